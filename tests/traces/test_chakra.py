@@ -103,7 +103,6 @@ def test_a_feeder_finds_what_it_asks_for() -> None:
     path_nodes = list(
         read_nodes(
             io.BytesIO(write_chakra(profile, network).content),
-            "x",
             ("is_cpu_op", "comm_type", "comm_size"),
         )
     )
@@ -121,12 +120,12 @@ def test_a_feeder_finds_what_it_asks_for() -> None:
         known.add(node.id)
         if node.type == NodeType.COMM_COLL:
             assert node.attributes["comm_type"] == CollectiveType.ALL_REDUCE
-            size = node.integer("comm_size", "x")
+            size = node.integer("comm_size")
             assert node.duration_us == round(network.all_reduce.seconds(size) * 1e6)
             sent.append(node.id)
         else:
             assert node.type == NodeType.COMP
-            lane = node.integer("is_cpu_op", "x")
+            lane = node.integer("is_cpu_op")
             assert list(node.ctrl_deps) == ([last[lane]] if last[lane] else [])
             last[lane] = node.id
     assert len(sent) == len(profile.gradients)
@@ -136,7 +135,7 @@ def test_update_waits_for_all_messages() -> None:
     profile = layered_profile()
     update = Operation(name="update", phase="update", duration_s=1e-3, after=(0,))
     profile = msgspec.structs.replace(profile, operations=(*profile.operations, update))
-    nodes = list(read_nodes(io.BytesIO(write_chakra(profile).content), "x", ()))[1:]
+    nodes = list(read_nodes(io.BytesIO(write_chakra(profile).content), ()))[1:]
     messages = {n.id for n in nodes if isinstance(n, Node) and n.type == NodeType.COMM_COLL}
     assert isinstance(nodes[-1], Node)
     assert messages < set(nodes[-1].data_deps)
@@ -233,10 +232,10 @@ def test_control_dependencies_order_nodes(tmp_path: Path) -> None:
 
 def test_a_long_chain_is_no_recursion() -> None:
     nodes = [_node(i, NodeType.COMP, *([i - 1] if i else [])) for i in range(3000)]
-    assert Graph.of(nodes[::-1], "x").nodes == nodes
+    assert Graph.of(nodes[::-1]).nodes == nodes
     nodes[0] = _node(0, NodeType.COMP, 2999)
-    with pytest.raises(FileError, match=r"x: the data dependencies have a cycle: .* 2996 more"):
-        Graph.of(nodes, "x")
+    with pytest.raises(UserError, match=r"the data dependencies have a cycle: .* 2996 more"):
+        Graph.of(nodes)
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="no ../shared/data beside the project")

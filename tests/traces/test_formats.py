@@ -23,7 +23,13 @@ from syncline.traces.formats import (
     read_trace,
     write_trace,
 )
-from syncline.traces.trace import MOST_POINTS, Names, Trace, measured_points, sized_gradient
+from syncline.traces.trace import (
+    MOST_POINTS,
+    Trace,
+    measured_points,
+    sized_gradient,
+    unique_names,
+)
 from tests.traces.kineto_seeds import execution_trace, kineto
 from tests.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, seeds
 
@@ -181,8 +187,7 @@ def test_impossible_gradients(size_bytes: int) -> None:
 
 
 def test_names_are_numbered() -> None:
-    names = Names()
-    found = [names.unique(name) for name in ("a", "a", "a #2", "b", "a", "a #2")]
+    found = list(unique_names(("a", "a", "a #2", "b", "a", "a #2")))
     assert found[:2] == ["a", "a #2"]
     assert len(set(found)) == len(found)
 

@@ -10,7 +10,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.errors import FileError
+from syncline.errors import UserError
 from syncline.traces import chakra_nodes
 from syncline.traces.chakra_nodes import Metadata, Node, NodeType, encode, is_metadata, read_nodes
 from tests.strategies import many
@@ -68,11 +68,11 @@ SCHEMA = _schema()
 
 @pytest.mark.parametrize("content", [chakra_of_ours(), chakra_of_pytorch()])
 def test_others_read_what_we_write(content: bytes) -> None:
-    first, *others = (m for _, m in chakra_nodes.messages(io.BytesIO(content), "x"))
+    first, *others = (m for _, m in chakra_nodes.messages(io.BytesIO(content)))
     metadata = SCHEMA["Metadata"].FromString(first)
     theirs = [SCHEMA["Node"].FromString(message) for message in others]
     attributes = sorted({a.name for node in theirs for a in node.attr})
-    ours = list(read_nodes(io.BytesIO(content), "x", attributes))
+    ours = list(read_nodes(io.BytesIO(content), attributes))
     assert isinstance(ours[0], Metadata)
     assert ours[0].version == metadata.version
     assert set(ours[0].attributes) == {a.name for a in metadata.attr}
@@ -133,7 +133,7 @@ def test_we_read_what_others_write(
     )
     content = encode(Metadata("0.0.4")) + chakra_nodes.delimited(node.SerializeToString())
     assert is_metadata(content)
-    _, ours = read_nodes(io.BytesIO(content), "x", list(attributes))
+    _, ours = read_nodes(io.BytesIO(content), list(attributes))
     assert isinstance(ours, Node)
     assert (ours.id, ours.name, ours.type, ours.duration_us) == (node_id, name, kind, duration_us)
     assert list(ours.data_deps) == dependencies
@@ -158,13 +158,13 @@ def test_a_broken_node_is_refused(message: bytes, says: str) -> None:
     metadata = encode(Metadata("0.0.4"))
     content = metadata + chakra_nodes.delimited(message)
     at = len(metadata) + 1
-    with pytest.raises(FileError, match=f"trace.et: node 1 at byte {at}: .*{says}"):
-        list(read_nodes(io.BytesIO(content), "trace.et", ()))
+    with pytest.raises(UserError, match=f"^node 1 at byte {at}: .*{says}"):
+        list(read_nodes(io.BytesIO(content), ()))
 
 
 def test_broken_text_is_shown_as_such() -> None:
     content = encode(Metadata("0.0.4")) + chakra_nodes.delimited(b"\x12\x02a\xff\x18\x04")
-    _, node = read_nodes(io.BytesIO(content), "x", ())
+    _, node = read_nodes(io.BytesIO(content), ())
     assert isinstance(node, Node)
     assert node.name == "a\ufffd"
 
@@ -179,5 +179,5 @@ def test_broken_text_is_shown_as_such() -> None:
     ],
 )
 def test_a_broken_sequence_is_refused(content: bytes, says: str) -> None:
-    with pytest.raises(FileError, match=says):
-        list(chakra_nodes.messages(io.BytesIO(content), "trace.et"))
+    with pytest.raises(UserError, match=says):
+        list(chakra_nodes.messages(io.BytesIO(content)))

@@ -1,13 +1,13 @@
-"""ASTRA-sim's text workload, of data-parallel training.
+"""ASTRA-sim's text workload of data-parallel training.
 
-The first line is ``DATA``, the second the number of layers, then a line a layer with 12 columns:
-the name, -1, then three times a time, a collective and its bytes (forward pass, input gradient,
-weight gradient), and the time of the update.
+The first line is ``DATA``, the second the number of layers. Each further line is a layer, with 12
+columns: the name, -1, then for the forward pass, the input gradient and the weight gradient each a
+time, a collective and its bytes, and last the time of the update.
 
-Times are cycles of the simulated accelerator, which the file does not tell; ASTRA-sim counts one a
-nanosecond. It runs forward through the layers, then back: each layer's weight gradient first, which
-is sent, and then its input gradient, except for the first layer's, which nobody needs (as does
-``text2chakra`` of MLCommons Chakra). After its message has arrived a layer takes the update's time.
+Times are cycles of the simulated accelerator, whose clock is not in the file; ASTRA-sim counts one
+a nanosecond. It runs forward through the layers, then back: first each layer's weight gradient,
+which is sent, then its input gradient. The first layer's input gradient is left out, as it is in
+``text2chakra`` of MLCommons Chakra. A layer is updated after its message has arrived.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from __future__ import annotations
 import itertools
 import os
 
-from syncline.errors import FileError, UserError, quoted
-from syncline.model.network import Network
+from syncline.errors import UserError, quoted
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, layers_of, profile_of
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
-from syncline.traces.trace import Trace, Written, bytes_in, in_file, model_of, seconds_in
+from syncline.traces.trace import Trace, Written, bytes_in, model_of, seconds_in
 
 DEFAULT_CLOCK_HZ = 1e9
 """Cycles a second of the simulated accelerator: one a nanosecond, as ASTRA-sim's own clock."""
@@ -62,32 +61,30 @@ def read_astrasim(
             activations, or a value is no number, negative or absurd.
     """
     _check_clock(clock_hz)
-    source = str(path)
     layers: list[Layer] = []
     with open_trace(path, progress=progress) as stream:
-        lines = text_lines(stream, source)
-        count = _header([line for _, line in itertools.islice(lines, 2)], source)
+        lines = text_lines(stream)
+        count = _header([line for _, line in itertools.islice(lines, 2)])
         for where, line in lines:
             if len(layers) == count:
-                raise FileError(
+                raise UserError(
                     f"{where}: the second line promises {count} layers, here is another; correct "
                     "the number"
                 )
             layers.append(_layer(line, where, 1 / clock_hz))
-    if len(layers) < count:
-        raise FileError(
-            f"{source}: the second line promises {count} layers, the file holds {len(layers)}; it "
-            "is truncated: copy it again"
-        )
-    skipped_s, layers[0].input_s = layers[0].input_s, 0.0
+        if len(layers) < count:
+            raise UserError(
+                f"the second line promises {count} layers, the file holds {len(layers)}; it is "
+                "truncated: copy it again"
+            )
+        skipped_s, layers[0].input_s = layers[0].input_s, 0.0
+        profile = profile_of(layers, model=model_of(path))
     notes = [
         f"times are cycles, taken as {clock_hz:.4g} a second",
         "the workload has no data loading and does not time its messages",
     ]
     if skipped_s:
         notes.append("the first layer's input gradient is left out, as ASTRA-sim does")
-    with in_file(source):
-        profile = profile_of(layers, model=model_of(source))
     return Trace(model=profile.model, profile=profile, notes=tuple(notes))
 
 
@@ -96,29 +93,25 @@ def _check_clock(clock_hz: float) -> None:
         raise UserError(f"the clock must be 1 to 1e15 cycles a second, found {clock_hz:g}")
 
 
-def _header(lines: list[str], source: str) -> int:
+def _header(lines: list[str]) -> int:
     policy = lines[0].split()[0] if lines else ""
     if policy not in POLICIES:
-        raise FileError(
-            f"{source}: expected the parallelism (DATA) in the first line, found {policy[:40]!r}"
-        )
+        raise UserError(f"expected the parallelism (DATA) in the first line, found {policy[:40]!r}")
     if policy != "DATA":
-        raise FileError(
-            f"{source}: a workload of {policy} parallelism; only DATA can be read, because other "
-            "kinds exchange activations, which a profile does not hold"
+        raise UserError(
+            f"a workload of {policy} parallelism; only DATA can be read, because other kinds "
+            "exchange activations, which a profile does not hold"
         )
     count = lines[1].strip() if len(lines) > 1 else ""
     if not (count.isascii() and count.isdecimal() and 0 < int(count[:9]) <= MOST_LAYERS):
-        raise FileError(
-            f"{source}: expected the number of layers in the second line, found {count[:40]!r}"
-        )
+        raise UserError(f"expected the number of layers in the second line, found {count[:40]!r}")
     return int(count[:9])
 
 
 def _layer(line: str, where: str, cycle_s: float) -> Layer:
     cells = line.split()
     if len(cells) != COLUMNS:
-        raise FileError(f"{where}: expected {COLUMNS} columns, found {len(cells)}")
+        raise UserError(f"{where}: expected {COLUMNS} columns, found {len(cells)}")
     forward_s, input_s, weight_s, update_s = (
         seconds_in(cells[column], f"the {what}", where, unit_s=cycle_s)
         for column, what in (
@@ -131,14 +124,14 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
     for column, what in ((3, "forward"), (6, "input gradient")):
         kind, size_bytes = cells[column], cells[column + 1]
         if bytes_in(size_bytes, "the size of a message", where, whole=False) and kind != "NONE":
-            raise FileError(
+            raise UserError(
                 f"{where}: {quoted(cells[0])} exchanges {size_bytes} bytes ({kind}) in its {what} "
                 "pass; data-parallel layers exchange weight gradients only"
             )
     kind = cells[9]
     gradient_bytes = bytes_in(cells[10], "the size of the gradient", where)
     if kind not in ("ALLREDUCE", "NONE"):
-        raise FileError(
+        raise UserError(
             f"{where}: {quoted(cells[0])} exchanges its weight gradient by {kind[:40]}; expected "
             "ALLREDUCE or NONE"
         )
@@ -152,12 +145,7 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
     )
 
 
-def write_astrasim(
-    profile: Profile,
-    network: Network | None = None,  # noqa: ARG001 - the simulator has a network of its own
-    *,
-    clock_hz: float = DEFAULT_CLOCK_HZ,
-) -> Written:
+def write_astrasim(profile: Profile, *, clock_hz: float = DEFAULT_CLOCK_HZ) -> Written:
     """Write a profile as a data-parallel workload; times are rounded to whole cycles.
 
     Raises:

@@ -4,7 +4,7 @@ A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with duratio
 ``COMM_COLL`` nodes with bytes. Two kinds are read. Traces written by :func:`write_chakra` hold the
 phase of each operation and the operation that needs each gradient, in attributes that other tools
 ignore; they are read back unchanged. In other traces (recorded from PyTorch, or synthetic) the
-phases are inferred, see :func:`phases_of`.
+phases are inferred, see :func:`_phases`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
-from syncline.errors import FileError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import bytes_per_element
@@ -32,15 +32,14 @@ from syncline.traces.chakra_nodes import (
 )
 from syncline.traces.reading import ReadProgress, open_trace
 from syncline.traces.trace import (
-    Names,
     Trace,
     Written,
     bare_profile,
-    in_file,
     in_order,
     measured_points,
     message_s,
     sized_gradient,
+    unique_names,
 )
 
 SCHEMA = "0.0.4"
@@ -71,30 +70,26 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
         FileError: it is no such file, is broken or truncated, a node comes twice, the data
             dependencies have a cycle, a value is absurd, or nothing is summed.
     """
-    source = str(path)
     metadata = Metadata()
     nodes: list[Node] = []
     with open_trace(path, progress=progress) as stream:
-        for message in read_nodes(stream, source, WANTED):
+        for message in read_nodes(stream, WANTED):
             if isinstance(message, Metadata):
                 metadata = message
             else:
                 nodes.append(message)
-    if not nodes:
-        raise FileError(f"{source}: metadata and no node; record it again")
-    graph = Graph.of(nodes, source)
-    with in_file(source):
+        if not nodes:
+            raise UserError("metadata and no node; record it again")
+        graph = Graph.of(nodes)
         if OURS in metadata.attributes:
-            return _ours(graph, metadata.attributes, source)
-        return read_foreign(
-            graph, Path(source).name.removesuffix(".gz").removesuffix(".et"), source
-        )
+            return _ours(graph, metadata.attributes)
+        return _foreign(graph, Path(path).name.removesuffix(".gz").removesuffix(".et"))
 
 
-def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Trace:
+def _ours(graph: Graph, about: Mapping[str, AttributeValue]) -> Trace:
     if about[OURS] != FORM:
-        raise FileError(
-            f"{source}: expected form {FORM} of Syncline's Chakra traces, the file has "
+        raise UserError(
+            f"expected form {FORM} of Syncline's Chakra traces, the file has "
             f"{quoted(about[OURS])}; write it again with this release of syncline"
         )
     index_of: dict[int, int] = {}  # id -> operation
@@ -108,9 +103,9 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Tra
             node.attributes.get(f"syncline.{k}") for k in ("phase", "resource", "duration_s")
         )
         if phase not in get_args(Phase) or resource not in get_args(Resource):
-            raise FileError(f"{source}: {node.title} has no phase or resource")
+            raise UserError(f"{node.title} has no phase or resource")
         if not isinstance(duration_s, float):
-            raise FileError(f"{source}: {node.title} has no duration in seconds")
+            raise UserError(f"{node.title} has no duration in seconds")
         index_of[node.id] = len(operations)
         operations.append(
             Operation(
@@ -127,11 +122,11 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Tra
         needed_by = node.attributes.get("syncline.needed_by")
         ready = [index_of[d] for d in node.data_deps if d in index_of]
         if not isinstance(dtype, str) or not ready:
-            raise FileError(f"{source}: {node.title} has no dtype or nothing to wait for")
+            raise UserError(f"{node.title} has no dtype or nothing to wait for")
         gradients.append(
             Gradient(
                 name=node.name,
-                elements=node.integer("comm_size", source) // bytes_per_element(dtype),
+                elements=node.integer("comm_size") // bytes_per_element(dtype),
                 dtype=dtype,
                 ready_after=max(ready),
                 needed_by=needed_by if isinstance(needed_by, int) else None,
@@ -149,9 +144,7 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue], source: str) -> Tra
         operations=tuple(operations),
         gradients=tuple(gradients),
     )
-    points = measured_points(
-        (node.integer("comm_size", source), node.seconds(source)) for node in messages
-    )
+    points = measured_points((node.integer("comm_size"), node.seconds()) for node in messages)
     notes = graph.notes
     if points:
         notes = [*notes, "times of messages are those of the network it was written with"]
@@ -181,14 +174,13 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
     }
     if network is not None:
         about["syncline.network_workers"] = network.workers
-    parts = [encode(Metadata(SCHEMA, about))]
     ready_at: dict[int, list[Gradient]] = {}
     for gradient in profile.gradients:
         ready_at.setdefault(gradient.ready_after, []).append(gradient)
+    nodes: list[Node] = []
     ids: list[int] = []
     message_ids: list[int] = []
     last_of_lane: dict[str, int] = {}
-    next_id = 1
     for index, operation in enumerate(profile.operations):
         data = [ids[before] for before in operation.after]
         if operation.phase in ("finalize", "update"):
@@ -202,22 +194,20 @@ def write_chakra(profile: Profile, network: Network | None = None) -> Written:
             "syncline.duration_s": operation.duration_s,
         }
         micros = round(operation.duration_s / US)
-        parts.append(
-            encode(Node(next_id, operation.name, NodeType.COMP, *deps, micros, attributes))
-        )
-        ids.append(next_id)
-        last_of_lane[lane] = next_id
-        next_id += 1
+        own_id = len(nodes) + 1
+        nodes.append(Node(own_id, operation.name, NodeType.COMP, *deps, micros, attributes))
+        ids.append(own_id)
+        last_of_lane[lane] = own_id
         for gradient in ready_at.get(index, ()):
-            parts.append(encode(_message(gradient, next_id, ids[index], network)))
-            message_ids.append(next_id)
-            next_id += 1
+            message_ids.append(len(nodes) + 1)
+            nodes.append(_message(gradient, message_ids[-1], own_id, network))
     lost = []
     if profile.baseline is not None:
         lost.append("the measured baseline")
     if network is None:
         lost.append("the time of communication: no network was given, it is 0")
-    return Written(b"".join(parts), tuple(lost))
+    content = encode(Metadata(SCHEMA, about)) + b"".join(map(encode, nodes))
+    return Written(content, tuple(lost))
 
 
 def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | None) -> Node:
@@ -245,60 +235,48 @@ SUMMING = (
 
 
 class _Tasks(NamedTuple):
-    """What runs, by its place in the graph."""
-
-    operations: list[int]
-    """Places of the nodes that are operations, and of messages that wait for several of them."""
-    reach: list[int]
-    """For each node the last operation that it waits for, or its own index; -1 for none."""
-    ready: dict[int, int]
-    """Place of a message -> the operation after which it may leave."""
+    nodes: list[Node]
+    """Those that are operations: what computes, and messages that wait for several operations."""
+    after: list[list[int]]
+    """For each of these the indices of the operations that it waits for."""
+    messages: list[tuple[Node, int]]
+    """Each with the operation after which it may leave; -1 for none."""
     left_out: Counter[str]
 
 
-def read_foreign(graph: Graph, model: str, source: str) -> Trace:
+def _foreign(graph: Graph, model: str) -> Trace:
     """Read a trace that does not hold the phases.
 
-    A launched message waits for the launch and for all that its device was given before; so does an
-    operation of no duration, which represents the event that a framework records there.
-
-    Raises:
-        FileError: nothing is summed, a message waits for nothing, or a value is absurd.
-        UserError: as for :class:`Profile`.
+    A launched message adds an operation of no duration, the event that a framework records there:
+    it waits for the launch and for everything that the device was given before.
     """
     tasks = _tasks(graph)
-    left_out = tasks.left_out
-    if not tasks.ready:
-        raise FileError(
-            f"{source}: no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); "
-            "there is nothing to plan"
+    if not tasks.messages:
+        raise UserError(
+            "no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); there is "
+            "nothing to plan"
         )
-    for place, operation in tasks.ready.items():
-        if operation < 0:
-            raise FileError(
-                f"{source}: {graph.nodes[place].title} is sent before anything is computed; its "
-                "dependencies are missing"
+    for node, ready in tasks.messages:
+        if ready < 0:
+            raise UserError(
+                f"{node.title} is sent before anything is computed; its dependencies are missing"
             )
-    operations = _operations(graph, tasks, source)
-    messages = sorted(tasks.ready, key=tasks.ready.__getitem__)
-    sizes = {place: graph.nodes[place].integer("comm_size", source) for place in messages}
-    names = Names()
+    operations = _operations(tasks)
+    messages = sorted(tasks.messages, key=lambda message: message[1])
+    sizes = [node.integer("comm_size") for node, _ in messages]
+    names = unique_names(node.name.partition("(")[0] or "message" for node, _ in messages)
     gradients = [
-        sized_gradient(
-            names.unique(graph.nodes[place].name.partition("(")[0] or "message"),
-            sizes[place],
-            ready_after=tasks.ready[place],
-        )
-        for place in messages
+        sized_gradient(name, size_bytes, ready_after=ready)
+        for name, (_, ready), size_bytes in zip(names, messages, sizes, strict=True)
     ]
     profile = bare_profile(model, operations, gradients)
     points = measured_points(
-        (sizes[place], graph.nodes[place].seconds(source))
-        for place in messages
-        if graph.nodes[place].attributes.get("comm_type") == CollectiveType.ALL_REDUCE
+        (size_bytes, node.seconds())
+        for (node, _), size_bytes in zip(messages, sizes, strict=True)
+        if node.attributes.get("comm_type") == CollectiveType.ALL_REDUCE
     )
     notes = [*graph.notes, "phases are inferred from names, threads and the order of nodes"]
-    notes += [f"{count} messages of kind {kind} are left out" for kind, count in left_out.items()]
+    notes += [f"{n} messages of kind {kind} are left out" for kind, n in tasks.left_out.items()]
     notes.append("each message is taken for one gradient; what needs it is not known")
     if points:
         notes.append("the times of messages include waiting for the other ranks")
@@ -306,45 +284,42 @@ def read_foreign(graph: Graph, model: str, source: str) -> Trace:
 
 
 def _tasks(graph: Graph) -> _Tasks:
-    tasks = _Tasks([], [], {}, Counter())
-    for place, node in enumerate(graph.nodes):
-        waits_for = {tasks.reach[before] for before in graph.before[place]} - {-1}
-        last = max(waits_for, default=-1)
-        if node.type in COMPUTING or (node.on_cpu and node.type == NodeType.COMM_COLL):
-            last = len(tasks.operations)
-            tasks.operations.append(place)
-        elif _sums(node):
-            launched = any(graph.nodes[before].on_cpu for before in graph.before[place])
-            if launched or len(waits_for) > 1:
-                last = len(tasks.operations)
-                tasks.operations.append(place)
-            tasks.ready[place] = last
-        elif node.type in MESSAGES:
+    tasks = _Tasks([], [], [], Counter())
+    reach: list[int] = []  # for each node itself or the last operation it waits for; -1: none
+    for node, inputs in zip(graph.nodes, graph.before, strict=True):
+        waits_for = sorted({reach[before] for before in inputs} - {-1})
+        last = waits_for[-1] if waits_for else -1
+        computes = node.type in COMPUTING or (node.on_cpu and node.type == NodeType.COMM_COLL)
+        launched = _sums(node) and any(graph.nodes[before].on_cpu for before in inputs)
+        if computes or launched or (_sums(node) and len(waits_for) > 1):
+            last = len(tasks.nodes)
+            tasks.nodes.append(node)
+            tasks.after.append(waits_for)
+        if _sums(node):
+            tasks.messages.append((node, last))
+        elif node.type in MESSAGES and not computes:
             tasks.left_out[_kind(node)] += 1
-        tasks.reach.append(last)
+        reach.append(last)
     return tasks
 
 
-def _operations(graph: Graph, tasks: _Tasks, source: str) -> tuple[Operation, ...]:
-    nodes = [graph.nodes[place] for place in tasks.operations]
-    waits_for = [
-        sorted({tasks.reach[b] for b in graph.before[place]} - {-1}) for place in tasks.operations
-    ]
-    phases = phases_of(
+def _operations(tasks: _Tasks) -> list[Operation]:
+    nodes = tasks.nodes
+    phases = _phases(
         nodes,
-        launched_by=[max((b for b in w if nodes[b].on_cpu), default=None) for w in waits_for],
-        last_ready=max(tasks.ready.values()),
+        launched_by=[max((b for b in w if nodes[b].on_cpu), default=None) for w in tasks.after],
+        last_ready=max(ready for _, ready in tasks.messages),
     )
-    return tuple(
+    return [
         Operation(
             name=f"ready: {node.name}" if _sums(node) else node.name,
             phase=phase,
-            duration_s=0.0 if _sums(node) else node.seconds(source),
+            duration_s=0.0 if _sums(node) else node.seconds(),
             after=tuple(after),
             resource="host" if node.on_cpu else "device",
         )
-        for node, phase, after in zip(nodes, phases, waits_for, strict=True)
-    )
+        for node, phase, after in zip(nodes, phases, tasks.after, strict=True)
+    ]
 
 
 def _sums(node: Node) -> bool:
@@ -369,39 +344,36 @@ class Graph(NamedTuple):
     notes: list[str]
 
     @classmethod
-    def of(cls, nodes: list[Node], source: str) -> Graph:
-        """Order the nodes of a file.
+    def of(cls, nodes: list[Node]) -> Graph:
+        """Order the nodes of a file. O((n + m) log n) for n nodes and m dependencies.
 
-        Dependencies on nodes that the file does not hold are left out, and control dependencies
-        altogether where they have cycles; ``notes`` says so.
+        Dependencies on nodes that the file does not hold are left out; where control dependencies
+        have cycles, all of them are. ``notes`` says so.
 
         Raises:
-            FileError: two nodes have one id, or the data dependencies have a cycle.
-
-        O((n + m) log n) for n nodes and m dependencies.
+            UserError: two nodes have one id, or the data dependencies have a cycle.
         """
         place: dict[int, int] = {}
         for index, node in enumerate(nodes):
             if node.id in place:
-                raise FileError(
-                    f"{source}: {nodes[place[node.id]].title} and {node.title} have the same id; "
-                    "write the trace again with different ones"
+                raise UserError(
+                    f"{nodes[place[node.id]].title} and {node.title} have the same id; write the "
+                    "trace again with different ones"
                 )
             place[node.id] = index
         notes = []
         absent = sum(d not in place for n in nodes for d in (*n.data_deps, *n.ctrl_deps))
         if absent:
             notes.append(f"{absent} dependencies are on nodes that the file does not hold")
-        with_control = True
-        order = in_order(len(nodes), (_inputs(node, place, True) for node in nodes))
-        if len(order) < len(nodes):
-            # Some converters renumber nodes but not their control dependencies.
-            notes.append("the control dependencies have cycles and were not used")
-            with_control = False
-            order = in_order(len(nodes), (_inputs(node, place, False) for node in nodes))
-        if len(order) < len(nodes):
+        for with_control in (True, False):
+            order = in_order(len(nodes), (_inputs(node, place, with_control) for node in nodes))
+            if len(order) == len(nodes):
+                break
+        else:
             around = _cycle(nodes, place, set(range(len(nodes))).difference(order))
-            raise FileError(f"{source}: the data dependencies have a cycle: {around}")
+            raise UserError(f"the data dependencies have a cycle: {around}")
+        if not with_control:  # some converters renumber nodes but not these dependencies
+            notes.append("the control dependencies have cycles and were not used")
         at = {index: position for position, index in enumerate(order)}
         before = [
             array("q", sorted({at[i] for i in _inputs(nodes[index], place, with_control)}))
@@ -418,7 +390,7 @@ def _inputs(node: Node, place: dict[int, int], with_control: bool) -> list[int]:
 
 
 def _cycle(nodes: list[Node], place: dict[int, int], stuck: set[int]) -> str:
-    """Return the nodes of one cycle among those that wait for one, in words."""
+    """Describe one cycle; ``stuck`` are the nodes that wait for one."""
     walk: dict[int, int] = {}
     at = min(stuck)
     while at not in walk:
@@ -435,30 +407,29 @@ _DATA = re.compile(r"dataloader|data_?load", re.IGNORECASE)
 _COPY = "Memcpy HtoD"
 
 
-def phases_of(
+def _phases(
     nodes: Sequence[Node], *, launched_by: Sequence[int | None], last_ready: int
 ) -> list[Phase]:
     """Infer the phase of each operation.
 
-    What runs before the first backward operation is forward, from there until the last gradient is
-    ready backward, and after that unpacking (``finalize``), or update where its name says so.
-    Backward operations are those with such a name, those on a thread of the autograd engine (one on
-    which only backward operations are named, other than the first thread), and those launched by
-    them. Before the first backward operation, reading and copying of the batch are recognised by
-    name and by type.
+    Operations before the first backward one are forward; from there until the last gradient is
+    ready, backward; after that ``finalize`` (unpacking), or update where the name says so. Backward
+    operations are those with such a name, those on a thread of the autograd engine (any but the
+    first thread with an operation of such a name), and those launched by them. Before the first
+    backward operation, reading and copying of the batch are recognised by name and type.
 
-    Args:
-        nodes: the operations in the order in which they run.
-        launched_by: for each the index of the operation on the CPU that launched it, if any.
-        last_ready: index of the operation that makes the last gradient ready.
+    ``launched_by`` gives for each the index of the operation on the CPU that launched it, if any;
+    ``last_ready`` is the index of the operation that makes the last gradient ready.
     """
-    threads = _autograd_threads(nodes)
+    on_threads = [n for n in nodes if n.on_cpu and "tid" in n.attributes]
+    threads = {n.attributes["tid"] for n in on_threads if _BACKWARD.search(n.name)}
+    threads -= {n.attributes["tid"] for n in on_threads[:1]}
     backward = [
         bool(_BACKWARD.search(node.name)) or node.attributes.get("tid") in threads for node in nodes
     ]
     updating = [bool(_UPDATE.search(node.name)) for node in nodes]
     for index, launcher in enumerate(launched_by):
-        if launcher is not None and launcher < index:
+        if launcher is not None:
             backward[index] = backward[index] or backward[launcher]
             updating[index] = updating[index] or updating[launcher]
     first_backward = backward.index(True) if True in backward else len(nodes)
@@ -477,18 +448,3 @@ def phases_of(
             phases.append("forward")
             computing = True
     return phases
-
-
-def _autograd_threads(nodes: Sequence[Node]) -> set[object]:
-    """Return the threads, other than the first, on which operations are named backward."""
-    first: object = None
-    found: set[object] = set()
-    for node in nodes:
-        thread = node.attributes.get("tid")
-        if thread is None or not node.attributes.get("is_cpu_op"):
-            continue
-        if first is None:
-            first = thread
-        elif thread != first and _BACKWARD.search(node.name):
-            found.add(thread)
-    return found

@@ -1,8 +1,8 @@
 """The nodes of a Chakra execution trace, as protocol buffers.
 
 A file is a length-delimited sequence: one ``GlobalMetadata``, then a ``Node`` each. Field numbers
-are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``. Inputs and outputs (the values of
-tensors) are not in the schema here, so the ``protobuf`` package passes over them.
+are those of MLCommons Chakra's ``schema/protobuf/et_def.proto``. The schema here leaves out inputs
+and outputs (the values of tensors), so the ``protobuf`` package skips them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from syncline.errors import FileError
+from syncline.errors import UserError
 from syncline.model.quantities import LONGEST_NS
 
 LONGEST_MESSAGE_BYTES = 1 << 26
@@ -70,7 +70,7 @@ class Node(NamedTuple):
 
     @property
     def title(self) -> str:
-        """How errors call it."""
+        """Its name in errors."""
         return f"node {self.id} {self.name[:60]!r}"
 
     @property
@@ -78,29 +78,28 @@ class Node(NamedTuple):
         """Whether the CPU runs it; it may only launch work on a device."""
         return bool(self.attributes.get("is_cpu_op", 0))
 
-    def integer(self, attribute: str, source: str) -> int:
+    def integer(self, attribute: str) -> int:
         """Return the value of an attribute.
 
         Raises:
-            FileError: it is missing or no integer.
+            UserError: it is missing or no integer.
         """
         value = self.attributes.get(attribute)
         if not isinstance(value, int):
-            raise FileError(
-                f"{source}: {self.title} has no integer {attribute}; write the trace again with one"
+            raise UserError(
+                f"{self.title} has no integer {attribute}; write the trace again with one"
             )
         return value
 
-    def seconds(self, source: str) -> float:
+    def seconds(self) -> float:
         """Return its duration.
 
         Raises:
-            FileError: it is longer than an iteration may be.
+            UserError: it is longer than an iteration may be.
         """
         if self.duration_us * 1000 > LONGEST_NS:
-            raise FileError(
-                f"{source}: {self.title} takes {self.duration_us} us, longer than an iteration may "
-                "take"
+            raise UserError(
+                f"{self.title} takes {self.duration_us} us, longer than an iteration may take"
             )
         return self.duration_us / 1e6
 
@@ -114,15 +113,15 @@ SCHEMA = {
         *(("sfixed32_val", 23, "sfixed32"), ("sfixed64_val", 25, "sfixed64")),
         *(("bool_val", 27, "bool"), ("string_val", 29, "bytes")),
     ),
-    "GlobalMetadata": (("version", 1, "bytes"), ("attr", 2, "message")),
+    "GlobalMetadata": (("version", 1, "bytes"), ("attr", 2, "repeated message")),
     "Node": (
         *(("id", 1, "uint64"), ("name", 2, "bytes"), ("type", 3, "uint64")),
-        *(("ctrl_deps", 4, "numbers"), ("data_deps", 5, "numbers")),
-        *(("duration_micros", 7, "uint64"), ("attr", 10, "message")),
+        *(("ctrl_deps", 4, "repeated uint64"), ("data_deps", 5, "repeated uint64")),
+        *(("duration_micros", 7, "uint64"), ("attr", 10, "repeated message")),
     ),
 }
-"""The fields that are read: name, number, type. Strings are bytes, for they may be broken UTF-8;
-the node's type is a number, for it may be unknown."""
+"""The fields that are read: name, number, type. Strings are bytes, as they may be broken UTF-8; the
+node's type is a number, as it may be unknown."""
 NODE_FIELDS = {number for _, number, _ in SCHEMA["Node"]}
 
 
@@ -135,19 +134,16 @@ def _classes() -> dict[str, Any]:
     for message, fields in SCHEMA.items():
         made = file.message_type.add(name=message)
         for name, number, kind in fields:
-            field = made.field.add(name=name, number=number, label=field_type.LABEL_OPTIONAL)
-            if kind == "numbers":
-                field.label = field_type.LABEL_REPEATED
-                field.type = field_type.TYPE_UINT64
+            *repeated, of = kind.split()
+            label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
+            of_type = field_type.Type.Value(f"TYPE_{of.upper()}")
+            field = made.field.add(name=name, number=number, label=label, type=of_type)
+            if kind == "repeated uint64":
                 field.options.packed = True
-            elif kind == "message":
-                field.label = field_type.LABEL_REPEATED
-                field.type = field_type.TYPE_MESSAGE
+            elif kind == "repeated message":
                 field.type_name = ".chakra.AttributeProto"
-            else:
-                field.type = field_type.Type.Value(f"TYPE_{kind.upper()}")
-                if name.endswith("_val"):
-                    field.oneof_index = 0
+            elif name.endswith("_val"):
+                field.oneof_index = 0
         if message == "AttributeProto":
             made.oneof_decl.add(name="value")
     pool = descriptor_pool.DescriptorPool()
@@ -169,75 +165,70 @@ def _decoded(kind: str, message: bytes) -> Any | None:
 def is_metadata(head: bytes) -> bool:
     """Return whether bytes begin with a ``GlobalMetadata`` message."""
     try:
-        position, message = next(messages(io.BytesIO(head), ""), (0, b""))
-        _metadata(message, "")
-    except FileError:
+        position, message = next(messages(io.BytesIO(head)), (0, b""))
+        _metadata(message, position)
+    except UserError:
         return False
     # Empty metadata is one zero; a file of zeros is no trace.
     return bool(message) or head[position : position + 1] not in (b"", b"\0")
 
 
-def messages(stream: BinaryIO, source: str) -> Iterator[tuple[int, bytes]]:
+def messages(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield the messages of a length-delimited sequence, each with the byte at which it begins.
 
     Raises:
-        FileError: a length is broken or longer than 64 MiB, or the file ends within a message.
+        UserError: a length is broken or longer than 64 MiB, or the file ends within a message.
     """
     position = 0
-    while True:
-        size = shift = 0
+    while length := stream.read(1):
         start = position
-        while True:
+        while length[-1] > 0x7F:
+            if len(length) == 5:
+                raise UserError(f"byte {start}: the length of a message is broken")
             byte = stream.read(1)
             if not byte:
-                if shift == 0:
-                    return
-                raise _truncated(source, start)
-            position += 1
-            size |= (byte[0] & 0x7F) << shift
-            shift += 7
-            if byte[0] < 0x80:
-                break
-            if shift > 28:
-                raise FileError(f"{source}: byte {start}: the length of a message is broken")
+                raise _truncated(start)
+            length += byte
+        position += len(length)
+        size = sum((byte & 0x7F) << 7 * place for place, byte in enumerate(length))
         if size > LONGEST_MESSAGE_BYTES:
-            raise FileError(
-                f"{source}: byte {start}: a message of {size} bytes; at most "
-                f"{LONGEST_MESSAGE_BYTES} are read, the file is broken"
+            raise UserError(
+                f"byte {start}: a message of {size} bytes; at most {LONGEST_MESSAGE_BYTES} are "
+                "read, the file is broken"
             )
         message = stream.read(size)
         if len(message) < size:
-            raise _truncated(source, start)
+            raise _truncated(start)
         yield position, message
         position += size
 
 
-def _truncated(source: str, start: int) -> FileError:
-    return FileError(
-        f"{source}: the file ends within the message that begins at byte {start}, it is truncated; "
-        "record or copy it again"
+def _truncated(start: int) -> UserError:
+    return UserError(
+        f"the file ends within the message that begins at byte {start}, it is truncated; record or "
+        "copy it again"
     )
 
 
-def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterator[Metadata | Node]:
+def read_nodes(stream: BinaryIO, wanted: Collection[str]) -> Iterator[Metadata | Node]:
     """Yield the metadata, then each node, with those of its attributes that are ``wanted``.
 
     Raises:
-        FileError: the file is no Chakra trace, is truncated, a message is broken, a node has no
+        UserError: the file is no Chakra trace, is truncated, a message is broken, a node has no
             known type, or there are more than a million of them.
     """
     names = {name.encode(): name for name in wanted}
     edges = 0
     strings: dict[str, str] = {}
-    for count, (position, message) in enumerate(messages(stream, source)):
+    for count, (position, message) in enumerate(messages(stream)):
         if count == 0:
-            yield _metadata(message, f"{source}: metadata at byte {position}")
+            yield _metadata(message, position)
             continue
-        where = f"{source}: node {count} at byte {position}"
+        where = f"node {count} at byte {position}"
         node = _node(message, names, where)
         edges += len(node.data_deps) + len(node.ctrl_deps)
         if count > MOST_NODES or edges > MOST_EDGES:
-            raise FileError(
+            raise UserError(
                 f"{where}: more than {MOST_NODES} nodes or {MOST_EDGES} dependencies; cut the "
                 "trace down to one iteration"
             )
@@ -245,12 +236,12 @@ def read_nodes(stream: BinaryIO, source: str, wanted: Collection[str]) -> Iterat
         yield node._replace(name=strings.setdefault(node.name, node.name))
 
 
-def _metadata(message: bytes, where: str) -> Metadata:
+def _metadata(message: bytes, position: int) -> Metadata:
     read = _decoded("GlobalMetadata", message)
     if read is None or len(UnknownFieldSet(read)):
-        raise FileError(
-            f"{where}: the first message is no GlobalMetadata of Chakra, or is broken; is this the "
-            "right file, and schema 0.0.4 or later?"
+        raise UserError(
+            f"metadata at byte {position}: the first message is no GlobalMetadata of Chakra, or is "
+            "broken; is this the right file, and schema 0.0.4 or later?"
         )
     attributes = {_text(a.name): _value(a) for a in read.attr if a.name and a.WhichOneof("value")}
     return Metadata(_text(read.version), attributes)
@@ -259,16 +250,16 @@ def _metadata(message: bytes, where: str) -> Metadata:
 def _node(message: bytes, wanted: Mapping[bytes, str], where: str) -> Node:
     read = _decoded("Node", message)
     if read is None:
-        raise FileError(f"{where}: the message is broken; record or copy the trace again")
+        raise UserError(f"{where}: the message is broken; record or copy the trace again")
     for field in UnknownFieldSet(read):
         if field.field_number in NODE_FIELDS:  # known fields of another type are unknown ones
-            raise FileError(
+            raise UserError(
                 f"{where}: field {field.field_number} is of wire type {field.wire_type}; this is "
                 "no node of a Chakra trace"
             )
     name = _text(read.name)
     if read.type not in NodeType.__members__.values():
-        raise FileError(f"{where}: {name[:60]!r} has the unknown node type {read.type}")
+        raise UserError(f"{where}: {name[:60]!r} has the unknown node type {read.type}")
     return Node(
         read.id,
         name,
@@ -301,15 +292,14 @@ def encode(message: Metadata | Node) -> bytes:
 
     Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``.
     """
-    classes = _classes()
     attributes = [
-        classes["AttributeProto"](**{"name": name.encode(), **_field_of(name, value)})
+        {"name": name.encode(), **_field_of(name, value)}
         for name, value in message.attributes.items()
     ]
     if isinstance(message, Metadata):
-        made = classes["GlobalMetadata"](version=message.version.encode(), attr=attributes)
+        made = _classes()["GlobalMetadata"](version=message.version.encode(), attr=attributes)
     else:
-        made = classes["Node"](
+        made = _classes()["Node"](
             id=message.id,
             name=message.name.encode(),
             type=message.type,

@@ -13,11 +13,13 @@ import msgspec
 
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.model.timeline import NOT_COMPUTING, Span, Timeline, rows
+from syncline.model.timeline import NOT_COMPUTING, Row, Span, Timeline, rows
+
+NS_PER_US = 1000
 
 
 class Flow(NamedTuple):
-    """An arrow from one span to another, which began when the first was over, or later."""
+    """An arrow from one span to another that began after it ended."""
 
     source: Span
     target: Span
@@ -37,13 +39,15 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
     message_runs = _message_runs(plan, sending)
     gradients = {gradient.name: gradient for gradient in profile.gradients}
     needs = dict(zip(gradients, profile.need_operations(), strict=True))
-    exchanged = _exchanged(computing)
+    updates = [span for span in computing if span.kind in ("finalize", "update")]
+    on_device = [span for span in updates if span.lane != "host"]  # the host only launches them
+    updates = sorted(on_device or updates, key=lambda span: span.start_ns)
     found: list[Flow] = []
-    for index, (message, tensors) in enumerate(
-        zip(plan.messages, plan.message_tensors(), strict=True)
+    for message, tensors, sent in zip(
+        plan.messages, plan.message_tensors(), message_runs, strict=True
     ):
         names = [plan.tensors[t].name for t in tensors if plan.tensors[t].name in gradients]
-        for span in message_runs[index]:
+        for span in sent:
             if message.collective == "all-gather":
                 sources = [
                     runs
@@ -63,7 +67,7 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
             if plan.wait == "need":
                 readers = [operation_runs[i] for i in sorted({needs[name] for name in names})]
             else:
-                readers = [exchanged]
+                readers = [updates]
             found += [Flow(span, t) for runs in readers if (t := _first_after(runs, span))]
     return found
 
@@ -74,13 +78,6 @@ def _message_runs(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
     if {span.label for span in spans}.isdisjoint(labels):
         return _matched([""] * len(labels), spans, by_label=False)
     return _matched(labels, spans)
-
-
-def _exchanged(spans: Sequence[Span]) -> list[Span]:
-    """Return what needs exchanged gradients: on the device, where the host only launches it."""
-    found = [span for span in spans if span.kind in ("finalize", "update")]
-    on_device = [span for span in found if span.lane != "host"]
-    return sorted(on_device or found, key=lambda span: span.start_ns)
 
 
 def _runs_until(operation: int, profile: Profile, runs: Sequence[list[Span]]) -> list[Span]:
@@ -94,10 +91,10 @@ def _runs_until(operation: int, profile: Profile, runs: Sequence[list[Span]]) ->
 def _matched(
     labels: Sequence[str], spans: Sequence[Span], *, by_label: bool = True
 ) -> list[list[Span]]:
-    """Return the runs of each labelled thing, by start; several things may share a label.
+    """Return the spans of each label, by start; a label may come several times.
 
-    A lane runs things in their order, iteration after iteration. Where its spans are no whole
-    number of iterations, they cannot be matched and are left out.
+    A lane runs the labels of an iteration in their order, iteration after iteration. Spans on a
+    lane that are no whole number of iterations cannot be matched and are left out.
     """
     lanes: dict[str, dict[str, list[Span]]] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.stop_ns)):
@@ -117,16 +114,11 @@ def _matched(
 
 
 def _last_before(runs: Sequence[Span], span: Span) -> Span | None:
-    """Return the run that ended last before ``span`` began."""
     return next((run for run in reversed(runs) if run.stop_ns <= span.start_ns), None)
 
 
 def _first_after(runs: Sequence[Span], span: Span) -> Span | None:
-    """Return the run that began first after ``span`` was over."""
     return next((run for run in runs if run.start_ns >= span.stop_ns), None)
-
-
-NS_PER_US = 1000
 
 
 def to_chrome_trace(
@@ -136,35 +128,39 @@ def to_chrome_trace(
 
     Spans of a lane that overlap go to further threads of that lane, because the format takes
     events of one thread for nested calls and Perfetto drops those that overlap in part. Where it is
-    known when messages were ready, a counter shows how many are and have not been sent.
+    known when messages were ready, a counter shows how many are ready and have not been sent.
 
     Each timeline starts at time 0. A profile and a plan together add the arrows of :func:`flows`;
-    of timelines of other plans no message is matched. The JSON text is an object with
+    in timelines of other plans no message is matched. The JSON text is an object with
     ``traceEvents``, times in microseconds with three decimals.
     """
     events: list[dict[str, Any]] = []
     arrows = 0
     for pid, timeline in enumerate(timelines, start=1):
-        events += _process(timeline, pid)
+        threads = rows(timeline)
+        events += _process(timeline, threads, pid)
         if profile is not None and plan is not None:
             found = flows(timeline, profile, plan)
-            events += _arrows(found, timeline, pid, first_id=arrows)
+            events += _arrows(found, threads, pid, first_id=arrows)
             arrows += len(found)
     trace = {"displayTimeUnit": "ms", "traceEvents": events}
     return msgspec.json.encode(trace).decode() + "\n"
 
 
-def _process(timeline: Timeline, pid: int) -> list[dict[str, Any]]:
-    name = f"{timeline.source}: {timeline.name}"
-    events = [
-        _metadata("process_name", pid, 0, {"name": name}),
-        _metadata("process_sort_index", pid, 0, {"sort_index": pid}),
-    ]
-    for tid, row in enumerate(rows(timeline), start=1):
-        events.append(_metadata("thread_name", pid, tid, {"name": row.name}))
-        events.append(_metadata("thread_sort_index", pid, tid, {"sort_index": tid}))
+def _process(timeline: Timeline, threads: Sequence[Row], pid: int) -> list[dict[str, Any]]:
+    events = _metadata("process", pid, 0, f"{timeline.source}: {timeline.name}", pid)
+    for tid, row in enumerate(threads, start=1):
+        events += _metadata("thread", pid, tid, row.name, tid)
         events += [_complete(span, pid, tid) for span in row.spans]
     return [*events, *_queue(timeline, pid)]
+
+
+def _metadata(of: str, pid: int, tid: int, name: str, place: int) -> list[dict[str, Any]]:
+    at = {"ph": "M", "pid": pid, "tid": tid}
+    return [
+        {**at, "name": f"{of}_name", "args": {"name": name}},
+        {**at, "name": f"{of}_sort_index", "args": {"sort_index": place}},
+    ]
 
 
 def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
@@ -207,11 +203,9 @@ def _queue(timeline: Timeline, pid: int) -> list[dict[str, Any]]:
 
 
 def _arrows(
-    found: Iterable[Flow], timeline: Timeline, pid: int, *, first_id: int
+    found: Iterable[Flow], threads: Sequence[Row], pid: int, *, first_id: int
 ) -> list[dict[str, Any]]:
-    thread = {
-        id(span): tid for tid, row in enumerate(rows(timeline), start=1) for span in row.spans
-    }
+    thread = {id(span): tid for tid, row in enumerate(threads, start=1) for span in row.spans}
     events: list[dict[str, Any]] = []
     for number, (source, target) in enumerate(found, start=first_id):
         # An arrow is tied to the span that is open at its time: the last nanosecond still is.
@@ -228,7 +222,3 @@ def _arrows(
             }
             events.append(event if phase == "s" else event | {"bp": "e"})
     return events
-
-
-def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": name, "args": args}

@@ -1,11 +1,10 @@
 """PyTorch execution traces: structure and sizes of what ran, without durations.
 
-``torch.profiler.ExecutionTraceObserver`` writes one node an operator. Read here are the gradients
-(``AccumulateGrad``) and the gradient messages, with their sizes. Joined to a profiler trace of the
-same job they supply the sizes that it lacks; alone they give the list of gradients and messages,
-which is a plan, but no profile.
+``torch.profiler.ExecutionTraceObserver`` writes a node for each operator. This file reads the
+gradients (``AccumulateGrad``) and the gradient messages, with their sizes. Joined to a profiler
+trace of the same job they supply the sizes that it lacks; alone they give a plan but no profile.
 
-Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x.
+Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x are read.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError, quoted
+from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.plan import Plan, Tensor
 from syncline.model.quantities import LARGEST_BYTES, LARGEST_WORKERS
 from syncline.traces.kineto_steps import (
@@ -43,12 +42,12 @@ TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<\w+>)?)\)")
 class SizedNode(NamedTuple):
     """A gradient that becomes final, or a message."""
 
-    record_id: int | None
-    """Record function id, as in a profiler trace of the same run."""
     elements: int | None
     """None for a gradient without a tensor, as of a parameter that the loss does not depend on, and
     for a message that holds no gradients, such as counters."""
     dtype: str | None
+    ready: int = 0
+    """Of a message: how many gradients were ready when it was launched."""
 
 
 class TracedIteration(NamedTuple):
@@ -56,30 +55,23 @@ class TracedIteration(NamedTuple):
 
     gradients: tuple[SizedNode, ...]
     messages: tuple[SizedNode, ...]
-    launched: tuple[int, ...]
-    """How many gradients were ready when each message was launched."""
 
-    def without_counters(self) -> TracedIteration:
-        """Return the iteration without messages that hold no gradients."""
-        kept = [message.elements is not None for message in self.messages]
-        return self._replace(
-            messages=tuple(itertools.compress(self.messages, kept)),
-            launched=tuple(itertools.compress(self.launched, kept)),
-        )
+    def exchanges(self) -> tuple[SizedNode, ...]:
+        """Return the messages that hold gradients."""
+        return tuple(m for m in self.messages if m.elements is not None)
 
 
 class ExecutionTrace(NamedTuple):
     """The structure of a training job on one rank."""
 
     source: str
-    schema: str
     process: int | None
     """Process id; None where the trace does not say it."""
     workers: int | None
     """Size of the process group; None where the trace does not say."""
     iterations: tuple[TracedIteration, ...]
     record_ids: dict[int, SizedNode]
-    """Every sized node by record function id."""
+    """Every sized node by record function id, as in a profiler trace of the same run."""
     notes: tuple[str, ...]
 
     def plan(self) -> Plan | None:
@@ -92,10 +84,10 @@ class ExecutionTrace(NamedTuple):
         """
         if self.workers is None or not self.iterations:
             return None
-        gradients, messages, launched = self.iterations[-1].without_counters()
+        gradients, messages = self.iterations[-1].gradients, self.iterations[-1].exchanges()
         sized = [g.elements for g in gradients]
         sent = [m.elements for m in messages]
-        parts = message_parts(sized, sent, launched) if sized and sent else None
+        parts = message_parts(sized, sent, [m.ready for m in messages]) if sized and sent else None
         total, known = sum(filter(None, sent)), sum(filter(None, sized))
         if sized and sent and parts is None and (total != known or None in sized):
             raise UserError(
@@ -114,7 +106,7 @@ class ExecutionTrace(NamedTuple):
         return Plan.cut("as traced", MODEL, self.workers, tensors, stops)
 
     def trace(self) -> Trace:
-        """Return the content in the form that all trace readers share: at most a plan."""
+        """Return the content in the form that all trace readers share, without a profile."""
         return Trace(
             model=MODEL,
             profile=None,
@@ -127,23 +119,25 @@ class ExecutionTrace(NamedTuple):
     def join(self, step: StepTasks) -> StepTasks:
         """Return a step of a profiler trace with the sizes from this trace.
 
-        Operators are found by record function id, which both traces count in the same way if they
-        were recorded together. Otherwise by their order, if an iteration has as many gradients and
-        messages, and messages of the same sizes where both tell them.
+        Operators are matched by record function id, which is the same in both traces if they were
+        recorded together; else by order, if an iteration has as many gradients and messages, and
+        messages of the same sizes where both say them.
 
         Raises:
             MismatchError: no iteration here has the step's gradients and messages.
         """
-        by_id = [self.record_ids.get(p.record_id or -1) for p in step.parameters]
-        messages = [self.record_ids.get(m.record_id or -1) for m in step.messages]
-        if all(by_id) and all(messages) and _agree(step, messages):
-            return _with_sizes(step, by_id, messages, "by record function id")
         here = (len(step.parameters), len(step.messages))
+        by_id = [self.record_ids.get(p.record_id or -1) for p in (*step.parameters, *step.messages)]
+        nodes = [node for node in by_id if node is not None]
+        ways: list[tuple[Sequence[SizedNode], Sequence[SizedNode], str]] = [
+            (nodes[: here[0]], nodes[here[0] :], "by record function id")
+        ]
         for whole in self.iterations:
             # A profiler trace without sizes does not tell which messages hold no gradients.
-            for gradients, sent, _ in (whole.without_counters(), whole):
-                if (len(gradients), len(sent)) == here and _agree(step, sent):
-                    return _with_sizes(step, gradients, sent, "by order")
+            ways += [(whole.gradients, m, "by order") for m in (whole.exchanges(), whole.messages)]
+        for gradients, messages, how in ways:
+            if (len(gradients), len(messages)) == here and _agree(step, messages):
+                return _with_sizes(step, gradients, messages, how)
         counts = {(len(i.gradients), len(i.messages)) for i in self.iterations}
         have = ", ".join(f"{g} in {m}" for g, m in sorted(counts)) or "none"
         raise MismatchError(
@@ -153,29 +147,26 @@ class ExecutionTrace(NamedTuple):
         )
 
 
-def _agree(step: StepTasks, nodes: Sequence[SizedNode | None]) -> bool:
+def _agree(step: StepTasks, messages: Sequence[SizedNode]) -> bool:
     return all(
-        message.elements is None or node is None or node.elements in (None, message.elements)
-        for message, node in zip(step.messages, nodes, strict=True)
+        sent.elements is None or node.elements in (None, sent.elements)
+        for sent, node in zip(step.messages, messages, strict=True)
     )
 
 
 def _with_sizes(
-    step: StepTasks,
-    gradients: Sequence[SizedNode | None],
-    messages: Sequence[SizedNode | None],
-    how: str,
+    step: StepTasks, gradients: Sequence[SizedNode], messages: Sequence[SizedNode], how: str
 ) -> StepTasks:
-    def sized(point: ReadyPoint, node: SizedNode | None) -> ReadyPoint:
-        if node is None or node.elements is None:
-            return point
-        return point._replace(elements=node.elements, dtype=node.dtype)
+    def sized(points: Sequence[ReadyPoint], nodes: Sequence[SizedNode]) -> list[ReadyPoint]:
+        return [
+            p if n.elements is None else p._replace(elements=n.elements, dtype=n.dtype)
+            for p, n in zip(points, nodes, strict=True)
+        ]
 
-    exchanged = [n is None or n.elements is not None for n in messages]  # the others count
-    sent = [sized(m, n) for m, n in zip(step.messages, messages, strict=True)]
+    exchanged = [node.elements is not None for node in messages]  # the others count
     return step._replace(
-        parameters=[sized(p, n) for p, n in zip(step.parameters, gradients, strict=True)],
-        messages=list(itertools.compress(sent, exchanged)),
+        parameters=sized(step.parameters, gradients),
+        messages=list(itertools.compress(sized(step.messages, messages), exchanged)),
         collectives=list(itertools.compress(step.collectives, exchanged)),
         notes=[*step.notes, f"sizes of gradients joined from the execution trace {how}"],
     )
@@ -192,21 +183,19 @@ def read_execution_trace(
         FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
             that is needed is broken; the message names the node.
     """
-    source = os.fspath(path)
-    reader = _Reader(source)
+    reader = _Reader()
     with open_trace(path, progress=progress) as stream:
-        for key, place, value in json_elements(stream, source, ("nodes",)):
+        for key, place, value in json_elements(stream, ("nodes",)):
             if place is None:
                 reader.member(key, value)
             else:
                 reader.node(place, value)
-    return reader.finish()
+        return reader.finish(os.fspath(path))
 
 
 class _Reader:
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._schema: str | None = None
+    def __init__(self) -> None:
+        self._has_schema = False
         self._nodes = 0
         self._found: list[tuple[int, str, SizedNode | None]] = []  # node id, kind, sizes
         self._record_ids: dict[int, SizedNode] = {}
@@ -214,35 +203,33 @@ class _Reader:
         self._process: int | None = None
 
     def member(self, key: str, value: Any) -> None:
-        """Take in a member of the top-level object."""
         if key == "nodes":
-            raise self._broken("'nodes'", f"expected an array, found {type(value).__name__}")
+            raise _broken("'nodes'", f"expected an array, found {type(value).__name__}")
         if key == "schema":
             if not isinstance(value, str) or not SCHEMA.match(value):
-                raise FileError(
-                    f"{self._source}: schema {quoted(value)} of execution traces is not known; "
-                    f"this release reads {KNOWN}"
+                raise UserError(
+                    f"schema {quoted(value)} of execution traces is not known; this release reads "
+                    f"{KNOWN}"
                 )
-            self._schema = value
+            self._has_schema = True
         if key == "pid" and type(value) is int:
             self._process = value
 
     def node(self, place: int, node: Any) -> None:
-        """Take in one node, if it is about gradients."""
         self._nodes += 1
         where = f"nodes[{place}]"
         if not isinstance(node, dict):
-            raise self._broken(where, f"expected an object, found {type(node).__name__}")
+            raise _broken(where, f"expected an object, found {type(node).__name__}")
         name = node.get("name")
         if not isinstance(name, str):
-            raise self._broken(where, f"expected a text in 'name', found {quoted(name)}")
+            raise _broken(where, f"expected a text in 'name', found {quoted(name)}")
         where = f"{where} {name[:80]!r}"
         if name == GROUPS:
             self._read_groups(node, where)
         elif name.startswith("Optimizer.step#"):
-            self._found.append((self._id(node, where), "end", None))
+            self._found.append((_id(node, where), "end", None))
         elif name.startswith(EVALUATE):
-            self._found.append((self._id(node, where), "backward", None))
+            self._found.append((_id(node, where), "backward", None))
         elif name.endswith("AccumulateGrad"):
             self._sized("gradient", node, where)
         elif MESSAGE.match(name):
@@ -250,15 +237,12 @@ class _Reader:
         elif WITHIN_MESSAGE.match(name):
             self._sized(None, node, where)
 
-    def finish(self) -> ExecutionTrace:
+    def finish(self, source: str) -> ExecutionTrace:
         """Return what was read, after checking that it is an execution trace."""
-        if self._schema is None:
-            raise FileError(
-                f"{self._source}: no 'schema' in it; expected an execution trace of PyTorch "
-                f"({KNOWN})"
-            )
+        if not self._has_schema:
+            raise UserError(f"no 'schema' in it; expected an execution trace of PyTorch ({KNOWN})")
         if not self._nodes:
-            raise FileError(f"{self._source}: no nodes in it; record whole training iterations")
+            raise UserError("no nodes in it; record whole training iterations")
         notes = ["an execution trace holds no durations: it gives gradients and messages only"]
         iterations = self._iterations()
         if not iterations:
@@ -266,8 +250,7 @@ class _Reader:
         if self._workers is None:
             notes.append("the trace does not say how many workers there were")
         return ExecutionTrace(
-            source=self._source,
-            schema=self._schema,
+            source=source,
             process=self._process,
             workers=self._workers,
             iterations=tuple(iterations),
@@ -276,15 +259,14 @@ class _Reader:
         )
 
     def _iterations(self) -> list[TracedIteration]:
-        """Return the iterations: what lies before each step of the optimizer.
+        """Return the iterations, each up to a step of the optimizer.
 
-        Where the trace says when a backward pass begins, messages before it are no gradients, such
-        as an average of losses.
+        Where the trace says when a backward pass begins, the messages before it hold no gradients,
+        but for example an average of losses.
         """
         iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
-        launched: list[int] = []
         ordered = sorted(self._found, key=lambda found: found[0])
         told = any(kind == "backward" for _, kind, _ in ordered)
         begun = not told
@@ -292,45 +274,41 @@ class _Reader:
             if node is not None and kind == "gradient":
                 gradients.append(node)
             elif node is not None:
-                messages.append(node)
-                launched.append(len(gradients))
+                messages.append(node._replace(ready=len(gradients)))
             elif kind == "backward":
                 if not begun:
-                    messages, launched = [], []
+                    messages = []
                 begun = True
             else:
-                if begun and (gradients or any(m.elements is not None for m in messages)):
-                    iterations.append(
-                        TracedIteration(tuple(gradients), tuple(messages), tuple(launched))
-                    )
-                gradients, messages, launched = [], [], []
-                begun = not told
+                iteration = TracedIteration(tuple(gradients), tuple(messages))
+                if begun and (gradients or iteration.exchanges()):
+                    iterations.append(iteration)
+                gradients, messages, begun = [], [], not told
         return iterations
 
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
         attributes = _attributes(node)
         self._grow(attributes.get("pg_size"), where)
-        identity = self._id(node, where)
+        identity = _id(node, where)
         elements = 0
         dtypes = set()
         for shape, dtype in _tensors(node):
             if not all(type(n) is int and 0 <= n <= LARGEST_BYTES for n in shape):
-                raise self._broken(where, "a tensor cannot have such a shape")
+                raise _broken(where, "a tensor cannot have such a shape")
             elements += math.prod(shape)
             dtypes.add(element_dtype(dtype))
         if elements > LARGEST_BYTES:
-            raise self._broken(where, f"a tensor of {elements} elements is not possible")
+            raise _broken(where, f"a tensor of {elements} elements is not possible")
         known = len(dtypes) == 1 and None not in dtypes
-        record = attributes.get("rf_id")
-        record_id = record if type(record) is int else None
-        sized = SizedNode(record_id, elements if known else None, dtypes.pop() if known else None)
-        if record_id is not None:
+        sized = SizedNode(elements if known else None, dtypes.pop() if known else None)
+        record_id = attributes.get("rf_id")
+        if type(record_id) is int:
             self._record_ids[record_id] = sized
         if kind is not None:
             self._found.append((identity, kind, sized))
 
     def _read_groups(self, node: dict[str, Any], where: str) -> None:
-        """Take in the sizes of process groups, which are JSON in the first input."""
+        # The sizes of process groups are JSON in the first input.
         inputs = node.get("inputs")
         values = inputs.get("values") if isinstance(inputs, dict) else None
         if not (isinstance(values, list) and values and isinstance(values[0], str)):
@@ -338,7 +316,7 @@ class _Reader:
         try:
             groups = json.loads(values[0])
         except json.JSONDecodeError:
-            raise self._broken(where, "its process groups are no JSON") from None
+            raise _broken(where, "its process groups are no JSON") from None
         for group in groups if isinstance(groups, list) else ():
             if isinstance(group, dict):
                 self._grow(group.get("group_size"), where)
@@ -348,17 +326,19 @@ class _Reader:
         if workers is None:
             return
         if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
-            raise self._broken(where, f"{quoted(workers)} is no worker count")
+            raise _broken(where, f"{quoted(workers)} is no worker count")
         self._workers = max(self._workers or 0, workers)
 
-    def _id(self, node: dict[str, Any], where: str) -> int:
-        value = node.get("id")
-        if type(value) is not int:
-            raise self._broken(where, f"expected a whole number in 'id', found {quoted(value)}")
-        return value
 
-    def _broken(self, where: str, what: str) -> FileError:
-        return FileError(f"{self._source}: {where}: {what}; record the execution trace again")
+def _id(node: dict[str, Any], where: str) -> int:
+    value = node.get("id")
+    if type(value) is not int:
+        raise _broken(where, f"expected a whole number in 'id', found {quoted(value)}")
+    return value
+
+
+def _broken(where: str, what: str) -> UserError:
+    return UserError(f"{where}: {what}; record the execution trace again")
 
 
 def _attributes(node: dict[str, Any]) -> dict[str, Any]:

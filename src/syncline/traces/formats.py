@@ -24,9 +24,9 @@ from syncline.traces.execution_trace import ExecutionTrace, read_execution_trace
 from syncline.traces.kineto import read_kineto
 from syncline.traces.layer_table import is_layer_table, read_layer_table, write_layer_table
 from syncline.traces.pipedream import is_pipedream, read_pipedream
-from syncline.traces.reading import ReadProgress, open_trace
+from syncline.traces.reading import ReadProgress, in_file, open_trace
 from syncline.traces.sizes import read_sizes
-from syncline.traces.trace import Trace, Written, in_file
+from syncline.traces.trace import Trace, Written
 
 HEAD_BYTES = 1 << 16
 KINETO = "kineto"
@@ -56,8 +56,6 @@ class Format:
     """Says whether bytes, at most the first 64 KiB, begin such a file."""
     read: Callable[[Paths, TraceOptions], Trace] | None = None
     write: Callable[[Trace, Network | None, TraceOptions], Written] | None = None
-    several: bool = False
-    """Whether several files are read together, such as those of the ranks."""
 
 
 def detect(path: str | os.PathLike[str]) -> Format:
@@ -99,8 +97,8 @@ def read_trace(
 ) -> tuple[Format, Trace]:
     """Read one trace, of the given format or the one recognised; return its format too.
 
-    ``paths`` may name several files of profiler traces, one for each rank, and with them the
-    execution traces of the same job, one or one for each rank. Of other formats it names one.
+    ``paths`` names one file; or the profiler traces of a job, one for each rank, and with them its
+    execution traces, one in all or one for each rank.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.
@@ -124,16 +122,14 @@ def read_trace(
             )
     if chosen.read is None:
         raise UserError(f"{chosen.name} traces are written only, not read")
-    if len(paths) > 1 and not chosen.several:
-        raise UserError(
-            f"a trace of format {chosen.name} is one file, found {len(paths)}; name them one by one"
-        )
-    for option, why in (
-        (options.sizes, "holds its sizes; leave out the file of sizes"),
-        (options.step, "has no steps to choose from; leave out the step"),
-    ):
-        if option is not None and chosen.name != KINETO:
-            raise UserError(f"{paths[0]}: a trace of format {chosen.name} {why}")
+    if chosen.name != KINETO:
+        trace = f"a trace of format {chosen.name}"
+        if len(paths) > 1:
+            raise UserError(f"{trace} is one file, found {len(paths)}; name them one by one")
+        if options.sizes is not None:
+            raise UserError(f"{paths[0]}: {trace} holds its sizes; leave out the file of sizes")
+        if options.step is not None:
+            raise UserError(f"{paths[0]}: {trace} has no steps to choose from; leave out the step")
     return chosen, chosen.read(paths, options)
 
 
@@ -142,7 +138,7 @@ def write_trace(
 ) -> Written:
     """Return the content of a file of that format.
 
-    The network is what messages cost, for formats that hold it.
+    The network gives what messages cost, for formats that hold it.
 
     Raises:
         UserError: the format cannot be written, or the trace does not hold what it needs.
@@ -184,12 +180,8 @@ def _begins_json(head: bytes, bracket: bytes) -> bool:
     return head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(bracket)
 
 
-def _is_ours(head: bytes) -> bool:
-    return head.lstrip()[:1] == b"{" and b'"syncline/' in head[:256]
-
-
-def _read_ours(paths: Paths, options: TraceOptions) -> Trace:  # noqa: ARG001
-    document = read_document(paths[0], (Profile, Timeline))
+def _read_ours(path: str | os.PathLike[str]) -> Trace:
+    document = read_document(path, (Profile, Timeline))
     if isinstance(document, Timeline):
         return Trace(model=document.name, profile=None, timeline=document)
     assert isinstance(document, Profile)
@@ -197,7 +189,7 @@ def _read_ours(paths: Paths, options: TraceOptions) -> Trace:  # noqa: ARG001
 
 
 def _read_execution_trace(paths: Paths, options: TraceOptions) -> Trace:
-    with in_file(str(paths[0])):
+    with in_file(paths[0]):
         return read_execution_trace(paths[0], progress=options.progress).trace()
 
 
@@ -211,15 +203,11 @@ def _read_kineto(
         sizes=None if options.sizes is None else read_sizes(options.sizes),
         progress=options.progress,
     )
-    with in_file(str(paths[0])):
+    with in_file(paths[0]):
         return found.trace()
 
 
-def _write_ours(trace: Trace, network: Network | None, options: TraceOptions) -> Written:  # noqa: ARG001
-    return Written(trace.known_profile().to_json().encode())
-
-
-def _write_chrome(trace: Trace, network: Network | None, options: TraceOptions) -> Written:  # noqa: ARG001
+def _write_chrome(trace: Trace) -> Written:
     if trace.timeline is None:
         raise UserError(
             f"{trace.model}: the trace says what operations cost, not when they ran; predict a "
@@ -246,8 +234,8 @@ FORMATS: dict[str, Format] = {
             read=lambda paths, options: read_astrasim(
                 paths[0], clock_hz=options.clock_hz, progress=options.progress
             ),
-            write=lambda trace, network, options: write_astrasim(
-                trace.known_profile(), network, clock_hz=options.clock_hz
+            write=lambda trace, _, options: write_astrasim(
+                trace.known_profile(), clock_hz=options.clock_hz
             ),
         ),
         Format(
@@ -259,9 +247,9 @@ FORMATS: dict[str, Format] = {
         Format(
             name="json",
             summary="our own profile or timeline: seconds",
-            detects=_is_ours,
-            read=_read_ours,
-            write=_write_ours,
+            detects=lambda head: head.lstrip()[:1] == b"{" and b'"syncline/' in head[:256],
+            read=lambda paths, _: _read_ours(paths[0]),
+            write=lambda trace, *_: Written(trace.known_profile().to_json().encode()),
         ),
         Format(
             name=EXECUTION_TRACE,
@@ -274,12 +262,11 @@ FORMATS: dict[str, Format] = {
             summary="PyTorch profiler traces (Kineto) of one rank or several: microseconds",
             detects=_is_kineto,
             read=_read_kineto,
-            several=True,
         ),
         Format(
             name="chrome",
             summary="a timeline for Perfetto and chrome://tracing: microseconds",
-            write=_write_chrome,
+            write=lambda trace, *_: _write_chrome(trace),
         ),
         Format(
             name="chakra",

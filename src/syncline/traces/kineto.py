@@ -1,9 +1,9 @@
 """PyTorch profiler traces (Kineto, Chrome trace events) as Syncline's nouns.
 
-The reading goes through four stages, a file each: events of all schemas in one form
-(``kineto_events``), steps with their phases and messages (``kineto_steps``), tasks without waiting
-(``kineto_cut``), and the nouns (``kineto_profile``). This file aligns the clocks of the ranks and
-estimates what messages cost without waiting. The notes say what a trace lacks.
+Reading has four stages, a file each: events of all schemas in one form (``kineto_events``), steps
+with their phases and messages (``kineto_steps``), tasks without waiting (``kineto_cut``), and the
+nouns (``kineto_profile``). This file aligns the clocks of the ranks and estimates what messages
+cost without waiting. The notes say what a trace lacks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, UserError
+from syncline.errors import MismatchError, UserError
 from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -26,15 +26,15 @@ from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
 from syncline.traces.kineto_profile import (
     TracedExchange,
+    alike_steps,
     exchange_of,
     make_profile,
     make_timeline,
-    same_shape,
 )
 from syncline.traces.kineto_steps import MeasuredCollective, StepTasks, outline_steps
-from syncline.traces.reading import ReadProgress
+from syncline.traces.reading import ReadProgress, in_file
 from syncline.traces.sizes import GradientSizes
-from syncline.traces.trace import Trace, in_file, model_of
+from syncline.traces.trace import Trace, model_of
 
 
 class KinetoTrace(NamedTuple):
@@ -59,7 +59,7 @@ class KinetoTrace(NamedTuple):
             UserError: the trace lacks what a profile needs (the sizes of the gradients, or device
                 activities).
         """
-        alike = _alike(self.steps)
+        alike = alike_steps(self.steps)
         return make_profile(
             alike,
             _exchange(alike[0]),
@@ -74,7 +74,7 @@ class KinetoTrace(NamedTuple):
         Raises:
             UserError: as :meth:`profile`.
         """
-        last = _exchange(_alike(self.steps)[0]).last_of_message
+        last = _exchange(alike_steps(self.steps)[0]).last_of_message
         if not last:
             return None
         return Plan.merging("as traced", self.profile(), self.workers or 1, last)
@@ -84,7 +84,7 @@ class KinetoTrace(NamedTuple):
 
         It has no profile if the trace lacks what a profile needs; its notes say what.
         """
-        alike = _alike(self.steps)
+        alike = alike_steps(self.steps)
         known = exchange_of(alike[0], []) is not None
         return Trace(
             model=self.model,
@@ -117,19 +117,18 @@ def read_kineto(
 ) -> KinetoTrace:
     """Read the profiler traces of one job.
 
-    A message's duration on one rank includes waiting for the ranks that came later. With several
-    ranks, its cost is the shortest duration over the ranks; with one rank, the shortest over the
-    steps is the best estimate. Clocks of different ranks are aligned on the ends of the messages,
-    which all ranks see at the same time.
+    A message's duration on one rank includes waiting for the ranks that came later. So the cost of
+    a message is its shortest duration over the ranks; with one rank, the shortest over the steps is
+    the best estimate. The clocks of the ranks are aligned on the ends of the messages, which all
+    ranks see at the same time.
 
     Args:
         paths: a trace file, or one file for each rank.
         step: the only ``ProfilerStep`` to read.
-        execution_traces: of the same job, to give operators the sizes that the profiler left out:
-            one, or one for each profiler trace. Those of one process belong together; where no
-            process ids say so, those of one place in the lists do.
+        execution_traces: of the same job, with the sizes that the profiler left out: one, or one
+            for each profiler trace. They are matched by process id, else by place in the lists.
         sizes: of the gradients or messages, written by hand.
-        progress: told about each file by itself.
+        progress: called for each file separately.
 
     Raises:
         FileError: a file cannot be read or is no usable profiler trace.
@@ -137,27 +136,23 @@ def read_kineto(
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
-    if not paths:
-        raise UserError("no trace file given; name at least one")
-    sources = [os.fspath(path) for path in paths]
     files: list[tuple[KinetoEvents, list[StepTasks]]] = []
     notes: list[str] = []
-    for source in sources:
+    for path in paths:
+        source = os.fspath(path)
         events = read_events(source, progress=progress)
         with in_file(source):
             files.append((events, _steps_of(events, step, notes)))
-    sized_by: list[Sequence[ExecutionTrace | GradientSizes]] = []
     if execution_traces:
-        sized_by.append(_partners([events for events, _ in files], execution_traces))
-    if sizes is not None:
-        sized_by.append([sizes] * len(files))
-    for partners in sized_by:
+        partners = _partners([events for events, _ in files], execution_traces)
         for (_, steps), partner in zip(files, partners, strict=True):
-            steps[:] = [partner.join(step) for step in steps]
+            steps[:] = map(partner.join, steps)
     for _, steps in files:
-        steps[:] = [with_message_sizes(step) for step in steps]
+        if sizes is not None:
+            steps[:] = map(sizes.join, steps)
+        steps[:] = map(_with_message_sizes, steps)
     notes += [note for _, steps in files for step in steps for note in step.notes]
-    aligned = aligned_steps(files, rank_numbers(files), notes)
+    aligned = _aligned_steps(files, notes)
     stated = {events.workers for events, _ in files if events.workers}
     if len(stated) > 1:
         raise MismatchError(
@@ -165,9 +160,9 @@ def read_kineto(
             "traces of one job"
         )
     groups = {c.group_size for step in aligned for c in step.collectives if c.group_size}
-    points = measured_messages(aligned, notes, one_rank=len(files) == 1)
+    points = _measured_messages(aligned, notes, one_rank=len(files) == 1)
     aligned = [with_waiting(step, points) for step in aligned]
-    alike = _alike(aligned)
+    alike = alike_steps(aligned)
     exchange_of(alike[0], notes)
     if len(alike) < len(aligned):
         notes.append(
@@ -175,7 +170,7 @@ def read_kineto(
             "rest; they are left out of the medians"
         )
     return KinetoTrace(
-        model=model_of(sources[0]) or "trace",
+        model=model_of(files[0][0].source) or "trace",
         device="cuda" if any(events.device for events, _ in files) else "cpu",
         workers=next(iter(stated), None) or max(groups, default=None),
         steps=tuple(aligned),
@@ -184,17 +179,11 @@ def read_kineto(
     )
 
 
-def _alike(steps: Sequence[StepTasks]) -> list[StepTasks]:
-    """Return the steps that consist of the same tasks as most of those that train."""
-    training = [step for step in steps if step.parameters or step.messages]
-    return same_shape(training or steps)
-
-
 def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[StepTasks]:
-    outlines, found = outline_steps(events)
-    notes += [*events.notes, *found]
+    notes += events.notes
+    outlines = outline_steps(events, notes)
     if not outlines:
-        raise FileError(f"{events.source}: no step in it; record whole training iterations")
+        raise UserError("no step in it; record whole training iterations")
     if step is not None:
         have = ", ".join(str(o.number) for o in outlines)
         outlines = [o for o in outlines if o.number == step]
@@ -218,11 +207,7 @@ def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[
 def _partners(
     ranks: Sequence[KinetoEvents], traces: Sequence[ExecutionTrace]
 ) -> list[ExecutionTrace]:
-    """Return the execution trace that belongs to each profiler trace.
-
-    Raises:
-        MismatchError: there are neither one nor as many as profiler traces.
-    """
+    """Return the execution trace that belongs to each profiler trace."""
     if len(traces) == 1:
         return [traces[0]] * len(ranks)
     if len(traces) != len(ranks):
@@ -230,14 +215,14 @@ def _partners(
             f"{len(ranks)} profiler traces and {len(traces)} execution traces; give one execution "
             "trace for all, or one for each profiler trace"
         )
-    of_process = {trace.process: trace for trace in traces if trace.process is not None}
+    of_process = {trace.process: trace for trace in traces}
     processes = {events.process for events in ranks}
-    if len(of_process) == len(ranks) and processes == of_process.keys():
-        return [of_process[events.process] for events in ranks if events.process is not None]
+    if None not in processes and len(processes) == len(ranks) and processes == of_process.keys():
+        return [of_process[events.process] for events in ranks]
     return list(traces)
 
 
-def with_message_sizes(step: StepTasks) -> StepTasks:
+def _with_message_sizes(step: StepTasks) -> StepTasks:
     """Return the step with the sizes of messages that its gradients tell and the trace does not."""
     if all(message.elements is not None for message in step.messages):
         return step
@@ -253,32 +238,23 @@ def with_message_sizes(step: StepTasks) -> StepTasks:
     return step._replace(messages=messages)
 
 
-RankSteps = Sequence[tuple[KinetoEvents, list[StepTasks]]]
-"""What each file holds."""
+def _aligned_steps(
+    files: Sequence[tuple[KinetoEvents, list[StepTasks]]], notes: list[str]
+) -> list[StepTasks]:
+    """Return the steps of all ranks, with how much later each began than on the earliest rank.
 
-
-def rank_numbers(files: RankSteps) -> list[int]:
-    """Return the rank of each file; its index if the file does not say.
-
-    Raises:
-        MismatchError: two files are of one rank.
+    A file that does not say its rank counts as that of its index.
     """
+    found: list[StepTasks] = []
     source_of: dict[int, str] = {}
-    for place, (events, _) in enumerate(files):
+    first = _ends(files[0][1])
+    for place, (events, steps) in enumerate(files):
         rank = place if events.rank is None else events.rank
         if rank in source_of:
             raise MismatchError(
                 f"{events.source}: rank {rank}, as {source_of[rank]}; give one trace for each rank"
             )
         source_of[rank] = events.source
-    return list(source_of)
-
-
-def aligned_steps(files: RankSteps, ranks: Sequence[int], notes: list[str]) -> list[StepTasks]:
-    """Return the steps of all ranks, with how much later each began than on the first rank to."""
-    found: list[StepTasks] = []
-    first = _ends(files[0][1])
-    for place, ((events, steps), rank) in enumerate(zip(files, ranks, strict=True)):
         ends = _ends(steps)
         common = [ends[key] - first[key] for key in ends.keys() & first.keys()]
         if place and not common:
@@ -292,7 +268,7 @@ def aligned_steps(files: RankSteps, ranks: Sequence[int], notes: list[str]) -> l
 
 
 def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
-    """Return when each message ended, by step and index."""
+    """Return when each message ended, by the step's number and the message's index."""
     return {
         (step.number, index): collective.stop_ns
         for step in steps
@@ -300,7 +276,7 @@ def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
     }
 
 
-def measured_messages(
+def _measured_messages(
     steps: Sequence[StepTasks], notes: list[str], *, one_rank: bool
 ) -> tuple[Measurement, ...]:
     """Return an upper bound on the cost of messages of each size.
@@ -334,11 +310,11 @@ def measured_messages(
 
 
 def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
-    """Return from when to when each message was under way, as if they went one after another.
+    """Return the interval of each message as if they were sent one after another.
 
-    Messages that are under way at once share the network: at any time each gets as much of it as
-    the others. So a message takes the sum of its shares, from its start or the end of the one
-    before. The last one ends when it really ended. O(n^2) for n messages.
+    Messages that are under way at once share the network equally. So a message takes the sum of its
+    shares, from its start or from the end of the message before. The last one ends when it really
+    ended. O(n^2) for n messages.
     """
     spans: list[Interval] = []
     clock_ns = -(1 << 62)
@@ -364,13 +340,13 @@ WAITING_SHARE = 0.05
 
 
 def with_waiting(step: StepTasks, points: Sequence[Measurement]) -> StepTasks:
-    """Return the step with the time until other workers had the gradients of each message, too.
+    """Return the step with the waiting until other workers, too, had the gradients of each message.
 
-    An all-reduce begins when the last worker has its gradients. That is as long before its end as
-    it costs without waiting. Until then the operation before the message waits.
+    An all-reduce begins when the last worker has its gradients: its cost without waiting before its
+    end. Until then the operation before the message waits.
 
     Args:
-        step: with an operation that ends when each message could leave on this rank.
+        step: with an operation for each message that ends when the message could leave this rank.
         points: what messages cost without waiting, for every size in the step.
     """
     cost_ns = {point.size_bytes: round(point.time_s * NS_PER_S) for point in points}

@@ -1,7 +1,7 @@
 """One step of a profiler trace taken apart into tasks, with waiting taken out.
 
-The host's time is cut wherever it launches work on the device or waits for it. What lies between
-two cuts is a host task: real work, Python included. A device task waits for the host task that
+The host's time is cut wherever it launches work on the device or waits for it. The time between two
+cuts is a host task: real work, including Python's. A device task waits for the host task that
 launched it and for the tasks before it on the device. Where the host waited for the device (a
 synchronisation, or a copy that blocks), the waiting is not part of any task: the next host task
 waits for the device task instead, so that a simulator can predict that wait. Where nothing was
@@ -9,7 +9,7 @@ recorded on a device, the operators of the host are the computation.
 
 Every stream is a lane. Waits between streams are not recorded. A task that began later than its
 launch and its own stream allow is taken to have waited for the last task of another stream that
-ended before it. Communication with other workers that is no gradient message is waiting, not
+ended before it. Communication with other workers other than gradient messages is waiting, not
 computing. So it has a lane of its own: its kernels, and on the host the time that a thread waited.
 """
 
@@ -18,11 +18,12 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from syncline.model.profile import PEERS, STREAMS, Resource
-from syncline.model.timeline import Interval, difference, merged
+from syncline.model.timeline import difference, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
     EVALUATE,
@@ -34,6 +35,7 @@ from syncline.traces.kineto_steps import (
     elements_of,
     find_collectives,
     is_accumulation,
+    latest,
 )
 
 HOST_COPY = re.compile(r"HtoD|DtoH|Host -> Device|Device -> Host", re.IGNORECASE)
@@ -44,6 +46,21 @@ LATE_NS = 10_000
 """A task that begins later than this after its launch, and after the task before it on its stream,
 waited for another stream: a launch takes about 5 us to reach an idle device."""
 TO_DEVICE = re.compile(r"HtoD|Host -> Device", re.IGNORECASE)
+SYNCHRONISING = re.compile(
+    r"(cuda|hip|xpu)(Stream|Device|Event|Ctx)Synchronize$|cu(Stream|Ctx|Event)Synchronize$"
+)
+
+
+class CutMark(NamedTuple):
+    """A place at which the host's time is cut."""
+
+    at_ns: int
+    order: int
+    """Of marks at the same time: the lowest comes first."""
+    cause: LaunchCall | HostOp | MeasuredCollective | None
+    """What the host did until there; None where only the phase or the operator changes."""
+    launched: tuple[DeviceTask, ...] = ()
+    """What the call put on the device."""
 
 
 def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTasks]:
@@ -57,12 +74,13 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
     for outline in outlines:
         collectives = find_collectives(outline, launched)
         if collectives:
-            # The device unpacks in the order of launches, a thread of the host what has arrived.
-            outline = outline.exchanged_by(
-                max(
-                    c.launch_ns if launched else min(c.stop_ns, outline.stop_ns)
-                    for c in collectives
-                )
+            # The device unpacks when all messages are launched, the host when all have arrived.
+            exchanged = max(
+                c.launch_ns if launched else min(c.stop_ns, outline.stop_ns) for c in collectives
+            )
+            finalize = max(outline.finalize_ns, exchanged)
+            outline = outline._replace(
+                finalize_ns=finalize, update_ns=max(outline.update_ns, finalize)
             )
         steps.append(_Cutter(outline, launched, lanes, collectives).cut(events.source))
     return steps
@@ -71,7 +89,7 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
 def _stream_lanes(tasks: Sequence[DeviceTask]) -> dict[str, Resource]:
     """Return the lane of each stream: the one with the most kernels is the compute stream.
 
-    Streams beyond the lanes that there are share the last one.
+    If there are more streams than lanes, the last ones share a lane.
     """
     kernels = Counter({task.stream: 0 for task in tasks})
     for task in tasks:
@@ -101,22 +119,25 @@ class _Cutter:
         self._notes: list[str] = []
         self._collectives = collectives
         self._exchanged = {id(c.kernel) for c in collectives if c.kernel is not None}
-        own = [task for number in outline.launches() for task in launched.get(number, ())]
+        self._launches = outline.launches()
+        own = [task for number in self._launches for task in launched.get(number, ())]
         self._lane_of: dict[int, Resource] = {
             id(t): PEERS if COMMUNICATION.search(t.name) else lanes[t.stream] for t in own
         }
         self._share: dict[int, int] = {}
-        for lane in (*STREAMS, PEERS):
-            tasks = [t for t in own if self._lane_of[id(t)] == lane]
-            self._share |= _exclusive([t for t in tasks if id(t) not in self._exchanged])
+        """How long each task kept its lane busy: streams that share a lane count once."""
+        busy_until: dict[Resource, int] = {}
+        for task in sorted(own, key=lambda t: (t.start_ns, t.stop_ns)):
+            if id(task) not in self._exchanged:
+                lane = self._lane_of[id(task)]
+                begun = max(task.start_ns, busy_until.get(lane, task.start_ns))
+                self._share[id(task)] = max(task.stop_ns - begun, 0)
+                busy_until[lane] = max(task.stop_ns, begun)
         self._free_ns: dict[Resource, int] = {}
         """When what was launched on each lane so far ends."""
-        self._done = sorted(own, key=lambda t: t.stop_ns)
-        self._stops: dict[str, list[int]] = {}  # by stream
-        for task in self._done:
-            self._stops.setdefault(task.stream, []).append(task.stop_ns)
+        self._done = sorted(own, key=attrgetter("stop_ns"))
         self._index_of: dict[int, int] = {}
-        self._last_host = -1  # task; -1: none yet
+        self._last_host = -1  # index of a task; -1: none yet
         self._last_device = -1
         self._waited: tuple[int, ...] = ()
         """What the host's next work waits for beside the work before it."""
@@ -129,22 +150,21 @@ class _Cutter:
             merged((op.start_ns, op.stop_ns) for op in outline.outermost),
         )
         self._producers = [
-            (op.start_ns, op.sequence)
+            op
             for op in outline.ops
             if op.sequence is not None
             and op.start_ns >= outline.backward_ns
             and not op.name.endswith("AccumulateGrad")
         ]
-        # Operators before the one that makes a backward node carry its number too, so take the
-        # last.
-        self._sources = {
+        # The last operator with the number of a backward node makes it; earlier ones carry it, too.
+        self._sources: dict[int | None, int] = {
             op.sequence: op.start_ns
             for op in outline.ops
             if op.sequence is not None and op.start_ns < outline.backward_ns
         }
 
     def cut(self, source: str) -> StepTasks:
-        for mark in find_marks(self._step, self._launched, self._collectives, self._notes):
+        for mark in self._marks():
             cause = mark.cause
             if isinstance(cause, MeasuredCollective):
                 self._message(mark.at_ns, cause)
@@ -160,7 +180,13 @@ class _Cutter:
             else:
                 self._work_until(mark.at_ns)
         self._work_until(self._step.stop_ns)
-        self._note_peers()
+        names = [t.name for t in self._tasks if t.resource == PEERS and t.stop_ns > t.start_ns]
+        if names:
+            self._notes.append(
+                f"{len(names)} communication operations of a step are no gradient messages "
+                f"({', '.join(sorted(set(names))[:4])}): they take as long as measured, with the "
+                "waiting for other workers, on any network and device"
+            )
         return StepTasks(
             source=source,
             number=self._step.number,
@@ -174,25 +200,90 @@ class _Cutter:
             notes=self._notes,
         )
 
-    def _note_peers(self) -> None:
-        names = [t.name for t in self._tasks if t.resource == PEERS and t.stop_ns > t.start_ns]
-        if names:
+    # Where the host's time is cut
+
+    def _marks(self) -> list[CutMark]:
+        """Return the cuts in order.
+
+        Phases begin, a batch has been read, a gradient is final, a message or other work has been
+        launched, the host waits for the device; and without a device, an operator ends.
+        """
+        step = self._step
+        marks = [
+            CutMark(int(at), 3, None)
+            for at in (step.backward_ns, step.finalize_ns, step.update_ns)
+            if step.start_ns < at < step.stop_ns
+        ]
+        marks += [CutMark(c.launch_ns, 2, c) for c in self._collectives]
+        marks += [CutMark(op.stop_ns, 1, op) for op in step.loading if op.stop_ns <= step.stop_ns]
+        accumulations = self._accumulations()
+        marks += accumulations
+        marks += self._calls()
+        if not self._on_device:
+            cut = {mark.at_ns for mark in accumulations}
+            ends = (op.stop_ns for op in step.outermost)
+            marks += [CutMark(at, 0, None) for at in ends if at <= step.stop_ns and at not in cut]
+            sent = {(c.start_ns, c.stop_ns) for c in self._collectives}
+            marks += [
+                CutMark(op.stop_ns, 1, op)
+                for op in step.others
+                if EXCHANGED_ON_HOST.match(op.name)
+                and (op.start_ns, op.stop_ns) not in sent
+                and op.stop_ns <= step.stop_ns
+            ]
+        return sorted(_out_of_loading(step, marks), key=lambda mark: (mark.at_ns, mark.order))
+
+    def _calls(self) -> list[CutMark]:
+        marks = []
+        foreign = 0
+        for call in self._step.calls:
+            tasks: tuple[DeviceTask, ...] = ()
+            if call.correlation is not None and self._launches[call.correlation] is call:
+                own = self._launched.get(call.correlation, ())
+                tasks = tuple(task for task in own if id(task) not in self._exchanged)
+            trains = call.thread in self._step.threads
+            if tasks or (trains and SYNCHRONISING.match(call.name)):
+                foreign += not trains
+                marks.append(CutMark(min(call.stop_ns, self._step.stop_ns), 1, call, tasks))
+        if foreign:
             self._notes.append(
-                f"{len(names)} communication operations of a step are no gradient messages "
-                f"({', '.join(sorted(set(names))[:4])}): they take as long as measured, with the "
-                "waiting for other workers, on any network and device"
+                "some device tasks were launched by threads that neither call the model nor run "
+                "its backward pass; they are taken as launched by the training thread"
             )
+        return marks
+
+    def _accumulations(self) -> list[CutMark]:
+        """Return when each gradient is final: after what the engine runs around accumulation."""
+        step = self._step
+        around = [op for op in step.ops if op.name.startswith(EVALUATE)]
+        launches = [c.launch_ns for c in self._collectives]
+        marks = []
+        for op in step.ops:
+            if not is_accumulation(op) or op.start_ns < step.backward_ns:
+                continue
+            outer = latest(around, op.start_ns) or op
+            stop = outer.stop_ns if outer.thread == op.thread else op.stop_ns
+            stop = min(max(stop, op.stop_ns), step.stop_ns)
+            # The engine's work around a message's last gradient launches the message; around the
+            # step's last gradient it also unpacks all messages.
+            launch = bisect.bisect_left(launches, op.stop_ns)
+            if launch < len(launches):
+                stop = min(stop, launches[launch])
+            if op.stop_ns <= step.finalize_ns < stop:
+                stop = int(step.finalize_ns)
+            marks.append(CutMark(stop, -1, op))
+        return marks
 
     # What the host does
 
     def _work_until(
         self, at_ns: int, *, after: tuple[int, ...] = (), spent_ns: int | None = None
     ) -> None:
-        """Add the host's work from the last cut to ``at_ns``, even if no time passed.
+        """Add the host's work from the last cut to ``at_ns``.
 
-        A task of no time keeps the structure of a step in which two events fall on one tick of the
-        clock. ``after`` are device tasks that the host waited for; ``spent_ns`` is how much of the
-        time was work, if not all.
+        A task of no time is added, too: steps then have the same tasks even if two events fall on
+        one tick of the clock. ``after`` are device tasks that the host waited for; ``spent_ns`` is
+        how much of the time was work, if not all.
         """
         start = self._cursor_ns
         at_ns = max(at_ns, start)
@@ -202,7 +293,8 @@ class _Cutter:
         if not self._on_device:
             after += (*self._after_host(), *self._waited)
             self._waited = ()
-        name = self._step.label(max(at_ns - 1, start))
+        operator = self._step.operator(max(at_ns - 1, start))
+        name = "between operators" if operator is None else operator.name.removeprefix(EVALUATE)
         phase = self._step.phase(min(start, at_ns - 1))
         joint = self._on_device and bool(after)
         task = TracedTask(name, phase, self._work, spent_ns, after, start, at_ns, joint)
@@ -214,26 +306,28 @@ class _Cutter:
     def _waited_for_peers(self, start: int, stop: int) -> int:
         """Return how long no operator ran while messages were under way.
 
-        Only where computation and exchange both run on the host: there, a thread that waits for a
-        message shows as a gap.
+        Only where computation and exchange both run on the host: there, waiting for a message shows
+        as a gap between operators.
         """
         if self._on_device or not self._gaps or start < self._step.backward_ns:
             return 0
         if stop <= max(c.launch_ns for c in self._collectives):
             return 0
-        return _overlap_ns(self._gaps, start, stop)
+        first = bisect.bisect_right(self._gaps, start, key=lambda gap: gap[1])
+        end = bisect.bisect_left(self._gaps, stop, key=lambda gap: gap[0])
+        return sum(min(b, stop) - max(a, start) for a, b in self._gaps[first:end])
 
     def _load(self, op: HostOp) -> None:
         """Add the reading of a batch."""
         self._work_until(op.start_ns)
-        start = max(op.start_ns, self._cursor_ns)
+        start = self._cursor_ns
         stop = self._cursor_ns = max(op.stop_ns, start)
         self._add(
             TracedTask("data loading", "data", "host", stop - start, (), start, stop, joint=True)
         )
 
     def _wait(self, op: HostOp) -> None:
-        """Add the time in which no operator ran until ``op``, of another thread, had exchanged."""
+        """Add the time without an operator until ``op``, an exchange by another thread, ended."""
         operator = self._step.operator(op.stop_ns - 1)
         ran = op.start_ns if operator is None else operator.stop_ns
         begun = min(max(ran, op.start_ns, self._cursor_ns), op.stop_ns)
@@ -256,7 +350,8 @@ class _Cutter:
         if copy.kind == "copy" and HOST_COPY.search(copy.name) and _blocked(call, copy):
             # The call's own work before the transfer begins, once the stream is free.
             self._work_until(call.start_ns)
-            free = max(call.start_ns, min(self._stream_free(copy), call.stop_ns))
+            before = (t.stop_ns for t in self._done_by(copy.start_ns) if t.stream == copy.stream)
+            free = max(call.start_ns, min(next(before, call.start_ns), call.stop_ns))
             begun = min(max(copy.start_ns, free), call.stop_ns)
             self._work_until(begun, spent_ns=max(begun - max(free, self._cursor_ns), 0))
             self._end_wait(call, copy, self._launch(copy))
@@ -267,12 +362,7 @@ class _Cutter:
 
     def _synchronise(self, call: LaunchCall) -> None:
         """Let the host wait for the device task that ended last before the call did."""
-        index = bisect.bisect_right(self._done, call.stop_ns, key=lambda t: t.stop_ns) - 1
-        while index >= 0 and not (
-            id(self._done[index]) in self._index_of or id(self._done[index]) in self._exchanged
-        ):
-            index -= 1  # launched later
-        waited = self._done[index] if index >= 0 else None
+        waited = self._last_done(call.stop_ns)
         idle = self._queued_until_ns <= call.stop_ns
         if waited is None or (waited.stop_ns <= call.start_ns and not idle):
             return  # nothing was waited for: the call is work like any other
@@ -282,16 +372,23 @@ class _Cutter:
             awaited = self._point("messages arrived", call.start_ns)
         self._end_wait(call, waited, awaited)
 
+    def _done_by(self, at_ns: int) -> Iterator[DeviceTask]:
+        """Yield the step's device tasks that have ended by then, the last first."""
+        ended = bisect.bisect_right(self._done, at_ns, key=attrgetter("stop_ns"))
+        for index in reversed(range(ended)):
+            yield self._done[index]
+
+    def _last_done(self, at_ns: int) -> DeviceTask | None:
+        """Return the task that ended last by then, of those that have been launched so far."""
+        for task in self._done_by(at_ns):
+            if id(task) in self._index_of or id(task) in self._exchanged:
+                return task
+        return None
+
     def _end_wait(self, call: LaunchCall, waited: DeviceTask, index: int) -> None:
-        """Add the rest of a call that waited for a device task: what came after that is work."""
+        """Add the rest of a call that waited for a device task; after that task it worked."""
         spent_ns = max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0)
         self._work_until(call.stop_ns, after=(index,), spent_ns=spent_ns)
-
-    def _stream_free(self, task: DeviceTask) -> int:
-        """Return when the task before this one on its stream ended."""
-        stops = self._stops[task.stream]
-        index = bisect.bisect_right(stops, task.start_ns) - 1
-        return stops[index] if index >= 0 else self._step.start_ns
 
     def _launch(self, task: DeviceTask) -> int:
         """Add a device task that follows the host's work so far."""
@@ -313,19 +410,15 @@ class _Cutter:
         return index
 
     def _held_up_by(self, task: DeviceTask, lane: Resource) -> int | None:
-        """Return the task of another stream that this one waited for, if it did."""
+        """Return the task of another stream that this one waited for, if any."""
         free = max(self._cursor_ns, self._free_ns.get(lane, 0))
         if task.start_ns <= free + LATE_NS:
             return None
-        index = bisect.bisect_right(self._done, task.start_ns, key=lambda t: t.stop_ns) - 1
-        while index >= 0 and self._done[index].stop_ns > free:
-            before = id(self._done[index])
-            if before in self._exchanged:
-                return None  # a gradient message: the simulator lets the update wait for it
-            if before in self._index_of:
-                return self._index_of[before]
-            index -= 1  # launched later
-        return None
+        before = self._last_done(task.start_ns)
+        if before is None or before.stop_ns <= free:
+            return None
+        # For a gradient message there is none: the simulator lets the update wait for it.
+        return self._index_of.get(id(before))
 
     def _note_forward(self, at_ns: int) -> None:
         if at_ns <= self._step.backward_ns:
@@ -341,8 +434,7 @@ class _Cutter:
     def _point(self, name: str, at_ns: int) -> int:
         """Add a point of the device's time that others can wait for.
 
-        It follows what was launched before; from ``finalize`` on, the device waits for the
-        messages.
+        It follows what was launched before; from ``finalize`` on, the device waits for messages.
         """
         phase, after = self._step.phase(at_ns - 1), self._after_host()
         return self._add(TracedTask(name, phase, "device", 0, after, at_ns, at_ns, joint=True))
@@ -360,10 +452,8 @@ class _Cutter:
 
     def _needed_by(self, op: HostOp) -> int | None:
         """Return the first task of the forward operator whose backward made this gradient."""
-        index = bisect.bisect_right(self._producers, op.start_ns, key=lambda p: p[0]) - 1
-        if index < 0:
-            return None
-        source = self._sources.get(self._producers[index][1])
+        producer = latest(self._producers, op.start_ns)
+        source = None if producer is None else self._sources.get(producer.sequence)
         if source is None:
             return None
         operator = self._step.operator(source)
@@ -398,126 +488,11 @@ def _blocked(call: LaunchCall, copy: DeviceTask) -> bool:
     return together > 0.5 * (copy.stop_ns - copy.start_ns)
 
 
-def _exclusive(tasks: Sequence[DeviceTask]) -> dict[int, int]:
-    """Return how long each task kept the device busy beyond those that started before it.
-
-    Tasks of several streams that overlap count once: a profile has one device lane.
-    """
-    share: dict[int, int] = {}
-    high = -(1 << 62)
-    for task in sorted(tasks, key=lambda t: (t.start_ns, t.stop_ns)):
-        share[id(task)] = max(task.stop_ns - max(task.start_ns, high), 0)
-        high = max(high, task.stop_ns)
-    return share
-
-
 def _short(name: str) -> str:
     """Return a kernel's name without template arguments and parameters."""
     plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     cut = min((i for i in (plain.find("<"), plain.find("(")) if i > 0), default=len(plain))
     return plain[:cut][:80] or name[:80]
-
-
-SYNCHRONISING = re.compile(
-    r"(cuda|hip|xpu)(Stream|Device|Event|Ctx)Synchronize$|cu(Stream|Ctx|Event)Synchronize$"
-)
-
-
-class CutMark(NamedTuple):
-    """A place at which the host's time is cut."""
-
-    at_ns: int
-    order: int
-    """Among marks at the same time, the lowest first."""
-    cause: LaunchCall | HostOp | MeasuredCollective | None
-    """What the host did until there; None where only the phase or the operator changes."""
-    launched: tuple[DeviceTask, ...] = ()
-    """What the call put on the device."""
-
-
-def find_marks(
-    step: Outline,
-    launched: Mapping[int, Sequence[DeviceTask]],
-    collectives: Sequence[MeasuredCollective],
-    notes: list[str],
-) -> list[CutMark]:
-    """Return the marks of a step in order.
-
-    Phases begin, a batch has been read, a gradient is final, a message or other work has been
-    launched, the host waits for the device; and without a device, an operator ends.
-    """
-    marks = [
-        CutMark(int(at), 3, None)
-        for at in (step.backward_ns, step.finalize_ns, step.update_ns)
-        if step.start_ns < at < step.stop_ns
-    ]
-    marks += [CutMark(c.launch_ns, 2, c) for c in collectives]
-    marks += [CutMark(op.stop_ns, 1, op) for op in step.loading if op.stop_ns <= step.stop_ns]
-    accumulations = _accumulations(step, collectives)
-    marks += accumulations
-    marks += _calls(step, launched, collectives, notes)
-    if not launched:
-        cut = {mark.at_ns for mark in accumulations}
-        ends = (op.stop_ns for op in step.outermost)
-        marks += [CutMark(at, 0, None) for at in ends if at <= step.stop_ns and at not in cut]
-        sent = {(c.start_ns, c.stop_ns) for c in collectives}
-        marks += [
-            CutMark(op.stop_ns, 1, op)
-            for op in step.others
-            if EXCHANGED_ON_HOST.match(op.name)
-            and (op.start_ns, op.stop_ns) not in sent
-            and op.stop_ns <= step.stop_ns
-        ]
-    return sorted(_out_of_loading(step, marks), key=lambda mark: (mark.at_ns, mark.order))
-
-
-def _calls(
-    step: Outline,
-    launched: Mapping[int, Sequence[DeviceTask]],
-    collectives: Sequence[MeasuredCollective],
-    notes: list[str],
-) -> list[CutMark]:
-    messages = {id(c.kernel) for c in collectives if c.kernel is not None}
-    marks = []
-    launches = step.launches()
-    foreign = 0
-    for call in step.calls:
-        tasks: tuple[DeviceTask, ...] = ()
-        if call.correlation is not None and launches[call.correlation] is call:
-            own = launched.get(call.correlation, ())
-            tasks = tuple(task for task in own if id(task) not in messages)
-        if tasks or (call.thread in step.threads and SYNCHRONISING.match(call.name)):
-            foreign += call.thread not in step.threads
-            marks.append(CutMark(min(call.stop_ns, step.stop_ns), 1, call, tasks))
-    if foreign:
-        notes.append(
-            "some device tasks were launched by threads that neither call the model nor run its "
-            "backward pass; they are taken as launched by the training thread"
-        )
-    return marks
-
-
-def _accumulations(step: Outline, collectives: Sequence[MeasuredCollective]) -> list[CutMark]:
-    """Return when each gradient is final, including what the engine runs around accumulation."""
-    around = [op for op in step.ops if op.name.startswith(EVALUATE)]
-    launches = [c.launch_ns for c in collectives]
-    marks = []
-    for op in step.ops:
-        if not is_accumulation(op) or op.start_ns < step.backward_ns:
-            continue
-        index = bisect.bisect_right(around, op.start_ns, key=lambda o: o.start_ns) - 1
-        outer = around[index] if index >= 0 else op
-        stop = outer.stop_ns if outer.thread == op.thread else op.stop_ns
-        stop = min(max(stop, op.stop_ns), step.stop_ns)
-        # What surrounds the last one of a message launches it, and that of the very last one
-        # unpacks all of them.
-        launch = bisect.bisect_left(launches, op.stop_ns)
-        if launch < len(launches):
-            stop = min(stop, launches[launch])
-        if op.stop_ns <= step.finalize_ns < stop:
-            stop = int(step.finalize_ns)
-        marks.append(CutMark(stop, -1, op))
-    return marks
 
 
 def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
@@ -530,10 +505,3 @@ def _out_of_loading(step: Outline, marks: Sequence[CutMark]) -> list[CutMark]:
         elif mark.cause is not None:
             moved.append(mark._replace(at_ns=inside[0].stop_ns, order=mark.order + 2))
     return moved
-
-
-def _overlap_ns(spans: Sequence[Interval], start: int, stop: int) -> int:
-    """Return how much of ``[start, stop)`` lies in disjoint spans, which are in order."""
-    first = bisect.bisect_right(spans, start, key=lambda s: s[1])
-    end = bisect.bisect_left(spans, stop, key=lambda s: s[0])
-    return sum(min(b, stop) - max(a, start) for a, b in spans[first:end])

@@ -19,10 +19,9 @@ import msgspec
 from syncline.errors import UserError, quoted
 from syncline.model.quantities import LARGEST_WORKERS, LONGEST_NS
 from syncline.traces.reading import ReadProgress, json_elements, open_trace
-from syncline.traces.trace import in_file
 
-HOST_OPS = frozenset({"cpu_op", "operator"})
-ANNOTATIONS = frozenset({"user_annotation"})
+ANNOTATION = "user_annotation"
+HOST_OPS = frozenset({"cpu_op", "operator", ANNOTATION})
 CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime"})
 DEVICE_KINDS: dict[str, Literal["kernel", "copy", "set"]] = {
     "kernel": "kernel",
@@ -110,8 +109,8 @@ def read_events(path: str, *, progress: ReadProgress | None = None) -> KinetoEve
             time that is no number, negative or absurd; the message names the event.
     """
     reader = _Reader()
-    with open_trace(path, progress=progress) as stream, in_file(path):
-        for key, place, value in json_elements(stream, path, ("traceEvents",)):
+    with open_trace(path, progress=progress) as stream:
+        for key, place, value in json_elements(stream, ("traceEvents",)):
             if place is not None:
                 reader.event(place, value)
             else:
@@ -131,7 +130,6 @@ class _Reader:
         self._device: list[DeviceTask] = []
 
     def member(self, key: str, value: Any) -> None:
-        """Keep a member of the top-level object."""
         if key == "traceEvents":
             raise UserError(
                 "expected an array of events in 'traceEvents', found "
@@ -140,7 +138,6 @@ class _Reader:
         self._members[key] = value if key in ("schemaVersion", "distributedInfo") else None
 
     def event(self, place: int, event: Any) -> None:
-        """Store one event if its kind is needed."""
         self._seen += 1
         where = f"traceEvents[{place}]"
         if not isinstance(event, dict):
@@ -153,14 +150,15 @@ class _Reader:
             return
         category = category.lower()
         if category in HOST_OPS:
-            self._host(where, event, annotation=False)
-        elif category in ANNOTATIONS:
-            self._host(where, event, annotation=True)
+            self._host(where, event, annotation=category == ANNOTATION)
         elif category in CALLS:
             span = self._span(where, event)
             self._calls.append(LaunchCall(*span, _whole(_arguments(event).get("correlation"))))
         elif category in DEVICE_KINDS:
-            self._task(where, event, DEVICE_KINDS[category])
+            span, arguments = self._span(where, event), _arguments(event)
+            correlation = _whole(arguments.get("correlation"))
+            payload = _payload(where, span[-1], arguments)
+            self._device.append(DeviceTask(*span, DEVICE_KINDS[category], correlation, payload))
         else:
             self._skipped[category] += 1
 
@@ -245,15 +243,6 @@ class _Reader:
         sequence = _whole(arguments.get("Sequence number"))
         record_id = _whole(arguments.get("Record function id"))
         self._ops.append(HostOp(*span, annotation, sequence, record_id, shapes, types, payload))
-
-    def _task(
-        self, where: str, event: dict[str, Any], kind: Literal["kernel", "copy", "set"]
-    ) -> None:
-        span = self._span(where, event)
-        arguments = _arguments(event)
-        correlation = _whole(arguments.get("correlation"))
-        payload = _payload(where, span[-1], arguments)
-        self._device.append(DeviceTask(*span, kind, correlation, payload))
 
 
 def _count(info: dict[str, Any], key: str, least: int, most: int) -> int | None:

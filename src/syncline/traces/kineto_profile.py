@@ -1,18 +1,15 @@
-"""Tasks of profiled steps to a ``Profile``, a ``Plan`` and a measured ``Timeline``.
-
-The exchanged gradients are found first, where the trace holds their sizes.
-"""
+"""The gradients, the ``Profile`` and the measured ``Timeline`` of profiled steps."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from syncline.errors import UserError
+import msgspec
+
 from syncline.model.profile import PEERS, Gradient, Operation, Phase, Profile, Resource
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
@@ -26,7 +23,7 @@ from syncline.traces.kineto_steps import (
 )
 
 LISTED = 8
-"""How many gradients without a size a note lists."""
+"""Gradients without a size that a note lists."""
 LACKING: dict[Holds, str] = {
     "device": "no operators of the host are in the trace, and so no gradients: record it with "
     "ProfilerActivity.CPU as well",
@@ -41,9 +38,8 @@ LACKING: dict[Holds, str] = {
 class TracedExchange(NamedTuple):
     """What is exchanged in a step."""
 
-    kind: Literal["gradient", "bucket"]
-    gradients: tuple[ReadyPoint, ...]
-    """With elements and a known dtype; no gradient is ready before the one listed ahead of it."""
+    gradients: tuple[Gradient, ...]
+    """In ready order; ``ready_after`` and ``needed_by`` are indices of tasks."""
     last_of_message: tuple[int, ...]
     """Index of the last gradient of each message; empty where nothing was exchanged."""
 
@@ -51,11 +47,15 @@ class TracedExchange(NamedTuple):
 def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
-    These are the gradient tensors if their sizes are known and add up to the messages, else the
-    messages. A gradient without a size gets what is left of its message; without a message of known
-    size it is left out, with a note.
+    They are the gradient tensors if their sizes are known and add up to the messages, else the
+    messages. A gradient without a size gets what is left of its message; if the message's size is
+    unknown, too, it is left out, with a note.
     """
-    parameters = [_sized(p) for p in step.parameters]
+    # A shape of "[]" may be a scalar's or that of no tensor.
+    parameters = [
+        p._replace(elements=None) if p.elements == 1 and not element_dtype(p.dtype) else p
+        for p in step.parameters
+    ]
     if any(p.elements is not None for p in parameters):
         exchange = _of_gradients(step, parameters, notes)
         if exchange is not None:
@@ -80,20 +80,13 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     return _exchange("bucket", grouped, range(len(grouped)), notes)
 
 
-def _sized(point: ReadyPoint) -> ReadyPoint:
-    """Return the point, without its size if that may be "[]": a scalar or no tensor."""
-    if point.elements == 1 and not element_dtype(point.dtype):
-        return point._replace(elements=None)
-    return point
-
-
 def _of_gradients(
     step: StepTasks, parameters: Sequence[ReadyPoint], notes: list[str]
 ) -> TracedExchange | None:
     """Return the gradient tensors in their messages, or None if the sizes do not add up."""
     if not step.messages:
         sized = [p for p in parameters if p.elements is not None]
-        _note_unsized(parameters, 0, len(sized), notes)
+        _note_unsized(parameters, len(sized), notes)
         return _exchange("gradient", sized, (), notes)
     parts = message_parts(
         [p.elements for p in parameters],
@@ -108,39 +101,33 @@ def _of_gradients(
         return None
     kept: list[ReadyPoint] = []
     last_of_message: list[int] = []
-    filled = 0
     left = iter(parameters)
     for message, sizes in zip(step.messages, parts, strict=True):
-        own: list[ReadyPoint] = []
         # The type on the wire counts: a hook may send another type than the gradients'.
-        for size, point in zip(sizes, left, strict=False):
-            if size is not None:
-                filled += point.elements is None
-                own.append(point._replace(elements=size, dtype=message.dtype or point.dtype))
+        own = [
+            point._replace(elements=size, dtype=message.dtype or point.dtype)
+            for size, point in zip(sizes, left, strict=False)
+            if size is not None
+        ]
         if not own:
             notes.append(f"no gradient of message {len(last_of_message)} has a size in the trace")
             return None
         kept += [*own[:-1], own[-1]._replace(ready_after=message.ready_after)]
         last_of_message.append(len(kept) - 1)
-    _note_unsized(parameters, filled, len(kept), notes)
+    _note_unsized(parameters, len(kept), notes)
     return _exchange("gradient", kept, last_of_message, notes)
 
 
-def _note_unsized(
-    parameters: Sequence[ReadyPoint], filled: int, kept: int, notes: list[str]
-) -> None:
+def _note_unsized(parameters: Sequence[ReadyPoint], kept: int, notes: list[str]) -> None:
     unsized = [index for index, p in enumerate(parameters) if p.elements is None]
+    left_out = len(parameters) - kept
     if unsized:
+        listed = ", ".join(map(str, unsized[:LISTED])) + ", ..." * (len(unsized) > LISTED)
         notes.append(
             f"{len(unsized)} of {len(parameters)} gradients without a size in the trace (in ready "
-            f"order: {_listed(unsized)}): of them {filled} with what is left of their message, "
-            f"{len(parameters) - kept} left out; give all sizes with --sizes"
+            f"order: {listed}): of them {len(unsized) - left_out} with what is left of their "
+            f"message, {left_out} left out; give all sizes with --sizes"
         )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    more = ", ..." if len(numbers) > LISTED else ""
-    return ", ".join(map(str, numbers[:LISTED])) + more
 
 
 def _lacking(step: StepTasks) -> str:
@@ -180,34 +167,39 @@ def _exchange(
         )
     ready = itertools.accumulate((p.ready_after for p in points), max)
     gradients = (
-        p._replace(elements=p.elements or 0, dtype=dtype or "float32", ready_after=after)
-        for p, dtype, after in zip(points, dtypes, ready, strict=True)
+        Gradient(
+            name=p.name or f"{kind} {index}",
+            elements=p.elements or 0,
+            dtype=dtype or "float32",
+            ready_after=after,
+            needed_by=p.needed_by,
+        )
+        for index, (p, dtype, after) in enumerate(zip(points, dtypes, ready, strict=True))
     )
-    return TracedExchange(kind, tuple(gradients), tuple(last_of_message))
+    return TracedExchange(tuple(gradients), tuple(last_of_message))
 
 
 MOST_OPERATIONS = 4000
 """Operations of a profile; neighbouring launches are merged until there are no more."""
 
 
-def same_shape(steps: Sequence[StepTasks]) -> list[StepTasks]:
-    """Return those steps that consist of the same tasks as most do."""
-    shapes = [_shape(step) for step in steps]
-    common = Counter(shapes).most_common(1)
-    return [s for s, shape in zip(steps, shapes, strict=True) if shape == common[0][0]]
+def alike_steps(steps: Sequence[StepTasks]) -> list[StepTasks]:
+    """Return the steps that consist of the same tasks as most of those that train."""
+    training = [step for step in steps if step.parameters or step.messages] or steps
+    shapes = [_shape(step) for step in training]
+    common = statistics.mode(shapes)
+    return [step for step, shape in zip(training, shapes, strict=True) if shape == common]
 
 
-def _shape(step: StepTasks) -> int:
+def _shape(step: StepTasks) -> tuple[object, ...]:
     # The operator at a cut of the host's thread varies, since it depends on microseconds.
-    return hash(
-        (
-            tuple(
-                (t.name if t.resource == "device" else "", t.phase, t.resource, t.after)
-                for t in step.tasks
-            ),
-            tuple((p.elements, p.ready_after) for p in step.parameters),
-            tuple((m.elements, m.ready_after) for m in step.messages),
-        )
+    return (
+        tuple(
+            (t.name if t.resource == "device" else "", t.phase, t.resource, t.after)
+            for t in step.tasks
+        ),
+        tuple((p.elements, p.ready_after) for p in step.parameters),
+        tuple((m.elements, m.ready_after) for m in step.messages),
     )
 
 
@@ -223,19 +215,17 @@ def make_profile(
     """Return the profile of steps that consist of the same tasks.
 
     Every duration is the median over the steps. Medians of single tasks add up to less than the
-    median of their sum, since delays are rare and long; so those of each phase and lane are scaled
-    to the median of what the steps spent there, except waiting for other workers. A gradient whose
-    reader is not known counts as needed by the first task of the forward pass, the only assumption
-    that always holds. Above ``most_operations``, neighbouring launches are merged.
+    median of their sum, since delays are rare and long. So they are scaled, for each phase and
+    lane, to the median of what the steps spent there; except for waiting for other workers. A
+    gradient whose reader is not known counts as needed by the first task of the forward pass, the
+    only assumption that always holds. Above ``most_operations``, neighbouring launches are merged.
 
     Raises:
-        UserError: there is no step, or the profile is not possible.
+        UserError: the profile is not possible.
     """
-    if not steps:
-        raise UserError(f"{model}: no step to make a profile of")
-    tasks = steps[0].tasks
-    columns = zip(*([task.duration_ns for task in step.tasks] for step in steps), strict=True)
-    medians = [statistics.median(column) for column in columns]
+    columns = list(zip(*(step.tasks for step in steps), strict=True))
+    medians = [statistics.median(task.duration_ns for task in column) for column in columns]
+    held_by = [statistics.mode(task.held_by for task in column) for column in columns]
     scale = _scales(steps, medians)
     tasks = [
         task._replace(
@@ -243,14 +233,13 @@ def make_profile(
             after=task.after if held is None else tuple(sorted({*task.after, held})),
             joint=task.joint or held is not None,
         )
-        for task, median, held in zip(tasks, medians, _held_by(steps), strict=True)
+        for task, median, held in zip(steps[0].tasks, medians, held_by, strict=True)
     ]
     kept = {g.ready_after for g in exchange.gradients}
     tasks, place = _merge(tasks, kept, most_operations)
     first = next(
         (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
     )
-    ready = itertools.accumulate((place[g.ready_after] for g in exchange.gradients), max)
     return Profile(
         model=model,
         device=device,
@@ -267,22 +256,14 @@ def make_profile(
             for task in tasks
         ),
         gradients=tuple(
-            Gradient(
-                name=g.name or f"{exchange.kind} {index}",
-                elements=g.elements or 0,
-                dtype=g.dtype or "float32",
-                ready_after=after,
+            msgspec.structs.replace(
+                g,
+                ready_after=place[g.ready_after],
                 needed_by=first if g.needed_by is None else place[g.needed_by],
             )
-            for index, (g, after) in enumerate(zip(exchange.gradients, ready, strict=True))
+            for g in exchange.gradients
         ),
     )
-
-
-def _held_by(steps: Sequence[StepTasks]) -> list[int | None]:
-    """Return the task of another stream that each task waited for in most of the steps."""
-    columns = zip(*([task.held_by for task in step.tasks] for step in steps), strict=True)
-    return [Counter(column).most_common(1)[0][0] for column in columns]
 
 
 def _scales(
@@ -306,9 +287,9 @@ def _merge(
 ) -> tuple[list[TracedTask], list[int]]:
     """Merge neighbouring launches until there are few enough tasks; return the new index of each.
 
-    First those of one outermost operator, then of 2, 4, 8, ... of them. A merged host task launches
-    all that its parts launched. What waits for the device, is waited for by the host, or ends a
-    gradient is not merged with what follows.
+    First launches of the same outermost operator are merged, then those of 2, 4, 8, ... operators.
+    A merged host task launches all that its parts launched. A task that waits for the device, that
+    the host waits for, or that ends a gradient is not merged with those after it.
     """
     merged, place = list(tasks), list(range(len(tasks)))
     width = 1
@@ -358,7 +339,7 @@ def _merge_by(
 
 
 def make_timeline(step: StepTasks) -> Timeline:
-    """Return what ran when in a step; the clock's zero is where the first rank began it."""
+    """Return the timeline of a step; its clock starts when the first rank began the step."""
     zero_ns = step.start_ns - step.shift_ns
     ran: list[tuple[str, int, int, str, SpanKind, int | None]] = []
     for task in step.tasks:
@@ -367,7 +348,9 @@ def make_timeline(step: StepTasks) -> Timeline:
             start = task.stop_ns - task.duration_ns  # the time before that was waiting
         if start < task.stop_ns:
             kind: SpanKind = "wait" if task.resource == PEERS else task.phase
-            ran.append((_lane(task), start, task.stop_ns, task.name, kind, None))
+            lane = COMPUTE if task.resource == "device" else task.resource
+            lane = {"data": "disk", "copy": "copy"}.get(task.phase, lane)
+            ran.append((lane, start, task.stop_ns, task.name, kind, None))
     for index, (message, sent) in enumerate(zip(step.messages, step.collectives, strict=True)):
         label, size = f"message {index}", message.size_bytes
         ran.append((COMMUNICATION, sent.start_ns, sent.stop_ns, label, "message", size))
@@ -388,11 +371,3 @@ def make_timeline(step: StepTasks) -> Timeline:
         iteration_ns=step.duration_ns + step.shift_ns,
         spans=spans,
     )
-
-
-def _lane(task: TracedTask) -> str:
-    if task.phase == "data":
-        return "disk"
-    if task.phase == "copy":
-        return "copy"
-    return COMPUTE if task.resource == "device" else task.resource

@@ -1,9 +1,9 @@
-"""Where the steps of a profiler trace are, with their phases and their gradient messages.
+"""The steps of a profiler trace, with their phases and their gradient messages.
 
 A step is what the annotation ``ProfilerStep#N`` spans. Within it the host's threads take turns: the
 main thread reads the batch, launches the forward pass and the update; autograd's thread launches
 the backward pass while the main thread waits for it. So one lane holds the host's work, in the
-order of time. :class:`StepTasks` is the form that ``kineto_cut`` brings a step into.
+order of time. ``kineto_cut`` turns a step into :class:`StepTasks`.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ class Outline(NamedTuple):
     backward_ns: float
     """Where the backward pass starts; infinite where there is none."""
     finalize_ns: float
-    """Where unpacking exchanged gradients starts; where nothing is unpacked, the update."""
+    """Where unpacking exchanged gradients starts; the update's start where nothing is unpacked."""
     update_ns: float
     """Where what comes after the backward pass starts."""
     optimizer_ns: float
     """Where the optimizer's step starts; the end of the step where there is none."""
     passes: int
-    """How many backward passes accumulate gradients; only the last one makes gradients final."""
+    """Backward passes that accumulate gradients; only the last one makes them final."""
 
     @property
     def holds(self) -> Holds:
-        """What is in the step."""
+        """What the trace holds of the step."""
         if math.isfinite(self.backward_ns):
             return "backward"
         return "forward" if self.outermost else "device"
@@ -81,11 +81,6 @@ class Outline(NamedTuple):
         if at_ns < self.finalize_ns:
             return "backward"
         return "finalize" if at_ns < self.update_ns else "update"
-
-    def exchanged_by(self, at_ns: int) -> Outline:
-        """Return the outline, knowing that gradients are not unpacked before ``at_ns``."""
-        finalize = max(self.finalize_ns, at_ns)
-        return self._replace(finalize_ns=finalize, update_ns=max(self.update_ns, finalize))
 
     def launches(self) -> dict[int, LaunchCall]:
         """Return the first call of each correlation, by start: the one that launched its tasks."""
@@ -101,24 +96,23 @@ class Outline(NamedTuple):
 
     def operator(self, at_ns: int) -> HostOp | None:
         """Return the outermost operator that is running, or the one that ran last."""
-        index = bisect.bisect_right(self.outermost, at_ns, key=lambda op: op.start_ns) - 1
-        return self.outermost[index] if index >= 0 else None
-
-    def label(self, at_ns: int) -> str:
-        """Return the name of :meth:`operator`."""
-        operator = self.operator(at_ns)
-        return "between operators" if operator is None else operator.name.removeprefix(EVALUATE)
+        return latest(self.outermost, at_ns)
 
 
-def outline_steps(events: KinetoEvents) -> tuple[list[Outline], list[str]]:
-    """Return the steps of a trace in order, and notes on what was assumed.
+def latest(ops: Sequence[HostOp], at_ns: int) -> HostOp | None:
+    """Return the operator that began last by then, of operators in order."""
+    index = bisect.bisect_right(ops, at_ns, key=lambda op: op.start_ns) - 1
+    return ops[index] if index >= 0 else None
+
+
+def outline_steps(events: KinetoEvents, notes: list[str]) -> list[Outline]:
+    """Return the steps of a trace in order, with notes on what was assumed.
 
     Without ``ProfilerStep`` annotations the steps are taken to end with the optimizer's; without
     those, the whole trace is one step. O(n log n) in the events.
     """
     ops = sorted(events.ops, key=lambda op: (op.start_ns, -op.stop_ns))
     calls = sorted(events.calls, key=lambda call: call.start_ns)
-    notes: list[str] = []
     outlines = [
         _outline(number, main, start, stop, _begun(ops, start, stop), _begun(calls, start, stop))
         for number, main, start, stop in _windows(ops, calls, notes)
@@ -133,7 +127,7 @@ def outline_steps(events: KinetoEvents) -> tuple[list[Outline], list[str]]:
             "gradients are accumulated over several backward passes: all but the last one count as "
             "part of the forward pass"
         )
-    return outlines, notes
+    return outlines
 
 
 def _begun(events: Sequence[Event], start: int, stop: int) -> Sequence[Event]:
@@ -222,9 +216,9 @@ def _is_backward(op: HostOp) -> bool:
 
 
 def _last_pass(outermost: Sequence[HostOp], backward: Sequence[HostOp]) -> tuple[list[HostOp], int]:
-    """Return the operators of the last backward pass, and how many passes there were.
+    """Return the operators of the last backward pass, and the number of passes.
 
-    A new pass begins where a forward operator ran in between whose backward node comes later.
+    A forward operator whose backward node comes later begins a new pass.
     """
     if not backward:
         return [], 0
@@ -284,7 +278,7 @@ class MeasuredCollective(NamedTuple):
     """When the host had launched it."""
     start_ns: int
     stop_ns: int
-    """On the device, or on the thread of the host that exchanges: includes waiting for peers."""
+    """On the device, or on the host's thread that exchanges; includes waiting for other workers."""
     elements: int | None
     dtype: str | None
     group_size: int | None
@@ -293,7 +287,7 @@ class MeasuredCollective(NamedTuple):
 
 
 def element_dtype(name: str | None) -> str | None:
-    """Return the gradient dtype that a trace calls ``name``; None if gradients have no such."""
+    """Return the gradient dtype that a trace calls ``name``; None if no gradient has such."""
     return DTYPES.get(name.lower()) if name else None
 
 
@@ -340,22 +334,18 @@ def _of_kernel(
         for op in reversed(around[max(index - 8, 0) : index])
         if op.thread == call.thread and op.stop_ns >= call.stop_ns
     ]
-    record_id = enclosing[0].record_id if enclosing else None
-    return _collective(call.stop_ns, task, [task, *enclosing], record_id)
+    return _collective(call.stop_ns, task, enclosing)
 
 
 def _collective(
-    launch_ns: int,
-    ran: DeviceTask | HostOp,
-    told_by: Sequence[DeviceTask | HostOp],
-    record_id: int | None,
+    launch_ns: int, ran: DeviceTask | HostOp, launched_by: Sequence[HostOp]
 ) -> MeasuredCollective | None:
     """Return a message, or None if what is summed are no gradients.
 
-    ``ran`` is the kernel, or the operator of the host that exchanged it. Its arguments are those of
-    the first of ``told_by`` that has them.
+    ``ran`` is the kernel, or the operator of the host that exchanged it. Where it has no arguments,
+    they are those of the first of ``launched_by`` (the innermost first) that has them.
     """
-    elements, dtype, group = _payload(told_by)
+    elements, dtype, group = _payload([ran, *launched_by])
     if dtype and not element_dtype(dtype):
         return None
     return MeasuredCollective(
@@ -365,7 +355,7 @@ def _collective(
         elements=elements,
         dtype=element_dtype(dtype),
         group_size=group,
-        record_id=record_id,
+        record_id=launched_by[0].record_id if launched_by else None,
         kernel=ran if isinstance(ran, DeviceTask) else None,
     )
 
@@ -396,12 +386,7 @@ def _on_host(step: Outline) -> list[MeasuredCollective]:
     ]
     # The exchange may begin before the call that launches it returns.
     found = (
-        _collective(
-            min(launch.stop_ns, max(launch.start_ns, span.start_ns)),
-            span,
-            [span, launch],
-            launch.record_id,
-        )
+        _collective(min(launch.stop_ns, max(launch.start_ns, span.start_ns)), span, [launch])
         for launch, span in zip(launches, spans, strict=False)
     )
     return list(filter(None, found))
@@ -418,13 +403,13 @@ class TracedTask(NamedTuple):
     start_ns: int
     stop_ns: int
     joint: bool = False
-    """It waits for the device, or something waits for just this task: never merged with others."""
+    """It waits for the device, or a task waits for it alone: it is never merged with others."""
     held_by: int | None = None
     """The task of another stream that it waited for in this step."""
 
 
 class ReadyPoint(NamedTuple):
-    """The point at which a gradient, or those of a bucket, become final."""
+    """The point at which a gradient, or all of a bucket, are final."""
 
     elements: int | None
     dtype: str | None
@@ -448,8 +433,8 @@ def message_parts(
 ) -> list[list[int | None]] | None:
     """Return the sizes of the gradients that each message holds, in order.
 
-    A message holds gradients that became ready one after another. Where one of them has no size, it
-    gets what is left of its message; of several, the last one. The others stay without.
+    A message holds gradients that became ready one after another. Of those without a size, the last
+    one gets what is left of the message; the others stay without.
 
     Args:
         sizes: elements of each gradient in ready order; None where they are not known.
@@ -457,7 +442,7 @@ def message_parts(
         launched: how many gradients were ready when each message was launched.
 
     Returns:
-        The sizes by message, or None if the known ones contradict the messages.
+        The sizes by message; None if the known ones contradict the messages.
     """
     parts: list[list[int | None]] = []
     first = 0

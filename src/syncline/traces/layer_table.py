@@ -1,10 +1,10 @@
 """The papers' layer table: dag-model, section VI and Table VI.
 
-A row a layer: id, name, forward, backward and communication time in microseconds, and the bytes of
-its gradient. A file holds the table of one iteration after another (100 in the published data
-set); ids that begin anew begin an iteration. The row ``data`` is reading the batch. Columns are
-separated by tabs or blanks; names may hold blanks where tabs separate. The header row may be there,
-once or before every iteration.
+Each row is a layer: id, name, forward, backward and communication time in microseconds, and the
+bytes of its gradient. A file holds the tables of iterations, one after another (100 in the
+published data set); an iteration begins where the first id comes again. The row ``data`` is reading
+the batch. Columns are separated by tabs or blanks; names may hold blanks where tabs separate. A
+header row may come first, or before every iteration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from syncline.errors import FileError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.profile import Profile
 from syncline.traces.layers import MOST_LAYERS, Layer, LayerTable, layers_of, profile_of
@@ -23,7 +23,6 @@ from syncline.traces.trace import (
     Trace,
     Written,
     bytes_in,
-    in_file,
     measured_points,
     message_s,
     seconds_in,
@@ -55,13 +54,11 @@ def read_layer_table(
         FileError: it is no layer table, is cut off, an iteration has other layers than the first,
             or a value is no number, negative or absurd.
     """
-    source = str(path)
     layers: dict[int, Layer] = {}  # times are sums over the iterations
-    messages_s: dict[int, float] = {}
     order: list[int] = []
     iterations = place = 0  # whole iterations after the first row of the second, rows of the next
     with open_trace(path, progress=progress) as stream:
-        for where, line in text_lines(stream, source):
+        for where, line in text_lines(stream):
             cells = _cells(line)
             if _is_header(cells):
                 continue
@@ -70,47 +67,46 @@ def read_layer_table(
                 iterations = 1
             if iterations == 0:
                 if layer_id in layers:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: layer {layer_id} comes twice; an iteration begins anew with "
                         f"layer {order[0]}"
                     )
                 if len(order) == MOST_LAYERS:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: more than {MOST_LAYERS} layers; is it a layer table?"
                     )
                 order.append(layer_id)
             else:
                 if layer_id != order[place]:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: expected layer {order[place]}, found {layer_id}; every "
                         f"iteration must list the {len(order)} layers of the first, in its order"
                     )
                 place = (place + 1) % len(order)
                 iterations += place == 0
-            row, communication_s = _row(cells, where)
+            row = _row(cells, where)
             begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
             layer = layers.setdefault(layer_id, begun)
             if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
-                raise FileError(
+                raise UserError(
                     f"{where}: layer {layer_id} is {quoted(row.name)} of {row.gradient_bytes} "
                     f"bytes, but was {quoted(layer.name)} of {layer.gradient_bytes} bytes in the "
                     "first iteration"
                 )
             layer.forward_s += row.forward_s
             layer.weight_s += row.weight_s
-            messages_s[layer_id] = messages_s.get(layer_id, 0.0) + communication_s
-    if place:
-        raise FileError(
-            f"{source}: iteration {iterations + 1} ends before layer {order[place]}, the file is "
-            "truncated; copy it again, or remove that iteration"
-        )
-    if not layers:
-        raise FileError(f"{source}: no row of a layer table; expected {' '.join(HEADER)}")
-    with in_file(source):
-        return _trace(list(layers.values()), list(messages_s.values()), max(iterations, 1), source)
+            layer.message_s += row.message_s
+        if place:
+            raise UserError(
+                f"iteration {iterations + 1} ends before layer {order[place]}, the file is "
+                "truncated; copy it again, or remove that iteration"
+            )
+        if not layers:
+            raise UserError(f"no row of a layer table; expected {' '.join(HEADER)}")
+        return _trace(list(layers.values()), max(iterations, 1), Path(path).name)
 
 
-def _trace(rows: list[Layer], messages_s: list[float], iterations: int, source: str) -> Trace:
+def _trace(rows: list[Layer], iterations: int, file: str) -> Trace:
     data_s = 0.0
     layers = []
     for row in rows:
@@ -121,16 +117,15 @@ def _trace(rows: list[Layer], messages_s: list[float], iterations: int, source: 
             row.weight_s /= iterations
             layers.append(row)
     notes = ["the table has no update, and no copying to the device"]
-    sizes = [row.gradient_bytes for row in rows]
-    untimed = sum(1 for size, time_s in zip(sizes, messages_s, strict=True) if size and not time_s)
+    untimed = sum(bool(row.gradient_bytes) and not row.message_s for row in rows)
     if untimed:
         notes.append(f"{untimed} layers with gradients have no communication time")
-    model = Path(source).name.removesuffix(".gz").rpartition(".")[0] or Path(source).name
+    model = file.removesuffix(".gz").rpartition(".")[0] or file
     profile = profile_of(layers, model=model, data_s=data_s, iterations=iterations)
     return Trace(
         model=profile.model,
         profile=profile,
-        points=measured_points(zip(sizes, (t / iterations for t in messages_s), strict=True)),
+        points=measured_points((row.gradient_bytes, row.message_s / iterations) for row in rows),
         steps=iterations,
         notes=tuple(notes),
     )
@@ -159,10 +154,8 @@ def write_layer_table(profile: Profile, network: Network | None = None) -> Writt
 def layer_rows(table: LayerTable, messages_s: Sequence[float], form: str = ".9g") -> list[str]:
     """Return the rows of one iteration, without the header.
 
-    Args:
-        table: its layers.
-        messages_s: seconds of each layer's message, 0 where it has no gradient.
-        form: of every time in microseconds, as in ``format``.
+    ``messages_s`` are the seconds of each layer's message, 0 where it has no gradient; ``form`` is
+    the format of the times in microseconds.
     """
     rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
     for layer, communication_s in zip(table.layers, messages_s, strict=True):
@@ -198,22 +191,23 @@ def _is_number(text: str) -> bool:
 
 def _layer_id(cells: list[str], where: str) -> int:
     if len(cells) != len(HEADER):
-        raise FileError(
+        raise UserError(
             f"{where}: expected {len(HEADER)} columns ({' '.join(HEADER)}), found {len(cells)}"
         )
     if not (cells[0].isascii() and cells[0].isdecimal() and len(cells[0]) < 10):
-        raise FileError(f"{where}: expected a layer id, found {cells[0][:40]!r}")
+        raise UserError(f"{where}: expected a layer id, found {cells[0][:40]!r}")
     return int(cells[0])
 
 
-def _row(cells: list[str], where: str) -> tuple[Layer, float]:
-    """Return the layer of a row, and the seconds of its message."""
-    forward_s, backward_s, communication_s = (
+def _row(cells: list[str], where: str) -> Layer:
+    forward_s, weight_s, message_s = (
         seconds_in(cell, f"the {what} time", where, unit_s=US)
         for cell, what in zip(cells[2:5], ("forward", "backward", "communication"), strict=True)
     )
-    size_bytes = bytes_in(cells[5], "the size of the gradient", where)
-    layer = Layer(
-        name=cells[1], forward_s=forward_s, weight_s=backward_s, gradient_bytes=size_bytes
+    return Layer(
+        name=cells[1],
+        forward_s=forward_s,
+        weight_s=weight_s,
+        message_s=message_s,
+        gradient_bytes=bytes_in(cells[5], "the size of the gradient", where),
     )
-    return layer, communication_s

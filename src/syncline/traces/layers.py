@@ -1,4 +1,4 @@
-"""Layers in a row: what the layer-wise formats hold, to and from the operations of a profile.
+"""Layers, as layer-wise formats hold them, from and to the operations of a profile.
 
 A layer table has no edges. Its layers run forward one after another and backward in reverse; the
 papers draw the iteration the same way (dag-model, Fig. 1; MG-WFBP, Fig. 1).
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from syncline.errors import UserError
 from syncline.model.profile import Gradient, Operation, Phase, Profile
-from syncline.traces.trace import Names, bare_profile, sized_gradient
+from syncline.traces.trace import bare_profile, sized_gradient, unique_names
 
 MOST_LAYERS = 100_000
-"""More rows than that are no layers of a model."""
+"""A file with more rows is no table of a model's layers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,19 +29,22 @@ class Layer:
     input_s: float = 0.0
     """Backward time after that: the gradient with respect to its input."""
     gradient_bytes: int = 0
+    message_s: float = 0.0
+    """The all-reduce of its gradient, where a table times it."""
     update_s: float = 0.0
     gradients: list[str] = field(default_factory=list)
-    """Names of those that make up its bytes, where they are known."""
+    """Names of the tensors that make up its bytes, where they are known."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LayerTable:
-    """The layers of a profile, and what of the profile they cannot say."""
+    """The layers of a profile."""
 
     data_s: float
     """Reading and copying the batch."""
     layers: list[Layer]
     lost: list[str]
+    """What of the profile they cannot say, one sentence each."""
 
 
 def profile_of(
@@ -66,14 +69,14 @@ def profile_of(
     for layer in layers:
         before = [add(layer.name, "forward", layer.forward_s, *before)]
         forward += before
-    names = Names()
+    names = unique_names(layer.name for layer in reversed(layers) if layer.gradient_bytes)
     gradients: list[Gradient] = []
     updates: list[tuple[Layer, int]] = []
     for layer, own in zip(reversed(layers), reversed(forward), strict=True):
         ready = add(f"{layer.name} backward", "backward", layer.weight_s, own, *before)
         before = [ready]
         if layer.gradient_bytes:
-            name, size_bytes = names.unique(layer.name), layer.gradient_bytes
+            name, size_bytes = next(names), layer.gradient_bytes
             gradients.append(sized_gradient(name, size_bytes, ready_after=ready, needed_by=own))
         if layer.input_s > 0:
             before = [add(f"{layer.name} backward, input", "backward", layer.input_s, own, ready)]
@@ -87,9 +90,9 @@ def profile_of(
 def layers_of(profile: Profile) -> LayerTable:
     """Cut a profile into layers: one for each forward operation, in order.
 
-    A backward operation belongs to the forward operation that needs the parameters whose gradients
-    it ends, else to the last one that it depends on, else to that of the backward operation before
-    it. A profile without a forward pass has a layer for each backward operation instead.
+    A backward operation that makes a gradient ready belongs to the forward operation that needs the
+    parameter; else to the last forward operation that it depends on; else to the layer of the
+    backward operation before it. Without a forward pass, each backward operation is a layer.
 
     Raises:
         UserError: there are more operations than a table of layers can have.
@@ -110,11 +113,8 @@ def layers_of(profile: Profile) -> LayerTable:
             "layers run one after another"
         )
     rows = _rows(profile, lane)
-    names = Names()
-    layers = {
-        row: Layer(name=names.unique(operations[row].name.removesuffix(" backward")))
-        for row in rows
-    }
+    names = unique_names(operations[row].name.removesuffix(" backward") for row in rows)
+    layers = {row: Layer(name=name) for row, name in zip(rows, names, strict=True)}
     owner = _owners(profile, layers)
     owned = [
         needed if (needed := g.needed_by) is not None and needed in layers else owner[g.ready_after]
@@ -126,7 +126,7 @@ def layers_of(profile: Profile) -> LayerTable:
         layers[row].gradient_bytes += gradient.size_bytes
         layers[row].gradients.append(gradient.name)
     first = layers[rows[0]]
-    if not first.gradient_bytes:  # whose input has no gradient, and so nothing but this one
+    if not first.gradient_bytes:  # nothing is computed after its weight gradient
         first.weight_s, first.input_s = first.weight_s + first.input_s, 0.0
     position = {row: place for place, row in enumerate(layers)}
     if any(position[later] > position[earlier] for earlier, later in itertools.pairwise(owned)):

@@ -1,14 +1,14 @@
 """PipeDream's operator graph: a DAG with branches, as its profiler writes it.
 
-A line a node::
+Each line is a node::
 
     node2 -- Conv2d(3, 64, ...) -- forward_compute_time=22.3, backward_compute_time=6.4,
         activation_size=198246400.0, parameter_size=93184.0
 
-and, behind a tab, a line an edge: ``node1 -- node2``. Times are milliseconds, sizes bytes. The
-forward time of the ``Input`` node is the loading of the batch. Backward edges are not listed; the
-backward operation of a node waits for its forward operation and for the backward operations of the
-nodes that read its output.
+or, after a tab, an edge: ``node1 -- node2``. Times are milliseconds, sizes bytes. The forward time
+of the ``Input`` node is the loading of the batch. Backward edges are not listed; the backward
+operation of a node waits for its forward operation and for the backward operations of the nodes
+that read its output.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from syncline.errors import FileError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.traces.reading import ReadProgress, open_trace, text_lines
 from syncline.traces.trace import (
     Trace,
     bare_profile,
     bytes_in,
-    in_file,
     in_order,
     model_of,
     seconds_in,
@@ -77,42 +76,39 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
         FileError: it is no such file, a node comes twice, an edge ends nowhere, the edges have a
             cycle, or a value is missing, no number, negative or absurd.
     """
-    source = str(path)
     nodes: dict[str, _Node] = {}
     edges: list[tuple[str, str, str]] = []
     with open_trace(path, progress=progress) as stream:
-        for where, line in text_lines(stream, source):
+        for where, line in text_lines(stream):
             if line[0].isspace():
                 ends = [part.strip() for part in line.strip().split(SEPARATOR)]
                 if len(ends) != 2:
-                    raise FileError(
+                    raise UserError(
                         f"{where}: expected an edge 'node -- node', found {line.strip()[:40]!r}"
                     )
                 edges.append((ends[0], ends[1], where))
             else:
                 node = _node(line, len(nodes), where)
                 if node.name in nodes:
-                    raise FileError(f"{where}: {quoted(node.name)} comes twice; names must differ")
+                    raise UserError(f"{where}: {quoted(node.name)} comes twice; names must differ")
                 nodes[node.name] = node
             if len(nodes) > MOST_NODES or len(edges) > MOST_EDGES:
-                raise FileError(
+                raise UserError(
                     f"{where}: more than {MOST_NODES} nodes or {MOST_EDGES} edges; is this a graph "
                     "of a model?"
                 )
-    if not nodes:
-        raise FileError(f"{source}: no node; expected lines such as 'node1 -- Input -- {FIRST}...'")
-    for before, after, where in edges:
-        for name in (before, after):
-            if name not in nodes:
-                raise FileError(
-                    f"{where}: an edge of {name[:40]!r}, which is no node; the file is truncated "
-                    "or was edited by hand"
-                )
-        nodes[after].inputs.append(before)
-        nodes[before].outputs.append(after)
-    order = _in_order(nodes.values(), source)
-    with in_file(source):
-        profile = _profile(order, model_of(source))
+        if not nodes:
+            raise UserError(f"no node; expected lines such as 'node1 -- Input -- {FIRST}...'")
+        for before, after, where in edges:
+            for name in (before, after):
+                if name not in nodes:
+                    raise UserError(
+                        f"{where}: an edge of {name[:40]!r}, which is no node; the file is "
+                        "truncated or was edited by hand"
+                    )
+            nodes[after].inputs.append(before)
+            nodes[before].outputs.append(after)
+        profile = _profile(_in_order(nodes.values()), model_of(path))
     notes = (
         "the graph has no update and no messages",
         "in the backward pass a node waits for the nodes that read its output",
@@ -124,16 +120,15 @@ def _node(line: str, place: int, where: str) -> _Node:
     parts = line.split(SEPARATOR)
     values = next((part for part in parts[2:] if part.startswith(FIRST)), None)
     if values is None:
-        raise FileError(
+        raise UserError(
             f"{where}: expected 'node -- operation -- {FIRST}...', found {line.strip()[:40]!r}"
         )
     text = SEPARATOR.join(parts[1 : parts.index(values)])
     found = dict(pair.partition("=")[::2] for pair in values.strip().split(", "))
-
     keys = ("forward_compute_time", "backward_compute_time", "parameter_size")
     for key in keys:
         if key not in found:
-            raise FileError(f"{where}: {key} is missing")
+            raise UserError(f"{where}: {key} is missing")
     forward_s, backward_s = (seconds_in(found[key], key, where, unit_s=MS) for key in keys[:2])
     name = parts[0].strip()
     digits = _DIGITS.search(name)
@@ -147,32 +142,29 @@ def _node(line: str, place: int, where: str) -> _Node:
     )
 
 
-def _in_order(nodes: Iterable[_Node], source: str) -> list[_Node]:
-    """Return the nodes so that each comes after its inputs; otherwise as they were traced."""
+def _in_order(nodes: Iterable[_Node]) -> list[_Node]:
+    """Return the nodes, each after its inputs, otherwise as they were traced."""
     traced = sorted(nodes, key=lambda node: node.rank)
     place = {node.name: index for index, node in enumerate(traced)}
     order = in_order(len(traced), ([place[name] for name in node.inputs] for node in traced))
     if len(order) < len(traced):
         stuck = sorted(set(place.values()).difference(order))
         names = ", ".join(traced[index].name[:40] for index in stuck[:5])
-        raise FileError(f"{source}: the edges have a cycle, through {names}; a model has none")
+        raise UserError(f"the edges have a cycle, through {names}; a model has none")
     return [traced[index] for index in order]
 
 
 def _profile(order: list[_Node], model: str) -> Profile:
-    operations: list[Operation] = []
-    forward: dict[str, int] = {}
-    for node in order:
-        data = not node.inputs and node.kind == "Input"
-        forward[node.name] = len(operations)
-        operations.append(
-            Operation(
-                name=f"{node.text} ({node.name})",
-                phase="data" if data else "forward",
-                duration_s=node.forward_s,
-                after=tuple(sorted({forward[name] for name in node.inputs})),
-            )
+    forward = {node.name: index for index, node in enumerate(order)}
+    operations = [
+        Operation(
+            name=f"{node.text} ({node.name})",
+            phase="forward" if node.inputs or node.kind != "Input" else "data",
+            duration_s=node.forward_s,
+            after=tuple(sorted({forward[name] for name in node.inputs})),
         )
+        for node in order
+    ]
     gradients: list[Gradient] = []
     backward: dict[str, int] = {}
     for node in reversed(order):

@@ -1,10 +1,11 @@
 """Reading trace files safely: streamed, unpacked, in bounded memory, with errors that name them.
 
-A trace may have a gigabyte, may be packed or not, and may have been cut off by a full disk. Every
-reader of this package opens its file with :func:`open_trace` and takes its content with
-:func:`text_lines` or :func:`json_elements`, none of which holds the whole file.
+A trace may be a gigabyte long, packed with gzip, or cut off by a full disk. Every reader of this
+package opens its file with :func:`open_trace` and reads it with :func:`text_lines` or
+:func:`json_elements`, which do not hold the whole file. Errors in its content need not name the
+file: :func:`open_trace` does.
 
-JSON is scanned with ``json.JSONDecoder.raw_decode``, element by element, which bounds the memory of
+JSON is decoded element by element with ``json.JSONDecoder.raw_decode``, which bounds the memory of
 an element and knows the place of an error. ijson with its C backend is faster (85 against 49 MB/s
 on a profiler trace of 103 MB) but refuses what profilers write: NaN, control characters and broken
 UTF-8 in names, and a byte order mark.
@@ -23,9 +24,9 @@ import stat
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
-from syncline.errors import FileError, quoted
+from syncline.errors import FileError, UserError, quoted
 from syncline.model.document import open_file
 
 ReadProgress = Callable[[int, int | None], None]
@@ -44,6 +45,17 @@ WRITE_AGAIN = "record or copy it again"
 
 
 @contextmanager
+def in_file(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn a :class:`UserError` about a file's content into a :class:`FileError` that names it."""
+    try:
+        yield
+    except FileError:
+        raise
+    except UserError as error:
+        raise FileError(f"{os.fspath(path)}: {error}") from None
+
+
+@contextmanager
 def open_trace(
     path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> Iterator[BinaryIO]:
@@ -52,11 +64,11 @@ def open_trace(
     Yields a buffered binary stream; a pipe works too. ``progress`` is called about once a mebibyte.
 
     Raises:
-        FileError: the file is missing, empty, no file, cannot be read, or, while it is being read,
-            turns out to be truncated, broken, or larger than 4 GiB.
+        FileError: the file is missing, empty or no file, cannot be read, or while being read turns
+            out to be truncated, broken or larger than 4 GiB; or the caller, while it has the file
+            open, raises a :class:`UserError` about its content.
     """
-    source = str(path)
-    with open_file(path) as handle:
+    with in_file(path), open_file(path) as handle:
         status = os.fstat(handle.fileno())
         total_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
         read_bytes = 0
@@ -69,24 +81,23 @@ def open_trace(
                 progress(read_bytes, total_bytes)
             return data
 
-        stream = _buffered(from_disk, source)
+        stream = _buffered(from_disk)
         if stream.peek(2)[:2] == GZIP_MAGIC:
-            stream = _buffered(gzip.GzipFile(fileobj=stream, mode="rb").read1, source)
+            stream = _buffered(gzip.GzipFile(fileobj=stream, mode="rb").read1)
         if not stream.peek(1):
-            raise FileError(f"{source}: the file is empty; {WRITE_AGAIN}")
+            raise UserError(f"the file is empty; {WRITE_AGAIN}")
         yield stream
 
 
-def _buffered(read: Callable[[int], bytes], source: str) -> io.BufferedReader:
-    return io.BufferedReader(_Bounded(read, source), buffer_size=CHUNK_BYTES)
+def _buffered(read: Callable[[int], bytes]) -> io.BufferedReader:
+    return io.BufferedReader(_Bounded(read), buffer_size=CHUNK_BYTES)
 
 
 class _Bounded(io.RawIOBase):
-    """What a function reads, as a raw stream that refuses to hold too much."""
+    """A raw stream of the bytes that a function reads, up to the largest trace."""
 
-    def __init__(self, read: Callable[[int], bytes], source: str) -> None:
+    def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
-        self._source = source
         self._read_bytes = 0
 
     def readable(self) -> bool:
@@ -96,48 +107,45 @@ class _Bounded(io.RawIOBase):
         try:
             data = self._read(len(buffer))
         except EOFError:
-            raise self._error(
+            raise UserError(
                 f"the gzip file ends too early, it is truncated; {WRITE_AGAIN}"
             ) from None
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise self._error(f"broken gzip file ({error}); {WRITE_AGAIN}") from None
+            raise UserError(f"broken gzip file ({error}); {WRITE_AGAIN}") from None
         except OSError as error:
-            raise self._error(
+            raise UserError(
                 f"cannot be read: {error.strerror}; check the disk and the path"
             ) from None
         self._read_bytes += len(data)
         if self._read_bytes > LARGEST_TRACE_BYTES:
-            raise self._error(
+            raise UserError(
                 f"holds more than {LARGEST_TRACE_BYTES} bytes (unpacked), the most that is read of "
                 "a trace; record fewer steps"
             )
         buffer[: len(data)] = data
         return len(data)
 
-    def _error(self, message: str) -> FileError:
-        return FileError(f"{self._source}: {message}")
 
+def text_lines(stream: BinaryIO) -> Iterator[tuple[str, str]]:
+    """Yield the place and the text, without line end, of each line that is not blank.
 
-def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a text file that are not blank, without line ends.
-
-    Each comes after its place, ``"FILE: line N"``, which errors begin with; N counts from 1.
+    The place is ``"line N"``, with which errors begin; N counts from 1.
 
     Raises:
-        FileError: a line is not UTF-8 text or longer than a mebibyte.
+        UserError: a line is not UTF-8 text or longer than a mebibyte.
     """
     number = 0
     while line := stream.readline(LONGEST_LINE_BYTES + 1):
         number += 1
-        where = f"{source}: line {number}"
+        where = f"line {number}"
         if len(line) > LONGEST_LINE_BYTES:
-            raise FileError(
+            raise UserError(
                 f"{where} is longer than {LONGEST_LINE_BYTES} bytes; this is not a text trace"
             )
         try:
             text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise FileError(
+            raise UserError(
                 f"{where} is not text ({error.reason} at byte {error.start}); "
                 "is this the right file?"
             ) from None
@@ -145,17 +153,12 @@ def text_lines(stream: BinaryIO, source: str) -> Iterator[tuple[str, str]]:
             yield where, text
 
 
-class JsonElement(NamedTuple):
-    """A piece of a JSON file: an element of a long array, or another member of the whole."""
-
-    key: str
-    """The member of the top-level object; empty where the file is one array."""
-    place: int | None
-    """Position in the array; None for a member that is not taken apart."""
-    value: Any
+JsonElement = tuple[str, int | None, Any]
+"""The key of a member (empty where the file is one array), the position in its array or None for a
+whole member, and the value."""
 
 
-def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Iterator[JsonElement]:
+def json_elements(stream: BinaryIO, arrays: Collection[str]) -> Iterator[JsonElement]:
     """Yield a JSON file piece by piece, in the order of the file.
 
     Linear in the file; holds one chunk and one element. Bytes that are not UTF-8 become U+FFFD:
@@ -165,21 +168,21 @@ def json_elements(stream: BinaryIO, source: str, arrays: Collection[str]) -> Ite
     is itself one array; every other member is yielded whole.
 
     Raises:
-        FileError: the file is no JSON object or array, is broken or truncated, is nested too
+        UserError: the file is no JSON object or array, is broken or truncated, is nested too
             deeply, or an element is longer than 32 Mi characters.
     """
-    scanner = _Scanner(stream, source)
+    scanner = _Scanner(stream)
     match scanner.peek():
         case "[":
             yield from scanner.elements("")
         case "{":
             yield from scanner.members(arrays)
         case "":
-            raise FileError(f"{source}: the file holds nothing but white space; {WRITE_AGAIN}")
+            raise UserError(f"the file holds nothing but white space; {WRITE_AGAIN}")
         case _:
-            raise FileError(
-                f"{source}: expected JSON, found {scanner.excerpt()} at the beginning; "
-                "is this the right file?"
+            raise UserError(
+                f"expected JSON, found {scanner.excerpt()} at the beginning; is this the right "
+                "file?"
             )
     if scanner.peek():
         raise scanner.error(f"expected the end of the file, found {scanner.excerpt()}")
@@ -191,9 +194,8 @@ class _Scanner:
     _SPACE = re.compile(r"[ \t\r\n]*")
     _AFTER_NUMBER = frozenset(" \t\r\n,]}")
 
-    def __init__(self, stream: BinaryIO, source: str) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._source = source
         # "sig": some editors put a byte order mark before the text.
         self._utf8 = codecs.getincrementaldecoder("utf-8-sig")("replace")
         # strict=False: names may hold raw control characters.
@@ -206,7 +208,6 @@ class _Scanner:
         """The item before the next comma, in messages."""
 
     def members(self, arrays: Collection[str]) -> Iterator[JsonElement]:
-        """Yield the members of the object that begins here."""
         for _ in self._items("{}"):
             key = self._value("the top-level object")
             if not isinstance(key, str):
@@ -215,14 +216,13 @@ class _Scanner:
             if key in arrays and self.peek() == "[":
                 yield from self.elements(key)
             else:
-                yield JsonElement(key, None, self._value(quoted(key)))
+                yield key, None, self._value(quoted(key))
             self._last = quoted(key)
 
     def elements(self, key: str) -> Iterator[JsonElement]:
-        """Yield the elements of the array that begins here."""
         for index in self._items("[]"):
             place = f"{key}[{index}]"
-            yield JsonElement(key, index, self._value(place))
+            yield key, index, self._value(place)
             self._last = place
 
     def _items(self, brackets: str) -> Iterator[int]:
@@ -282,22 +282,22 @@ class _Scanner:
     def excerpt(self) -> str:
         return quoted(self._text[self._position : self._position + 20])
 
-    def error(self, message: str) -> FileError:
-        return FileError(
-            f"{self._source}: not valid JSON at character {self._dropped + self._position}: "
-            f"{message}; {WRITE_AGAIN}"
+    def error(self, message: str) -> UserError:
+        return UserError(
+            f"not valid JSON at character {self._dropped + self._position}: {message}; "
+            f"{WRITE_AGAIN}"
         )
 
-    def _truncated(self, where: str) -> FileError:
-        return FileError(
-            f"{self._source}: the file ends {where}, it is truncated (was the recording process "
-            f"stopped while it wrote?); {WRITE_AGAIN}"
+    def _truncated(self, where: str) -> UserError:
+        return UserError(
+            f"the file ends {where}, it is truncated (was the recording process stopped while it "
+            f"wrote?); {WRITE_AGAIN}"
         )
 
     def _refill(self) -> bool:
-        """Read as much text as is pending, or more; return whether there was any.
+        """Read at least as much text as is pending; return whether there was any.
 
-        An element that spans many chunks is decoded anew with each. Doubling what is pending keeps
+        An element that spans many chunks is decoded anew with each. Doubling the pending text keeps
         that linear.
         """
         if self._ended:

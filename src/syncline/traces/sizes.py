@@ -1,4 +1,4 @@
-"""Sizes of gradients that were written by hand, for a profiler trace that does not hold them.
+"""Sizes of gradients, written by hand for a profiler trace that does not hold them.
 
 A text file with two columns, separated by white space: a header, then one line for each gradient in
 the order in which they become ready, the last layer's first. ``#`` begins a comment.
@@ -7,7 +7,7 @@ the order in which they become ready, the last layer's first. ``#`` begins a com
     fc.bias       1000
     fc.weight     2048000
 
-The second column may be ``bytes`` instead. With as many lines as the trace has messages, and
+The second column may be ``bytes`` instead. If there are as many lines as messages in the trace, and
 another number of gradients, the lines are sizes of the messages (buckets).
 """
 
@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from syncline.errors import FileError, MismatchError, quoted
+from syncline.errors import MismatchError, UserError, quoted
 from syncline.model.quantities import LARGEST_BYTES, bytes_per_element
 from syncline.traces.kineto_steps import ReadyPoint, StepTasks, element_dtype
 from syncline.traces.reading import open_trace, text_lines
@@ -26,22 +26,14 @@ from syncline.traces.reading import open_trace, text_lines
 HEADER = "expected the header 'name elements' or 'name bytes'"
 
 
-class GradientSize(NamedTuple):
-    """One line."""
-
-    where: str
-    """The file and the number of the line."""
-    name: str
-    size: int
-
-
 class GradientSizes(NamedTuple):
     """A file of sizes."""
 
     source: str
     in_bytes: bool
-    """Whether the sizes are bytes, not elements."""
-    rows: tuple[GradientSize, ...]
+    """Else they are elements."""
+    rows: Mapping[str, tuple[str, int]]
+    """By name: the line, and the size."""
 
     def join(self, step: StepTasks) -> StepTasks:
         """Return a step of a profiler trace with these sizes and names.
@@ -62,14 +54,14 @@ class GradientSizes(NamedTuple):
 
     def _sized(self, points: Sequence[ReadyPoint], profiled: str) -> list[ReadyPoint]:
         sized = []
-        for row, point in zip(self.rows, points, strict=True):
+        for (name, (line, size)), point in zip(self.rows.items(), points, strict=True):
             dtype = element_dtype(point.dtype)
             width = bytes_per_element(dtype or "float32") if self.in_bytes else 1
-            elements, rest = divmod(row.size, width)
-            where = f"{row.where}, {quoted(row.name)}"
+            elements, rest = divmod(size, width)
+            where = f"{self.source}: {line}, {quoted(name)}"
             if rest:
                 raise MismatchError(
-                    f"{where}: {row.size} bytes are no whole number of {dtype or 'float32'} "
+                    f"{where}: {size} bytes are no whole number of {dtype or 'float32'} "
                     "elements; correct the size"
                 )
             # Without a type, one element may stand for no tensor.
@@ -78,7 +70,7 @@ class GradientSizes(NamedTuple):
                     f"{where}: {elements} elements, but {profiled} says {point.elements}; write "
                     "the gradients in the order in which they become ready, the last layer's first"
                 )
-            sized.append(point._replace(elements=elements, dtype=dtype or "float32", name=row.name))
+            sized.append(point._replace(elements=elements, dtype=dtype or "float32", name=name))
         return sized
 
 
@@ -86,36 +78,37 @@ def read_sizes(path: str | os.PathLike[str]) -> GradientSizes:
     """Read a file of sizes.
 
     Raises:
-        FileError: the file cannot be read or a line is not as it should be; the message names it.
+        FileError: the file cannot be read, or a line is wrong; the message names it.
     """
     source = os.fspath(path)
-    rows: list[GradientSize] = []
-    names: set[str] = set()
+    rows: dict[str, tuple[str, int]] = {}
     with open_trace(path) as stream:
         lines = (
-            (w, line, line.partition("#")[0].split()) for w, line in text_lines(stream, source)
+            (where, line, words)
+            for where, line in text_lines(stream)
+            if (words := line.partition("#")[0].split())
         )
-        lines = ((where, line, words) for where, line, words in lines if words)
-        where, line, header = next(lines, (source, "", []))
+        where, line, header = next(lines, ("", "", []))
         if header not in (["name", "elements"], ["name", "bytes"]):
-            raise FileError(f"{where}: {HEADER}, found {quoted(line) if line else 'none'}")
+            raise UserError(
+                f"{where}: {HEADER}, found {quoted(line)}" if line else f"{HEADER}, found none"
+            )
         unit = header[1]
         for where, line, words in lines:
             if len(words) != 2 or not re.fullmatch(r"\d{1,20}", words[1]):
-                raise FileError(
+                raise UserError(
                     f"{where}: expected a name and a whole number of {unit}, found {quoted(line)}"
                 )
-            row = GradientSize(where, words[0], int(words[1]))
-            if not 0 < row.size <= LARGEST_BYTES:
-                raise FileError(
-                    f"{where}: a size is from 1 to {LARGEST_BYTES} {unit}, found {row.size}"
+            name, size = words[0], int(words[1])
+            if not 0 < size <= LARGEST_BYTES:
+                raise UserError(
+                    f"{where}: a size is from 1 to {LARGEST_BYTES} {unit}, found {size}"
                 )
-            if row.name in names:
-                raise FileError(
-                    f"{where}: {quoted(row.name)} was named before; name each gradient once"
+            if name in rows:
+                raise UserError(
+                    f"{where}: {quoted(name)} was named before; name each gradient once"
                 )
-            names.add(row.name)
-            rows.append(row)
-    if not rows:
-        raise FileError(f"{source}: {HEADER}, then a line for each gradient; found none")
-    return GradientSizes(source, unit == "bytes", tuple(rows))
+            rows[name] = (where, size)
+        if not rows:
+            raise UserError(f"{HEADER}, then a line for each gradient; found none")
+    return GradientSizes(source, unit == "bytes", rows)

@@ -1,21 +1,21 @@
 """``Trace``: the content of a trace file in Syncline's nouns, with notes on what is missing.
 
-Every reader returns one. Formats differ in what they hold: a layer table has times of messages and
+Every reader returns one. Formats differ in what they hold: a layer table has times of messages but
 no worker count, an operator graph has no messages at all. ``notes`` lists what a reader left out
-or assumed, one sentence each; they are shown wherever a trace is.
+or assumed, one sentence each; they are shown with every trace.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import os
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from syncline.errors import FileError, UserError, quoted
+from syncline.errors import UserError, quoted
 from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
@@ -24,7 +24,7 @@ from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.model.timeline import Timeline
 
 MOST_POINTS = 48
-"""Different sizes that a fit takes, whose time grows with their third power."""
+"""Most sizes that are fitted: a fit's time grows with their third power."""
 
 
 class Trace(NamedTuple):
@@ -62,11 +62,11 @@ class Trace(NamedTuple):
     def network(self, workers: int | None = None) -> Network:
         """Return the network that the timed messages were sent over.
 
-        ``workers`` is the worker count where the trace does not say it.
+        ``workers`` replaces the worker count that the trace says.
 
         Raises:
-            UserError: the trace times messages of fewer than two sizes, or nobody says how many
-                workers there were.
+            UserError: the trace times messages of fewer than two sizes, or the worker count is
+                neither in it nor given.
         """
         count = self.workers if workers is None else workers
         if count is None:
@@ -104,17 +104,17 @@ class Written(NamedTuple):
     """What the format cannot say, one sentence each."""
 
 
-def model_of(source: str) -> str:
-    """Return what a trace without a model's name is called: its file's name to the first dot."""
-    return Path(source).name.split(".")[0]
+def model_of(path: str | os.PathLike[str]) -> str:
+    """Return the name of a trace that names no model: its file's, up to the first dot."""
+    return Path(path).name.split(".")[0]
 
 
 def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, ...]:
     """Return the mean time of each size, smallest first, with its repetitions.
 
-    Samples are bytes and seconds of single messages; those without either are left out. Where
-    there are more than 48 sizes, neighbours on the logarithmic scale are merged: their bytes and
-    seconds are averaged.
+    Samples are bytes and seconds of single messages; those of 0 bytes or 0 s are left out. Of more
+    than 48 sizes, neighbours on the logarithmic scale are merged: their bytes and seconds are
+    averaged.
     """
     times: dict[int, list[float]] = {}
     for size_bytes, time_s in samples:
@@ -178,7 +178,7 @@ def bare_profile(
     *,
     iterations: int = 1,
 ) -> Profile:
-    """Return the profile of a trace that tells neither the device nor the workers."""
+    """Return the profile of a trace that says neither the device nor the worker count."""
     return Profile(
         model=model,
         device="unknown",
@@ -190,14 +190,14 @@ def bare_profile(
 
 
 def seconds_in(text: str, what: str, where: str, *, unit_s: float) -> float:
-    """Read a time, of which ``unit_s`` are the seconds of one unit.
+    """Read a time in units of ``unit_s`` seconds.
 
     Raises:
-        FileError: it is no number, negative, not finite, or longer than an iteration may take.
+        UserError: it is no number, negative, not finite, or longer than an iteration may take.
     """
     time_s = _number(text, what, where) * unit_s
     if time_s * 1e9 > LONGEST_NS:
-        raise FileError(
+        raise UserError(
             f"{where}: {what} is {time_s:.3g} s, longer than an iteration may take; the unit is "
             f"{unit_s:g} s"
         )
@@ -208,13 +208,13 @@ def bytes_in(text: str, what: str, where: str, *, whole: bool = True) -> int:
     """Read a number of bytes; a fraction is dropped unless they must be ``whole``.
 
     Raises:
-        FileError: it is no number, negative, absurdly large or not whole.
+        UserError: it is no number, negative, absurdly large or not whole.
     """
     size_bytes = _number(text, what, where)
     if size_bytes > LARGEST_BYTES:
-        raise FileError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
+        raise UserError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
     if whole and not size_bytes.is_integer():
-        raise FileError(f"{where}: expected whole bytes as {what}, found {text.strip()[:40]}")
+        raise UserError(f"{where}: expected whole bytes as {what}, found {text.strip()[:40]}")
     return int(size_bytes)
 
 
@@ -223,32 +223,28 @@ def _number(text: str, what: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise FileError(f"{where}: expected a number as {what}, found {shown!r}") from None
+        raise UserError(f"{where}: expected a number as {what}, found {shown!r}") from None
     if not (math.isfinite(value) and value >= 0):
-        raise FileError(f"{where}: {what} must be finite and at least 0, found {shown}")
+        raise UserError(f"{where}: {what} must be finite and at least 0, found {shown}")
     return value
 
 
-class Names:
-    """Makes names different from one another by numbering those that were seen before."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, int] = {}
-
-    def unique(self, name: str) -> str:
-        """Return ``name``, with a number behind it if it was returned before."""
+def unique_names(names: Iterable[str]) -> Iterator[str]:
+    """Yield each name, with a number behind it if it was yielded before."""
+    seen: dict[str, int] = {}
+    for name in names:
         candidate = name
-        while candidate in self._seen:
-            self._seen[name] += 1
-            candidate = f"{name} #{self._seen[name]}"
-        self._seen[candidate] = 1
-        return candidate
+        while candidate in seen:
+            seen[name] += 1
+            candidate = f"{name} #{seen[name]}"
+        seen[candidate] = 1
+        yield candidate
 
 
 def in_order(count: int, inputs: Iterable[Iterable[int]]) -> list[int]:
     """Return nodes in topological order, otherwise as listed; those behind a cycle are left out.
 
-    ``inputs`` has, for each node, the indices of those it waits for, in which one may come twice.
+    ``inputs`` gives for each node the indices of those it waits for, which may repeat.
     O((n + m) log n) for n nodes and m inputs.
     """
     waiting = array("q", bytes(8 * count))
@@ -267,14 +263,3 @@ def in_order(count: int, inputs: Iterable[Iterable[int]]) -> list[int]:
             if not waiting[follower]:
                 heapq.heappush(free, follower)
     return order
-
-
-@contextmanager
-def in_file(source: str) -> Iterator[None]:
-    """Let an error in what a file says name the file."""
-    try:
-        yield
-    except FileError:
-        raise
-    except UserError as error:
-        raise FileError(f"{source}: {error}") from None
