@@ -75,9 +75,11 @@ class BucketLayout:
 
 
 def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return of each all-gather the reduce-scatters whose sums it sends, in order of elements."""
     scattered = [
         (number, m) for number, m in enumerate(plan.messages) if m.collective == "reduce-scatter"
     ]
+    scattered.sort(key=lambda numbered: numbered[1].start)
     return tuple(
         tuple(n for n, s in scattered if s.start < message.stop and message.start < s.stop)
         if message.collective == "all-gather"
@@ -87,7 +89,7 @@ def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...]:
-    """Return the smallest runs of tensors that no span crosses the ends of.
+    """Return the smallest runs of tensors such that no span crosses the end of one.
 
     A bucket of DDP is closed by the tensor that fills it, so a tensor without elements goes with
     the tensors after it, although a message has it with those before it.
@@ -106,29 +108,18 @@ def needs_engine(plan: Plan) -> bool:
     """Say whether a plan is more than DDP's reducer can do by itself.
 
     The reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
-    waits for all of them.
+    waits for all of them. A bucket holds whole tensors, and buckets become full in the order in
+    which gradients become ready.
     """
+    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
     return (
         plan.wait == "need"
         or plan.is_lossy
         or plan.in_flight > 1
         or any(m.collective != "all-reduce" or m.delay_s > 0 for m in plan.messages)
-        or unbucketable(plan) is not None
+        or any(not {m.start, m.stop} <= ends for m in plan.messages)
+        or list(plan.messages) != sorted(plan.messages, key=lambda m: (m.start, m.stop))
     )
-
-
-def unbucketable(plan: Plan) -> str | None:
-    """Say why no buckets can be the plan's messages, or None if some can.
-
-    A bucket holds whole tensors, and buckets are sent in the order in which they become full.
-    """
-    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
-    for number, message in enumerate(plan.messages):
-        if message.start not in ends or message.stop not in ends:
-            return f"message {number} splits a tensor, a bucket holds whole ones"
-    if list(plan.messages) != sorted(plan.messages, key=lambda m: (m.start, m.stop)):
-        return "its messages are not in the order in which gradients become ready"
-    return None
 
 
 def difference_from_plan(
@@ -176,9 +167,10 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
     ``c = ceil(n / P)``, cut to n. In an all-gather each worker sends those of its elements
     that the reduce-scatters before it have left there.
     """
-    scattered = [m for m in plan.messages if m.collective == "reduce-scatter"]
-    scattered.sort(key=lambda m: m.start)
-    return tuple(_shares(message, scattered, plan.workers) for message in plan.messages)
+    return tuple(
+        _shares(message, [plan.messages[number] for number in sources], plan.workers)
+        for message, sources in zip(plan.messages, _sources(plan), strict=True)
+    )
 
 
 def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
@@ -188,14 +180,11 @@ def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
     return [(start, min(start + chunk, message.stop)) for start in starts]
 
 
-def _shares(message: Message, scattered: list[Message], workers: int) -> Shares:
+def _shares(message: Message, sources: list[Message], workers: int) -> Shares:
     if message.collective == "all-reduce":
         return ()
-    sources = [message]
-    if message.collective == "all-gather":
-        sources = [s for s in scattered if s.start < message.stop and s.stop > message.start]
     shares: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
-    for source in sources:
+    for source in sources or [message]:
         for pieces, (begin, end) in zip(shares, sum_shares(source, workers), strict=True):
             start, stop = max(begin, message.start), min(end, message.stop)
             if start < stop:

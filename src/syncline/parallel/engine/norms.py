@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,23 +52,18 @@ class ShareNorms:
             [[] for _ in plan.messages] for _ in range(plan.workers)
         ]
         """Of each worker and message: its pieces of tensors."""
-        first = [0]
-        for tensor in plan.tensors:
-            first.append(first[-1] + tensor.elements)
-        for number, (message, tensors) in enumerate(
-            zip(plan.messages, layout.tensors, strict=True)
-        ):
+        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+        for number, (message, place) in enumerate(zip(plan.messages, layout.places, strict=True)):
             if message.collective == "all-gather":
                 continue
-            bucket = layout.places[number].bucket
-            offset = first[layout.buckets[bucket][0]]
+            offset = message.start - place.start
             for worker, (begin, end) in enumerate(sum_shares(message, plan.workers)):
-                for index in tensors:
+                for index in layout.tensors[number]:
                     start, stop = max(begin, first[index]), min(end, first[index + 1])
                     if start < stop:
                         within = start - first[index], stop - first[index]
                         self._pieces[worker][index].append(within)
-                        piece = _Piece(index, bucket, start - offset, stop - offset)
+                        piece = _Piece(index, place.bucket, start - offset, stop - offset)
                         self._held[worker][number].append(piece)
 
     def row(
@@ -85,7 +81,7 @@ class ShareNorms:
                 continue
             numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for p in held])
             where = torch.tensor([piece.tensor for piece in held], device=device)
-            # Of several pieces of one tensor; NaN goes on.
+            # A tensor may have several pieces. Both reductions pass NaN on.
             reduce = "amax" if self._order == torch.inf else "sum"
             row.scatter_reduce_(0, where, torch.stack(numbers), reduce)
         return row
@@ -111,7 +107,7 @@ class ShareNorms:
         return self.norms(rows)[0]
 
     def _numbers(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return of each part what its row's number sums or compares, in float64."""
+        """Return each part's sum of ``|x|^p``, or its largest ``|x|``, in float64."""
         numbers = [self._by_rows(part) for part in parts]
         rest = [part for part, number in zip(parts, numbers, strict=True) if number is None]
         if not rest:
@@ -121,7 +117,7 @@ class ShareNorms:
         return [self._summand(next(found)) if number is None else number for number in numbers]
 
     def _by_rows(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return a long part's number from norms of short rows; None if it is not to be had so.
+        """Return a long part's number from norms of short rows; None where that does not work.
 
         Within a row float32 loses a few units of its last place, and the rows are added in float64.
         That takes a ninth of the time of float64 throughout, for which the CPU copies everything.
