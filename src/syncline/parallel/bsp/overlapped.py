@@ -31,7 +31,7 @@ class Overlapped(Algorithm):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._order: LayerOrder | None = LayerOrder(job)
+        self._order: _LayerOrder | None = _LayerOrder(job)
 
     def _arrange(self, messages: Sequence[Sequence[int]]) -> None:
         super()._arrange(messages)
@@ -122,7 +122,7 @@ START = -1
 """In place of a module: the beginning of the forward pass."""
 
 
-class LayerOrder(TorchFunctionMode):
+class _LayerOrder(TorchFunctionMode):
     """Watches a forward pass, and then knows the layers in the order in which they begin.
 
     A parameter belongs to the innermost module that runs when an operation first reads it. That is
