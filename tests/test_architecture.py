@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "backend": CORE | {"collectives", "groups", "devices", "torch_private"},
-    "parallel": RUNTIME,
+    "parallel": RUNTIME | {"processes"},
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},

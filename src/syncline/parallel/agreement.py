@@ -143,7 +143,7 @@ def require_same(
 
 
 def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield what torch's class sends and exchanges of a model: not what it is to ignore."""
+    """Yield the parameters and buffers that torch's class sends, without those to be ignored."""
     ignored = ignored_by_ddp(module)
     for kind, tensors in (
         ("parameter", module.named_parameters()),
@@ -171,7 +171,7 @@ def _describe(value: Any) -> str:
 
 
 def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
-    """Return the group that torch's class will use; None where there is none, or not of ours."""
+    """Return the group that torch's class will use; None if this rank is in none."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group, mesh = arguments.get("process_group"), arguments.get("device_mesh")

@@ -111,10 +111,9 @@ class DistributedDataParallel(TorchDDP):
             when it makes its first step.
 
     Raises:
-        UserError: an unknown planner, one whose plans can only be simulated, arguments that
-            exclude each other, or a model that a wrapper exchanges already.
-        MismatchError: the plan or profile is for another model or worker count, or the plan is one
-            that can only be simulated or that no buckets of DDP can be.
+        UserError: an unknown planner, arguments that exclude each other, or a model that a wrapper
+            exchanges already.
+        MismatchError: the plan or profile is for another model or worker count.
 
     What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
     ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python

@@ -1,4 +1,4 @@
-"""Hooks on what accumulates gradients, which keep nothing alive."""
+"""Hooks on the accumulators of gradients; they keep no object alive."""
 
 from __future__ import annotations
 
