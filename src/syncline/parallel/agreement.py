@@ -60,10 +60,8 @@ def require_same_training(
                 _device_of(module, group),
                 advice="build the same model with the same arguments on every rank",
             )
-        except MismatchError:
-            if refused is not None:
-                raise refused from None
-            raise
+        except MismatchError as error:
+            raise refused or error from None
     if refused is not None:
         raise refused
 

@@ -20,8 +20,8 @@ class GradientViews:
     has made a gradient would be replaced by the bucket's. So each parameter gets an alias of its
     place in the bucket; one that was kept gets memory of its own before it would be overwritten;
     and a tensor of the user's gets the result. Further views of a gradient (``p.grad.view(-1)``)
-    that are kept over the next backward pass cannot be seen. Nothing is done ``as_views``: where
-    the user asked for views.
+    that are kept over the next backward pass cannot be seen. If ``as_views``, the user asked for
+    views, and nothing is done.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, as_views: bool) -> None:

@@ -16,7 +16,7 @@ from syncline.parallel.wrapped import Wrapped
 PACE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
 WINDOW = 50
-"""Iterations of a window. Two in a row must differ: so a change must last this long."""
+"""Iterations of a window. Only a change that two windows in a row show counts."""
 LIMIT = 0.20
 """A relative change of computation or communication by more than this calls for a new plan."""
 RELEVANT = 0.02

@@ -176,8 +176,8 @@ class _LayerOrder(TorchFunctionMode):
     def layers(self) -> list[tuple[nn.Module | None, list[int]]]:
         """Return the layers as the root has seen them, on all ranks alike.
 
-        Each is the module at whose beginning parameters are needed, None for that of the forward
-        pass, and the indices of the parameters.
+        A layer is the module before which its parameters are needed, None for those needed before
+        the forward pass, and the indices of the parameters.
         """
         entered = [self._entered.get(gate, START) for gate in self._gates]
         seen = torch.tensor([self._gates, entered], dtype=torch.int64)

@@ -58,7 +58,7 @@ class ReduceBroadcast(Algorithm):
         if self._message_of[index] < self._sent:
             raise self.job.sent_before(index)
         self._ready.add(index)
-        # One message alone has all of the backward pass: algorithm 2 as published.
+        # A single message is sent after the backward pass: algorithm 2 as published.
         while 1 < self.messages > self._sent and self._members[self._sent] <= self._ready:
             self._push_next(attended=False)
 

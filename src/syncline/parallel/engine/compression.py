@@ -121,7 +121,7 @@ class Compressor:
         def carry_out() -> None:
             exchange()
             if number == self._last:
-                # The transport's, which count with what the compressed step has sent.
+                # The step's dense messages count as sent, too.
                 transport = self._exchange.transport
                 transport.sent_bytes += ring_bytes(self._dense_bytes, transport.ranks)
                 self._exchange.end_step()

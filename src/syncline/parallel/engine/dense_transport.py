@@ -32,10 +32,10 @@ class Work(NamedTuple):
     """A collective under way."""
 
     wait: Callable[[], object]
-    """Blocks a thread of the host, any, until the result is in place; raises RuntimeError if a peer
-    failed or did not answer within the group's timeout."""
+    """Blocks the calling thread until the result is in place; raises RuntimeError if a peer failed
+    or did not answer within the group's timeout."""
     wait_on_stream: Callable[[], object] = lambda: None
-    """Makes the current stream of the device wait for it, not the host: nothing on the CPU."""
+    """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
 
 class DenseTransport:

@@ -46,30 +46,24 @@ class BucketLayout:
         """Lay out a plan's messages; O(tensors + messages log messages)."""
         tensors = plan.message_tensors()
         buckets = _runs([tensor.elements for tensor in plan.tensors], tensors)
-        bucket_of = [0] * len(plan.tensors)
-        for bucket, members in enumerate(buckets):
-            for tensor in members:
-                bucket_of[tensor] = bucket
+        bucket_of = {tensor: number for number, run in enumerate(buckets) for tensor in run}
         first_element = [0, *itertools.accumulate(t.elements for t in plan.tensors)]
         places = []
         touching: list[list[int]] = [[] for _ in plan.tensors]
-        completing: list[list[int]] = [[] for _ in plan.tensors]
-        for number, message in enumerate(plan.messages):
-            members = tensors[number]
+        for number, (message, members) in enumerate(zip(plan.messages, tensors, strict=True)):
             bucket = bucket_of[members[0]] if members else 0
             offset = first_element[buckets[bucket][0]]
             places.append(BucketSlice(bucket, message.start - offset, message.stop - offset))
             for tensor in members:
                 touching[tensor].append(number)
-                if message.collective != "reduce-scatter":
-                    completing[tensor].append(number)
+        final = {n for n, m in enumerate(plan.messages) if m.collective != "reduce-scatter"}
         return cls(
             buckets=buckets,
             bucket_bytes=tuple(sum(plan.tensors[t].size_bytes for t in b) for b in buckets),
             places=tuple(places),
             tensors=tensors,
             touching=tuple(map(tuple, touching)),
-            completing=tuple(map(tuple, completing)),
+            completing=tuple(tuple(n for n in some if n in final) for some in touching),
             sources=_sources(plan),
         )
 

@@ -34,9 +34,9 @@ class ShareNorms:
     """The norm of every tensor's gradient, from rows of numbers of all workers.
 
     A worker's row has a number for each tensor, in float64: the sum of ``|x|^p`` over its share of
-    the gradient, or the largest ``|x|``. The rows are added in the order of the ranks. So a norm is
-    the same on every rank, and so is one that :meth:`local` computes from the whole gradient, up to
-    the rounding of float64, which the result's rounding to the gradient's own type hides.
+    the gradient, or the largest ``|x|``. The rows are added in the order of the ranks, so a norm is
+    the same on every rank. :meth:`local` computes it from the whole gradient: up to the rounding of
+    float64, which the result's rounding to the gradient's own type hides, the norm is the same.
 
     The plan says the norm. A message's sum is shared out as a reduce-scatter leaves it.
     """
