@@ -111,8 +111,8 @@ def require_same(
         PeerError: a rank did not take part within the group's timeout.
     """
     text = "\0".join(itertools.chain.from_iterable(items.items()))
-    digest = bytearray(hashlib.sha256(text.encode()).digest())
-    own = torch.frombuffer(digest, dtype=torch.uint8).to(device)
+    own_digest = bytearray(hashlib.sha256(text.encode()).digest())
+    own = torch.frombuffer(own_digest, dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     try:
         dist.all_gather(everyone, own, group=group)
@@ -124,18 +124,17 @@ def require_same(
     digests = [bytes(other.tolist()) for other in everyone]
     if len(set(digests)) == 1:
         return
-    listed = [dict(pairs) for pairs in gather_json(list(items.items()), group, device)]
-    ranks = [dist.get_global_rank(group, number) for number in range(len(listed))]
+    listed = gather_json(dict(items), group, device)
+    ranks = dist.get_process_group_ranks(group)
     usual = digests.index(Counter(digests).most_common(1)[0][0])
-    odd = next(n for n, other in enumerate(digests) if other != digests[usual])
-    others = [ranks[n] for n, d in enumerate(digests) if d != digests[usual] and n != odd]
+    odd, *others = [n for n, digest in enumerate(digests) if digest != digests[usual]]
     one, other = listed[odd], listed[usual]
     place = {name: at for items in (one, other) for at, name in enumerate(items)}
     name = min((n for n in place if one.get(n) != other.get(n)), key=place.__getitem__)
     raise MismatchError(
         f"{name} is {one.get(name, 'missing')} on rank {ranks[odd]} and "
         f"{other.get(name, 'missing')} on rank {ranks[usual]}"
-        + (f"; ranks {', '.join(map(str, others))} differ too" if others else "")
+        + (f"; ranks {', '.join(str(ranks[n]) for n in others)} differ too" if others else "")
         + f"; {advice}"
     )
 

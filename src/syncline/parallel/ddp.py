@@ -42,7 +42,6 @@ from syncline.parallel.tuning import Tuning
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
-from syncline.planners.ddp import Ddp
 from syncline.sparse.session import Scaler
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
@@ -133,10 +132,7 @@ class DistributedDataParallel(TorchDDP):
         overlap_optimizers: bool = False,
         **kwargs: Any,
     ) -> None:
-        bound = inspect.signature(TorchDDP.__init__).bind(self, module, *args, **kwargs)
-        arguments = {
-            name: value for name, value in bound.arguments.items() if name not in ("self", "module")
-        }
+        arguments = inspect.signature(TorchDDP).bind(module, *args, **kwargs).arguments
         settings = Settings(
             planner=planner,
             plan=plan,
@@ -149,7 +145,7 @@ class DistributedDataParallel(TorchDDP):
         _require_same(module, arguments, settings)
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
-            super().__init__(module, **arguments)
+            super().__init__(**arguments)
         self._begin(settings)
 
     @classmethod
@@ -788,7 +784,8 @@ class DistributedDataParallel(TorchDDP):
                 f"{workers}; probe this one, or extrapolate with Network.with_workers"
             )
         if profile is not None:
-            plan = Ddp().plan(profile, Network.line(workers=workers, a_s=0, b_s_per_byte=0))
+            last = len(profile.gradients) - 1
+            plan = Plan.merging(self._settings.planner, profile, workers, [last])
         if plan is not None:
             self._require_fitting(plan, "given profile" if profile is not None else "given plan")
 

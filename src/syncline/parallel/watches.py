@@ -41,16 +41,13 @@ class _TwoWindows:
     def restart(self) -> None:
         """Count windows from 0 again."""
         self._windows = 0
-        self._suspicious = False
+        self._shown = False
 
     def close(self, *, shown: bool) -> bool:
         """End a window; return whether it and the one before are reported."""
         self._windows += 1
-        if not shown:
-            self._suspicious = False
-            return False
-        if not self._suspicious or self._windows <= self._patience:
-            self._suspicious = True
+        shown_before, self._shown = self._shown, shown
+        if not (shown and shown_before and self._windows > self._patience):
             return False
         self._patience *= 2
         self.restart()

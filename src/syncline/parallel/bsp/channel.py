@@ -57,7 +57,6 @@ class Channel:
                 "model on the CPU and a syncline.groups.Group"
             )
         self.device = group.device if isinstance(group, DeviceGroup) else torch.device("cpu")
-        """Where its tensors are."""
         self.group = group
         self.family = family
         self.waited_s = 0.0

@@ -62,7 +62,6 @@ class _Round:
         work is complete, or only issued where the host need not wait for it."""
         self.has_norms = not norms
         """Whether this rank's part of the norms has been computed, if any."""
-        self.taken = False
 
     def times(self) -> list[MessageTimes]:
         """Return the times of the finished messages, in ns."""
@@ -126,6 +125,8 @@ class Engine:
         self._round: _Round | None = None
         self._before: _Round | None = None
         """The round before the present one."""
+        self._next: _Round | None = None
+        """The present one, until the issuer takes it."""
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
@@ -200,7 +201,7 @@ class Engine:
             self._before = self._round
             self._rounds += 1
             self._roll = (self._rounds, *roll)
-            self._round = _Round(self.layout, norms=self._share_norms is not None)
+            self._round = self._next = _Round(self.layout, norms=self._share_norms is not None)
             self._for_issuer.notify()
 
     def tensor_ready(self, tensor: int) -> None:
@@ -431,16 +432,11 @@ class Engine:
         while True:
             with self._lock:
                 self._for_issuer.wait_for(
-                    lambda: (
-                        self._closing
-                        or self._draining
-                        or (self._round is not None and not self._round.taken)
-                    )
+                    lambda: self._closing or self._draining or self._next is not None
                 )
-                round_ = self._round
-                if self._closing or round_ is None or round_.taken:
+                round_, self._next = self._next, None
+                if self._closing or round_ is None:
                     break
-                round_.taken = True
             self._call_roll()
             for number in range(len(self.plan.messages)):
                 if not self._issue_message(round_, number):
@@ -472,10 +468,9 @@ class Engine:
             self._transport.prepare(elements, message.collective)
         if not self._may_send():
             return False
-        if message.delay_s:
-            held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
-            if held_s > 0:
-                time.sleep(held_s)
+        held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
+        if held_s > 0:
+            time.sleep(held_s)
         round_.issued_ns[number] = time.perf_counter_ns()
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
@@ -511,12 +506,9 @@ class Engine:
 
     def _issue_norms(self, round_: _Round) -> bool:
         """Exchange norms once all sums are complete; return False if the engine is closing."""
-        share_norms = self._share_norms
-        assert share_norms is not None
-
-        def own() -> torch.Tensor:
-            return share_norms.row(self.rank, self._buffers, self._complete_sums(round_))
-
+        assert self._share_norms is not None
+        sums = self._complete_sums(round_)
+        own = functools.partial(self._share_norms.row, self.rank, self._buffers, sums)
         bounded = self._transport.bounded
         if bounded:
             row = own()
