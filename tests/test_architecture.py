@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
-    "integrations": RUNTIME | {"parallel"},
+    "integrations": RUNTIME | {"parallel", "processes"},
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}
     | {"__init__"},

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm
-from syncline.parallel.engine.layout import BucketLayout, sum_shares
+from syncline.parallel.engine.layout import BucketLayout, BucketSlice, sum_shares
 from syncline.torch_private import foreach_norm
 
 ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
@@ -19,15 +18,6 @@ ROW = 256
 """Elements of a row."""
 BY_ROWS = 32 * ROW
 """Shorter parts are taken together."""
-
-
-class _Piece(NamedTuple):
-    """Elements ``[start, stop)`` of a bucket that are one tensor's."""
-
-    tensor: int
-    bucket: int
-    start: int
-    stop: int
 
 
 class ShareNorms:
@@ -48,10 +38,10 @@ class ShareNorms:
             [[] for _ in plan.tensors] for _ in range(plan.workers)
         ]
         """Of each worker and tensor: elements ``[start, stop)`` of the tensor."""
-        self._held: list[list[list[_Piece]]] = [
+        self._held: list[list[list[tuple[int, BucketSlice]]]] = [
             [[] for _ in plan.messages] for _ in range(plan.workers)
         ]
-        """Of each worker and message: its pieces of tensors."""
+        """Of each worker and message: its pieces of tensors, each with the tensor's index."""
         first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
         for number, (message, place) in enumerate(zip(plan.messages, layout.places, strict=True)):
             if message.collective == "all-gather":
@@ -63,8 +53,8 @@ class ShareNorms:
                     if start < stop:
                         within = start - first[index], stop - first[index]
                         self._pieces[worker][index].append(within)
-                        piece = _Piece(index, place.bucket, start - offset, stop - offset)
-                        self._held[worker][number].append(piece)
+                        piece = BucketSlice(place.bucket, start - offset, stop - offset)
+                        self._held[worker][number].append((index, piece))
 
     def row(
         self, rank: int, buffers: Mapping[int, torch.Tensor], messages: Iterable[int]
@@ -79,8 +69,8 @@ class ShareNorms:
             held = self._held[rank][number]
             if not held:
                 continue
-            numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for p in held])
-            where = torch.tensor([piece.tensor for piece in held], device=device)
+            numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for _, p in held])
+            where = torch.tensor([tensor for tensor, _ in held], device=device)
             # A tensor may have several pieces. Both reductions pass NaN on.
             reduce = "amax" if self._order == torch.inf else "sum"
             row.scatter_reduce_(0, where, torch.stack(numbers), reduce)
