@@ -46,12 +46,12 @@ ALLOWED: dict[str, set[str]] = {
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "backend": CORE | {"collectives", "groups", "devices", "torch_private"},
-    "parallel": RUNTIME,
+    "parallel": RUNTIME | {"processes"},
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
-    "integrations": RUNTIME | {"parallel"},
+    "integrations": RUNTIME | {"parallel", "processes"},
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}
     | {"__init__"},

@@ -6,11 +6,7 @@ import msgspec
 import pytest
 
 from syncline.model.plan import Message
-from syncline.parallel.engine.layout import (
-    difference_from_plan,
-    needs_engine,
-    unbucketable,
-)
+from syncline.parallel.engine.layout import difference_from_plan, needs_engine
 from tests.parallel.jobs import plain_plan
 
 PLAN = plain_plan()
@@ -42,17 +38,6 @@ def test_without_a_rebuild_sizes_are_compared() -> None:
     sizes = ", ".join(map(str, PLAN.message_bytes()))
     assert difference_from_plan(PLAN, NAMES, {"bucket_sizes": sizes}) is None
     assert "DDP made [4]" in str(difference_from_plan(PLAN, NAMES, {"bucket_sizes": "4"}))
-
-
-def test_what_no_bucket_can_be() -> None:
-    assert unbucketable(PLAN) is None
-    total = PLAN.elements
-    split = msgspec.structs.replace(
-        PLAN, messages=(Message(start=0, stop=100), Message(start=100, stop=total))
-    )
-    assert "message 0 splits a tensor" in str(unbucketable(split))
-    turned = msgspec.structs.replace(PLAN, messages=PLAN.messages[::-1])
-    assert "not in the order" in str(unbucketable(turned))
 
 
 TOTAL = PLAN.elements

@@ -60,10 +60,8 @@ def require_same_training(
                 _device_of(module, group),
                 advice="build the same model with the same arguments on every rank",
             )
-        except MismatchError:
-            if refused is not None:
-                raise refused from None
-            raise
+        except MismatchError as error:
+            raise refused or error from None
     if refused is not None:
         raise refused
 
@@ -113,8 +111,8 @@ def require_same(
         PeerError: a rank did not take part within the group's timeout.
     """
     text = "\0".join(itertools.chain.from_iterable(items.items()))
-    digest = bytearray(hashlib.sha256(text.encode()).digest())
-    own = torch.frombuffer(digest, dtype=torch.uint8).to(device)
+    own_digest = bytearray(hashlib.sha256(text.encode()).digest())
+    own = torch.frombuffer(own_digest, dtype=torch.uint8).to(device)
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     try:
         dist.all_gather(everyone, own, group=group)
@@ -126,24 +124,23 @@ def require_same(
     digests = [bytes(other.tolist()) for other in everyone]
     if len(set(digests)) == 1:
         return
-    listed = [dict(pairs) for pairs in gather_json(list(items.items()), group, device)]
-    ranks = [dist.get_global_rank(group, number) for number in range(len(listed))]
+    listed = gather_json(dict(items), group, device)
+    ranks = dist.get_process_group_ranks(group)
     usual = digests.index(Counter(digests).most_common(1)[0][0])
-    odd = next(n for n, other in enumerate(digests) if other != digests[usual])
-    others = [ranks[n] for n, d in enumerate(digests) if d != digests[usual] and n != odd]
+    odd, *others = [n for n, digest in enumerate(digests) if digest != digests[usual]]
     one, other = listed[odd], listed[usual]
     place = {name: at for items in (one, other) for at, name in enumerate(items)}
     name = min((n for n in place if one.get(n) != other.get(n)), key=place.__getitem__)
     raise MismatchError(
         f"{name} is {one.get(name, 'missing')} on rank {ranks[odd]} and "
         f"{other.get(name, 'missing')} on rank {ranks[usual]}"
-        + (f"; ranks {', '.join(map(str, others))} differ too" if others else "")
+        + (f"; ranks {', '.join(str(ranks[n]) for n in others)} differ too" if others else "")
         + f"; {advice}"
     )
 
 
 def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield what torch's class sends and exchanges of a model: not what it is to ignore."""
+    """Yield the parameters and buffers that torch's class sends, without those to be ignored."""
     ignored = ignored_by_ddp(module)
     for kind, tensors in (
         ("parameter", module.named_parameters()),
@@ -171,7 +168,7 @@ def _describe(value: Any) -> str:
 
 
 def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
-    """Return the group that torch's class will use; None where there is none, or not of ours."""
+    """Return the group that torch's class will use; None if this rank is in none."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group, mesh = arguments.get("process_group"), arguments.get("device_mesh")

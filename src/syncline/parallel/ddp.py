@@ -42,7 +42,6 @@ from syncline.parallel.tuning import Tuning
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
-from syncline.planners.ddp import Ddp
 from syncline.sparse.session import Scaler
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
@@ -111,10 +110,9 @@ class DistributedDataParallel(TorchDDP):
             when it makes its first step.
 
     Raises:
-        UserError: an unknown planner, one whose plans can only be simulated, arguments that
-            exclude each other, or a model that a wrapper exchanges already.
-        MismatchError: the plan or profile is for another model or worker count, or the plan is one
-            that can only be simulated or that no buckets of DDP can be.
+        UserError: an unknown planner, arguments that exclude each other, or a model that a wrapper
+            exchanges already.
+        MismatchError: the plan or profile is for another model or worker count.
 
     What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
     ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
@@ -134,10 +132,7 @@ class DistributedDataParallel(TorchDDP):
         overlap_optimizers: bool = False,
         **kwargs: Any,
     ) -> None:
-        bound = inspect.signature(TorchDDP.__init__).bind(self, module, *args, **kwargs)
-        arguments = {
-            name: value for name, value in bound.arguments.items() if name not in ("self", "module")
-        }
+        arguments = inspect.signature(TorchDDP).bind(module, *args, **kwargs).arguments
         settings = Settings(
             planner=planner,
             plan=plan,
@@ -150,14 +145,14 @@ class DistributedDataParallel(TorchDDP):
         _require_same(module, arguments, settings)
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
-            super().__init__(module, **arguments)
+            super().__init__(**arguments)
         self._begin(settings)
 
     @classmethod
     def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
-        """Let a model that is wrapped in torch's class be exchanged by plan, too.
+        """Make an object of this class of a model that torch's class has wrapped.
 
-        The object stays the same, so that a framework which has made it and refers to it goes on.
+        It stays the same object: the framework that has made it may refer to it.
         Call on all ranks, before the first forward pass.
 
         Args:
@@ -165,7 +160,8 @@ class DistributedDataParallel(TorchDDP):
             options: ``planner``, ``plan`` and so on, as for this class.
 
         Raises:
-            UserError: as for the constructor; or it is of another class, or has a hook.
+            UserError: as for the constructor; or ``ddp`` is of another class, or has a
+                communication hook.
             MismatchError: as for the constructor; or the ranks differ.
         """
         if type(ddp) is not TorchDDP:
@@ -279,7 +275,7 @@ class DistributedDataParallel(TorchDDP):
         self._runner.end_forward(self._forward_now(), output)
 
     def expect_backward(self, loss: torch.Tensor) -> None:
-        """Prepare a backward pass whose gradients are exchanged though its forward pass said no.
+        """Prepare an exchanged backward pass after a forward pass that did not prepare it.
 
         For frameworks that switch ``require_backward_grad_sync`` off in the forward pass and
         prepare torch's reducer right before ``backward()``.
@@ -372,11 +368,11 @@ class DistributedDataParallel(TorchDDP):
                 parameters are updated at once, or with another wrapper that overlaps it. Where a
                 framework has put an optimizer of its own around it (Accelerate, Lightning, timm's
                 Lookahead), the inner one's step is deferred.
-            guard: let C++ code wait, too, which reads a parameter or gradient without asking its
+            guard: also make C++ code wait that reads a parameter or gradient without asking its
                 Python class (docs/overlap-features.md lists what does). A warning names each place
                 in the code that does so. It costs about 25 us per parameter and iteration; use it
-                to look for such reads, or where they cannot be changed. It is for all optimizers of
-                this wrapper, and on CPUs only.
+                to look for such reads, or where they cannot be changed. It applies to all
+                optimizers of this wrapper, and works on CPUs only.
 
         Returns:
             The same optimizer.
@@ -441,16 +437,16 @@ class DistributedDataParallel(TorchDDP):
             deferral.settle()
 
     def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
-        """Move averages of the weights towards the weights: by this part of the difference.
+        """Move averages of the weights towards the weights by a part of the difference.
 
         Other code that averages reads all parameters, and so waits for the whole exchange. This
-        moves each average right after the deferred update of its parameter.
+        method moves each average right after the deferred update of its parameter.
         ``torch.optim.swa_utils.AveragedModel`` does so without this call.
 
         Args:
             averages: a tensor for each of ``module.parameters()``, in their order. A read of one
                 waits for the update of its parameter.
-            weight: of the parameters, 1 - decay.
+            weight: the part, 1 - decay.
 
         Raises:
             UserError: the averages do not fit the parameters.
@@ -481,16 +477,16 @@ class DistributedDataParallel(TorchDDP):
     def scaled_by(self, scaler: Scaler) -> None:
         """Let a ``GradScaler`` skip steps of a training that is exchanged sparsely.
 
-        A gradient that is infinite or NaN is no error from here on: all ranks get infinities, so
-        that all skip the step, and the residuals are what they were before it. They follow the
-        scale. The backward pass waits for the whole exchange. A scaler that is not enabled changes
+        From here on an infinite or NaN gradient is no error: all ranks get infinities and skip the
+        step, and their residuals are again what they were before it. Residuals follow the scale.
+        The backward pass waits for the whole exchange. A scaler that is not enabled changes
         nothing.
 
         Call on all ranks, before the first forward pass.
 
         Raises:
-            UserError: no compression was asked for, training has begun, or dense steps are to be
-                made to compare with.
+            UserError: no compression was asked for, training has begun, or the check would make
+                dense steps.
         """
         compressing = self._require_compression()
         self._require_not_begun("scaled_by")
@@ -788,7 +784,8 @@ class DistributedDataParallel(TorchDDP):
                 f"{workers}; probe this one, or extrapolate with Network.with_workers"
             )
         if profile is not None:
-            plan = Ddp().plan(profile, Network.line(workers=workers, a_s=0, b_s_per_byte=0))
+            last = len(profile.gradients) - 1
+            plan = Plan.merging(self._settings.planner, profile, workers, [last])
         if plan is not None:
             self._require_fitting(plan, "given profile" if profile is not None else "given plan")
 

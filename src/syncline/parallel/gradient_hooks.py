@@ -1,4 +1,4 @@
-"""Hooks on what accumulates gradients, which keep nothing alive."""
+"""Hooks on the accumulators of gradients; they keep no object alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 def accumulator(parameter: nn.Parameter) -> Node:
-    """Return the node that accumulates a parameter's gradient, also of one that is frozen now."""
+    """Return the node that accumulates a parameter's gradient, even if that is frozen now."""
     with thawed([parameter]):
         return get_gradient_edge(parameter).node
 
@@ -58,7 +58,7 @@ class GradientHooks:
             self._handles.append(node.register_hook(after))
 
     def remove(self) -> None:
-        """Remove them."""
+        """Remove all of them."""
         _take_off(self._handles)
         self._nodes.clear()
 

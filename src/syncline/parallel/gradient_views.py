@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,18 +20,18 @@ class GradientViews:
     has made a gradient would be replaced by the bucket's. So each parameter gets an alias of its
     place in the bucket; one that was kept gets memory of its own before it would be overwritten;
     and a tensor of the user's gets the result. Further views of a gradient (``p.grad.view(-1)``)
-    that are kept over the next backward pass cannot be seen. Nothing is done ``as_views``: where
-    the user asked for views.
+    that are kept over the next backward pass cannot be seen. If ``as_views``, the user asked for
+    views, and nothing is done.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, as_views: bool) -> None:
         self._parameters = parameters
         self._as_views = as_views
-        self._places: list[torch.Tensor | None] = [None] * len(parameters)
-        """Each gradient's place in its bucket; only this object refers to these."""
-        self._views: list[torch.Tensor | None] = [None] * len(parameters)
+        self._places: dict[int, torch.Tensor] = {}
+        """Each gradient's place in its bucket, once known; only this object refers to these."""
+        self._views: dict[int, torch.Tensor] = {}
         """The same memory as a parameter's gradient, which the user may have kept."""
-        self._addresses = [0] * len(parameters)
+        self._addresses: dict[int, int] = {}
         self._foreign: dict[int, torch.Tensor] = {}
         """Tensors of the user's that get the result of this backward pass."""
         self._alone = _counts_alone()
@@ -56,33 +56,30 @@ class GradientViews:
             # No variable here may refer to a gradient while references are counted.
             if self._is_elsewhere(index):
                 self._renew(index)
-            if self._as_views or parameter.grad is self._views[index]:
+            if self._as_views or parameter.grad is self._views.get(index):
                 continue
-            if self._views[index] is not None and _held(self._views, index) != self._alone[0]:
+            if index in self._views and _held(self._views, index) != self._alone[0]:
                 self._part_with(index)
             if parameter.grad is not None and _watched(parameter) != self._alone[1:]:
                 self._foreign[index] = parameter.grad
 
     def _is_elsewhere(self, index: int) -> bool:
         """Say whether the user has given a gradient other memory by assigning ``data``."""
-        view = self._views[index]
+        view = self._views.get(index)
         return view is not None and view.data_ptr() != self._addresses[index]
 
     def _part_with(self, index: int) -> None:
         """Give a gradient that the user has kept memory of its own."""
         kept = self._views[index]
-        assert kept is not None
         kept.data = kept.clone()
         self._renew(index)
 
     def _renew(self, index: int) -> None:
-        place = self._places[index]
-        assert place is not None
-        self._views[index] = place.detach()
+        self._views[index] = self._places[index].detach()
 
     def take(self, index: int) -> bool:
         """Put an accumulated gradient into its bucket; say whether its place is known."""
-        view = self._views[index]
+        view = self._views.get(index)
         if view is None:
             return False
         parameter = self._parameters[index]
@@ -101,14 +98,13 @@ class GradientViews:
         """
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad
-            if gradient is None or gradient is self._views[index]:
+            if gradient is None or gradient is self._views.get(index):
                 continue
-            if known and self._views[index] is None:
+            if known and index not in self._views:
                 self._places[index] = gradient.detach()
-                self._views[index] = gradient.detach()
                 self._addresses[index] = gradient.data_ptr()
-            # A gradient without elements has the address 0, as an unknown one has.
-            if self._views[index] is not None and gradient.data_ptr() == self._addresses[index]:
+                self._renew(index)
+            if index in self._views and gradient.data_ptr() == self._addresses[index]:
                 parameter.grad = self._views[index]
             elif not known and not self._as_views:
                 parameter.grad = gradient.clone()  # its bucket is not the final one
@@ -121,15 +117,15 @@ class GradientViews:
 
     def leave(self) -> None:
         """Give every gradient memory of its own: the buckets will be remade."""
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            if view is not None and parameter.grad is view:
+        for index, view in self._views.items():
+            if self._parameters[index].grad is view:
                 view.data = view.clone()
-        self._places = [None] * len(self._parameters)
-        self._views = [None] * len(self._parameters)
+        self._places.clear()
+        self._views.clear()
 
 
-def _held(views: Sequence[torch.Tensor | None], index: int) -> int:
-    """Return the number of references to a view, including the list's."""
+def _held(views: Mapping[int, torch.Tensor], index: int) -> int:
+    """Return the number of references to a view, including the mapping's."""
     return sys.getrefcount(views[index])
 
 
@@ -144,6 +140,6 @@ def _watched(parameter: nn.Parameter) -> tuple[int, int]:
 def _counts_alone() -> tuple[int, int, int]:
     """Return what :func:`_held` and :func:`_watched` return without other references."""
     parameter = nn.Parameter(torch.zeros(1))
-    views = [parameter.detach().clone()]
+    views = {0: parameter.detach().clone()}
     parameter.grad = torch.zeros(1)
     return (_held(views, 0), *_watched(parameter))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import platform
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,6 +13,7 @@ from syncline.model.run import Event, Rate, Run
 from syncline.parallel.stage_runner import StageRunner
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
+from syncline.processes import processor_name
 from syncline.torch_private import bucket_sizes
 
 MIN_STEADY = 5
@@ -81,13 +80,7 @@ def record_of(
 
 def machine_line() -> str:
     """Return processor, threads and versions, in a line."""
-    processor = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.partition(":")[2].strip()
-                break
     return (
-        f"{processor}, {torch.get_num_threads()} threads a worker, "
+        f"{processor_name()}, {torch.get_num_threads()} threads a worker, "
         f"Python {platform.python_version()}, torch {torch.__version__}"
     )

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from syncline.parallel.overlap.deferral import Deferral
 
 SILENCE_S = 10.0
-"""A process that ends waits for the others up to its group's timeout; it says so after this."""
+"""After this long, a process that ends says that it still waits for the others."""
 PATIENCE_AFTER_ERROR_S = 5.0
 """A process that ends by an exception waits at most this long for the next message: the others will
 see that it has ended."""
 THREADS_S = 1.0
 """How long the engine's threads may take to end."""
 RELEASE_S = 0.05
-"""How long a process that ends leaves Gloo's threads for what they still hold."""
+"""How long a process that ends gives Gloo's threads to release what they hold."""
 FINISHING = BEFORE_RELEASED + 1
 AWAITING = BEFORE_RELEASED
 LAST = -1000

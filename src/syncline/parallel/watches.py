@@ -16,7 +16,7 @@ from syncline.parallel.wrapped import Wrapped
 PACE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
 WINDOW = 50
-"""Iterations of a window. Two in a row must differ: so a change must last this long."""
+"""Iterations of a window. Only a change that two windows in a row show counts."""
 LIMIT = 0.20
 """A relative change of computation or communication by more than this calls for a new plan."""
 RELEVANT = 0.02
@@ -41,16 +41,13 @@ class _TwoWindows:
     def restart(self) -> None:
         """Count windows from 0 again."""
         self._windows = 0
-        self._suspicious = False
+        self._shown = False
 
     def close(self, *, shown: bool) -> bool:
         """End a window; return whether it and the one before are reported."""
         self._windows += 1
-        if not shown:
-            self._suspicious = False
-            return False
-        if not self._suspicious or self._windows <= self._patience:
-            self._suspicious = True
+        shown_before, self._shown = self._shown, shown
+        if not (shown and shown_before and self._windows > self._patience):
             return False
         self._patience *= 2
         self.restart()

@@ -23,8 +23,8 @@ from syncline.torch_private import why_no_buckets
 class Wrapped:
     """The exchanged parameters, their group, and what the user has asked for.
 
-    The parameters are those that DDP exchanges, by name: those that needed gradients when the
-    module was wrapped, also while they are frozen; a shared one once.
+    The parameters are those that DDP exchanges, by name: all that required gradients when the
+    module was wrapped, even while they are frozen. A shared parameter has one name.
     """
 
     def __init__(self, ddp: TorchDDP, parameters: dict[str, nn.Parameter]) -> None:

@@ -215,8 +215,9 @@ def resumed_without_dense_steps() -> bool:
     state = ddp.compression_state_dict()
     ddp.load_compression_state_dict({**state, "decided": True, "plan": None})
     steps = steps_to_steady(ddp, optimizer)
-    assert ddp._wrapped.compressing is not None
-    return ddp.plan is not None and ddp.plan.is_lossy and ddp._wrapped.compressing.steps == steps
+    compressing = ddp._wrapped.compressing
+    assert compressing is not None
+    return ddp.plan is not None and ddp.plan.is_lossy and compressing._exchange.step == steps
 
 
 class Branches(nn.Module):

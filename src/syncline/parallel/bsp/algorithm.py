@@ -46,7 +46,7 @@ class Algorithm(ABC):
         self._arrange([range(len(job.parameters))])
 
     def _arrange(self, messages: Sequence[Sequence[int]]) -> None:
-        """Exchange the parameters of each message together; it gives their indices."""
+        """Exchange the parameters of each message, a list of their indices, together."""
         self._members = [frozenset(message) for message in messages]
         self._message_of = {i: number for number, message in enumerate(messages) for i in message}
         names, parameters, channel = self.job.names, self.job.parameters, self.job.channel

@@ -1,4 +1,4 @@
-"""Collectives of tensors by one family of algorithms, and tensors packed into one buffer."""
+"""Collectives of tensors by one family of algorithms, and tensors packed into buffers for them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,10 @@ class Channel:
                 "model on the CPU and a syncline.groups.Group"
             )
         self.device = group.device if isinstance(group, DeviceGroup) else torch.device("cpu")
-        """Where its tensors are."""
         self.group = group
         self.family = family
         self.waited_s = 0.0
         """Seconds in :meth:`waiting` so far."""
-        self._depth = 0
 
     @property
     def is_root(self) -> bool:
@@ -97,26 +95,28 @@ class Channel:
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Count the time inside as time that computation waits for communication."""
-        self._depth += 1
         start_s = time.perf_counter()
         try:
             yield
         finally:
-            self._depth -= 1
-            if self._depth == 0:
-                self.waited_s += time.perf_counter() - start_s
+            self.waited_s += time.perf_counter() - start_s
 
 
-class Packed:
-    """A buffer for each dtype of some tensors, and each tensor's place in it, of the same shape.
+class _Packed:
+    """Tensors packed into a buffer for each dtype, which are exchanged together.
 
-    If ``marked``, each tensor has one more element, its mark.
+    ``places`` are the tensors' parts of the buffers, of their shapes. If ``marked``, each tensor
+    has one more element, its mark.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], *, marked: bool = False) -> None:
-        self.buffers: list[Tensor] = []
-        self.places: list[Tensor] = [torch.empty(0)] * len(tensors)
-        self.marks: list[Tensor] = [torch.empty(0)] * len(tensors)
+    def __init__(
+        self, tensors: Sequence[Tensor], channel: Channel, *, marked: bool = False
+    ) -> None:
+        self._channel = channel
+        self._pending: list[Started] = []
+        self._buffers: list[Tensor] = []
+        self._places: list[Tensor] = [torch.empty(0)] * len(tensors)
+        self._marks: list[Tensor] = [torch.empty(0)] * len(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             sizes = [tensors[i].numel() for i in indices]
@@ -124,37 +124,41 @@ class Packed:
             buffer = torch.zeros(elements, dtype=dtype, device=tensors[indices[0]].device)
             *places, marks = buffer.split([*sizes, marked * len(indices)])
             for number, i in enumerate(indices):
-                self.places[i] = places[number].view(tensors[i].shape)
-                self.marks[i] = marks[number : number + 1]
-            self.buffers.append(buffer)
+                self._places[i] = places[number].view(tensors[i].shape)
+                self._marks[i] = marks[number : number + 1]
+            self._buffers.append(buffer)
+
+    def _start(self, collective: Kind, *, attended: bool) -> None:
+        self._pending = [
+            self._channel.start(collective, buffer, attended=attended) for buffer in self._buffers
+        ]
+
+    def _wait(self) -> None:
+        while self._pending:
+            self._pending.pop(0).wait()
 
 
-class Values:
+class Values(_Packed):
     """Weights or buffers that are broadcast together."""
 
     def __init__(self, tensors: Sequence[Tensor], channel: Channel) -> None:
+        super().__init__(tensors, channel)
         self._tensors = tensors
-        self._channel = channel
-        self._packed = Packed(tensors)
-        self._pending: list[Started] = []
 
     @torch.no_grad()
     def start_broadcast(self, *, attended: bool = False) -> None:
         """Start to broadcast the root's values."""
         if self._channel.is_root:
-            for place, tensor in zip(self._packed.places, self._tensors, strict=True):
+            for place, tensor in zip(self._places, self._tensors, strict=True):
                 place.copy_(tensor)
-        self._pending = [
-            self._channel.start("broadcast", buffer, attended=attended)
-            for buffer in self._packed.buffers
-        ]
+        self._start("broadcast", attended=attended)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait, and copy what has arrived to its place."""
-        _wait(self._pending)
+        self._wait()
         if not self._channel.is_root:
-            for place, tensor in zip(self._packed.places, self._tensors, strict=True):
+            for place, tensor in zip(self._places, self._tensors, strict=True):
                 tensor.copy_(place)
 
     def broadcast(self) -> None:
@@ -163,7 +167,7 @@ class Values:
         self.finish()
 
 
-class Gradients:
+class Gradients(_Packed):
     """Gradients that are averaged together.
 
     Each is sent with a mark of how many ranks have it: a parameter that no rank has used gets no
@@ -174,10 +178,8 @@ class Gradients:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], channel: Channel) -> None:
+        super().__init__([*parameters.values()], channel, marked=True)
         self._parameters = parameters
-        self._channel = channel
-        self._packed = Packed([*parameters.values()], marked=True)
-        self._pending: list[Started] = []
         self._averages: list[Tensor] = []
         """Gradients that hold averages, until the update."""
 
@@ -193,6 +195,7 @@ class Gradients:
                     f"a second backward pass has added to the average gradient of {name!r} before "
                     "the update; run all but the last pass under no_sync(), or call zero_grad()"
                 )
+        self._pack()
         self._start("reduce", attended=attended)
 
     def finish_reduce(self) -> None:
@@ -200,7 +203,7 @@ class Gradients:
 
         So a step of the optimizer updates only the root's weights.
         """
-        _wait(self._pending)
+        self._wait()
         if self._channel.is_root:
             self._unpack()
             self._averages = [p.grad for p in self._parameters.values() if p.grad is not None]
@@ -214,16 +217,16 @@ class Gradients:
 
     def all_reduce(self) -> None:
         """Replace every rank's gradients by the averages."""
+        self._pack()
         self._start("all-reduce", attended=True)
-        _wait(self._pending)
+        self._wait()
         self._unpack()
 
     @torch.no_grad()
-    def _start(self, collective: Kind, *, attended: bool) -> None:
+    def _pack(self) -> None:
         share = 1.0 / self._channel.group.ranks
-        packed = self._packed
         for (name, parameter), place, mark in zip(
-            self._parameters.items(), packed.places, packed.marks, strict=True
+            self._parameters.items(), self._places, self._marks, strict=True
         ):
             mark.fill_(parameter.grad is not None)
             if parameter.grad is None:
@@ -235,22 +238,14 @@ class Gradients:
                 )
             else:
                 torch.mul(parameter.grad, share, out=place)
-        self._pending = [
-            self._channel.start(collective, buffer, attended=attended) for buffer in packed.buffers
-        ]
 
     @torch.no_grad()
     def _unpack(self) -> None:
         for parameter, place, mark in zip(
-            self._parameters.values(), self._packed.places, self._packed.marks, strict=True
+            self._parameters.values(), self._places, self._marks, strict=True
         ):
             if not mark.item():
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(place)
-
-
-def _wait(pending: list[Started]) -> None:
-    while pending:
-        pending.pop(0).wait()

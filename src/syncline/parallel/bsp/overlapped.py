@@ -31,7 +31,7 @@ class Overlapped(Algorithm):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self._order: LayerOrder | None = LayerOrder(job)
+        self._order: _LayerOrder | None = _LayerOrder(job)
 
     def _arrange(self, messages: Sequence[Sequence[int]]) -> None:
         super()._arrange(messages)
@@ -122,7 +122,7 @@ START = -1
 """In place of a module: the beginning of the forward pass."""
 
 
-class LayerOrder(TorchFunctionMode):
+class _LayerOrder(TorchFunctionMode):
     """Watches a forward pass, and then knows the layers in the order in which they begin.
 
     A parameter belongs to the innermost module that runs when an operation first reads it. That is
@@ -176,8 +176,8 @@ class LayerOrder(TorchFunctionMode):
     def layers(self) -> list[tuple[nn.Module | None, list[int]]]:
         """Return the layers as the root has seen them, on all ranks alike.
 
-        Each is the module at whose beginning parameters are needed, None for that of the forward
-        pass, and the indices of the parameters.
+        A layer is the module before which its parameters are needed, None for those needed before
+        the forward pass, and the indices of the parameters.
         """
         entered = [self._entered.get(gate, START) for gate in self._gates]
         seen = torch.tensor([self._gates, entered], dtype=torch.int64)

@@ -32,7 +32,7 @@ class ReduceBroadcast(Algorithm):
 
     def __init__(self, job: Job, planner: MergingPlanner | None) -> None:
         super().__init__(job)
-        self._observation = None if planner is None else Observation(job, planner)
+        self._observation = None if planner is None else _Observation(job, planner)
         self._sent = 0
         """Messages sent in the present backward pass."""
 
@@ -58,7 +58,7 @@ class ReduceBroadcast(Algorithm):
         if self._message_of[index] < self._sent:
             raise self.job.sent_before(index)
         self._ready.add(index)
-        # One message alone has all of the backward pass: algorithm 2 as published.
+        # A single message is sent after the backward pass: algorithm 2 as published.
         while 1 < self.messages > self._sent and self._members[self._sent] <= self._ready:
             self._push_next(attended=False)
 
@@ -96,7 +96,7 @@ SMALLEST_BYTES = 4096
 REPETITIONS = 9
 
 
-class Observation:
+class _Observation:
     """Times of the first iterations, in which gradients are sent after the backward pass.
 
     So communication does not disturb the measured computation. The cost of a push is measured on
@@ -115,16 +115,14 @@ class Observation:
         self._readies_s: list[list[float]] = [[] for _ in job.parameters]
 
     def forward_begins(self) -> None:
-        """Note the time."""
         self._ready_s = {}
         self._began_s = time.perf_counter()
 
     def forward_ends(self) -> None:
-        """Note the time."""
         self._forward_s = time.perf_counter()
 
     def gradient_ready(self, index: int) -> None:
-        """Note the time; of a gradient that comes in parts, of the last."""
+        # Of a gradient that comes in parts, the last one counts.
         self._ready_s[index] = time.perf_counter() - self._forward_s
 
     def update_ends(self) -> bool:

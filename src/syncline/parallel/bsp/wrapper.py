@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,14 +50,6 @@ class IterationProfile:
         """Communication over the whole iteration (the paper's %), from 0 to 1."""
         whole_s = self.communication_s + self.computation_s
         return self.communication_s / whole_s if whole_s > 0 else 0.0
-
-    @classmethod
-    def of(cls, samples: Sequence[tuple[float, float]]) -> Self:
-        """Summarise iterations, each ``(communication_s, iteration_s)``; at least one."""
-        return cls(
-            communication_s=median([waited for waited, _ in samples]),
-            computation_s=median([whole - waited for waited, whole in samples]),
-        )
 
 
 class BspSgd(nn.Module):
@@ -135,6 +127,7 @@ class BspSgd(nn.Module):
         self._backward_under_way = False
         self._iteration_start: tuple[float, float] | None = None
         self._samples: list[tuple[float, float]] = []
+        """Of each measured iteration: seconds of waiting for communication, and in all."""
         self._iterations = 0
         ready = weakly(self._gradient_ready)
         self._algorithm.hooks += [
@@ -209,7 +202,12 @@ class BspSgd(nn.Module):
     @property
     def iteration_profile(self) -> IterationProfile | None:
         """Computation and communication of this rank's iterations; None if none was measured."""
-        return IterationProfile.of(self._samples) if self._samples else None
+        if not self._samples:
+            return None
+        return IterationProfile(
+            communication_s=median(waited for waited, _ in self._samples),
+            computation_s=median(whole - waited for waited, whole in self._samples),
+        )
 
     def run_record(self) -> Run:
         """Return the record of this run so far."""

@@ -91,8 +91,7 @@ class Compressor:
         self._tensors = [
             [plan.tensors[index] for index in tensors] for tensors in plan.message_tensors()
         ]
-        lossy = [n for n, message in enumerate(plan.messages) if message.payload != "dense"]
-        self._last = lossy[-1]
+        self._last = max(n for n, m in enumerate(plan.messages) if m.payload != "dense")
 
     def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
         """Begin to exchange a message: its gradients one after the other, averaged in place.
@@ -101,19 +100,18 @@ class Compressor:
         content of ``buffer`` is complete after the transport's marks ``after``.
         """
         parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
-        return Work(self._begun(number, parts, after))
+        return Work(self.prepare(number, parts, after))
 
-    def prepare(self, number: int, gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def prepare(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any] | None = None
+    ) -> Callable[[], None]:
         """Do what needs no other rank; return what is to be called to exchange the message.
 
-        The gradients, each of shape (elements,), are in the order of the plan, and complete when
-        the device's current stream is here.
+        The gradients, each of shape (elements,), are in the order of the plan, and complete after
+        the marks ``after``; by default, when the device's current stream is here.
         """
-        return self._begun(number, gradients, [self._exchange.memory.mark()])
-
-    def _begun(
-        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any]
-    ) -> Callable[[], None]:
+        if after is None:
+            after = [self._exchange.memory.mark()]
         named = [
             NamedGradient(tensor.name, values)
             for tensor, values in zip(self._tensors[number], gradients, strict=True)
@@ -123,7 +121,7 @@ class Compressor:
         def carry_out() -> None:
             exchange()
             if number == self._last:
-                # The transport's, which count with what the compressed step has sent.
+                # The step's dense messages count as sent, too.
                 transport = self._exchange.transport
                 transport.sent_bytes += ring_bytes(self._dense_bytes, transport.ranks)
                 self._exchange.end_step()
@@ -172,25 +170,25 @@ class Compressing:
         """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
         self._takers: dict[str, Any] = {}
-        """Of parameters, hooks that add what their residuals hold to their next gradient."""
+        """By parameter: the hook that adds what its residual holds to its next gradient."""
         self._delivered: set[str] = set()
         """Those whose hooks have done so."""
 
     def compressor_for(self, plan: Plan) -> Compressor:
-        """Return what exchanges the lossy messages of a plan."""
-        self._keep_residuals()
+        """Return what exchanges the lossy messages of a plan; residuals go out with these again."""
+        if self._session is not None:
+            self._session.residuals.are_delivered = False
+        for handle in self._takers.values():
+            handle.remove()
+        self._takers.clear()
+        self._delivered.clear()
         return Compressor(plan, self._exchange)
-
-    @property
-    def steps(self) -> int:
-        """Steps whose gradients were compressed."""
-        return self._exchange.step
 
     @property
     def sent(self) -> Sent:
         """What this rank has sent since the wrapper was made."""
         return Sent(
-            steps=self.steps - self._first_step,
+            steps=self._exchange.step - self._first_step,
             sent_bytes=self._exchange.transport.sent_bytes,
             gradient_bytes=sum(p.nbytes for p in self._parameters.values()),
         )
@@ -213,7 +211,7 @@ class Compressing:
 
     def description(self) -> str:
         """Return what all ranks must have in common when training begins."""
-        return f"{self._resumed} after {self.steps} steps"
+        return f"{self._resumed} after {self._exchange.step} steps"
 
     # ------------------------------------------------------------------ back to dense exchange
 
@@ -225,9 +223,9 @@ class Compressing:
         until gradients are compressed again.
         """
         if self._session is None or self._session.scaler is not None:
-            return  # of a step that is skipped they would be lost
-        self._session.residuals.are_delivered = True
+            return  # a step that the scaler skips would lose them
         residuals = self._session.residuals
+        residuals.are_delivered = True
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())
             if waits and name not in self._takers:
@@ -253,14 +251,6 @@ class Compressing:
 
         return take
 
-    def _keep_residuals(self) -> None:
-        if self._session is not None:
-            self._session.residuals.are_delivered = False
-        for handle in self._takers.values():
-            handle.remove()
-        self._takers.clear()
-        self._delivered.clear()
-
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
@@ -281,7 +271,7 @@ class Compressing:
                 "was saved with"
             )
         self._exchange.load_state_dict(state)
-        self._first_step = self.steps
+        self._first_step = self._exchange.step
         plan = state.get("plan")
         decided = bool(state.get("decided", False))
         if decided:

@@ -32,10 +32,10 @@ class Work(NamedTuple):
     """A collective under way."""
 
     wait: Callable[[], object]
-    """Blocks a thread of the host, any, until the result is in place; raises RuntimeError if a peer
-    failed or did not answer within the group's timeout."""
+    """Blocks the calling thread until the result is in place; raises RuntimeError if a peer failed
+    or did not answer within the group's timeout."""
     wait_on_stream: Callable[[], object] = lambda: None
-    """Makes the current stream of the device wait for it, not the host: nothing on the CPU."""
+    """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
 
 class DenseTransport:
@@ -63,10 +63,10 @@ class DenseTransport:
         return None
 
     def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
-        """Make a slice ready to be sent; once, and as early as it is complete.
+        """Prepare a slice for sending: once, as soon as it is complete.
 
-        It reads and writes the whole slice, which takes several per cent as long as sending it: do
-        it while another message is under way.
+        This reads and writes the whole slice, which takes several per cent of the time of sending
+        it: do it while another message is under way.
 
         Args:
             buffer: the slice; before a sum it is divided by the number of workers.
@@ -128,7 +128,7 @@ class DenseTransport:
     ) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
 
-        As much is sent as in a ring. An all-to-all is what every backend has.
+        It sends as much as a ring does. Every backend has an all-to-all.
         """
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
@@ -217,7 +217,7 @@ class CudaDenseTransport(DenseTransport):
         return event
 
     def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
-        """Do nothing: on its stream everything has its turn, so that is part of sending."""
+        """Do nothing: :meth:`send` does this on its stream, in order."""
 
     def send(
         self,
@@ -240,11 +240,8 @@ class CudaDenseTransport(DenseTransport):
         """Begin to collect integers; the host reads them once the copy is complete."""
         with torch.cuda.stream(self._stream):
             sent = torch.tensor(own, dtype=torch.int64, pin_memory=True)
-            there = sent.to(self._cuda, non_blocking=True)
-            received = there.new_empty(self.workers, len(own))
             # On this stream: a copy on another would wait for the computation there.
-            # Flat: Gloo, through which ranks may share a GPU, takes no rows.
-            all_gather_base(self.group, received.view(-1), there).wait()
+            _, received = self.gather_rows(lambda: sent.to(self._cuda, non_blocking=True))
             numbers = torch.empty_like(received, device="cpu", pin_memory=True)
             numbers.copy_(received, non_blocking=True)
             return self._all_of_stream(), numbers.tolist
@@ -254,6 +251,7 @@ class CudaDenseTransport(DenseTransport):
         with torch.cuda.stream(self._stream):
             sent = own()
             rows = sent.new_empty(self.workers, *sent.shape)
+            # Flat: Gloo, through which ranks may share a GPU, takes no rows.
             all_gather_base(self.group, rows.view(-1), sent.view(-1)).wait()
             work = self._all_of_stream()
 
@@ -265,7 +263,7 @@ class CudaDenseTransport(DenseTransport):
         return Work(work.wait, wait_on_stream), rows
 
     def _all_of_stream(self) -> Work:
-        """Return the work of all that is on the stream: copies and sums after a collective, too."""
+        """Return the work of all that is on the stream, with copies and sums after a collective."""
         done = torch.cuda.Event()
         done.record(self._stream)
         return Work(

@@ -20,9 +20,7 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -48,10 +46,10 @@ class _Round:
 
     def __init__(self, layout: BucketLayout, *, norms: bool) -> None:
         self.missing = [len(tensors) for tensors in layout.tensors]
-        """Of each message: tensors that are not ready."""
+        """Of each message: how many of its tensors are not ready."""
         self.ready = [False] * len(layout.touching)
         self.left = [len(messages) for messages in layout.completing]
-        """Of each tensor: messages that have not arrived."""
+        """Of each tensor: how many messages must still arrive before its gradient is final."""
         self.works: list[Work | None] = [None] * len(layout.places)
         """Of each issued message; None again once the host has seen it complete."""
         self.ready_ns = [0] * len(layout.places)
@@ -59,11 +57,11 @@ class _Round:
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
         self.unsent = self.unfinished = len(layout.places) + norms
-        self.norms: _Norms | None = None
-        """Once they are issued."""
+        self.norms: tuple[Work, torch.Tensor] | None = None
+        """What a reader's stream must wait for, and then the rows of all workers. None until that
+        work is complete, or only issued where the host need not wait for it."""
         self.has_norms = not norms
         """Whether this rank's part of the norms has been computed, if any."""
-        self.taken = False
 
     def times(self) -> list[MessageTimes]:
         """Return the times of the finished messages, in ns."""
@@ -71,23 +69,10 @@ class _Round:
         return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
 
-@dataclass(slots=True)
-class _Norms:
-    """The exchange of norms of one round."""
-
-    work: Work
-    rows: torch.Tensor
-    finished: bool = False
-
-
-class _Drain:
-    """Asks the threads to end once nothing more can be sent."""
-
-
 class _Issued(NamedTuple):
     work: Work
     then: Callable[[], None]
-    """Is called once that is complete."""
+    """Called once ``work`` is complete."""
 
 
 class Engine:
@@ -117,7 +102,6 @@ class Engine:
     ) -> None:
         self.plan = plan
         self.layout = layout
-        self.workers = transport.workers
         self.rank = transport.rank
         self._transport = transport
         self._compressor = compressor
@@ -133,14 +117,16 @@ class Engine:
             # Lossy messages are sent one at a time; the next is prepared meanwhile.
             self._credits += 1
         self._host_waits = [transport.bounded or m.payload != "dense" for m in plan.messages]
-        """Of each message: whether the host sees it complete, or only the device."""
+        """Of each message: whether the host waits until it is complete, or only the device."""
         self._buffers: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
         self._for_issuer = threading.Condition(self._lock)
         self._for_trainer = threading.Condition(self._lock)
         self._round: _Round | None = None
-        self._before: deque[_Round] = deque(maxlen=1)
+        self._before: _Round | None = None
         """The round before the present one."""
+        self._next: _Round | None = None
+        """The present one, until the issuer takes it."""
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
         self._in_flight = 0
@@ -153,7 +139,7 @@ class Engine:
         self._closing = False
         self._draining = False
         self._error: SynclineError | None = None
-        self._issued_queue: queue.SimpleQueue[_Issued | _Drain | None] = queue.SimpleQueue()
+        self._issued_queue: queue.SimpleQueue[_Issued | None] = queue.SimpleQueue()
         self.threads = [
             threading.Thread(
                 target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True
@@ -212,11 +198,10 @@ class Engine:
         with self._lock:
             self.check()
             assert self._round is None or self._round.unsent == 0
-            if self._round is not None:
-                self._before.append(self._round)
+            self._before = self._round
             self._rounds += 1
             self._roll = (self._rounds, *roll)
-            self._round = _Round(self.layout, norms=self._share_norms is not None)
+            self._round = self._next = _Round(self.layout, norms=self._share_norms is not None)
             self._for_issuer.notify()
 
     def tensor_ready(self, tensor: int) -> None:
@@ -269,7 +254,7 @@ class Engine:
         if self._transport.bounded:
             return
         if round_.norms is not None:
-            round_.norms.work.wait_on_stream()
+            round_.norms[0].wait_on_stream()
         for message in messages:
             if not self._host_waits[message]:
                 work = round_.works[message]
@@ -286,14 +271,11 @@ class Engine:
         assert round_ is not None
         assert self._share_norms is not None
         self._require_ready(round_, range(len(self.plan.messages)))
-        bounded = self._transport.bounded
-        self._wait_for(
-            lambda: round_.norms is not None and (round_.norms.finished or not bounded), ()
-        )
-        norms = round_.norms
-        assert norms is not None
-        norms.work.wait_on_stream()
-        return self._share_norms.norms(norms.rows)
+        self._wait_for(lambda: round_.norms is not None, ())
+        assert round_.norms is not None
+        work, rows = round_.norms
+        work.wait_on_stream()
+        return self._share_norms.norms(rows)
 
     def local_norm(self, tensor: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return the norm of a gradient as it is now; see :meth:`ShareNorms.local`."""
@@ -309,12 +291,10 @@ class Engine:
     def wait_all(self) -> None:
         """Return once the round is finished; see :meth:`wait`."""
         self.wait(range(len(self.layout.touching)))
-        round_ = self._round
-        if round_ is not None and self._transport.bounded:
+        round_, bounded = self._round, self._transport.bounded
+        if round_ is not None:
             # A reduce-scatter completes no tensor; the all-gather after it does.
-            self._wait_for(lambda: round_.unfinished == 0, ())
-        elif round_ is not None:
-            self._wait_for(lambda: round_.unsent == 0, ())
+            self._wait_for(lambda: not (round_.unfinished if bounded else round_.unsent), ())
 
     def finish(self) -> None:
         """Return once nothing is under way, on the host either."""
@@ -325,15 +305,13 @@ class Engine:
 
     def times(self) -> list[MessageTimes]:
         """Return the times of the finished messages of the last two rounds, in ns."""
-        rounds = (*self._before, self._round)
+        rounds = (self._before, self._round)
         return [times for round_ in rounds if round_ for times in round_.times()]
 
     def last_round(self) -> list[MessageTimes]:
         """Return the times of the last finished round's messages; nothing before the first."""
-        for round_ in (self._round, *reversed(self._before)):
-            if round_ is not None and not round_.unfinished:
-                return round_.times()
-        return []
+        rounds = (self._round, self._before)
+        return next((r.times() for r in rounds if r is not None and not r.unfinished), [])
 
     def finishes(self, patience_s: float) -> bool:
         """Wait while messages go on completing, at most ``patience_s`` apart.
@@ -366,7 +344,7 @@ class Engine:
 
         Takes no lock: it may be called by the garbage collector, on any thread.
         """
-        self._issued_queue.put(_Drain())
+        self._issued_queue.put(_Issued(Work(lambda: None), self._end_when_sent))
 
     def _require_ready(self, round_: _Round, messages: Iterable[int]) -> None:
         for message in messages:
@@ -454,16 +432,11 @@ class Engine:
         while True:
             with self._lock:
                 self._for_issuer.wait_for(
-                    lambda: (
-                        self._closing
-                        or self._draining
-                        or (self._round is not None and not self._round.taken)
-                    )
+                    lambda: self._closing or self._draining or self._next is not None
                 )
-                round_ = self._round
-                if self._closing or round_ is None or round_.taken:
+                round_, self._next = self._next, None
+                if self._closing or round_ is None:
                     break
-                round_.taken = True
             self._call_roll()
             for number in range(len(self.plan.messages)):
                 if not self._issue_message(round_, number):
@@ -472,25 +445,20 @@ class Engine:
                     break
         self._issued_queue.put(None)
 
-    def _summed(self, round_: _Round, number: int) -> bool:
-        """Say whether the sums that an all-gather sends are complete: several may be under way."""
-        return all(round_.finished_ns[source] for source in self.layout.sources[number])
-
     def _issue_message(self, round_: _Round, number: int) -> bool:
         """Send a message once it may be; return False if the engine is closing."""
         message = self.plan.messages[number]
+        # An all-gather sends sums, of which several may still be under way.
+        sources = self.layout.sources[number] if self._transport.bounded else ()
+
+        def goes_on() -> bool:
+            if self._closing or round_.missing[number]:
+                return self._closing or self._draining
+            return all(round_.finished_ns[source] for source in sources)
+
         with self._lock:
             self._awaited = number
-            self._for_issuer.wait_for(
-                lambda: (
-                    self._closing
-                    or (self._draining and round_.missing[number] > 0)
-                    or (
-                        not round_.missing[number]
-                        and (self._summed(round_, number) or not self._transport.bounded)
-                    )
-                )
-            )
+            self._for_issuer.wait_for(goes_on)
             self._awaited = -1
             if self._closing or round_.missing[number]:
                 return False
@@ -500,10 +468,9 @@ class Engine:
             self._transport.prepare(elements, message.collective)
         if not self._may_send():
             return False
-        if message.delay_s:
-            held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
-            if held_s > 0:
-                time.sleep(held_s)
+        held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
+        if held_s > 0:
+            time.sleep(held_s)
         round_.issued_ns[number] = time.perf_counter_ns()
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
@@ -532,50 +499,45 @@ class Engine:
 
         None if the transport says when that step has begun.
         """
-        steps = max(self.workers - 1, 1)
+        steps = max(self._transport.workers - 1, 1)
         if message.collective == "all-reduce":
             return 1 / (2 * steps)
         return None if self._transport.halves_say_when_sent else 1 / steps
 
     def _issue_norms(self, round_: _Round) -> bool:
         """Exchange norms once all sums are complete; return False if the engine is closing."""
-        share_norms = self._share_norms
-        assert share_norms is not None
-
-        def own() -> torch.Tensor:
-            return share_norms.row(self.rank, self._buffers, self._complete_sums(round_))
-
-        if self._transport.bounded:
+        assert self._share_norms is not None
+        sums = self._complete_sums(round_)
+        own = functools.partial(self._share_norms.row, self.rank, self._buffers, sums)
+        bounded = self._transport.bounded
+        if bounded:
             row = own()
             if self._closing:
                 return False
-            norms = _Norms(*self._transport.gather_rows(lambda: row))
+            norms = self._transport.gather_rows(lambda: row)
         else:
-            norms = _Norms(*self._transport.gather_rows(own))
+            norms = self._transport.gather_rows(own)
 
         def finished() -> None:
             with self._lock:
-                norms.finished = True
+                round_.norms = norms
                 round_.unfinished -= 1
                 self._for_trainer.notify_all()
 
         with self._lock:
-            round_.norms = norms
+            round_.norms = None if bounded else norms
             round_.has_norms = True
             round_.unsent -= 1
             self._for_trainer.notify_all()
-        self._issued_queue.put(_Issued(norms.work, finished))
+        self._issued_queue.put(_Issued(norms[0], finished))
         return True
 
     def _complete_sums(self, round_: _Round) -> Iterator[int]:
         """Yield each sum once it is complete, until all are or the engine is closing."""
-
-        def complete(number: int) -> bool:
-            return not self._transport.bounded or round_.finished_ns[number] > 0
-
+        bounded = self._transport.bounded
         for number in self._sums:
             with self._lock:
-                while not (self._closing or complete(number)):
+                while bounded and not (self._closing or round_.finished_ns[number]):
                     self._for_issuer.wait()
                 if self._closing:
                     return
@@ -583,40 +545,37 @@ class Engine:
 
     def _may_send(self) -> bool:
         """Wait until one more message may be under way; return False if the engine is closing."""
+        paced = self._transport.bounded and self._compressor is None
         with self._lock:
             self._for_issuer.wait_for(lambda: self._closing or self._in_flight < self._credits)
-            self._keep_pace()
+            while paced and not self._closing:
+                left_ns = self._pacing.opens_ns() - time.perf_counter_ns()
+                if left_ns <= 0:
+                    break
+                self._for_issuer.wait(min(left_ns / 1e9, self.timeout_s))
             return not self._closing
 
     def _all_sent(self, number: int) -> None:
-        """Note that a message only waits for its peers."""
+        """Note that the backend has all that this worker sends for a message."""
         with self._lock:
             self._pacing.all_sent(number)
             self._for_issuer.notify()
-
-    def _keep_pace(self) -> None:
-        """Wait, holding the lock, until the next message may follow the one under way."""
-        while self._transport.bounded and self._compressor is None and not self._closing:
-            left_ns = self._pacing.opens_ns() - time.perf_counter_ns()
-            if left_ns <= 0:
-                return
-            self._for_issuer.wait(min(left_ns / 1e9, self.timeout_s))
 
     def _complete(self) -> None:
         while True:
             issued = self._issued_queue.get()
             if issued is None:
                 return
-            if isinstance(issued, _Drain):
-                with self._lock:
-                    self._draining = True
-                    self._for_issuer.notify()
-                continue
             issued.work.wait()
             then = issued.then
             del issued  # the work is released before anyone learns that it is complete,
             then()
             del then  # and nothing that is complete is kept while the next is waited for
+
+    def _end_when_sent(self) -> None:
+        with self._lock:
+            self._draining = True
+            self._for_issuer.notify()
 
     def _arrive(self, round_: _Round, number: int) -> None:
         """Note that a message is complete."""

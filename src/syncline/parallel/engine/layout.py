@@ -46,38 +46,34 @@ class BucketLayout:
         """Lay out a plan's messages; O(tensors + messages log messages)."""
         tensors = plan.message_tensors()
         buckets = _runs([tensor.elements for tensor in plan.tensors], tensors)
-        bucket_of = [0] * len(plan.tensors)
-        for bucket, members in enumerate(buckets):
-            for tensor in members:
-                bucket_of[tensor] = bucket
+        bucket_of = {tensor: number for number, run in enumerate(buckets) for tensor in run}
         first_element = [0, *itertools.accumulate(t.elements for t in plan.tensors)]
         places = []
         touching: list[list[int]] = [[] for _ in plan.tensors]
-        completing: list[list[int]] = [[] for _ in plan.tensors]
-        for number, message in enumerate(plan.messages):
-            members = tensors[number]
+        for number, (message, members) in enumerate(zip(plan.messages, tensors, strict=True)):
             bucket = bucket_of[members[0]] if members else 0
             offset = first_element[buckets[bucket][0]]
             places.append(BucketSlice(bucket, message.start - offset, message.stop - offset))
             for tensor in members:
                 touching[tensor].append(number)
-                if message.collective != "reduce-scatter":
-                    completing[tensor].append(number)
+        final = {n for n, m in enumerate(plan.messages) if m.collective != "reduce-scatter"}
         return cls(
             buckets=buckets,
             bucket_bytes=tuple(sum(plan.tensors[t].size_bytes for t in b) for b in buckets),
             places=tuple(places),
             tensors=tensors,
             touching=tuple(map(tuple, touching)),
-            completing=tuple(map(tuple, completing)),
+            completing=tuple(tuple(n for n in some if n in final) for some in touching),
             sources=_sources(plan),
         )
 
 
 def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return of each all-gather the reduce-scatters whose sums it sends, in order of elements."""
     scattered = [
         (number, m) for number, m in enumerate(plan.messages) if m.collective == "reduce-scatter"
     ]
+    scattered.sort(key=lambda numbered: numbered[1].start)
     return tuple(
         tuple(n for n, s in scattered if s.start < message.stop and message.start < s.stop)
         if message.collective == "all-gather"
@@ -87,7 +83,7 @@ def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...]:
-    """Return the smallest runs of tensors that no span crosses the ends of.
+    """Return the smallest runs of tensors such that no span crosses the end of one.
 
     A bucket of DDP is closed by the tensor that fills it, so a tensor without elements goes with
     the tensors after it, although a message has it with those before it.
@@ -106,29 +102,18 @@ def needs_engine(plan: Plan) -> bool:
     """Say whether a plan is more than DDP's reducer can do by itself.
 
     The reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
-    waits for all of them.
+    waits for all of them. A bucket holds whole tensors, and buckets become full in the order in
+    which gradients become ready.
     """
+    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
     return (
         plan.wait == "need"
         or plan.is_lossy
         or plan.in_flight > 1
         or any(m.collective != "all-reduce" or m.delay_s > 0 for m in plan.messages)
-        or unbucketable(plan) is not None
+        or any(not {m.start, m.stop} <= ends for m in plan.messages)
+        or list(plan.messages) != sorted(plan.messages, key=lambda m: (m.start, m.stop))
     )
-
-
-def unbucketable(plan: Plan) -> str | None:
-    """Say why no buckets can be the plan's messages, or None if some can.
-
-    A bucket holds whole tensors, and buckets are sent in the order in which they become full.
-    """
-    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
-    for number, message in enumerate(plan.messages):
-        if message.start not in ends or message.stop not in ends:
-            return f"message {number} splits a tensor, a bucket holds whole ones"
-    if list(plan.messages) != sorted(plan.messages, key=lambda m: (m.start, m.stop)):
-        return "its messages are not in the order in which gradients become ready"
-    return None
 
 
 def difference_from_plan(
@@ -154,8 +139,6 @@ def difference_from_plan(
         frozenset(parameter_names[int(index)] for index in bucket.split())
         for bucket in listed.split(", ")
     ]
-    if found == planned:
-        return None
     if len(found) != len(planned):
         return f"planned {len(planned)} messages, DDP made {len(found)} buckets"
     for number, (expected, actual) in enumerate(zip(planned, found, strict=True)):
@@ -176,9 +159,10 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
     ``c = ceil(n / P)``, cut to n. In an all-gather each worker sends those of its elements
     that the reduce-scatters before it have left there.
     """
-    scattered = [m for m in plan.messages if m.collective == "reduce-scatter"]
-    scattered.sort(key=lambda m: m.start)
-    return tuple(_shares(message, scattered, plan.workers) for message in plan.messages)
+    return tuple(
+        _shares(message, [plan.messages[number] for number in sources], plan.workers)
+        for message, sources in zip(plan.messages, _sources(plan), strict=True)
+    )
 
 
 def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
@@ -188,14 +172,11 @@ def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
     return [(start, min(start + chunk, message.stop)) for start in starts]
 
 
-def _shares(message: Message, scattered: list[Message], workers: int) -> Shares:
+def _shares(message: Message, sources: list[Message], workers: int) -> Shares:
     if message.collective == "all-reduce":
         return ()
-    sources = [message]
-    if message.collective == "all-gather":
-        sources = [s for s in scattered if s.start < message.stop and s.stop > message.start]
     shares: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
-    for source in sources:
+    for source in sources or [message]:
         for pieces, (begin, end) in zip(shares, sum_shares(source, workers), strict=True):
             start, stop = max(begin, message.start), min(end, message.stop)
             if start < stop:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm
-from syncline.parallel.engine.layout import BucketLayout, sum_shares
+from syncline.parallel.engine.layout import BucketLayout, BucketSlice, sum_shares
 from syncline.torch_private import foreach_norm
 
 ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
@@ -20,22 +20,13 @@ BY_ROWS = 32 * ROW
 """Shorter parts are taken together."""
 
 
-class _Piece(NamedTuple):
-    """Elements ``[start, stop)`` of a bucket that are one tensor's."""
-
-    tensor: int
-    bucket: int
-    start: int
-    stop: int
-
-
 class ShareNorms:
     """The norm of every tensor's gradient, from rows of numbers of all workers.
 
     A worker's row has a number for each tensor, in float64: the sum of ``|x|^p`` over its share of
-    the gradient, or the largest ``|x|``. The rows are added in the order of the ranks. So a norm is
-    the same on every rank, and so is one that :meth:`local` computes from the whole gradient, up to
-    the rounding of float64, which the result's rounding to the gradient's own type hides.
+    the gradient, or the largest ``|x|``. The rows are added in the order of the ranks, so a norm is
+    the same on every rank. :meth:`local` computes it from the whole gradient: up to the rounding of
+    float64, which the result's rounding to the gradient's own type hides, the norm is the same.
 
     The plan says the norm. A message's sum is shared out as a reduce-scatter leaves it.
     """
@@ -47,28 +38,23 @@ class ShareNorms:
             [[] for _ in plan.tensors] for _ in range(plan.workers)
         ]
         """Of each worker and tensor: elements ``[start, stop)`` of the tensor."""
-        self._held: list[list[list[_Piece]]] = [
+        self._held: list[list[list[tuple[int, BucketSlice]]]] = [
             [[] for _ in plan.messages] for _ in range(plan.workers)
         ]
-        """Of each worker and message: its pieces of tensors."""
-        first = [0]
-        for tensor in plan.tensors:
-            first.append(first[-1] + tensor.elements)
-        for number, (message, tensors) in enumerate(
-            zip(plan.messages, layout.tensors, strict=True)
-        ):
+        """Of each worker and message: its pieces of tensors, each with the tensor's index."""
+        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+        for number, (message, place) in enumerate(zip(plan.messages, layout.places, strict=True)):
             if message.collective == "all-gather":
                 continue
-            bucket = layout.places[number].bucket
-            offset = first[layout.buckets[bucket][0]]
+            offset = message.start - place.start
             for worker, (begin, end) in enumerate(sum_shares(message, plan.workers)):
-                for index in tensors:
+                for index in layout.tensors[number]:
                     start, stop = max(begin, first[index]), min(end, first[index + 1])
                     if start < stop:
                         within = start - first[index], stop - first[index]
                         self._pieces[worker][index].append(within)
-                        piece = _Piece(index, bucket, start - offset, stop - offset)
-                        self._held[worker][number].append(piece)
+                        piece = BucketSlice(place.bucket, start - offset, stop - offset)
+                        self._held[worker][number].append((index, piece))
 
     def row(
         self, rank: int, buffers: Mapping[int, torch.Tensor], messages: Iterable[int]
@@ -83,9 +69,9 @@ class ShareNorms:
             held = self._held[rank][number]
             if not held:
                 continue
-            numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for p in held])
-            where = torch.tensor([piece.tensor for piece in held], device=device)
-            # Of several pieces of one tensor; NaN goes on.
+            numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for _, p in held])
+            where = torch.tensor([tensor for tensor, _ in held], device=device)
+            # A tensor may have several pieces. Both reductions pass NaN on.
             reduce = "amax" if self._order == torch.inf else "sum"
             row.scatter_reduce_(0, where, torch.stack(numbers), reduce)
         return row
@@ -111,7 +97,7 @@ class ShareNorms:
         return self.norms(rows)[0]
 
     def _numbers(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return of each part what its row's number sums or compares, in float64."""
+        """Return each part's sum of ``|x|^p``, or its largest ``|x|``, in float64."""
         numbers = [self._by_rows(part) for part in parts]
         rest = [part for part, number in zip(parts, numbers, strict=True) if number is None]
         if not rest:
@@ -121,7 +107,7 @@ class ShareNorms:
         return [self._summand(next(found)) if number is None else number for number in numbers]
 
     def _by_rows(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return a long part's number from norms of short rows; None if it is not to be had so.
+        """Return a long part's number from norms of short rows; None where that does not work.
 
         Within a row float32 loses a few units of its last place, and the rows are added in float64.
         That takes a ninth of the time of float64 throughout, for which the CPU copies everything.

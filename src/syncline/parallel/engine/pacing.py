@@ -19,11 +19,11 @@ class Pacing:
 
     Two messages under way hide each other's startup, but backends send both at once, at half the
     rate each. A small message behind a large one would then arrive about when the large one does.
-    And what a worker has still to pass on in the first one's ring would queue behind its part of
-    the second, while the next worker waits for it. So the second is sent in the last step of the
-    first one's ring: there all of the first is on its way. Where the transport does not say when
-    that step begins, it is estimated from the last rounds, or from the largest message so far;
-    until the very first message is complete, no other follows it.
+    And in a ring, what a worker must still pass on of the first message would queue behind its part
+    of the second, and the next worker would wait for it. So the second message is sent in the last
+    step of the first one's ring, when all of the first is on its way. Where the transport does not
+    say when that step begins, it is estimated from the last rounds, or from the largest message so
+    far; until the very first message is complete, no other follows it.
 
     Planners and the simulator assume the same: one channel, in the plan's order, startups hidden.
 

@@ -29,7 +29,6 @@ class MessageTimes(NamedTuple):
     issued_ns: int
     """When it was given to the backend."""
     finished_ns: int
-    """When it was complete."""
 
 
 class GateTimes(NamedTuple):
@@ -38,7 +37,6 @@ class GateTimes(NamedTuple):
     label: str
     """What it waited for, such as the name of the module."""
     began_ns: int
-    """When the gate began to wait."""
     arrived_ns: int
     """When the messages that it waited for had arrived."""
     updated_ns: int
@@ -150,9 +148,6 @@ def timeline_of(
     period_ns = pieces[-1].stop_ns if pieces else 0
     turn = next((p.start_ns for p in pieces if p.kind == "data"), period_ns)
     standing = list(_standing([GateTimes(g.label, *map(relative, g[1:])) for g in gates]))
-    if plan.wait == "update":
-        standing += _until_arrived(pieces, sent, standing[:])
-        standing.sort(key=lambda piece: piece.start_ns)
     around = _Period(period_ns, turn)
     computing = [*_without(pieces, standing), *standing]
     spans = [
@@ -187,23 +182,24 @@ def _computing(
 ) -> list[_Piece]:
     """Return the operations from one forward pass to the next; ``finalize`` for unknown ones.
 
-    Without an optimizer's step, everything after the backward pass is between iterations; if the
-    update waits for the messages, only what follows them.
+    If the plan's update waits for all messages, that wait follows the last gradient. What comes
+    after it is between iterations, unless an optimizer's step was seen.
     """
     pieces: list[_Piece] = []
-    now_ns = 0
+    now_ns = arrived_ns = 0
+    if plan.wait == "update":
+        arrived_ns = max((m.finished_ns for m in sent), default=0)
     stepped = any(event.moment is Moment.STEP for event in iteration.events)
     for segment in read_iteration(iteration, clock).segments:
         stop_ns = now_ns + segment.duration_ns
-        if segment.phase == "finalize" and not stepped:
-            arrived_ns = now_ns
-            if plan.wait == "update":
-                arrived_ns = max((m.finished_ns for m in sent), default=now_ns)
-                arrived_ns = min(max(arrived_ns, now_ns), stop_ns)
-            pieces.append(_Piece(now_ns, arrived_ns, segment.name, "finalize"))
-            pieces.append(_Piece(arrived_ns, stop_ns, "data loading", "data"))
-        else:
-            pieces.append(_Piece(now_ns, stop_ns, segment.name, segment.phase))
+        name, phase = segment.name, segment.phase
+        if phase == "finalize":
+            waited_ns = min(max(arrived_ns, now_ns), stop_ns)
+            pieces.append(_Piece(now_ns, waited_ns, "all gradients", "wait"))
+            now_ns = waited_ns
+            if not stepped:
+                name, phase = "data loading", "data"
+        pieces.append(_Piece(now_ns, stop_ns, name, phase))
         now_ns = stop_ns
     return pieces
 
@@ -220,18 +216,6 @@ def _standing(gates: Iterable[GateTimes]) -> Iterator[_Piece]:
         if arrived_ns < updated_ns:
             yield _Piece(arrived_ns, updated_ns, f"update before {gate.label}", "update")
         free_ns = updated_ns
-
-
-def _until_arrived(
-    pieces: Iterable[_Piece], sent: Iterable[MessageTimes], standing: Sequence[_Piece]
-) -> Iterator[_Piece]:
-    """Yield the waits for all messages that no gate has recorded."""
-    arrived_ns = max((m.finished_ns for m in sent), default=0)
-    for piece in pieces:
-        if piece.kind == "finalize":
-            stop_ns = min(piece.stop_ns, arrived_ns)
-            wait = piece._replace(stop_ns=stop_ns, label="all gradients", kind="wait")
-            yield from _without([wait], standing)
 
 
 def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Piece]:

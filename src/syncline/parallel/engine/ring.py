@@ -1,14 +1,14 @@
 """Collectives of point-to-point messages: halves of an all-reduce as rings, rows directly.
 
 In a ring a worker sends to the next one only, as in Gloo's ring all-reduce, so links carry one flow
-each way.
-Gloo's own reduce-scatter is an all-reduce of which most is thrown away, and its all-to-all lets all
-peers send to one worker at once: there, on four hosts at 1 Gbit/s, a sum of halves takes a quarter
-longer than here.
+each way. Gloo's own reduce-scatter is an all-reduce of which most is thrown away. In its all-to-all
+all peers send to one worker at once, which takes a quarter longer for a reduce-scatter among four
+hosts at 1 Gbit/s.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +19,9 @@ from syncline.measure.keepalive import keepalive
 from syncline.parallel.engine.layout import Shares
 
 SEGMENT_BYTES = 1024 * 1024
-"""The next segment of a share is under way while one is added."""
+"""While one segment of a share is added, the next one is under way."""
 TAGS = 1 << 20
-"""Messages under way at the same time have different tags."""
+"""Tags repeat after this many messages: those under way at once have different ones."""
 
 
 class Ring:
@@ -35,7 +35,7 @@ class Ring:
         self.group = group
         self.workers = group.size()
         self._rank = group.rank()
-        self._begun = 0
+        self._begun = itertools.count()
 
     def reduce_scatter(
         self,
@@ -65,7 +65,7 @@ class Ring:
         Raises:
             RuntimeError: from the function, a peer failed or did not answer within the timeout.
         """
-        # Its own share comes home last, from the worker before it, which got it from all others.
+        # This worker's own share arrives last, with what all others have added.
         steps = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
         arriving = [[torch.empty_like(part) for part in segments] for segments in parts[1:]]
@@ -110,7 +110,7 @@ class Ring:
         Returns:
             A function that returns once all rows are there.
         """
-        tag = self._next_tag()
+        tag = next(self._begun) % TAGS
         peers = [rank for rank in range(self.workers) if rank != self._rank]
         works = [self.group.recv([keepalive(rows[peer])], peer, tag) for peer in peers]
         works += [self.group.send([keepalive(own)], peer, tag) for peer in peers]
@@ -121,11 +121,6 @@ class Ring:
                 work.wait()
 
         return complete
-
-    def _next_tag(self) -> int:
-        tag = self._begun % TAGS
-        self._begun += 1
-        return tag
 
     def _pass_on(
         self,
@@ -142,7 +137,7 @@ class Ring:
             take: is given a segment, and what has arrived for it.
             on_sent: called once the last part has been sent.
         """
-        tag = self._next_tag()
+        tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
