@@ -13,13 +13,12 @@ from syncline.cli.arguments import (
     field_options,
     fields_of,
     json_option,
-    network_argument,
     profile_argument,
     report_option,
     show,
-    stated_workers,
     with_clipping,
 )
+from syncline.cli.networks import network_argument, stated_workers
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.model.network import Network

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from rich.progress import MofNCompleteColumn
 
-from syncline.cli.arguments import algorithm_named, density_of
+from syncline.cli.networks import algorithm_named, density_of
 from syncline.cli.progress import LateBar
 from syncline.errors import UserError, unknown
 from syncline.model.collective_costs import SERVER_ALGORITHMS
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but one worker count and one algorithm is asked for, if that."""
+        """Whether at most one worker count and one algorithm are asked for, and nothing else."""
         plain = self._replace(workers=None, algorithm=None) == Asked()
         single = len(self.worker_counts()) < 2 and len(self.algorithms()) < 2
         return plain and single

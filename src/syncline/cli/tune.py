@@ -119,7 +119,7 @@ def tune(
 
 
 def _require_alone(context: click.Context) -> None:
-    """Check that nothing is asked of a measurement that will not be."""
+    """Refuse ``--show`` together with options of a measurement."""
     beside = {"show", "as_json", "page"}
     given = click.core.ParameterSource.COMMANDLINE
     for parameter in context.command.params:

@@ -326,12 +326,9 @@ def fit_plot(network: Network) -> Html | None:
     right, bottom = width - 26, height - 44
     sizes = sorted(size for size, _ in points)
     first, last = math.log10(sizes[0]), math.log10(sizes[-1])
-    curve = []
-    for step in range(FIT_STEPS + 1):
-        size_bytes = round(10 ** (first + (last - first) * step / FIT_STEPS))
-        seconds = network.all_reduce.seconds(size_bytes)
-        if seconds > 0:
-            curve.append((size_bytes, seconds))
+    powers = (first + (last - first) * step / FIT_STEPS for step in range(FIT_STEPS + 1))
+    fitted = ((size, network.all_reduce.seconds(size)) for size in (round(10**p) for p in powers))
+    curve = [(size, seconds) for size, seconds in fitted if seconds > 0]
     x = Axis.decades(sizes)
     y = Axis.decades([t for _, t in (*points, *curve)])
 

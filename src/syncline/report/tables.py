@@ -31,7 +31,7 @@ from syncline.report.verdict import figure_text
 from syncline.report.whatif_table import what_if_table
 
 LIMIT = 12
-"""Rows of the tables that could be long, so that a file takes no more than a screen."""
+"""Rows of tables that could be long, so that a file takes no more than a screen."""
 MOST_POINTS = 20
 error = partial(units.percent, signed=True)
 BAR_COLUMNS = 56
@@ -59,12 +59,12 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     bound = f"; no schedule can be below {bounds.pop()}" if len(bounds) == 1 else ""
     workers = units.counted(planners.workers, "worker")
     where = f"{planners.model} on {planners.network}, {workers}{bound}"
+    suggestion = f"compression: {planners.suggestion}" if planners.suggestion else ""
     return Group(
         terminal.title(where),
         terminal.below(terminal.table(columns, planners.rows, marked=marked)),
         terminal.below(terminal.text(f"* {planners.chosen}: {planners.reason}")),
-        *([terminal.text(planners.sharing)] if planners.sharing else ()),
-        *([terminal.text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
+        *map(terminal.text, filter(None, (planners.sharing, suggestion))),
     )
 
 
@@ -127,17 +127,15 @@ def network_table(network: Network) -> RenderableType:
     ):
         if contention is None:
             continue
-        known = ", fitted to measured iterations" if contention.fitted else ""
-        each = ""
-        if contention.per_message_s:
-            each = f", {units.duration(contention.per_message_s)} of computing a message"
-        pairs.append(
-            (
-                name,
-                f"computing {contention.computing:.2f} and messages "
-                f"{contention.exchange:.2f} times slower at once{each}{known}",
-            )
+        text = (
+            f"computing {contention.computing:.2f} and messages {contention.exchange:.2f} times "
+            "slower at once"
         )
+        if contention.per_message_s:
+            text += f", {units.duration(contention.per_message_s)} of computing a message"
+        if contention.fitted:
+            text += ", fitted to measured iterations"
+        pairs.append((name, text))
     columns: list[Column[FittedPoint]] = [
         Column("size", lambda point: units.size(point.size_bytes), numeric=True),
         Column("measured", lambda point: units.duration(point.time_s), numeric=True),
@@ -281,7 +279,7 @@ def summary_table(summary: Summary) -> RenderableType:
     )
 
 
-_TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
+TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
     Comparison: comparison_table,
     Network: network_table,
     Plan: plan_table,
@@ -295,4 +293,4 @@ _TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
 
 def document_table(document: Document) -> RenderableType:
     """Return the table for whichever of our documents this is."""
-    return _TABLES[type(document)](document)
+    return TABLES[type(document)](document)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
@@ -19,24 +20,18 @@ ALIKE = 0.005
 """Planners whose iterations differ by less than this share everywhere are one line."""
 COLOURS = 6
 NAMED = 5
-"""Planners with a colour, if there are more planners than colours and no more than this lead."""
+"""Planners with a colour where there are more planners than colours. One more has a colour if it
+leads at some point or is stock DDP."""
 TINY_S = 1e-9
 STOCK = "ddp"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerGroup:
+class PlannerGroup(NamedTuple):
     """Planners that are one line."""
 
     planners: tuple[str, ...]
     css: str
     """Class of its colour; ``pale`` for none of its own."""
-
-    @property
-    def label(self) -> str:
-        """A short name."""
-        rest = len(self.planners) - 1
-        return f"{self.planners[0]} +{rest}" if rest else self.planners[0]
 
     @property
     def names(self) -> str:
@@ -78,20 +73,14 @@ class Panel:
         """Return a value of the axis as its ticks say it."""
         return f"{value if self.axis == 'workers' else value * 8e-9:g}"
 
-    def value_text(self, value: float) -> str:
-        """Return a value of the axis as people read it."""
-        return value_text(self.axis, value)
-
     def crossings(self) -> list[Crossing]:
-        """Return the crossings on this panel of planners that lead somewhere, in order."""
+        """Return this panel's crossings of planners that lead at one of its points, in order."""
         leaders = {point.best.planner for point in self.points}
-        mine = [
-            crossing
-            for crossing in self.what_if.crossings
-            if crossing.axis == self.axis
-            and crossing.point in self.indices
-            and crossing.planner in leaders
-        ]
+        mine = (
+            c
+            for c in self.what_if.crossings
+            if c.axis == self.axis and c.point in self.indices and c.planner in leaders
+        )
         return sorted(mine, key=lambda c: (c.at, c.kind, c.planner))
 
     def groups(self) -> list[PlannerGroup]:
@@ -100,23 +89,20 @@ class Panel:
         by_speed = sorted(points[-1].predictions, key=lambda p: (p.iteration_s, p.messages))
         gathered: list[list[str]] = []
         for planner in (prediction.planner for prediction in by_speed):
-            twin = next((g for g in gathered if _alike(points, g[0], planner)), None)
-            if twin is None:
-                gathered.append([planner])
-            else:
-                twin.append(planner)
-        found = []
-        for members in gathered:
-            members.sort(key=lambda planner: colours.get(planner, "pale"))
-            found.append(PlannerGroup(tuple(members), colours.get(members[0], "pale")))
-        return found
+            group = next((g for g in gathered if _alike(points, g[0], planner)), [])
+            if not group:
+                gathered.append(group)
+            group.append(planner)
+        for group in gathered:
+            group.sort(key=lambda planner: colours.get(planner, "pale"))
+        return [PlannerGroup(tuple(g), colours.get(g[0], "pale")) for g in gathered]
 
 
 def coloured(what_if: WhatIf) -> dict[str, str]:
-    """Return the class of the colour of planners that have one: the same in every panel.
+    """Return the class of the colour of each planner that has one, the same in every panel.
 
-    If there are more planners than colours, these have one: planners that lead at most points,
-    stock DDP, and those that are fastest on average.
+    If there are more planners than colours, the colours go to planners that lead at most points, to
+    stock DDP, and to those that are fastest on average.
     """
     points = what_if.points
     leads = Counter(point.best.planner for point in points)
@@ -191,9 +177,10 @@ def _panel(panel: Panel) -> list[Html | None]:
 
 
 def _legend(groups: Sequence[PlannerGroup]) -> Html:
-    coloured = [(group.css, group.names) for group in groups if group.css != "pale"]
-    pale = ", ".join(group.names for group in groups if group.css == "pale")
-    return legend([*coloured, ("pale", pale)] if pale else coloured, "stroke")
+    entries = [(group.css, group.names) for group in groups if group.css != "pale"]
+    if pale := ", ".join(group.names for group in groups if group.css == "pale"):
+        entries.append(("pale", pale))
+    return legend(entries, "stroke")
 
 
 # --- the charts ---
@@ -204,32 +191,28 @@ def _lines(
 ) -> list[Line]:
     """Return one line per group; pale and slow lines are drawn below the others."""
     lines = []
-    slowest_first = list(reversed(groups))
+    slowest_first = groups[::-1]
     for group in sorted(slowest_first, key=lambda g: g.css != "pale"):
-        found = [(point, point.of(group.planners[0])) for point in panel.points]
-        titles = [
-            f"{group.names} at {panel.value_text(value)}: "
-            f"{units.duration(prediction.iteration_s)}, of which "
-            f"{units.duration(prediction.exposed_s)} exposed, efficiency "
-            f"{units.percent(point.efficiency(prediction))}"
-            for value, (point, prediction) in zip(panel.values, found, strict=True)
-        ]
-        pale = group.css == "pale"
-        lines.append(
-            Line(
-                label="" if pale else group.label,
-                css=group.css,
-                points=[(v, figure(*pair)) for v, pair in zip(panel.values, found, strict=True)],
-                titles=() if pale else titles,
+        first, *others = group.planners
+        label, points, titles = f"{first} +{len(others)}" if others else first, [], []
+        for value, point in zip(panel.values, panel.points, strict=True):
+            prediction = point.of(first)
+            points.append((value, figure(point, prediction)))
+            titles.append(
+                f"{group.names} at {value_text(panel.axis, value)}: "
+                f"{units.duration(prediction.iteration_s)}, of which "
+                f"{units.duration(prediction.exposed_s)} exposed, efficiency "
+                f"{units.percent(point.efficiency(prediction))}"
             )
-        )
+        if group.css == "pale":
+            label, titles = "", []
+        lines.append(Line(label=label, css=group.css, points=points, titles=titles))
     return lines
 
 
 def _everything(lines: Sequence[Line]) -> list[float]:
     """Return the values that the axis must show; pale lines may leave it."""
-    shown = [line for line in lines if line.css != "pale"] or lines
-    return [y for line in shown for _, y in line.points]
+    return [y for line in lines if line.css != "pale" for _, y in line.points]
 
 
 def _chart(
@@ -278,12 +261,19 @@ def _efficiency(
         y=Axis(0.0, top, [top * step / 4 for step in range(5)]),
         y_text=lambda value: f"{value * 100:.0f}\u00a0%",
         title="Efficiency",
-        marks=[
-            Mark(number=number, x=c.at, y=_between(panel, c), title=crossing_text(c))
-            for number, c in enumerate(crossings, start=1)
-            if c.kind == "overtakes"
-        ],
+        marks=_marks(crossings, lambda c: _between(panel, c), overtakes=True),
     )
+
+
+def _marks(
+    crossings: Sequence[Crossing], y: Callable[[Crossing], float], *, overtakes: bool
+) -> list[Mark]:
+    """Return the marks of the crossings of one kind, with their numbers in the list of all."""
+    return [
+        Mark(number=number, x=crossing.at, y=y(crossing), title=crossing_text(crossing))
+        for number, crossing in enumerate(crossings, start=1)
+        if (crossing.kind == "overtakes") is overtakes
+    ]
 
 
 def _between(panel: Panel, crossing: Crossing) -> float:
@@ -306,16 +296,7 @@ def _exposed(panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[C
         y=Axis.around([floor_s, *_everything(lines)]),
         y_text=lambda value: ("\u2264\u00a0" if value < floor_s * 1.01 else "") + _duration(value),
         title="Exposed communication",
-        marks=[
-            Mark(
-                number=number,
-                x=c.at,
-                y=limit[panel.values.index(c.before)],
-                title=crossing_text(c),
-            )
-            for number, c in enumerate(crossings, start=1)
-            if c.kind != "overtakes"
-        ],
+        marks=_marks(crossings, lambda c: limit[panel.values.index(c.before)], overtakes=False),
     )
 
 
@@ -328,15 +309,13 @@ def _parts(panel: Panel) -> Html:
     """Return the four parts of the fastest planner's iteration as stacked bars."""
     bars = []
     for value, point in zip(panel.values, panel.points, strict=True):
-        split, at = point.split(point.best), panel.value_text(value)
-        seconds = {field: getattr(split, field) for field in PARTS}
+        split, at = point.split(point.best), value_text(panel.axis, value)
+        parts = [(part, getattr(split, field)) for field, part in PARTS.items()]
         bars.append(
             Bar(
                 label=panel.tick_text(value),
-                parts=[(PARTS[f].short, PARTS[f].css, s) for f, s in seconds.items()],
-                titles=[
-                    f"{PARTS[f].name} at {at}: {units.duration(s)}" for f, s in seconds.items()
-                ],
+                parts=[(part.short, part.css, seconds) for part, seconds in parts],
+                titles=[f"{part.name} at {at}: {units.duration(s)}" for part, s in parts],
             )
         )
     return bar_chart(
@@ -359,7 +338,7 @@ def _duration(seconds: float) -> str:
 def _about(panel: Panel) -> str:
     ends = ((panel.values[0], panel.points[0]), (panel.values[-1], panel.points[-1]))
     return " ".join(
-        f"At {panel.value_text(value)} {point.best.planner} is the fastest, with "
+        f"At {value_text(panel.axis, value)} {point.best.planner} is the fastest, with "
         f"{units.duration(point.best.iteration_s)} and an efficiency of "
         f"{units.percent(point.efficiency(point.best))}."
         for value, point in ends

@@ -78,7 +78,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 """Setting -> its heading and how a value is written, in the order in which a sweep varies them.
 
-Places on an axis are floats, of workers as well.
+Places on an axis are floats, also those of workers.
 """
 
 
