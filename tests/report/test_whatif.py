@@ -19,7 +19,7 @@ from syncline.report.summary import summarise
 from syncline.report.tables import document_table
 from syncline.report.whatif_curves import Panel, coloured
 from syncline.report.whatif_table import print_what_if
-from syncline.report.whatif_words import bandwidth, crossing_text, setting_text, value_text
+from syncline.report.whatif_words import crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
 from .examples import HOSTILE
@@ -34,21 +34,6 @@ def printed(made: WhatIf, width: int = 80) -> str:
 
 
 # --- words ---
-
-
-@pytest.mark.parametrize(
-    ("gbit_s", "text"),
-    [
-        (1, "1 Gbit/s"),
-        (2.5, "2.5 Gbit/s"),
-        (400, "400 Gbit/s"),
-        (0.1, "100 Mbit/s"),
-        (1200, "1200 Gbit/s"),
-        (2e-6, "2 kbit/s"),
-    ],
-)
-def test_bandwidths(gbit_s: float, text: str) -> None:
-    assert bandwidth(gbit_s * 125e6) == text
 
 
 def test_settings_in_a_line() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 import msgspec
@@ -19,34 +19,24 @@ from syncline.model.profile import Profile
 from syncline.model.quantities import parse_workers
 from syncline.testbed import Cluster
 from syncline.traces.formats import TraceOptions, detect, read_trace
+from syncline.traces.trace import Trace
 
 D = TypeVar("D", bound=Document)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class ProfileArgument(NamedTuple):
-    """A profile that was named on the command line."""
-
-    profile: Profile
-    notes: tuple[str, ...] = ()
-    """What reading it had to leave out or assume."""
-    workers: int | None = None
-    """Of the job that a trace is of; None where it does not say, and for a profile of our own."""
-
-
-def profile_argument(path: str) -> ProfileArgument:
-    """Return the profile that a file holds, or that a trace gives.
+def profile_argument(path: str) -> Trace:
+    """Return a trace, or a file of a profile as a trace that holds nothing else.
 
     Raises:
         FileError: the file is missing, broken, or of no known format.
-        UserError: no profile can be made of the trace.
     """
     form = detect(path)
     if form.name == "json":
-        return ProfileArgument(Profile.load(path))
+        profile = Profile.load(path)
+        return Trace(profile.model, profile)
     with reading_bar() as progress:
-        _, trace = read_trace([path], form, TraceOptions(progress=progress))
-    return ProfileArgument(trace.known_profile(), trace.notes, trace.workers)
+        return read_trace([path], form, TraceOptions(progress=progress))[1]
 
 
 def fields_of(of: type[msgspec.Struct]) -> dict[str, FieldInfo]:

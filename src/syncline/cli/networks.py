@@ -61,13 +61,10 @@ MOST_POINTS_BYTES = 1 << 20
 def network_argument(
     text: str, *, workers: int | None = None, algorithm: str | None = None
 ) -> Network:
-    """Return the network that ``text`` names, carried over to other workers or another algorithm.
+    """Return the network that a text names, as :data:`NETWORK_HELP` says.
 
-    Args:
-        text: see :data:`NETWORK_HELP`.
-        workers: carry it over to this many workers.
-        algorithm: carry it over to this algorithm, which may be named as in
-            :data:`ALGORITHM_ALIASES`; None: keep the network's own.
+    It is carried over to the worker count, and to the algorithm or the one of that short name,
+    where they are given.
 
     Raises:
         UserError: the text is none of the five, or the change is impossible.
@@ -77,16 +74,10 @@ def network_argument(
     return _read(text).with_(workers=workers, algorithm=name)
 
 
-def stated_workers(text: str) -> int | None:
-    """Return the worker count that the text of a network states.
-
-    None for a preset, a file, or a text without one, which gets the default of the presets.
-
-    Raises:
-        UserError: the text is broken.
-    """
-    stated = any(part.split("=")[0].strip() in ("workers", "hosts") for part in text.split(","))
-    return _read(text).workers if stated and _is_written_out(text) else None
+def states_workers(text: str) -> bool:
+    """Return whether the text of a network states a worker count; a preset or a file does not."""
+    keys = {part.partition("=")[0].strip() for part in text.split(",")}
+    return _is_written_out(text) and not keys.isdisjoint(("workers", "hosts"))
 
 
 def algorithm_named(name: str) -> str:

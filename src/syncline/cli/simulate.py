@@ -10,18 +10,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from syncline.cli.arguments import (
-    Decorator,
-    ProfileArgument,
-    clip_option,
-    profile_argument,
-    with_clipping,
-)
+from syncline.cli.arguments import Decorator, clip_option, profile_argument, with_clipping
 from syncline.cli.networks import (
     ALGORITHM_ALIASES,
     NETWORK_HELP,
     network_argument,
-    stated_workers,
+    states_workers,
 )
 from syncline.cli.sweep import Asked, tracked
 from syncline.cli.train import training_options
@@ -42,6 +36,7 @@ from syncline.report.whatif_words import REFERENCE, point_comparison
 from syncline.simulator.predict import predict
 from syncline.simulator.study import study
 from syncline.simulator.whatif import Change, WhatIfSimulator
+from syncline.traces.trace import Trace
 
 WHAT_IF_HELP = """\b
 What if: every option of this kind takes a list, such as 1gbit,10gbit; all
@@ -111,7 +106,7 @@ def simulate(
     as the trace says, unless --workers or NETWORK says how many.
     """
     read = profile_argument(profile)
-    loaded = with_clipping(read.profile, clip=clip)
+    loaded = with_clipping(read.known_profile(), clip=clip)
     what_if = Asked(**asked)
     planners = _planners("auto" if planner is None else planner, overlap=overlap)
     plan = None
@@ -180,7 +175,7 @@ def _print(output: Comparison | WhatIf) -> None:
             console.print(Text(text, style="dim"))
 
 
-def _network(text: str, read: ProfileArgument, *, told: bool) -> tuple[Network, tuple[str, ...]]:
+def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str, ...]]:
     """Return the network, and notes on it and on the profile.
 
     If the profile is a trace that says how many workers there were, the network has as many, unless
@@ -188,7 +183,7 @@ def _network(text: str, read: ProfileArgument, *, told: bool) -> tuple[Network, 
     """
     network = network_argument(text)
     own = network.workers
-    if told or read.workers in (None, own) or stated_workers(text) is not None:
+    if told or read.workers in (None, own) or states_workers(text):
         return network, read.notes
     if read.workers == 1:
         note = f"one worker, as in the trace, exchanges nothing: simulated for the {own} of {text}"

@@ -15,7 +15,7 @@ from syncline.cli.arguments import with_options
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.progress import reading_bar
 from syncline.errors import UserError
-from syncline.model.document import write_atomically
+from syncline.model.document import Document, write_atomically
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import PEERS
@@ -110,20 +110,22 @@ def convert(
     """Convert a trace to another format, and say what that format cannot hold."""
     target = format_named(to_format)
     _, found, options = _read(files, target, **reading)
-    own = found.network(workers) if network_out is not None else None
-    if plan_out is not None and found.plan is None:
-        raise UserError(
-            f"{files[0]}: the trace does not hold the messages that were sent; leave out --plan-out"
-        )
+    beside: list[tuple[str, Document, str]] = []
+    if network_out is not None:
+        beside.append(("network", found.network(workers), network_out))
+    if plan_out is not None:
+        if found.plan is None:
+            raise UserError(
+                f"{files[0]}: the trace does not hold the messages that were sent; leave out "
+                "--plan-out"
+            )
+        beside.append(("plan", found.plan, plan_out))
     written = write_trace(found, target, _network(found, network, workers), options)
     write_atomically(Path(output), written.content)
     click.echo(f"{target.name} written to {output}")
-    if own is not None and network_out is not None:
-        own.save(network_out)
-        click.echo(f"network written to {network_out}")
-    if plan_out is not None and found.plan is not None:
-        found.plan.save(plan_out)
-        click.echo(f"plan written to {plan_out}")
+    for name, document, path in beside:
+        document.save(path)
+        click.echo(f"{name} written to {path}")
     for sentence in written.lost:
         click.echo(f"  lost: {sentence}")
 

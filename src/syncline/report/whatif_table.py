@@ -130,6 +130,5 @@ def _crossings(what_if: WhatIf, fields: Sequence[str]) -> RenderableType:
 
 def _beside_chosen(what_if: WhatIf, crossing: Crossing) -> bool:
     """Return whether a crossing lies on a curve through the chosen point."""
-    there = msgspec.structs.asdict(what_if.points[crossing.point].setting)
-    here = msgspec.structs.asdict(what_if.chosen.setting)
-    return {**there, crossing.axis: None} == {**here, crossing.axis: None}
+    there, here = what_if.points[crossing.point].setting, what_if.chosen.setting
+    return msgspec.structs.replace(there, **{crossing.axis: getattr(here, crossing.axis)}) == here
