@@ -185,7 +185,7 @@ def test_crossings_are_marked_and_listed() -> None:
     page = render(scaling())
     made = what_if(scaling())
     panel = Panel(made, "workers", series(made.points, "workers")[1])
-    crossings = panel.crossings()
+    crossings = panel.crossings
     assert crossings
     leaders = {point.best.planner for point in panel.points}
     assert {c.planner for c in crossings} <= leaders
@@ -203,7 +203,7 @@ def test_colours_are_the_same_in_every_panel() -> None:
     assert len(set(colours.values())) == len(colours) <= 6
     for axis in ("workers", "bandwidth_bytes_per_s"):
         for indices in series(made.points, axis):
-            groups = Panel(made, axis, indices).groups()
+            groups = Panel(made, axis, indices).groups
             assert sorted(p for g in groups for p in g.planners) == sorted(made.planners)
             for group in groups:
                 assert group.css == colours.get(group.planners[0], "pale")

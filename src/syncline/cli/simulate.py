@@ -17,7 +17,7 @@ from syncline.cli.networks import (
     network_argument,
     states_workers,
 )
-from syncline.cli.sweep import Asked, tracked
+from syncline.cli.sweep import algorithms, is_plain, points_of, tracked, worker_counts
 from syncline.cli.train import training_options
 from syncline.errors import UserError
 from syncline.model.network import Network
@@ -107,7 +107,6 @@ def simulate(
     """
     read = profile_argument(profile)
     loaded = with_clipping(read.known_profile(), clip=clip)
-    what_if = Asked(**asked)
     planners = _planners("auto" if planner is None else planner, overlap=overlap)
     plan = None
     if plan_file is not None:
@@ -116,19 +115,18 @@ def simulate(
         plan = Plan.load(plan_file)
         plan = plan if overlap else plan.waiting_for_all()
         planners = {plan.planner: lambda *_: plan}
-    told = plan is not None or what_if.workers is not None
+    told = plan is not None or asked["workers"] is not None
     base, notes = _network(network, read, told=told)
-    if what_if.is_plain and report is None and point is None:
-        counts, algorithms = what_if.worker_counts(), what_if.algorithms()
+    if is_plain(asked) and report is None and point is None:
         net = base.with_(
-            workers=counts[0] if counts else None,
-            algorithm=algorithms[0] if algorithms else None,
+            workers=next(iter(worker_counts(asked)), None),
+            algorithm=next(iter(algorithms(asked)), None),
         )
         _require_priced(plan, [net.density])
         comparison, timeline = _compare(loaded, net, planners, plan_file, overlap=overlap)
         output: Comparison | WhatIf = comparison
     else:
-        points = what_if.changes(base.workers)
+        points = points_of(asked, base.workers)
         exchanges = {(point.algorithm, point.density) for point in points}
         _require_priced(
             plan, [base.with_(algorithm=a, density=density).density for a, density in exchanges]

@@ -161,10 +161,8 @@ class Bar:
 
     label: str
     """Below the bar."""
-    parts: Sequence[tuple[str, str, float]]
-    """(name, class, height) of each; names are written beside the last bar."""
-    titles: Sequence[str]
-    """The tooltip of each part."""
+    parts: Sequence[tuple[str, str, float, str]]
+    """(name, class, height, tooltip) of each; names are written beside the last bar."""
 
 
 def line_chart(
@@ -220,7 +218,7 @@ def line_chart(
 
 def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, about: str) -> Html:
     """Return stacked bars as SVG, on a linear axis from 0."""
-    heights = [math.fsum(height for _, _, height in bar.parts) for bar in bars]
+    heights = [math.fsum(height for _, _, height, _ in bar.parts) for bar in bars]
     y = Axis.up_to(max(heights)) if max(heights) > 0 else Axis(0.0, 1.0, [0.0])
     drawn = _frame(y, y_text, title, x_title)
     room = (WIDTH - RIGHT - LEFT) / len(bars)
@@ -229,7 +227,7 @@ def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, ab
     for index, bar in enumerate(bars):
         start = LEFT + room * (index + (1 - BAR_SHARE) / 2)
         below = 0.0
-        for (name, css, height), text in zip(bar.parts, bar.titles, strict=True):
+        for name, css, height, text in bar.parts:
             top, foot = _at_y(y, below + height), _at_y(y, below)
             drawn.append(
                 tag(

@@ -61,7 +61,7 @@ def planners_section(planners: PlannerTable | None) -> Html | None:
     """Return the table of the planners, fastest first."""
     if planners is None:
         return None
-    longest_s = max((row.iteration_s for row in planners.rows), default=0.0) or 1.0
+    longest_s = max(row.iteration_s for row in planners.rows) or 1.0
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
     chosen = tag("span", " chosen", class_="chosen")
     columns: list[Column[PlannerRow]] = [

@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
 from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
-from syncline.report.markup import Html, folded, legend, note, tag, typeset
+from syncline.report.markup import Html, folded, legend, note, section, tag, typeset
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
@@ -39,7 +40,7 @@ class PlannerGroup(NamedTuple):
         return ", ".join(self.planners)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Panel:
     """Points that differ along one axis only."""
 
@@ -48,12 +49,12 @@ class Panel:
     indices: Sequence[int]
     """Indices of the points, in the order of the axis."""
 
-    @property
+    @cached_property
     def points(self) -> list[Point]:
         """The points, in the order of the axis."""
         return [self.what_if.points[index] for index in self.indices]
 
-    @property
+    @cached_property
     def values(self) -> list[float]:
         """Where the points lie on the axis."""
         return [float(getattr(point.setting, self.axis)) for point in self.points]
@@ -73,8 +74,9 @@ class Panel:
         """Return a value of the axis as its ticks say it."""
         return f"{value if self.axis == 'workers' else value * 8e-9:g}"
 
+    @cached_property
     def crossings(self) -> list[Crossing]:
-        """Return this panel's crossings of planners that lead at one of its points, in order."""
+        """Crossings on this panel of planners that lead at one of its points, in order."""
         leaders = {point.best.planner for point in self.points}
         mine = (
             c
@@ -83,8 +85,9 @@ class Panel:
         )
         return sorted(mine, key=lambda c: (c.at, c.kind, c.planner))
 
+    @cached_property
     def groups(self) -> list[PlannerGroup]:
-        """Return the planners grouped into lines; the fastest at the last point comes first."""
+        """The planners grouped into lines; the fastest at the last point comes first."""
         points, colours = self.points, coloured(self.what_if)
         by_speed = sorted(points[-1].predictions, key=lambda p: (p.iteration_s, p.messages))
         gathered: list[list[str]] = []
@@ -140,39 +143,33 @@ EXPLAINED = (
 
 def curves_section(what_if: WhatIf | None, axis: str) -> Html | None:
     """Return the section with the curves along an axis, or None where it was not swept."""
-    swept = () if what_if is None else series(what_if.points, axis)
-    if what_if is None or not swept:
+    if what_if is None:
         return None
-    panels = [Panel(what_if, axis, indices) for indices in swept]
-    chosen = what_if.bottleneck.point
-    panels.sort(key=lambda panel: chosen not in panel.indices)
+    panels = [Panel(what_if, axis, indices) for indices in series(what_if.points, axis)]
+    if not panels:
+        return None
+    panels.sort(key=lambda panel: what_if.bottleneck.point not in panel.indices)
     unfolded, left_out = panels[1:MOST_PANELS], len(panels[MOST_PANELS:])
-    return tag(
-        "section",
-        tag("h2", TITLES[axis]),
+    return section(
+        f"{axis.partition('_')[0]}-curves",
+        TITLES[axis],
         note(panels[0].title) if panels[0].title else None,
         _panel(panels[0]),
         note(typeset(REFERENCE + EXPLAINED)),
         [folded(panel.title, _panel(panel), css="panel-of") for panel in unfolded],
         note(f"{units.counted(left_out, 'more combination')}: what-if.json.") if left_out else None,
-        id="workers-curves" if axis == "workers" else "bandwidth-curves",
     )
 
 
 def _panel(panel: Panel) -> list[Html | None]:
-    groups, crossings = panel.groups(), panel.crossings()
     first = _speed_up if panel.axis == "workers" else _iteration
+    charts = (first(panel), _efficiency(panel), _exposed(panel), _parts(panel))
+    sentences = (crossing_text(crossing) for crossing in panel.crossings)
+    listed = [tag("li", typeset(text[0].upper() + text[1:] + ".")) for text in sentences]
     return [
-        _legend(groups),
-        tag(
-            "div",
-            first(panel, groups),
-            _efficiency(panel, groups, crossings),
-            _exposed(panel, groups, crossings),
-            _parts(panel),
-            class_="charts",
-        ),
-        _crossing_list(crossings),
+        _legend(panel.groups),
+        tag("div", charts, class_="charts"),
+        tag("ol", listed, class_="crossings") if listed else None,
     ]
 
 
@@ -186,12 +183,10 @@ def _legend(groups: Sequence[PlannerGroup]) -> Html:
 # --- the charts ---
 
 
-def _lines(
-    panel: Panel, groups: Sequence[PlannerGroup], figure: Callable[[Point, Prediction], float]
-) -> list[Line]:
+def _lines(panel: Panel, figure: Callable[[Point, Prediction], float]) -> list[Line]:
     """Return one line per group; pale and slow lines are drawn below the others."""
     lines = []
-    slowest_first = groups[::-1]
+    slowest_first = panel.groups[::-1]
     for group in sorted(slowest_first, key=lambda g: g.css != "pale"):
         first, *others = group.planners
         label, points, titles = f"{first} +{len(others)}" if others else first, [], []
@@ -237,23 +232,21 @@ def _chart(
     )
 
 
-def _speed_up(panel: Panel, groups: Sequence[PlannerGroup]) -> Html:
+def _speed_up(panel: Panel) -> Html:
     ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
-    lines = [ideal, *_lines(panel, groups, lambda point, p: max(point.speed_up(p), 1e-9))]
+    lines = [ideal, *_lines(panel, lambda point, p: max(point.speed_up(p), 1e-9))]
     y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
 
 
-def _iteration(panel: Panel, groups: Sequence[PlannerGroup]) -> Html:
-    lines = _lines(panel, groups, lambda _, p: max(p.iteration_s, 1e-9))
+def _iteration(panel: Panel) -> Html:
+    lines = _lines(panel, lambda _, p: max(p.iteration_s, 1e-9))
     y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=_duration, title="Iteration")
 
 
-def _efficiency(
-    panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[Crossing]
-) -> Html:
-    lines = _lines(panel, groups, lambda point, p: point.efficiency(p))
+def _efficiency(panel: Panel) -> Html:
+    lines = _lines(panel, lambda point, p: point.efficiency(p))
     top = max(1.0, math.ceil(max(_everything(lines)) * 4) / 4)
     return _chart(
         panel,
@@ -261,17 +254,15 @@ def _efficiency(
         y=Axis(0.0, top, [top * step / 4 for step in range(5)]),
         y_text=lambda value: f"{value * 100:.0f}\u00a0%",
         title="Efficiency",
-        marks=_marks(crossings, lambda c: _between(panel, c), overtakes=True),
+        marks=_marks(panel, lambda c: _between(panel, c), overtakes=True),
     )
 
 
-def _marks(
-    crossings: Sequence[Crossing], y: Callable[[Crossing], float], *, overtakes: bool
-) -> list[Mark]:
+def _marks(panel: Panel, y: Callable[[Crossing], float], *, overtakes: bool) -> list[Mark]:
     """Return the marks of the crossings of one kind, with their numbers in the list of all."""
     return [
         Mark(number=number, x=crossing.at, y=y(crossing), title=crossing_text(crossing))
-        for number, crossing in enumerate(crossings, start=1)
+        for number, crossing in enumerate(panel.crossings, start=1)
         if (crossing.kind == "overtakes") is overtakes
     ]
 
@@ -285,24 +276,21 @@ def _between(panel: Panel, crossing: Crossing) -> float:
     return low + (high - low) * share
 
 
-def _exposed(panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[Crossing]) -> Html:
-    limit = [_limit_s(point) for point in panel.points]
+def _exposed(panel: Panel) -> Html:
+    # Exposed seconds that are 5 % of an iteration.
+    computing_s = (max(p.computation_s for p in point.predictions) for point in panel.points)
+    limit = [seconds * BOUND_SHARE / (1 - BOUND_SHARE) for seconds in computing_s]
     floor_s = 10.0 ** math.floor(math.log10(max(*limit, 1e-8) / 20))
     bound = Line(label="5 %", css="ideal", points=list(zip(panel.values, limit, strict=True)))
-    lines = [bound, *_lines(panel, groups, lambda _, p: max(p.exposed_s, floor_s))]
+    lines = [bound, *_lines(panel, lambda _, p: max(p.exposed_s, floor_s))]
     return _chart(
         panel,
         lines,
         y=Axis.around([floor_s, *_everything(lines)]),
         y_text=lambda value: ("\u2264\u00a0" if value < floor_s * 1.01 else "") + _duration(value),
         title="Exposed communication",
-        marks=_marks(crossings, lambda c: limit[panel.values.index(c.before)], overtakes=False),
+        marks=_marks(panel, lambda c: limit[panel.values.index(c.before)], overtakes=False),
     )
-
-
-def _limit_s(point: Point) -> float:
-    """Return the exposed seconds that are 5 % of the iteration."""
-    return max(p.computation_s for p in point.predictions) * BOUND_SHARE / (1 - BOUND_SHARE)
 
 
 def _parts(panel: Panel) -> Html:
@@ -310,14 +298,12 @@ def _parts(panel: Panel) -> Html:
     bars = []
     for value, point in zip(panel.values, panel.points, strict=True):
         split, at = point.split(point.best), value_text(panel.axis, value)
-        parts = [(part, getattr(split, field)) for field, part in PARTS.items()]
-        bars.append(
-            Bar(
-                label=panel.tick_text(value),
-                parts=[(part.short, part.css, seconds) for part, seconds in parts],
-                titles=[f"{part.name} at {at}: {units.duration(s)}" for part, s in parts],
-            )
-        )
+        parts = []
+        for field, part in PARTS.items():
+            seconds = getattr(split, field)
+            text = f"{part.name} at {at}: {units.duration(seconds)}"
+            parts.append((part.short, part.css, seconds, text))
+        bars.append(Bar(label=panel.tick_text(value), parts=parts))
     return bar_chart(
         bars,
         y_text=_duration,
@@ -343,14 +329,3 @@ def _about(panel: Panel) -> str:
         f"{units.percent(point.efficiency(point.best))}."
         for value, point in ends
     )
-
-
-# --- crossings ---
-
-
-def _crossing_list(crossings: Sequence[Crossing]) -> Html | None:
-    if not crossings:
-        return None
-    sentences = (crossing_text(crossing) for crossing in crossings)
-    items = [tag("li", typeset(text[0].upper() + text[1:] + ".")) for text in sentences]
-    return tag("ol", items, class_="crossings")
