@@ -22,13 +22,8 @@ from syncline.replay.table import print_replay
 from syncline.report.tables import TABLES, document_table
 from syncline.report.whatif_table import print_what_if
 
-
-def _print_table(console: Console, document: Document) -> None:
-    console.print(document_table(document))
-
-
 PRINTERS: dict[type[Document], Callable[[Console, Any], None]] = {
-    **dict.fromkeys(TABLES, _print_table),
+    **dict.fromkeys(TABLES, lambda console, document: console.print(document_table(document))),
     WhatIf: print_what_if,
     Replay: print_replay,
     Benchmark: print_benchmark,

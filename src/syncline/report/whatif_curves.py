@@ -14,6 +14,7 @@ from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
 from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
 from syncline.report.markup import Html, folded, legend, note, section, tag, typeset
+from syncline.report.verdict import DDP
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
@@ -24,7 +25,6 @@ NAMED = 5
 """Planners with a colour where there are more planners than colours. One more has a colour if it
 leads at some point or is stock DDP."""
 TINY_S = 1e-9
-STOCK = "ddp"
 
 
 class PlannerGroup(NamedTuple):
@@ -111,7 +111,7 @@ def coloured(what_if: WhatIf) -> dict[str, str]:
     leads = Counter(point.best.planner for point in points)
 
     def rank(planner: str) -> tuple[bool, int, float]:
-        wanted = planner in leads or planner == STOCK
+        wanted = planner in leads or planner == DDP
         behind = math.fsum(
             math.log(
                 max(point.of(planner).iteration_s, TINY_S) / max(point.best.iteration_s, TINY_S)
@@ -122,7 +122,7 @@ def coloured(what_if: WhatIf) -> dict[str, str]:
 
     ranked = sorted(what_if.planners, key=rank)
     few = ranked if len(ranked) <= COLOURS else ranked[:NAMED]
-    named = [p for p in ranked[:COLOURS] if p in few or p in leads or p == STOCK]
+    named = [p for p in ranked[:COLOURS] if p in few or p in leads or p == DDP]
     return {planner: f"c-{index}" for index, planner in enumerate(named)}
 
 
