@@ -63,11 +63,10 @@ def network_argument(
 ) -> Network:
     """Return the network that a text names, as :data:`NETWORK_HELP` says.
 
-    It is carried over to the worker count, and to the algorithm or the one of that short name,
-    where they are given.
+    ``workers`` and ``algorithm``, which may be a short name, replace its own where they are given.
 
     Raises:
-        UserError: the text is none of the five, or the change is impossible.
+        UserError: the text is in none of the five forms, or the change is impossible.
         FileError: the file is broken.
     """
     name = None if algorithm is None else algorithm_named(algorithm)
