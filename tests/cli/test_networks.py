@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline.cli.arguments import INSIDE, NETWORK_HELP, network_argument
+from syncline.cli.networks import INSIDE, NETWORK_HELP, network_argument
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
 from syncline.model.exchange import Link, Stage

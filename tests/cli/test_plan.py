@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from syncline.cli import main
-from syncline.cli.arguments import network_argument
+from syncline.cli.networks import network_argument
 from syncline.errors import UserError
 from syncline.model.network import PRESETS, Link, Network
 from syncline.model.plan import Plan

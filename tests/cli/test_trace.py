@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from syncline.cli import main
-from syncline.cli.progress import ReadingProgress
+from syncline.cli.progress import reading_bar
 from syncline.cli.trace import trace
 from syncline.errors import FileError, UserError
 from syncline.model.network import PRESETS, Network
@@ -218,7 +218,7 @@ def test_progress_is_shown_on_a_terminal_after_two_seconds(monkeypatch: pytest.M
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
-    with ReadingProgress() as progress:
+    with reading_bar() as progress:
         now[0] += 1.9
         progress(1_000_000, 4_000_000)
         assert terminal.getvalue() == ""
@@ -228,7 +228,7 @@ def test_progress_is_shown_on_a_terminal_after_two_seconds(monkeypatch: pytest.M
     assert "reading" in terminal.getvalue()
     quiet = io.StringIO()
     monkeypatch.setattr("sys.stderr", quiet)
-    with ReadingProgress() as progress:
+    with reading_bar() as progress:
         now[0] += 10
         progress(1, 2)
     assert quiet.getvalue() == ""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from syncline.cli import progress
-from syncline.cli.sweep import Asked, tracked
+from syncline.cli.sweep import is_plain, points_of, tracked
 from syncline.errors import UserError
 from syncline.model.network import PRESETS
 from syncline.model.timeline import Timeline
@@ -366,19 +366,19 @@ def test_a_parameter_server_needs_a_link(run: Run, profile: Path) -> None:
 
 
 def test_what_counts_as_plain() -> None:
-    assert Asked().is_plain
-    assert Asked(workers="64", algorithm="ring").is_plain
-    assert not Asked(workers="4,8").is_plain
-    assert not Asked(algorithm="ring,two-tree").is_plain
-    assert not Asked(wire="fp32").is_plain
+    assert is_plain({"wire": None})
+    assert is_plain({"workers": "64", "algorithm": "ring"})
+    assert not is_plain({"workers": "4,8"})
+    assert not is_plain({"algorithm": "ring,two-tree"})
+    assert not is_plain({"wire": "fp32"})
 
 
 def test_the_longest_lists_end_early() -> None:
     with pytest.raises(UserError, match="more than 5000 values"):
-        Asked(compute_scale=",".join(f"{1 + i * 1e-6:.6f}" for i in range(6000))).changes(4)
+        points_of({"compute_scale": ",".join(f"{1 + i * 1e-6:.6f}" for i in range(6000))}, 4)
     many = ",".join(str(i / 1000) for i in range(100))
     with pytest.raises(UserError, match="stand for more than 5000 combinations"):
-        Asked(spread=many, jitter=many).changes(4)
+        points_of({"spread": many, "jitter": many}, 4)
 
 
 def test_a_bar_on_a_terminal_only(

@@ -120,8 +120,7 @@ def bars(*heights: tuple[float, float]) -> str:
         [
             Bar(
                 label=str(i),
-                parts=[("low", "a", low), ("high", "b", high)],
-                titles=["t", "u"],
+                parts=[("low", "a", low, "t"), ("high", "b", high, "u")],
             )
             for i, (low, high) in enumerate(heights)
         ],

@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from syncline.model.document import Document
 from syncline.model.network import Contention, Network
+from syncline.model.plan import Plan
 from syncline.report.bundle import DOCUMENTS, Bundle
 from syncline.report.sections import network_section
 from syncline.report.summary import summarise
@@ -81,5 +82,6 @@ def test_names_are_no_markup_and_do_not_steer_the_terminal(bundle: Bundle) -> No
 
 
 def test_what_is_left_out_is_counted(bundle: Bundle) -> None:
-    assert bundle.plan is not None
-    assert "and 5 more messages" in printed(plan_table(bundle.plan, limit=2))
+    assert bundle.profile is not None
+    plan = Plan.merging("separate", bundle.profile, 4, range(len(bundle.profile.gradients)))
+    assert "and 37 more messages" in printed(plan_table(plan))

@@ -65,6 +65,21 @@ def test_a_rate_beyond_all_numbers() -> None:
     assert units.rate(float("inf")) == "∞ TB/s"
 
 
+@pytest.mark.parametrize(
+    ("gbit_s", "text"),
+    [
+        (1, "1 Gbit/s"),
+        (2.5, "2.5 Gbit/s"),
+        (400, "400 Gbit/s"),
+        (0.1, "100 Mbit/s"),
+        (1200, "1200 Gbit/s"),
+        (2e-6, "2 kbit/s"),
+    ],
+)
+def test_bandwidths_are_quoted_in_bits(gbit_s: float, text: str) -> None:
+    assert units.bandwidth(gbit_s * 125e6) == text
+
+
 def test_plain_numbers_drop_zeros_that_say_nothing() -> None:
     assert [units.plain(v) for v in (12, 12.0, 0.9810, 23.4, 1e-7, 179.83, nan)] == [
         "12",

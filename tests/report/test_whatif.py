@@ -19,7 +19,7 @@ from syncline.report.summary import summarise
 from syncline.report.tables import document_table
 from syncline.report.whatif_curves import Panel, coloured
 from syncline.report.whatif_table import print_what_if
-from syncline.report.whatif_words import bandwidth, crossing_text, setting_text, value_text
+from syncline.report.whatif_words import crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
 from .examples import HOSTILE
@@ -34,21 +34,6 @@ def printed(made: WhatIf, width: int = 80) -> str:
 
 
 # --- words ---
-
-
-@pytest.mark.parametrize(
-    ("gbit_s", "text"),
-    [
-        (1, "1 Gbit/s"),
-        (2.5, "2.5 Gbit/s"),
-        (400, "400 Gbit/s"),
-        (0.1, "100 Mbit/s"),
-        (1200, "1200 Gbit/s"),
-        (2e-6, "2 kbit/s"),
-    ],
-)
-def test_bandwidths(gbit_s: float, text: str) -> None:
-    assert bandwidth(gbit_s * 125e6) == text
 
 
 def test_settings_in_a_line() -> None:
@@ -200,7 +185,7 @@ def test_crossings_are_marked_and_listed() -> None:
     page = render(scaling())
     made = what_if(scaling())
     panel = Panel(made, "workers", series(made.points, "workers")[1])
-    crossings = panel.crossings()
+    crossings = panel.crossings
     assert crossings
     leaders = {point.best.planner for point in panel.points}
     assert {c.planner for c in crossings} <= leaders
@@ -218,7 +203,7 @@ def test_colours_are_the_same_in_every_panel() -> None:
     assert len(set(colours.values())) == len(colours) <= 6
     for axis in ("workers", "bandwidth_bytes_per_s"):
         for indices in series(made.points, axis):
-            groups = Panel(made, axis, indices).groups()
+            groups = Panel(made, axis, indices).groups
             assert sorted(p for g in groups for p in g.planners) == sorted(made.planners)
             for group in groups:
                 assert group.css == colours.get(group.planners[0], "pale")

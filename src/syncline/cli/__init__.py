@@ -17,7 +17,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     if arguments is None:
         stop_on_ctrl_c()
-    # Only now, since Ctrl-C ends an import with a traceback.
+    # Imported after the line above, without which Ctrl-C would end an import with a traceback.
     import click
 
     from syncline.cli.commands import cli

@@ -122,7 +122,7 @@ def _ranks(ends: Sequence[WorkerEnd], what: str) -> list[str]:
 
 
 def _show(cluster: Cluster, traffic: Sequence[Traffic], wall_s: float) -> None:
-    """Print what has passed each link, so that one sees whether the network was the limit."""
+    """Print what has passed each link, which shows whether the network was the limit."""
     if not any(passed.sent_bytes for passed in traffic):
         _say("nothing was sent from host to host")
         return

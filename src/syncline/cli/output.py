@@ -1,4 +1,4 @@
-"""Standard output that cannot be written: an error of ours, whichever library was writing."""
+"""Failures to write standard output, raised as our own error whichever library was writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OutputError(SynclineError):
 
     def __init__(self, error: OSError) -> None:
         super().__init__(
-            f"standard output cannot be written: {error.strerror}; what it lacks was not printed"
+            f"standard output cannot be written: {error.strerror}; the rest was not printed"
         )
         self.exit_code = CLOSED_PIPE if error.errno == errno.EPIPE else 1
 
@@ -42,11 +42,11 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def checked_output() -> Iterator[None]:
-    """Let standard output raise :class:`OutputError`, at the latest at the end.
+    """Raise :class:`OutputError` if standard output cannot be written, at the latest at the end.
 
     Raises:
-        UserError: standard output is closed. Files would be opened in its place, and what workers
-            print would go there.
+        UserError: standard output is closed. The next file that is opened would take its place, and
+            what workers print would go there.
     """
     before = sys.stdout
     if before is None:
@@ -80,9 +80,9 @@ def checked_output() -> Iterator[None]:
 
 
 def _open_standard_descriptors() -> None:
-    """Open what the caller has closed of standard input and error, or a file of ours would be it.
+    """Open standard input and error if the caller has closed them.
 
-    Workers write there.
+    Otherwise a file of ours would take their place, and workers would write to it.
     """
     for descriptor in (0, 2):
         try:

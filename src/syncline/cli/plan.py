@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import NETWORK_HELP, clip_option, network_argument, with_clipping
+from syncline.cli.arguments import clip_option, with_clipping
+from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.train import training_options
 from syncline.model.profile import Profile
 from syncline.planners import PLANNERS, planned, planner_named

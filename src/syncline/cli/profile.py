@@ -19,8 +19,6 @@ from syncline.report.bundle import DOCUMENTS
 from syncline.report.tables import document_table
 from syncline.traces.layer_table import write_layer_table
 
-ITERATIONS = 100
-
 
 @click.command()
 @click.option("--model", default="resnet20", help="A model of 'syncline train'.")
@@ -29,7 +27,7 @@ ITERATIONS = 100
 @click.option(
     "--iterations",
     type=int,
-    default=ITERATIONS,
+    default=100,
     help="Iterations that give the durations; three times as many are run.",
 )
 @training_options("seed")
@@ -63,12 +61,11 @@ def profile(
     """
     if iterations < 1:
         raise UserError(f"--iterations must be at least 1, found {iterations}")
-    overrides = {"batch_size": batch_size}
     config = configured(
         context,
         model,
         data,
-        overrides,
+        {"batch_size": batch_size},
         prefix="profile-",
         report=output,
         steps=iterations,
@@ -90,10 +87,9 @@ def profile(
     paths = [folder / DOCUMENTS[noun][0] for noun in ("profile", "network")]
     found, network = Profile.load(paths[0]), Network.load(paths[1])
     console = Console(highlight=False)
-    console.print(document_table(found))
-    console.print()
-    console.print(document_table(network))
-    console.print()
+    for document in (found, network):
+        console.print(document_table(document))
+        console.print()
     for path in (*paths, folder / LAYERS):
         click.echo(f"written: {path}")
     if table_file is not None:

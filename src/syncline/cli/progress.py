@@ -73,8 +73,6 @@ class LateBar(_Bar):
         self.update(self._task, completed=done, total=total)
 
 
-class ReadingProgress(LateBar):
-    """A bar for the bytes of a file that is being read."""
-
-    def __init__(self) -> None:
-        super().__init__("reading", DownloadColumn())
+def reading_bar() -> LateBar:
+    """Return a bar for the bytes of a file that is being read."""
+    return LateBar("reading", DownloadColumn())

@@ -13,13 +13,12 @@ from syncline.cli.arguments import (
     field_options,
     fields_of,
     json_option,
-    network_argument,
     profile_argument,
     report_option,
     show,
-    stated_workers,
     with_clipping,
 )
+from syncline.cli.networks import network_argument, states_workers
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.model.network import Network
@@ -98,7 +97,7 @@ def replay(
     PROFILE is a profile file, or a trace that 'syncline trace' can read.
     """
     read = profile_argument(profile)
-    loaded, notes = with_clipping(read.profile, clip=clip), read.notes
+    loaded, notes = with_clipping(read.known_profile(), clip=clip), read.notes
     if scale_compute != 1:
         notes += (f"computing takes {scale_compute:g} times as long as in the profile",)
     limits = {name: options.pop(name) for name in (*TURNS, "timeout_s")}
@@ -127,11 +126,11 @@ def _network(text: str, workers: int) -> Network:
     Raises:
         UserError: it is none, or a link between another number of workers.
     """
-    network, stated = network_argument(text), stated_workers(text)
-    if network.link is not None and stated not in (None, workers):
+    network = network_argument(text)
+    if network.link is not None and network.workers != workers and states_workers(text):
         raise UserError(
-            f"--network is of {stated} workers, the emulated cluster has {workers}; leave workers= "
-            "and hosts= out of it, or emulate as many"
+            f"--network is of {network.workers} workers, the emulated cluster has {workers}; leave "
+            "workers= and hosts= out of it, or emulate as many"
         )
     return network.with_(workers=workers)
 

@@ -16,26 +16,14 @@ from syncline.bench.tuning_report import print_choices
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
 from syncline.model.document import Document, read_document
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.prediction import Comparison
-from syncline.model.profile import Profile
-from syncline.model.run import Run
-from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 from syncline.replay.result import Replay
 from syncline.replay.table import print_replay
-from syncline.report.summary import Summary
-from syncline.report.tables import document_table
+from syncline.report.tables import TABLES, document_table
 from syncline.report.whatif_table import print_what_if
 
-
-def _print_table(console: Console, document: Document) -> None:
-    console.print(document_table(document))
-
-
 PRINTERS: dict[type[Document], Callable[[Console, Any], None]] = {
-    **dict.fromkeys((Profile, Network, Plan, Timeline, Comparison, Run, Summary), _print_table),
+    **dict.fromkeys(TABLES, lambda console, document: console.print(document_table(document))),
     WhatIf: print_what_if,
     Replay: print_replay,
     Benchmark: print_benchmark,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -10,17 +10,14 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from syncline.cli.arguments import (
+from syncline.cli.arguments import Decorator, clip_option, profile_argument, with_clipping
+from syncline.cli.networks import (
     ALGORITHM_ALIASES,
     NETWORK_HELP,
-    ProfileArgument,
-    clip_option,
     network_argument,
-    profile_argument,
-    stated_workers,
-    with_clipping,
+    states_workers,
 )
-from syncline.cli.sweep import Asked, tracked
+from syncline.cli.sweep import algorithms, is_plain, points_of, tracked, worker_counts
 from syncline.cli.train import training_options
 from syncline.errors import UserError
 from syncline.model.network import Network
@@ -39,14 +36,18 @@ from syncline.report.whatif_words import REFERENCE, point_comparison
 from syncline.simulator.predict import predict
 from syncline.simulator.study import study
 from syncline.simulator.whatif import Change, WhatIfSimulator
+from syncline.traces.trace import Trace
 
 WHAT_IF_HELP = """\b
 What if: every option of this kind takes a list, such as 1gbit,10gbit; all
 combinations are simulated. Worker counts may go on: 4,8,...,2048."""
 
 
-def _what_if(name: str, metavar: str, text: str) -> Callable[[Callable[..., None]], click.Command]:
-    return click.option(name, metavar=metavar, help=f"What if: {text}")  # type: ignore[return-value]
+Planners = Mapping[str, Callable[[Profile, Network], Plan]]
+
+
+def _what_if(name: str, metavar: str, text: str) -> Decorator:
+    return click.option(name, metavar=metavar, help=f"What if: {text}")
 
 
 @click.command(epilog=f"{NETWORK_HELP}\n\n{WHAT_IF_HELP}")
@@ -105,35 +106,36 @@ def simulate(
     as the trace says, unless --workers or NETWORK says how many.
     """
     read = profile_argument(profile)
-    loaded = with_clipping(read.profile, clip=clip)
-    what_if = Asked(**asked)
-    names = _planners("auto" if planner is None else planner)
+    loaded = with_clipping(read.known_profile(), clip=clip)
+    planners = _planners("auto" if planner is None else planner, overlap=overlap)
     plan = None
     if plan_file is not None:
         if planner is not None:
             raise UserError("give either --planner or --plan, not both")
         plan = Plan.load(plan_file)
         plan = plan if overlap else plan.waiting_for_all()
-    told = plan is not None or what_if.workers is not None
+        planners = {plan.planner: lambda *_: plan}
+    told = plan is not None or asked["workers"] is not None
     base, notes = _network(network, read, told=told)
-    if what_if.is_plain and report is None and point is None:
-        counts, algorithms = what_if.worker_counts(), what_if.algorithms()
+    if is_plain(asked) and report is None and point is None:
         net = base.with_(
-            workers=counts[0] if counts else None,
-            algorithm=algorithms[0] if algorithms else None,
+            workers=next(iter(worker_counts(asked)), None),
+            algorithm=next(iter(algorithms(asked)), None),
         )
         _require_priced(plan, [net.density])
-        comparison, timeline = _compare(loaded, net, names, plan, plan_file, overlap=overlap)
+        comparison, timeline = _compare(loaded, net, planners, plan_file, overlap=overlap)
         output: Comparison | WhatIf = comparison
     else:
-        points = what_if.changes(base.workers)
+        points = points_of(asked, base.workers)
         exchanges = {(point.algorithm, point.density) for point in points}
         _require_priced(
             plan, [base.with_(algorithm=a, density=density).density for a, density in exchanges]
         )
         if report is not None:
             require_place(Path(report))
-        output, timeline = _sweep(loaded, base, names, plan, points, point, notes, overlap=overlap)
+        planners = planners or _by_name((c.NAME for c in candidates(defers=overlap)), overlap)
+        simulator = WhatIfSimulator(loaded, base, planners, replans=plan is None)
+        output, timeline = _sweep(simulator, points, point, loaded.model, notes)
         if report is not None:
             save_what_if(output, timeline, Path(report))
     if timeline_file is not None:
@@ -159,7 +161,7 @@ def _print(output: Comparison | WhatIf) -> None:
     elif len(output.points) > 1:
         print_what_if(console, output)
     else:
-        point = output.points[0]
+        (point,) = output.points
         console.print(comparison_table(point_comparison(output, point)))
         figures = (
             f"speed-up {point.speed_up(point.best):.4g} of {point.setting.workers}, efficiency "
@@ -171,15 +173,15 @@ def _print(output: Comparison | WhatIf) -> None:
             console.print(Text(text, style="dim"))
 
 
-def _network(text: str, read: ProfileArgument, *, told: bool) -> tuple[Network, tuple[str, ...]]:
+def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str, ...]]:
     """Return the network, and notes on it and on the profile.
 
-    It has as many workers as a trace says, unless ``told`` says that the command names a number, or
-    the network does.
+    If the profile is a trace that says how many workers there were, the network has as many, unless
+    its text states a number or the command does (``told``).
     """
     network = network_argument(text)
     own = network.workers
-    if told or read.workers in (None, own) or stated_workers(text) is not None:
+    if told or read.workers in (None, own) or states_workers(text):
         return network, read.notes
     if read.workers == 1:
         note = f"one worker, as in the trace, exchanges nothing: simulated for the {own} of {text}"
@@ -189,24 +191,28 @@ def _network(text: str, read: ProfileArgument, *, told: bool) -> tuple[Network, 
     return network, (note, *read.notes)
 
 
-def _planners(text: str) -> tuple[str, ...] | None:
+def _planners(text: str, *, overlap: bool) -> Planners | None:
     """Return the planners asked for; None for those that ``auto`` chooses from."""
     names = [name.strip() for name in text.split(",")]
     if names == ["auto"]:
         return None
     if names == ["all"]:
-        return tuple(name for name in PLANNERS if name != "auto")
+        names = [name for name in PLANNERS if name != "auto"]
     for index, name in enumerate(names):
         if name in ("all", "auto"):
             raise UserError(f"--planner {name} stands alone; leave the other names out")
         planner_named(name)
         if name in names[:index]:
             raise UserError(f"--planner names {name!r} twice; name it once")
-    return tuple(names)
+    return _by_name(names, overlap)
+
+
+def _by_name(names: Iterable[str], overlap: bool) -> Planners:
+    return {name: partial(planned, name, defers=overlap) for name in names}
 
 
 def _require_priced(plan: Plan | None, densities: Iterable[float | None]) -> None:
-    """Make sure that a plan of lossy messages is not simulated at what dense ones cost."""
+    """Refuse to simulate a plan of lossy messages at the cost of dense ones."""
     payloads = {message.payload for message in plan.messages} - {"dense"} if plan else set()
     if payloads == {"sparse"} and None in set(densities):
         raise UserError(
@@ -223,25 +229,23 @@ def _require_priced(plan: Plan | None, densities: Iterable[float | None]) -> Non
 def _compare(
     profile: Profile,
     network: Network,
-    names: tuple[str, ...] | None,
-    plan: Plan | None,
+    planners: Planners | None,
     plan_file: str | None,
     *,
     overlap: bool,
 ) -> tuple[Comparison, Timeline]:
     """Compare planners on the network as it is."""
-    if plan is None and names is None:
+    if planners is None:
         choice = choose(profile, network, defers=overlap)
         return choice.comparison, choice.forecast.timeline
-    if plan is not None:
-        plans, reason = [plan], f"the plan in {plan_file}"
-    else:
-        plans = [planned(name, profile, network, defers=overlap) for name in names or ()]
-        reason = "the fastest of those that were asked for"
-        if len(plans) == 1:
-            reason = f"{plans[0].planner} was asked for"
-    forecasts = [predict(profile, network, one) for one in plans]
+    plans = [plan(profile, network) for plan in planners.values()]
+    forecasts = [predict(profile, network, plan) for plan in plans]
     best = min(forecasts, key=lambda f: (f.prediction.iteration_s, f.prediction.messages))
+    reason = "the fastest of those that were asked for"
+    if plan_file is not None:
+        reason = f"the plan in {plan_file}"
+    elif len(plans) == 1:
+        reason = f"{best.prediction.planner} was asked for"
     comparison = Comparison(
         model=profile.model,
         network=network.name,
@@ -255,33 +259,15 @@ def _compare(
 
 
 def _sweep(
-    profile: Profile,
-    network: Network,
-    names: tuple[str, ...] | None,
-    plan: Plan | None,
+    simulator: WhatIfSimulator,
     points: list[Change],
     point: int | None,
+    model: str,
     notes: tuple[str, ...],
-    *,
-    overlap: bool,
 ) -> tuple[WhatIf, Timeline]:
     """Simulate every point; the timeline is that of the fastest planner at the chosen one."""
-    if plan is not None:
-        simulator = WhatIfSimulator(
-            profile, network, {plan.planner: lambda *_: plan}, replans=False
-        )
-    else:
-        asked = names or tuple(planner.NAME for planner in candidates(defers=overlap))
-        planners = {name: partial(planned, name, defers=overlap) for name in asked}
-        simulator = WhatIfSimulator(profile, network, planners)
-    made = study(
-        simulator,
-        points,
-        model=profile.model,
-        chosen=None if point is None else point - 1,
-        notes=notes,
-        track=tracked,
-    )
+    chosen = None if point is None else point - 1
+    made = study(simulator, points, model=model, chosen=chosen, notes=notes, track=tracked)
     change = points[made.bottleneck.point]
     fastest = simulator.plan_at(change, made.bottleneck.planner)
     timeline = predict(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from rich.progress import MofNCompleteColumn
 
-from syncline.cli.arguments import algorithm_named, density_of
+from syncline.cli.networks import algorithm_named, density_of
 from syncline.cli.progress import LateBar
 from syncline.errors import UserError, unknown
 from syncline.model.collective_costs import SERVER_ALGORITHMS
@@ -30,118 +30,108 @@ LARGEST_DEVIATION = 2.0
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
-    """The what-if options as they were given; None: not given."""
+Asked = Mapping[str, str | None]
+"""The what-if options as they were given, by the names of their parameters; None: not given."""
 
-    workers: str | None = None
-    bandwidth: str | None = None
-    latency: str | None = None
-    algorithm: str | None = None
-    density: str | None = None
-    jobs: str | None = None
-    wire: str | None = None
-    compute_scale: str | None = None
-    straggler: str | None = None
-    spread: str | None = None
-    jitter: str | None = None
-    seed: str | None = None
-    strategy: str | None = None
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing but one worker count and one algorithm is asked for, if that."""
-        plain = self._replace(workers=None, algorithm=None) == Asked()
-        single = len(self.worker_counts()) < 2 and len(self.algorithms()) < 2
-        return plain and single
+def is_plain(asked: Asked) -> bool:
+    """Return whether at most one worker count and one algorithm are asked for, and nothing else."""
+    given = {name for name, text in asked.items() if text is not None}
+    single = len(worker_counts(asked)) < 2 and len(algorithms(asked)) < 2
+    return given <= {"workers", "algorithm"} and single
 
-    def worker_counts(self) -> tuple[int, ...]:
-        """Return the worker counts."""
-        return () if self.workers is None else parse_workers(self.workers)
 
-    def algorithms(self) -> list[str]:
-        """Return the algorithms under their own names."""
-        return _values("--algorithm", self.algorithm, algorithm_named, "ring,double-tree")
+def worker_counts(asked: Asked) -> tuple[int, ...]:
+    """Return the worker counts."""
+    text = asked.get("workers")
+    return () if text is None else parse_workers(text)
 
-    def changes(self, own_workers: int) -> list[Change]:
-        """Return the points of the sweep.
 
-        Args:
-            own_workers: of the network, where no worker counts are given.
+def algorithms(asked: Asked) -> list[str]:
+    """Return the algorithms under their own names."""
+    return _values(asked, "algorithm", algorithm_named, "ring,double-tree")
 
-        Raises:
-            UserError: a value cannot be read, options contradict one another, or there are too many
-                points.
-        """
-        if self.strategy != "all" and "all" in (self.strategy or "").split(","):
-            raise UserError("--strategy all stands alone; leave the other names out")
-        strategies = list(STRATEGIES.values())
-        if self.strategy != "all":
-            strategies = _values("--strategy", self.strategy, strategy_named, "caffe-mpi,pytorch")
-        served = [s.name for s in strategies if s.exchange == "parameter-server"]
-        others = [a for a in self.algorithms() if a not in SERVER_ALGORITHMS]
-        if served and (others or self.density):
-            raise UserError(
-                f"--strategy {served[0]} pushes and pulls over the server's link, so --algorithm "
-                "and --density would do nothing; leave them or that strategy out"
-            )
-        return changes(
-            workers=self.worker_counts(),
-            bandwidths_bytes_per_s=_values(
-                "--bandwidth", self.bandwidth, parse_bandwidth, "1gbit,10gbit"
-            ),
-            latencies_s=_values("--latency", self.latency, parse_duration, "5us,20us"),
-            algorithms=self.algorithms(),
-            densities=_values("--density", self.density, _density, "none,0.001"),
-            jobs=_values("--jobs", self.jobs, _jobs, "1,2"),
-            wires=_values("--wire", self.wire, _wire, "fp32,bf16"),
-            compute_scales=_values("--compute-scale", self.compute_scale, _number, "1,0.5"),
-            behaviours=self._behaviours(own_workers),
-            strategies=strategies,
+
+def points_of(asked: Asked, own_workers: int) -> list[Change]:
+    """Return the points of the sweep.
+
+    ``own_workers`` is the worker count of the network, for where none are given.
+
+    Raises:
+        UserError: a value cannot be read, options contradict one another, or there are too many
+            points.
+    """
+    named = asked.get("strategy")
+    if named != "all" and "all" in (named or "").split(","):
+        raise UserError("--strategy all stands alone; leave the other names out")
+    strategies = list(STRATEGIES.values())
+    if named != "all":
+        strategies = _values(asked, "strategy", strategy_named, "caffe-mpi,pytorch")
+    served = [s.name for s in strategies if s.exchange == "parameter-server"]
+    others = [a for a in algorithms(asked) if a not in SERVER_ALGORITHMS]
+    if served and (others or asked.get("density")):
+        raise UserError(
+            f"--strategy {served[0]} pushes and pulls over the server's link, so --algorithm "
+            "and --density would do nothing; leave them or that strategy out"
         )
-
-    def _behaviours(self, own_workers: int) -> list[Workers]:
-        stragglers = _values("--straggler", self.straggler, _stragglers, "none,1.2@3")
-        spreads = _values("--spread", self.spread, _deviation, "0,0.1")
-        jitters = _values("--jitter", self.jitter, _deviation, "0,0.05")
-        seeds = _values("--seed", self.seed, _seed, "0,1")
-        if seeds and not any((*spreads, *jitters)):
-            raise UserError(
-                "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave "
-                "it out"
-            )
-        fewest_workers = min(self.worker_counts(), default=own_workers)
-        rank = max((rank for pairs in stragglers for rank, _ in pairs), default=0)
-        if rank >= fewest_workers:
-            raise UserError(
-                f"--straggler names rank {rank}, but of {fewest_workers} workers the ranks are 0 "
-                f"to {fewest_workers - 1}; name a lower rank, such as 1.2@0, or more --workers"
-            )
-        if math.prod(len(v) or 1 for v in (stragglers, spreads, jitters, seeds)) > MOST_POINTS:
-            raise UserError(
-                "--straggler, --spread, --jitter and --seed stand for more than "
-                f"{MOST_POINTS} combinations; shorten a list"
-            )
-        return [
-            Workers(stragglers=pairs, spread=spread, jitter=jitter, seed=seed)
-            for pairs, spread, jitter, seed in itertools.product(
-                stragglers or [()], spreads or [0.0], jitters or [0.0], seeds or [0]
-            )
-        ]
+    return changes(
+        workers=worker_counts(asked),
+        bandwidths_bytes_per_s=_values(asked, "bandwidth", parse_bandwidth, "1gbit,10gbit"),
+        latencies_s=_values(asked, "latency", parse_duration, "5us,20us"),
+        algorithms=algorithms(asked),
+        densities=_values(asked, "density", _density, "none,0.001"),
+        jobs=_values(asked, "jobs", _jobs, "1,2"),
+        wires=_values(asked, "wire", _wire, "fp32,bf16"),
+        compute_scales=_values(asked, "compute_scale", _number, "1,0.5"),
+        behaviours=_behaviours(asked, own_workers),
+        strategies=strategies,
+    )
 
 
-def _values(option: str, text: str | None, read: Callable[[str], T], example: str) -> list[T]:
-    """Read a list; every error names the option and shows an example."""
+def _behaviours(asked: Asked, own_workers: int) -> list[Workers]:
+    stragglers = _values(asked, "straggler", _stragglers, "none,1.2@3")
+    spreads = _values(asked, "spread", _deviation, "0,0.1")
+    jitters = _values(asked, "jitter", _deviation, "0,0.05")
+    seeds = _values(asked, "seed", _seed, "0,1")
+    if seeds and not any((*spreads, *jitters)):
+        raise UserError(
+            "--seed has nothing to draw; give --spread 0.1 or --jitter 0.05 with it, or leave it "
+            "out"
+        )
+    fewest_workers = min(worker_counts(asked), default=own_workers)
+    rank = max((rank for pairs in stragglers for rank, _ in pairs), default=0)
+    if rank >= fewest_workers:
+        raise UserError(
+            f"--straggler names rank {rank}, but of {fewest_workers} workers the ranks are 0 to "
+            f"{fewest_workers - 1}; name a lower rank, such as 1.2@0, or more --workers"
+        )
+    if math.prod(len(v) or 1 for v in (stragglers, spreads, jitters, seeds)) > MOST_POINTS:
+        raise UserError(
+            "--straggler, --spread, --jitter and --seed stand for more than "
+            f"{MOST_POINTS} combinations; shorten a list"
+        )
+    return [
+        Workers(stragglers=pairs, spread=spread, jitter=jitter, seed=seed)
+        for pairs, spread, jitter, seed in itertools.product(
+            stragglers or [()], spreads or [0.0], jitters or [0.0], seeds or [0]
+        )
+    ]
+
+
+def _values(asked: Asked, name: str, read: Callable[[str], T], example: str) -> list[T]:
+    """Read the list of an option; every error names the option and shows an example."""
+    text, option = asked.get(name), f"--{name.replace('_', '-')}"
     if text is None:
         return []
     made: list[T] = []
-    for part in text.split(","):
+    for part in map(str.strip, text.split(",")):
         try:
-            value = read(part.strip())
+            value = read(part)
         except ValueError as error:  # UserErrors too
-            reason = str(error) if isinstance(error, UserError) else f"cannot read {part.strip()!r}"
+            reason = str(error) if isinstance(error, UserError) else f"cannot read {part!r}"
             raise UserError(f"{option}: {reason}; an example: {option} {example}") from None
         if value in made:
-            raise UserError(f"{option}: {part.strip()!r} is named twice; name it once")
+            raise UserError(f"{option}: {part!r} is named twice; name it once")
         made.append(value)
         if len(made) > MOST_POINTS:
             raise UserError(f"{option}: more than {MOST_POINTS} values; shorten the list")

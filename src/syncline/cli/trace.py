@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import click
 import msgspec
 from rich.console import Console
 
-from syncline.cli.arguments import NETWORK_HELP, network_argument, with_options
-from syncline.cli.progress import ReadingProgress
+from syncline.cli.arguments import with_options
+from syncline.cli.networks import NETWORK_HELP, network_argument
+from syncline.cli.progress import reading_bar
 from syncline.errors import UserError
-from syncline.model.document import write_atomically
+from syncline.model.document import Document, write_atomically
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import PEERS
@@ -50,7 +50,7 @@ def trace() -> None:
     """
 
 
-_READING = [
+_reading_options = with_options(
     click.option("--from", "from_format", help="Read the files as of this format."),
     click.option(
         "--clock-hz",
@@ -65,9 +65,8 @@ _READING = [
         help="Sizes that a profiler trace lacks: a header 'name elements' or 'name bytes', then a "
         "line for each gradient in the order in which they become ready.",
     ),
-]
-"""Options that :func:`_read` takes."""
-_reading_options = partial(with_options, options=_READING)
+)
+"""Give a command the options that :func:`_read` takes."""
 
 
 @trace.command()
@@ -111,20 +110,22 @@ def convert(
     """Convert a trace to another format, and say what that format cannot hold."""
     target = format_named(to_format)
     _, found, options = _read(files, target, **reading)
-    own = found.network(workers) if network_out is not None else None
-    if plan_out is not None and found.plan is None:
-        raise UserError(
-            f"{files[0]}: the trace does not hold the messages that were sent; leave out --plan-out"
-        )
+    beside: list[tuple[str, Document, str]] = []
+    if network_out is not None:
+        beside.append(("network", found.network(workers), network_out))
+    if plan_out is not None:
+        if found.plan is None:
+            raise UserError(
+                f"{files[0]}: the trace does not hold the messages that were sent; leave out "
+                "--plan-out"
+            )
+        beside.append(("plan", found.plan, plan_out))
     written = write_trace(found, target, _network(found, network, workers), options)
     write_atomically(Path(output), written.content)
     click.echo(f"{target.name} written to {output}")
-    if own is not None and network_out is not None:
-        own.save(network_out)
-        click.echo(f"network written to {network_out}")
-    if plan_out is not None and found.plan is not None:
-        found.plan.save(plan_out)
-        click.echo(f"plan written to {plan_out}")
+    for name, document, path in beside:
+        document.save(path)
+        click.echo(f"{name} written to {path}")
     for sentence in written.lost:
         click.echo(f"  lost: {sentence}")
 
@@ -147,7 +148,7 @@ def _read(
     options = TraceOptions(
         clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step, sizes=sizes
     )
-    with ReadingProgress() as progress:
+    with reading_bar() as progress:
         form, found = read_trace(files, form, options._replace(progress=progress))
     if clock_hz is not None and all(each.name != "astrasim" for each in (form, target or form)):
         raise UserError(
@@ -196,38 +197,36 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
         "workers": found.workers,
     }
     if (profile := found.profile) is not None:
+        operations = profile.operations
         facts |= {
-            "operations": len(profile.operations),
+            "operations": len(operations),
             "gradients": len(profile.gradients),
             "gradient_bytes": profile.gradient_bytes,
             "computation_s": profile.computation_s,
             "phases_s": {
                 phase: math.fsum(
-                    o.duration_s for o in profile.operations if o.phase == phase and o.lane != PEERS
+                    o.duration_s for o in operations if o.phase == phase and o.lane != PEERS
                 )
-                for phase in dict.fromkeys(o.phase for o in profile.operations)
+                for phase in dict.fromkeys(o.phase for o in operations)
             },
-            "host_s": sum(o.duration_s for o in profile.operations if o.lane == "host"),
-            "waiting_s": sum(o.duration_s for o in profile.operations if o.lane == PEERS),
+            "host_s": sum(o.duration_s for o in operations if o.lane == "host"),
+            "waiting_s": sum(o.duration_s for o in operations if o.lane == PEERS),
         }
-    if found.timeline is not None:
-        facts |= {
-            "iteration_s": found.timeline.iteration_ns / 1e9,
-            "spans": len(found.timeline.spans),
-        }
-        if found.profile is None:
+    if (timeline := found.timeline) is not None:
+        spans = timeline.spans
+        facts |= {"iteration_s": timeline.iteration_ns / 1e9, "spans": len(spans)}
+        if profile is None:
             facts["phases_s"] = {
-                kind: sum(s.stop_ns - s.start_ns for s in found.timeline.spans if s.kind == kind)
-                / 1e9
-                for kind in dict.fromkeys(span.kind for span in found.timeline.spans)
+                kind: sum(s.stop_ns - s.start_ns for s in spans if s.kind == kind) / 1e9
+                for kind in dict.fromkeys(span.kind for span in spans)
             }
     if (simulated_s := _simulated_s(found)) is not None:
         facts |= {"measured_s": found.iteration_s, "simulated_s": simulated_s}
-    if found.plan is not None:
+    if (plan := found.plan) is not None:
         facts |= {
-            "tensors": len(found.plan.tensors),
-            "messages": len(found.plan.messages),
-            "message_bytes": sum(found.plan.message_bytes()),
+            "tensors": len(plan.tensors),
+            "messages": len(plan.messages),
+            "message_bytes": sum(plan.message_bytes()),
         }
     facts |= {
         "timed_messages": [
@@ -247,14 +246,12 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
     yield "workers", "not said" if found.workers is None else str(found.workers)
     if found.profile is not None:
         yield "operations", str(facts["operations"])
-        size = units.size(facts["gradient_bytes"])
-        yield "gradients", f"{facts['gradients']}, {size}"
+        yield "gradients", f"{facts['gradients']}, {units.size(facts['gradient_bytes'])}"
         yield "computation", units.duration(facts["computation_s"])
         yield from phases
-        if facts["host_s"]:
-            yield "  of these on the CPU", units.duration(facts["host_s"])
-        if facts["waiting_s"]:
-            yield "  other workers", units.duration(facts["waiting_s"])
+        for name, key in (("  of these on the CPU", "host_s"), ("  other workers", "waiting_s")):
+            if facts[key]:
+                yield name, units.duration(facts[key])
     if found.timeline is not None:
         yield "iteration", units.duration(facts["iteration_s"])
         yield "spans", str(facts["spans"])
@@ -262,16 +259,14 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
             yield from phases
     if "simulated_s" in facts:
         error = facts["simulated_s"] / facts["measured_s"] - 1
-        simulated = units.duration(facts["simulated_s"])
         yield "median step", units.duration(facts["measured_s"])
-        yield "  simulated", f"{simulated} ({error * 100:+.1f} %)"
+        yield "  simulated", f"{units.duration(facts['simulated_s'])} ({error * 100:+.1f} %)"
     if found.plan is not None:
         size = units.size(facts["message_bytes"])
         yield "messages", f"{facts['messages']} of {facts['tensors']} tensors, {size}"
     if found.points:
         sizes = [point.size_bytes for point in found.points]
         count = sum(point.repetitions for point in found.points)
-        span = f"{units.size(min(sizes))} to {units.size(max(sizes))}"
-        yield "timed messages", f"{count}, {span}"
+        yield "timed messages", f"{count}, {units.size(min(sizes))} to {units.size(max(sizes))}"
     for index, note in enumerate(found.notes):
         yield "" if index else "note", note

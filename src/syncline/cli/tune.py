@@ -30,7 +30,6 @@ Examples:
 What was measured is kept in the user's cache, and every group of Syncline and every process group
 of backend 'syncline' on the same hosts, with as many ranks on each, uses it from then on.
 """
-SIZES = "256..16MiB"
 WORKERS = (2, 4)
 
 
@@ -43,7 +42,7 @@ WORKERS = (2, 4)
 )
 @click.option(
     "--sizes",
-    default=SIZES,
+    default="256..16MiB",
     metavar="SIZE,...",
     help="Of the vector; 256..16MiB: from 256 bytes, every fourfold.",
 )
@@ -119,7 +118,7 @@ def tune(
 
 
 def _require_alone(context: click.Context) -> None:
-    """Check that nothing is asked of a measurement that will not be."""
+    """Refuse ``--show`` together with options of a measurement."""
     beside = {"show", "as_json", "page"}
     given = click.core.ParameterSource.COMMANDLINE
     for parameter in context.command.params:

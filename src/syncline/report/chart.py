@@ -161,10 +161,8 @@ class Bar:
 
     label: str
     """Below the bar."""
-    parts: Sequence[tuple[str, str, float]]
-    """(name, class, height) of each; names are written beside the last bar."""
-    titles: Sequence[str]
-    """The tooltip of each part."""
+    parts: Sequence[tuple[str, str, float, str]]
+    """(name, class, height, tooltip) of each; names are written beside the last bar."""
 
 
 def line_chart(
@@ -220,7 +218,7 @@ def line_chart(
 
 def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, about: str) -> Html:
     """Return stacked bars as SVG, on a linear axis from 0."""
-    heights = [math.fsum(height for _, _, height in bar.parts) for bar in bars]
+    heights = [math.fsum(height for _, _, height, _ in bar.parts) for bar in bars]
     y = Axis.up_to(max(heights)) if max(heights) > 0 else Axis(0.0, 1.0, [0.0])
     drawn = _frame(y, y_text, title, x_title)
     room = (WIDTH - RIGHT - LEFT) / len(bars)
@@ -229,7 +227,7 @@ def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, ab
     for index, bar in enumerate(bars):
         start = LEFT + room * (index + (1 - BAR_SHARE) / 2)
         below = 0.0
-        for (name, css, height), text in zip(bar.parts, bar.titles, strict=True):
+        for name, css, height, text in bar.parts:
             top, foot = _at_y(y, below + height), _at_y(y, below)
             drawn.append(
                 tag(
@@ -326,12 +324,9 @@ def fit_plot(network: Network) -> Html | None:
     right, bottom = width - 26, height - 44
     sizes = sorted(size for size, _ in points)
     first, last = math.log10(sizes[0]), math.log10(sizes[-1])
-    curve = []
-    for step in range(FIT_STEPS + 1):
-        size_bytes = round(10 ** (first + (last - first) * step / FIT_STEPS))
-        seconds = network.all_reduce.seconds(size_bytes)
-        if seconds > 0:
-            curve.append((size_bytes, seconds))
+    powers = (first + (last - first) * step / FIT_STEPS for step in range(FIT_STEPS + 1))
+    fitted = ((size, network.all_reduce.seconds(size)) for size in (round(10**p) for p in powers))
+    curve = [(size, seconds) for size, seconds in fitted if seconds > 0]
     x = Axis.decades(sizes)
     y = Axis.decades([t for _, t in (*points, *curve)])
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-VOID = {"br", "col", "meta", "link"}
 _MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[pnµm]?s|%|[kMGT]?B(?:/s)?|[kMG]?bit/s|samples/s)(?!\w))")
 
@@ -34,13 +33,10 @@ def escaped(child: Child) -> Html:
 
 
 def tag(name: str, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """Return an element; strings among ``children`` and ``attributes`` are escaped.
+    """Return an element with its end tag; strings among its children and attributes are escaped.
 
-    Args:
-        name: name of the element.
-        children: text, ``Html``, None for nothing, or iterables of them.
-        attributes: ``class_`` stands for ``class``, ``aria_label`` for ``aria-label``; None and
-            False leave the attribute out, True writes it without a value.
+    ``class_`` stands for ``class``, ``aria_label`` for ``aria-label``. None and False leave an
+    attribute out, True writes it without a value.
     """
     written = []
     for key, value in attributes.items():
@@ -49,14 +45,11 @@ def tag(name: str, *children: Child, **attributes: str | int | float | bool | No
             written.append(f" {attribute}")
         elif value is not None and value is not False:
             written.append(f' {attribute}="{html.escape(str(value))}"')
-    opening = f"<{name}{''.join(written)}>"
-    if name in VOID:
-        return Html(opening)
-    return Html(f"{opening}{escaped(children)}</{name}>")
+    return Html(f"<{name}{''.join(written)}>{escaped(children)}</{name}>")
 
 
 def typeset(text: str) -> str:
-    """Return text with true minus signs, and units that stay with their numbers at line ends."""
+    """Return text with minus signs before numbers, and numbers that stay with their units."""
     return _BEFORE_UNIT.sub("\u00a0", _MINUS.sub("\u2212", text.replace(" ± ", "\u00a0±\u00a0")))
 
 
@@ -69,7 +62,6 @@ class Column(Generic[Row]):
 
     title: str
     cell: Callable[[Row], Child]
-    """Returns what stands in the column in a row."""
     numeric: bool = False
     """Right-aligned, in tabular figures."""
     wide: bool = False
@@ -124,7 +116,7 @@ def section(name: str, title: str, *children: Child) -> Html:
 
 
 def folded(title: str, *children: Child, css: str | None = None) -> Html:
-    """Return what is seen once its title is clicked."""
+    """Return content that is hidden until its title is clicked."""
     return tag("details", tag("summary", title), *children, class_=css)
 
 
@@ -158,7 +150,7 @@ def stacked_bar(parts: Iterable[tuple[float, str]], whole: float) -> Html:
 
 
 def legend(entries: Iterable[tuple[str, str]], sample: str = "swatch") -> Html:
-    """Return what colours stand for, from (class, text) pairs, with samples of some class."""
+    """Return what colours stand for, from (class, text) pairs; ``sample`` is the samples' class."""
     items = [tag("li", tag("span", class_=f"{sample} {css}"), " ", text) for css, text in entries]
     return tag("ul", items, class_="legend")
 

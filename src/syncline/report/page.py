@@ -77,8 +77,8 @@ def page(
 ) -> str:
     """Return one HTML file.
 
-    The page's policy forbids every request and every script but its own, which is named by its
-    hash, so that no name in the data could be run even if it slipped through the escaping.
+    The page's policy forbids every request, and every script whose hash is not that of its own. So
+    a name in the data would not run even if it slipped through the escaping.
 
     Args:
         title: of the window; may be empty.
@@ -115,31 +115,30 @@ def _asset(name: str) -> str:
 
 
 def _model(summary: Summary) -> str:
-    for part in (summary.run, summary.planners, summary.profile):
-        if part is not None:
-            return part.model
-    return summary.network.name if summary.network else ""
+    parts = (summary.run, summary.planners, summary.profile)
+    models = (part.model for part in parts if part is not None)
+    return next(models, summary.network.name if summary.network else "")
 
 
 def _subject(summary: Summary) -> str:
     run, network = summary.run, summary.network
-    parts = [_model(summary)]
-    for part in (run, summary.planners, network, summary.profile):
-        if part is not None:
-            parts.append(f"{part.workers} worker{'' if part.workers == 1 else 's'}")
-            break
+    words = [_model(summary)]
+    parts = (run, summary.planners, network, summary.profile)
+    workers = next((part.workers for part in parts if part is not None), None)
+    if workers is not None:
+        words.append(f"{workers} worker{'' if workers == 1 else 's'}")
     if run:
-        parts += [run.backend, run.machine]
-    elif network and network.name != parts[0]:
-        parts.append(network.name)
-    return " · ".join(filter(None, parts))
+        words += [run.backend, run.machine]
+    elif network and network.name != words[0]:
+        words.append(network.name)
+    return " · ".join(filter(None, words))
 
 
 # --- where it is written ---
 
 
 def require_place(target: Path) -> None:
-    """Check where a report is to be written, before it takes long to make.
+    """Check that a report can be written to a place, before the long work of making it.
 
     Raises:
         FileError: the folder of a page is missing, or a directory would replace a file.
@@ -163,7 +162,7 @@ def is_page(target: Path) -> bool:
 
 
 def made_directory(path: Path) -> Path:
-    """Return a directory, made with those above it where it is missing.
+    """Make a directory and its parents where they are missing, and return it.
 
     Raises:
         FileError: it cannot be made.

@@ -5,7 +5,7 @@ Each is None where there is nothing to show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from syncline.model.network import Network
 from syncline.model.run import Event
@@ -61,7 +61,7 @@ def planners_section(planners: PlannerTable | None) -> Html | None:
     """Return the table of the planners, fastest first."""
     if planners is None:
         return None
-    longest_s = max((row.iteration_s for row in planners.rows), default=0.0) or 1.0
+    longest_s = max(row.iteration_s for row in planners.rows) or 1.0
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
     chosen = tag("span", " chosen", class_="chosen")
     columns: list[Column[PlannerRow]] = [
@@ -161,41 +161,36 @@ def network_section(network: Network | None) -> Html | None:
 
 
 def _network_terms(facts: NetworkFacts) -> Html:
-    terms: list[tuple[str, str, str]] = [
-        ("start", units.duration(facts.startup_s), "an all-reduce of no bytes, by the fit")
-    ]
-    if facts.alpha_s is not None:
-        why = "before the first byte arrives, between two workers"
-        terms.append(("\u03b1", units.duration(facts.alpha_s), why))
-    if facts.beta_s_per_byte is not None:
-        beta = facts.beta_s_per_byte
-        speed = f", that is {units.rate(1 / beta)}" if beta > 0 else ""
-        terms.append(
-            ("\u03b2", units.byte_time(beta), f"each further byte between two workers{speed}")
-        )
-    if facts.gamma_s_per_byte is not None:
-        why = "adding one byte of two arrays in memory"
-        terms.append(("\u03b3", units.byte_time(facts.gamma_s_per_byte), why))
-    if facts.fit_error is not None:
-        why = "mean distance of the curve from the measured points"
-        terms.append(("fit error", units.percent(facts.fit_error), why))
-    if facts.fit_error_max is not None:
-        why = "at the point that it fits worst"
-        terms.append(("worst", units.percent(facts.fit_error_max), why))
+    terms: list[tuple[str, str, str]] = []
+
+    def add(name: str, value: float | None, text: Callable[[float], str], why: str) -> None:
+        if value is not None:
+            terms.append((name, text(value), why))
+
+    beta = facts.beta_s_per_byte
+    speed = f", that is {units.rate(1 / beta)}" if beta else ""
+    add("start", facts.startup_s, units.duration, "an all-reduce of no bytes, by the fit")
+    why = "before the first byte arrives, between two workers"
+    add("\u03b1", facts.alpha_s, units.duration, why)
+    add("\u03b2", beta, units.byte_time, f"each further byte between two workers{speed}")
+    why = "adding one byte of two arrays in memory"
+    add("\u03b3", facts.gamma_s_per_byte, units.byte_time, why)
+    why = "mean distance of the curve from the measured points"
+    add("fit error", facts.fit_error, units.percent, why)
+    add("worst", facts.fit_error_max, units.percent, "at the point that it fits worst")
     for contention, where in (
         (facts.contention, ""),
         (facts.contention_by_need, " with deferred updates"),
     ):
         if contention is None:
             continue
-        known = ", as fitted to measured iterations" if contention.fitted else ""
-        why = f"how many times slower computing runs while messages are under way{where}{known}"
-        terms.append(("slowed computing", f"{contention.computing:.2f}", f"{why}; 1: not at all"))
-        why = f"how many times slower messages run while computing{where}{known}"
-        terms.append(("slowed messages", f"{contention.exchange:.2f}", f"{why}; 1: not at all"))
-        if contention.per_message_s:
-            why = f"how much longer a worker computes for each message{where}{known}"
-            terms.append(("a message", units.duration(contention.per_message_s), why))
+        where += ", as fitted to measured iterations" if contention.fitted else ""
+        why = f"how many times slower computing runs while messages are under way{where}"
+        add("slowed computing", contention.computing, "{:.2f}".format, f"{why}; 1: not at all")
+        why = f"how many times slower messages run while computing{where}"
+        add("slowed messages", contention.exchange, "{:.2f}".format, f"{why}; 1: not at all")
+        why = f"how much longer a worker computes for each message{where}"
+        add("a message", contention.per_message_s or None, units.duration, why)
     columns: list[Column[tuple[str, str, str]]] = [
         Column("Term", lambda term: term[0]),
         Column("Value", lambda term: term[1], numeric=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -82,11 +83,11 @@ class Check(Value, frozen=True):
     measured_s: float
     noise_s: float | None
     error: float | None
-    """Predicted relative to measured, signed; None where nothing was measured to differ from."""
+    """Predicted relative to measured, signed; None where 0 s were measured."""
 
 
 class FittedPoint(Value, frozen=True):
-    """A measured all-reduce beside what the fitted curve says of it."""
+    """A measured all-reduce, and its time by the fitted curve."""
 
     size_bytes: int
     time_s: float
@@ -252,8 +253,8 @@ def network_facts(network: Network) -> NetworkFacts:
     points = []
     for point in sorted(network.points, key=lambda p: p.size_bytes):
         fitted_s = network.all_reduce.seconds(point.size_bytes)
-        error = fitted_s / point.time_s - 1 if point.time_s > 0 else None
-        points.append(_facts(FittedPoint, point, fitted_s=fitted_s, error=error))
+        error = _error(fitted_s, point.time_s)
+        points.append(FittedPoint(point.size_bytes, point.time_s, fitted_s, error))
     errors = [abs(p.error) for p in points if p.error is not None]
     mean, largest = network.fit_error, network.fit_error_max
     if errors:
@@ -273,15 +274,19 @@ def network_facts(network: Network) -> NetworkFacts:
     )
 
 
-def _check(what: str, predicted_s: float, measured_s: float, noise_s: float | None) -> Check:
-    error = predicted_s / measured_s - 1 if measured_s > 0 else None
-    return Check(
-        what=what, predicted_s=predicted_s, measured_s=measured_s, noise_s=noise_s, error=error
+def _checks(bundle: Bundle) -> tuple[Check, ...]:
+    return tuple(
+        Check(what, predicted_s, measured_s, noise_s, _error(predicted_s, measured_s))
+        for what, predicted_s, measured_s, noise_s in _compared(bundle)
     )
 
 
-def _checks(bundle: Bundle) -> tuple[Check, ...]:
-    checks = []
+def _error(predicted_s: float, measured_s: float) -> float | None:
+    return predicted_s / measured_s - 1 if measured_s > 0 else None
+
+
+def _compared(bundle: Bundle) -> Iterator[tuple[str, float, float, float | None]]:
+    """Yield what was predicted and measured: its name, both, and the noise of the measurement."""
     if run := bundle.run:
         for what, predicted_s, rate in (
             ("iteration, stock DDP", run.predicted_baseline_s, run.baseline),
@@ -289,28 +294,27 @@ def _checks(bundle: Bundle) -> tuple[Check, ...]:
             ("iteration, {} in the long run", run.predicted_s, run.steady),
         ):
             if rate and predicted_s is not None:
-                what = what.format(rate.name)
-                checks.append(_check(what, predicted_s, rate.iteration_s, rate.noise_s))
+                yield what.format(rate.name), predicted_s, rate.iteration_s, rate.noise_s
     if bundle.timeline_predicted and bundle.timeline_measured:
-        predicted = timeline_facts(bundle.timeline_predicted)
-        measured = timeline_facts(bundle.timeline_measured)
+        both = (bundle.timeline_predicted, bundle.timeline_measured)
         shown = [
             ("the iteration drawn above", "iteration_s"),
             ("its computation", "computation_s"),
             ("its communication", "communication_s"),
             ("its exposed communication", "exposed_s"),
         ]
-        if bundle.timeline_predicted.records_waits and bundle.timeline_measured.records_waits:
+        if all(timeline.records_waits for timeline in both):
             shown += [
                 ("its computation waiting for messages", "stall_s"),
                 ("its line idle while a later message was ready", "order_stall_s"),
             ]
+        predicted, measured = map(timeline_facts, both)
         for what, field in shown:
-            checks.append(_check(what, getattr(predicted, field), getattr(measured, field), None))
-    return tuple(checks)
+            yield what, getattr(predicted, field), getattr(measured, field), None
 
 
 def _messages(plan: Plan) -> tuple[MessageFacts, ...]:
+    messages = zip(plan.message_tensors(), plan.message_bytes(), strict=True)
     return tuple(
         MessageFacts(
             number=number,
@@ -318,9 +322,7 @@ def _messages(plan: Plan) -> tuple[MessageFacts, ...]:
             tensors=tuple(plan.tensors[index].name for index in tensors),
             size_bytes=size_bytes,
         )
-        for number, (tensors, size_bytes) in enumerate(
-            zip(plan.message_tensors(), plan.message_bytes(), strict=True), start=1
-        )
+        for number, (tensors, size_bytes) in enumerate(messages, start=1)
     )
 
 

@@ -31,8 +31,9 @@ from syncline.report.verdict import figure_text
 from syncline.report.whatif_table import what_if_table
 
 LIMIT = 12
-"""Rows of the tables that could be long, so that a file takes no more than a screen."""
+"""Rows of tables that could be long, so that a file takes no more than a screen."""
 MOST_POINTS = 20
+MOST_MESSAGES = 25
 error = partial(units.percent, signed=True)
 BAR_COLUMNS = 56
 SHADES = " ░▒▓█"
@@ -59,12 +60,12 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     bound = f"; no schedule can be below {bounds.pop()}" if len(bounds) == 1 else ""
     workers = units.counted(planners.workers, "worker")
     where = f"{planners.model} on {planners.network}, {workers}{bound}"
+    suggestion = f"compression: {planners.suggestion}" if planners.suggestion else ""
     return Group(
         terminal.title(where),
         terminal.below(terminal.table(columns, planners.rows, marked=marked)),
         terminal.below(terminal.text(f"* {planners.chosen}: {planners.reason}")),
-        *([terminal.text(planners.sharing)] if planners.sharing else ()),
-        *([terminal.text(f"compression: {planners.suggestion}")] if planners.suggestion else ()),
+        *map(terminal.text, filter(None, (planners.sharing, suggestion))),
     )
 
 
@@ -80,12 +81,10 @@ def profile_table(profile: Profile) -> RenderableType:
         ("computation", units.duration(profile.computation_s)),
         *((f"  {phase}", units.duration(profile.phase_s(phase))) for phase in phases),
     ]
-    if profile.baseline:
-        baseline = profile.baseline
+    if baseline := profile.baseline:
         took = units.with_noise(baseline.iteration_s, baseline.noise_s)
-        pairs.append(
-            ("stock DDP", f"{took} over {units.counted(baseline.iterations, 'iteration')}")
-        )
+        count = units.counted(baseline.iterations, "iteration")
+        pairs.append(("stock DDP", f"{took} over {count}"))
     ready_s = profile.ready_s()
     by_size = sorted(zip(profile.gradients, ready_s, strict=True), key=lambda g: -g[0].size_bytes)
     columns: list[Column[tuple[Gradient, float]]] = [
@@ -110,14 +109,14 @@ def network_table(network: Network) -> RenderableType:
         ("backend", facts.backend),
         ("startup", f"{units.duration(facts.startup_s)}, an all-reduce of no bytes"),
     ]
-    if facts.alpha_s is not None:
-        pairs.append(("alpha", f"{units.duration(facts.alpha_s)} before the first byte arrives"))
-    if facts.beta_s_per_byte is not None:
-        beta = facts.beta_s_per_byte
+    if link := network.link:
+        beta = link.beta_s_per_byte
         speed = f", {units.rate(1 / beta)}" if beta > 0 else ""
-        pairs.append(("beta", f"{units.byte_time(beta)} between two workers{speed}"))
-    if facts.gamma_s_per_byte is not None:
-        pairs.append(("gamma", f"{units.byte_time(facts.gamma_s_per_byte)} to add two arrays"))
+        pairs += [
+            ("alpha", f"{units.duration(link.alpha_s)} before the first byte arrives"),
+            ("beta", f"{units.byte_time(beta)} between two workers{speed}"),
+            ("gamma", f"{units.byte_time(link.gamma_s_per_byte)} to add two arrays"),
+        ]
     if facts.fit_error is not None and facts.fit_error_max is not None:
         worst = units.percent(facts.fit_error_max)
         pairs.append(("fit error", f"{units.percent(facts.fit_error)} mean, {worst} at worst"))
@@ -127,17 +126,15 @@ def network_table(network: Network) -> RenderableType:
     ):
         if contention is None:
             continue
-        known = ", fitted to measured iterations" if contention.fitted else ""
-        each = ""
-        if contention.per_message_s:
-            each = f", {units.duration(contention.per_message_s)} of computing a message"
-        pairs.append(
-            (
-                name,
-                f"computing {contention.computing:.2f} and messages "
-                f"{contention.exchange:.2f} times slower at once{each}{known}",
-            )
+        text = (
+            f"computing {contention.computing:.2f} and messages {contention.exchange:.2f} times "
+            "slower at once"
         )
+        if contention.per_message_s:
+            text += f", {units.duration(contention.per_message_s)} of computing a message"
+        if contention.fitted:
+            text += ", fitted to measured iterations"
+        pairs.append((name, text))
     columns: list[Column[FittedPoint]] = [
         Column("size", lambda point: units.size(point.size_bytes), numeric=True),
         Column("measured", lambda point: units.duration(point.time_s), numeric=True),
@@ -153,7 +150,7 @@ def network_table(network: Network) -> RenderableType:
     )
 
 
-def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
+def plan_table(plan: Plan) -> RenderableType:
     """Return the messages in the order in which they are sent."""
     sizes = plan.message_bytes()
     tensors = plan.message_tensors()
@@ -170,8 +167,8 @@ def plan_table(plan: Plan, *, limit: int = 25) -> RenderableType:
             f"{units.counted(len(plan.tensors), 'gradient')}, {units.size(sum(sizes))} in "
             f"{units.counted(len(sizes), 'message')}"
         ),
-        terminal.below(terminal.table(columns, range(len(sizes))[:limit])),
-        *terminal.left_out(len(sizes) - limit, "message"),
+        terminal.below(terminal.table(columns, range(len(sizes))[:MOST_MESSAGES])),
+        *terminal.left_out(len(sizes) - MOST_MESSAGES, "message"),
     )
 
 
@@ -188,24 +185,21 @@ def timeline_table(timeline: Timeline) -> RenderableType:
         Column("duration", lambda s: units.duration((s.stop_ns - s.start_ns) / 1e9), numeric=True),
         Column("size", lambda span: units.size(span.size_bytes), numeric=True),
     ]
-    waits = []
+    totals = [
+        f"iteration {units.duration(facts.iteration_s)}, computing "
+        f"{units.duration(facts.computation_s)}, communicating "
+        f"{units.duration(facts.communication_s)}, of which exposed "
+        f"{units.duration(facts.exposed_s)}"
+    ]
     if timeline.records_waits:
-        waits.append(
-            Text(
-                f"waiting for messages {units.duration(facts.stall_s)}, line busy "
-                f"{units.percent(facts.line_share)}, idle while a later message was ready "
-                f"{units.duration(facts.order_stall_s)}"
-            )
+        totals.append(
+            f"waiting for messages {units.duration(facts.stall_s)}, line busy "
+            f"{units.percent(facts.line_share)}, idle while a later message was ready "
+            f"{units.duration(facts.order_stall_s)}"
         )
     return Group(
         terminal.title(f"Timeline {timeline.name}, {timeline.source}"),
-        Text(
-            f"iteration {units.duration(facts.iteration_s)}, computing "
-            f"{units.duration(facts.computation_s)}, communicating "
-            f"{units.duration(facts.communication_s)}, of which exposed "
-            f"{units.duration(facts.exposed_s)}"
-        ),
-        *waits,
+        *map(Text, totals),
         terminal.below(picture),
         terminal.below(terminal.table(columns, longest[:LIMIT])),
         *terminal.left_out(len(longest) - LIMIT, "span"),
@@ -243,11 +237,11 @@ def run_table(run: Run) -> RenderableType:
     ):
         if rate is None and predicted_s is None:
             continue
-        measured = "not measured"
+        text = "not measured"
         if rate is not None:
-            measured = f"{units.with_noise(rate.iteration_s, rate.noise_s)} an iteration"
-        predicted = f", predicted {units.duration(predicted_s, 4)}" if predicted_s else ""
-        pairs.append((name, measured + predicted))
+            text = f"{units.with_noise(rate.iteration_s, rate.noise_s)} an iteration"
+        text += f", predicted {units.duration(predicted_s, 4)}" if predicted_s else ""
+        pairs.append((name, text))
     if run.prediction_error is not None:
         pairs.append(("prediction", f"{error(run.prediction_error)} off"))
     if run.overhead_iterations is not None:
@@ -273,15 +267,11 @@ def run_table(run: Run) -> RenderableType:
 
 def summary_table(summary: Summary) -> RenderableType:
     """Return the verdict of a report and its key figures."""
-    return Group(
-        terminal.title(summary.verdict.sentence),
-        terminal.below(
-            terminal.facts((figure.label, figure_text(figure)) for figure in summary.figures)
-        ),
-    )
+    figures = terminal.facts((figure.label, figure_text(figure)) for figure in summary.figures)
+    return Group(terminal.title(summary.verdict.sentence), terminal.below(figures))
 
 
-_TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
+TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
     Comparison: comparison_table,
     Network: network_table,
     Plan: plan_table,
@@ -295,4 +285,4 @@ _TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
 
 def document_table(document: Document) -> RenderableType:
     """Return the table for whichever of our documents this is."""
-    return _TABLES[type(document)](document)
+    return TABLES[type(document)](document)

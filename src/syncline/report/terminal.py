@@ -1,4 +1,4 @@
-"""What tables in a terminal are made of. Names are shown as they are: no markup is read."""
+"""Building blocks of tables in a terminal. Text is shown as it is, never read as markup."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from syncline.report import units
 from syncline.report.markup import Column, Row
 
 THIN_SPACE = "\u2009"
-"""Between thousands; the one unprintable character that steers no terminal."""
+"""Between thousands. Unlike other characters that are not printable, it steers no terminal."""
 
 
 def plain(content: str) -> str:
-    """Return text with every character escaped that would steer the terminal."""
+    """Return text with the characters escaped that would steer the terminal."""
     return printable(content, f"\n{THIN_SPACE}")
 
 
 def text(content: str, style: str = "") -> Text:
-    """Return one line of text."""
+    """Return text in one line; line breaks are escaped, too."""
     return Text(printable(content, THIN_SPACE), style=style)
 
 
@@ -34,7 +34,7 @@ def title(content: str) -> Text:
 
 
 def below(renderable: RenderableType) -> Padding:
-    """Return something with a free line above it."""
+    """Return something with a blank line above it."""
     return Padding(renderable, (1, 0, 0, 0), expand=False)
 
 
@@ -63,8 +63,8 @@ def table(
 ) -> Table:
     """Return a table whose cells are text; row ``marked`` is bold.
 
-    A free line precedes rows in ``gaps``. Where there is no room, names are folded if ``folds``;
-    else they are cut off, as numbers are.
+    A blank line precedes the rows in ``gaps``. On a narrow screen text is folded if ``folds``, else
+    cut off; numbers are always cut off.
     """
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
@@ -84,15 +84,15 @@ def table(
 
 
 WIDTH = 160
-"""Columns where the output is no terminal."""
+"""Least columns of an output that is no terminal."""
 
 
 def widen(console: Console) -> None:
-    """Give tables the width that they need where no terminal limits it."""
+    """Make an output that is no terminal wide enough for most tables."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
 
 
 def width(console: Console, renderable: RenderableType) -> int:
-    """Return the columns that something takes where there is room."""
+    """Return how many columns something takes where the screen does not limit it."""
     return Measurement.get(console, console.options.update(width=1000), renderable).maximum

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
-from syncline.model.timeline import Row, Span, SpanKind, Timeline, exposed_intervals, rows
+from syncline.model.timeline import Span, SpanKind, Timeline, exposed_intervals, rows
 from syncline.report import units
 from syncline.report.markup import Column, Html, embedded_json, folded, legend, note, table, tag
 from syncline.report.summary import timeline_facts
@@ -26,7 +26,7 @@ KINDS: dict[str, str] = {
 assert set(KINDS) == {kind for part in get_args(SpanKind) for kind in get_args(part)}
 
 MOST_DRAWN = 2000
-"""Spans of one timeline in the picture without script: more would only make the file large."""
+"""Spans of one timeline in the picture that needs no script; more would make the file large."""
 MOST_LISTED = 1000
 """Spans of one timeline in the table."""
 
@@ -55,7 +55,13 @@ def timeline_data(timelines: Sequence[Timeline]) -> Html:
                 "about": _describe(timeline),
                 "iteration": timeline.iteration_ns,
                 "exposed": exposed_intervals(timeline),
-                "rows": [_row_data(row, kinds) for row in rows(timeline)],
+                "rows": [
+                    {
+                        "name": row.lane if row.index == 0 else "",
+                        "spans": [_span_data(span, kinds) for span in row.spans],
+                    }
+                    for row in rows(timeline)
+                ],
             }
             for timeline in timelines
         ],
@@ -63,31 +69,19 @@ def timeline_data(timelines: Sequence[Timeline]) -> Html:
     return embedded_json(msgspec.json.encode(data).decode())
 
 
-def _row_data(row: Row, kinds: list[str]) -> dict[str, Any]:
-    # A list a span, not an object: half the size for thousands of them.
-    return {
-        "name": row.lane if row.index == 0 else "",
-        "spans": [
-            [s.start_ns, s.stop_ns, kinds.index(s.kind), s.label, s.size_bytes]
-            + ([] if s.ready_ns is None else [s.ready_ns])
-            for s in row.spans
-        ],
-    }
+def _span_data(span: Span, kinds: list[str]) -> list[object]:
+    # A list, not an object: half the size for thousands of them.
+    data = [span.start_ns, span.stop_ns, kinds.index(span.kind), span.label, span.size_bytes]
+    return data if span.ready_ns is None else [*data, span.ready_ns]
 
 
-def _static_picture(timelines: Sequence[Timeline]) -> Html:
-    """Return the whole timelines as plain SVG on one axis, for readers without scripts."""
-    ends_ns = (
-        max((span.stop_ns for span in timeline.spans), default=0) or timeline.iteration_ns
-        for timeline in timelines
-    )
-    end_ns = max(1, *ends_ns)
-    return tag("div", [_static(timeline, end_ns) for timeline in timelines], class_="static")
+def _longest(timeline: Timeline, most: int) -> list[Span]:
+    return sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:most]
 
 
 def _static(timeline: Timeline, end_ns: int) -> Html:
-    drawn = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:MOST_DRAWN]
-    shown = set(map(id, drawn))
+    """Return the whole timeline as plain SVG, for readers without scripts."""
+    shown = set(map(id, _longest(timeline, MOST_DRAWN)))
     scale = 1000 / end_ns
     marks = []
     top = 0
@@ -126,8 +120,7 @@ def _rect(start: int, stop: int, y: int, height: int, css: str, scale: float) ->
 
 def _span_table(timeline: Timeline) -> Html:
     """Return the spans as a table in order of time; the longest if there are very many."""
-    longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)[:MOST_LISTED]
-    listed = sorted(longest, key=lambda s: (s.start_ns, s.stop_ns))
+    listed = sorted(_longest(timeline, MOST_LISTED), key=lambda s: (s.start_ns, s.stop_ns))
     left_out = len(timeline.spans) - len(listed)
     caption = f"Spans of the {timeline.source} iteration"
 
@@ -174,6 +167,8 @@ def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
     if not timelines:
         return None
     title = f"One iteration, {' and '.join(timeline.source for timeline in timelines)}"
+    ends_ns = (max((s.stop_ns for s in t.spans), default=0) or t.iteration_ns for t in timelines)
+    end_ns = max(1, *ends_ns)
     buttons = [
         tag("button", sign, type="button", data_do=action, aria_label=label, title=label)
         for action, sign, label in BUTTONS
@@ -198,7 +193,7 @@ def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
         _legend(timelines),
         tag(
             "div",
-            _static_picture(timelines),
+            tag("div", [_static(timeline, end_ns) for timeline in timelines], class_="static"),
             id="chart",
             class_="chart",
             tabindex=0,

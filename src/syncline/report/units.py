@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"), (1e-12, "ps"))
 # Decimal multiples, as link rates and model sizes are usually quoted.
-_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
+_BANDWIDTHS = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 
 
 def _significant(value: float, digits: int) -> str:
@@ -24,16 +25,16 @@ def _significant(value: float, digits: int) -> str:
     return f"{value:.{max(digits - 1 - exponent, 0)}f}"
 
 
-def _time_scale(magnitude_s: float) -> tuple[float, str]:
+def _scale(value: float, units: Sequence[tuple[float, str]]) -> tuple[float, str]:
     # 0.9995 so that a value that rounds up to 1000 takes the next unit: 1.00 ms, not 1000 µs.
-    return next((u for u in _TIMES if magnitude_s >= u[0] * 0.9995), _TIMES[-1])
+    return next((unit for unit in units if abs(value) >= unit[0] * 0.9995), units[-1])
 
 
 def duration(seconds: float, digits: int = 3) -> str:
     """Return a duration in the unit that suits it, such as ``"478 ms"``."""
     if seconds == 0:
         return "0 s"
-    factor, unit = _time_scale(abs(seconds))
+    factor, unit = _scale(seconds, _TIMES)
     return f"{_significant(seconds / factor, digits)} {unit}"
 
 
@@ -41,9 +42,8 @@ def with_noise(seconds: float, noise_s: float) -> str:
     """Return a duration with its noise and no digits beyond it, such as ``"478.2 ± 1.3 ms"``."""
     if noise_s <= 0 or seconds == 0:
         return duration(seconds, 4)
-    factor, unit = _time_scale(abs(seconds))
-    decimals = max(1 - math.floor(math.log10(noise_s / factor)), 0)
-    decimals = min(decimals, 4)
+    factor, unit = _scale(seconds, _TIMES)
+    decimals = min(max(1 - math.floor(math.log10(noise_s / factor)), 0), 4)
     return f"{seconds / factor:.{decimals}f} ± {noise_s / factor:.{decimals}f} {unit}"
 
 
@@ -51,15 +51,20 @@ def size(size_bytes: float | None) -> str:
     """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes); empty where it is not known."""
     if size_bytes is None:
         return ""
-    for factor, unit in _SIZES:
-        if abs(size_bytes) >= factor * 0.9995:
-            return f"{_significant(size_bytes / factor, 3)} {unit}"
-    return f"{size_bytes:.0f} B"
+    factor, unit = _scale(size_bytes, _SIZES)
+    number = f"{size_bytes:.0f}" if unit == "B" else _significant(size_bytes / factor, 3)
+    return f"{number} {unit}"
 
 
 def rate(bytes_per_s: float) -> str:
     """Return a transfer rate, such as ``"117 MB/s"``."""
     return f"{size(bytes_per_s)}/s"
+
+
+def bandwidth(bytes_per_s: float) -> str:
+    """Return a link's rate as it is quoted, such as ``"25 Gbit/s"``."""
+    factor, unit = _scale(bytes_per_s * 8, _BANDWIDTHS)
+    return f"{plain(float(f'{bytes_per_s * 8 / factor:.3g}'))} {unit}"
 
 
 def byte_time(s_per_byte: float) -> str:

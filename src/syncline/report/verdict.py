@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 from syncline.model.document import Value
 from syncline.model.prediction import Comparison, Prediction
@@ -33,7 +35,7 @@ class Verdict(Value, frozen=True):
 
 
 def number(value: float) -> float | None:
-    """Return a number as JSON has it, which has no NaN."""
+    """Return a number, or None for NaN, which JSON does not have."""
     return None if math.isnan(value) else value
 
 
@@ -82,12 +84,6 @@ def _against(gain: float, noise: float | None = None) -> str:
     return f"{abs(gain) * 100:.1f}{error} % {more_or_less}"
 
 
-def _baseline(bundle: Bundle) -> Rate | Baseline | None:
-    if bundle.run and bundle.run.baseline:
-        return bundle.run.baseline
-    return bundle.profile.baseline if bundle.profile else None
-
-
 def _prediction(bundle: Bundle) -> Prediction | None:
     """Return the prediction for the plan that ran or, without a run, was chosen."""
     if bundle.comparison is None:
@@ -109,7 +105,7 @@ def verdict(bundle: Bundle) -> Verdict:
 
 
 def _what_it_holds(bundle: Bundle) -> str:
-    """Return what its profile, plan, network or timeline says, where nothing was decided."""
+    """Return a sentence on the first of profile, plan, network and timeline that is there."""
     if profile := bundle.profile:
         return (
             f"One iteration of {profile.model} computes for "
@@ -134,36 +130,28 @@ def _what_it_holds(bundle: Bundle) -> str:
 def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
     where = f"{run.model} on {units.counted(run.workers, 'worker')}"
     reason = run.reason.rstrip(". ")
-    headline = ""
-    if run.decision in ("planned", "reverted") and run.planned and run.baseline:
-        change = _against(*_gain(run.baseline, run.planned))
-        planned = units.with_noise(run.planned.iteration_s, run.planned.noise_s)
+    headline = {
+        "planned": f"{where} trains with the {run.planner} plan",
+        "reverted": f"The plan for {where} lost against stock DDP and was dropped",
+        "ddp": f"Stock DDP stays for {where}",
+        "undecided": f"The run of {where} ended before Syncline had decided",
+    }[run.decision]
+    if run.baseline:
         baseline = units.with_noise(run.baseline.iteration_s, run.baseline.noise_s)
-        if run.decision == "planned":
-            headline = (
-                f"With the {run.planner} plan, {where} trains in {planned} an iteration, "
-                f"{change} than the {baseline} of stock DDP"
-            )
-        else:
-            headline = (
-                f"The plan for {where} took {planned} an iteration, {change} than the "
-                f"{baseline} of stock DDP, and was dropped"
-            )
-    elif run.decision == "ddp" and run.baseline:
-        baseline = units.with_noise(run.baseline.iteration_s, run.baseline.noise_s)
-        headline = f"Stock DDP stays for {where}, at {baseline} an iteration"
-    if not headline:
-        headline = {
-            "planned": f"{where} trains with the {run.planner} plan",
-            "reverted": f"The plan for {where} lost against stock DDP and was dropped",
-            "ddp": f"Stock DDP stays for {where}",
-            "undecided": f"The run of {where} ended before Syncline had decided",
-        }[run.decision]
+        if run.decision == "ddp":
+            headline += f", at {baseline} an iteration"
+        elif run.decision != "undecided" and run.planned:
+            change = _against(*_gain(run.baseline, run.planned))
+            planned = units.with_noise(run.planned.iteration_s, run.planned.noise_s)
+            headline = {
+                "planned": f"With the {run.planner} plan, {where} trains in {planned} an "
+                f"iteration, {change} than the {baseline} of stock DDP",
+                "reverted": f"The plan for {where} took {planned} an iteration, {change} than "
+                f"the {baseline} of stock DDP, and was dropped",
+            }[run.decision]
     if run.decision == "planned" and run.messages:
         reason = f"the plan of {units.counted(run.messages, 'message')} stays: {reason}"
-    return Verdict(
-        headline=headline, detail="; ".join(filter(None, (_expected(run, comparison), reason)))
-    )
+    return Verdict(headline, "; ".join(filter(None, (_expected(run, comparison), reason))))
 
 
 def _expected(run: Run, comparison: Comparison | None) -> str:
@@ -191,11 +179,11 @@ def _verdict_on_comparison(comparison: Comparison) -> Verdict:
         f"For {where} of {comparison.network}, {chosen.planner} is predicted to take "
         f"{units.duration(chosen.iteration_s)} an iteration"
     )
-    ddp = next((p for p in comparison.predictions if p.planner == DDP), None)
-    if ddp is not None and ddp is not chosen and ddp.iteration_s > 0:
+    ddp = next((p for p in comparison.predictions if p.planner == DDP), chosen)
+    if ddp is not chosen and ddp.iteration_s > 0:
         change = _against(1 - chosen.iteration_s / ddp.iteration_s)
         headline += f", {change} than the {units.duration(ddp.iteration_s)} of stock DDP"
-    return Verdict(headline=headline, detail=comparison.reason.rstrip(". "))
+    return Verdict(headline, comparison.reason.rstrip(". "))
 
 
 def key_figures(bundle: Bundle) -> tuple[KeyFigure, ...]:
@@ -208,20 +196,18 @@ def key_figures(bundle: Bundle) -> tuple[KeyFigure, ...]:
     )
 
 
-def _measured_figures(bundle: Bundle) -> list[KeyFigure]:
-    figures = []
-    baseline = _baseline(bundle)
+def _measured_figures(bundle: Bundle) -> Iterator[KeyFigure]:
+    before = bundle.run.baseline if bundle.run else None
     planned = bundle.run.planned if bundle.run else None
-    if baseline:
-        figures.append(_time("baseline", "Stock DDP, measured", baseline))
+    if baseline := before or (bundle.profile.baseline if bundle.profile else None):
+        yield _time("baseline", "Stock DDP, measured", baseline)
     if planned:
-        figures.append(_time("planned", "Syncline, measured", planned))
-    if bundle.run and bundle.run.baseline and planned:
-        gain, noise = _gain(bundle.run.baseline, planned)
+        yield _time("planned", "Syncline, measured", planned)
+    if before and planned:
+        gain, noise = _gain(before, planned)
         label, less = ("Gain", "less") if gain >= 0 else ("Loss", "more")
         note = f"{less} time an iteration than stock DDP"
-        figures.append(KeyFigure("gain", label, abs(gain), "fraction", noise, note))
-    return figures
+        yield KeyFigure("gain", label, abs(gain), "fraction", noise, note)
 
 
 def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
@@ -229,8 +215,7 @@ def _time(name: str, label: str, rate: Rate | Baseline) -> KeyFigure:
     return KeyFigure(name, label, rate.iteration_s, "s", rate.noise_s, note)
 
 
-def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
-    figures = []
+def _predicted_figures(bundle: Bundle) -> Iterator[KeyFigure]:
     run, prediction = bundle.run, _prediction(bundle)
     predicted_s = run.predicted_s if run else None
     if predicted_s is None and prediction:
@@ -238,40 +223,33 @@ def _predicted_figures(bundle: Bundle) -> list[KeyFigure]:
     if predicted_s is not None:
         planner = run.planner if run else prediction.planner if prediction else ""
         note = f"an iteration under {planner}"
-        error = run.prediction_error if run else None
-        if error is not None:
-            note = f"{units.percent(error, signed=True)} against the measurement"
-        figures.append(KeyFigure("predicted", "Predicted", predicted_s, "s", note=note))
+        if run and run.prediction_error is not None:
+            note = f"{units.percent(run.prediction_error, signed=True)} against the measurement"
+        yield KeyFigure("predicted", "Predicted", predicted_s, "s", note=note)
     if prediction:
-        hidden = f"{units.percent(prediction.exposed_fraction)} of the communication is not hidden"
-        bound = f"no schedule can be below {units.duration(prediction.lower_bound_s)}"
+        note = f"{units.percent(prediction.exposed_fraction)} of the communication is not hidden"
+        yield KeyFigure("exposed", "Exposed communication", prediction.exposed_s, "s", note=note)
         above = prediction.distance_to_bound
-        figures += [
-            KeyFigure("exposed", "Exposed communication", prediction.exposed_s, "s", note=hidden),
-            KeyFigure("above_bound", "Above the lower bound", above, "fraction", note=bound),
-        ]
-    return figures
+        note = f"no schedule can be below {units.duration(prediction.lower_bound_s)}"
+        yield KeyFigure("above_bound", "Above the lower bound", above, "fraction", note=note)
 
 
-def _training_figures(run: Run) -> list[KeyFigure]:
-    figures = []
+def _training_figures(run: Run) -> Iterator[KeyFigure]:
     if run.overhead_iterations is not None:
         note = "of stock DDP, spent on measuring and planning"
         spent = run.overhead_iterations
-        figures.append(KeyFigure("overhead", "Cost of measuring", spent, "iterations", note=note))
+        yield KeyFigure("overhead", "Cost of measuring", spent, "iterations", note=note)
     for rate in run.rates:
         name, label = f"rate: {rate.name}", f"{rate.name}, whole run"
         count = units.counted(rate.iterations, "iteration")
+        time_s, noise_s = rate.iteration_s, rate.noise_s
         if rate.samples_per_s is None:
-            time_s, noise_s = rate.iteration_s, rate.noise_s
-            figures.append(KeyFigure(name, label, time_s, "s", noise_s, f"over {count}"))
+            yield KeyFigure(name, label, time_s, "s", noise_s, f"over {count}")
         else:
-            note = f"{count} of {units.with_noise(rate.iteration_s, rate.noise_s)}"
-            figures.append(KeyFigure(name, label, rate.samples_per_s, "samples/s", note=note))
-    for name, result in list(run.results.items())[:RESULTS_SHOWN]:
-        value = number(result)
-        figures.append(KeyFigure(f"result: {name}", name.capitalize(), value, ""))
-    return figures
+            note = f"{count} of {units.with_noise(time_s, noise_s)}"
+            yield KeyFigure(name, label, rate.samples_per_s, "samples/s", note=note)
+    for name, result in itertools.islice(run.results.items(), RESULTS_SHOWN):
+        yield KeyFigure(f"result: {name}", name.capitalize(), number(result), "")
 
 
 def _verdict_on_what_if(what_if: WhatIf) -> Verdict:
@@ -279,19 +257,14 @@ def _verdict_on_what_if(what_if: WhatIf) -> Verdict:
     said, _, remedy = what_if.bottleneck.sentence.partition("; ")
     setting = what_if.chosen.setting
     place = setting_text(setting, notable_settings(setting))
-    return Verdict(
-        headline=f"{what_if.model} on {place}, planned by {what_if.bottleneck.planner}, is {said}",
-        detail=remedy,
-    )
+    planner = what_if.bottleneck.planner
+    return Verdict(f"{what_if.model} on {place}, planned by {planner}, is {said}", remedy)
 
 
-def _what_if_figures(what_if: WhatIf) -> tuple[KeyFigure, ...]:
-    """Return the figures of the chosen point."""
+def _what_if_figures(what_if: WhatIf) -> Iterator[KeyFigure]:
+    """Yield the figures of the chosen point."""
     point, best = what_if.chosen, what_if.chosen.of(what_if.bottleneck.planner)
-    workers = units.counted(point.setting.workers, "worker")
-    compared = f"of {workers}, against one without communication"
-    alone = f"one such worker takes {units.duration(point.alone_s)}"
-    return (
-        KeyFigure("speed_up", "Speed-up", point.speed_up(best), "", note=compared),
-        KeyFigure("efficiency", "Efficiency", point.efficiency(best), "fraction", note=alone),
-    )
+    note = f"of {units.counted(point.setting.workers, 'worker')}, against one without communication"
+    yield KeyFigure("speed_up", "Speed-up", point.speed_up(best), "", note=note)
+    note = f"one such worker takes {units.duration(point.alone_s)}"
+    yield KeyFigure("efficiency", "Efficiency", point.efficiency(best), "fraction", note=note)

@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from syncline.model.prediction import Prediction
 from syncline.model.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 from syncline.report import units
 from syncline.report.chart import Axis, Bar, Line, Mark, bar_chart, line_chart
-from syncline.report.markup import Html, folded, legend, note, tag, typeset
+from syncline.report.markup import Html, folded, legend, note, section, tag, typeset
+from syncline.report.verdict import DDP
 from syncline.report.whatif_words import PARTS, REFERENCE, crossing_text, setting_text, value_text
 from syncline.simulator.study import series
 
@@ -19,13 +22,12 @@ ALIKE = 0.005
 """Planners whose iterations differ by less than this share everywhere are one line."""
 COLOURS = 6
 NAMED = 5
-"""Planners with a colour, if there are more planners than colours and no more than this lead."""
+"""Planners with a colour where there are more planners than colours. One more has a colour if it
+leads at some point or is stock DDP."""
 TINY_S = 1e-9
-STOCK = "ddp"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerGroup:
+class PlannerGroup(NamedTuple):
     """Planners that are one line."""
 
     planners: tuple[str, ...]
@@ -33,18 +35,12 @@ class PlannerGroup:
     """Class of its colour; ``pale`` for none of its own."""
 
     @property
-    def label(self) -> str:
-        """A short name."""
-        rest = len(self.planners) - 1
-        return f"{self.planners[0]} +{rest}" if rest else self.planners[0]
-
-    @property
     def names(self) -> str:
         """All of them."""
         return ", ".join(self.planners)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Panel:
     """Points that differ along one axis only."""
 
@@ -53,12 +49,12 @@ class Panel:
     indices: Sequence[int]
     """Indices of the points, in the order of the axis."""
 
-    @property
+    @cached_property
     def points(self) -> list[Point]:
         """The points, in the order of the axis."""
         return [self.what_if.points[index] for index in self.indices]
 
-    @property
+    @cached_property
     def values(self) -> list[float]:
         """Where the points lie on the axis."""
         return [float(getattr(point.setting, self.axis)) for point in self.points]
@@ -78,51 +74,44 @@ class Panel:
         """Return a value of the axis as its ticks say it."""
         return f"{value if self.axis == 'workers' else value * 8e-9:g}"
 
-    def value_text(self, value: float) -> str:
-        """Return a value of the axis as people read it."""
-        return value_text(self.axis, value)
-
+    @cached_property
     def crossings(self) -> list[Crossing]:
-        """Return the crossings on this panel of planners that lead somewhere, in order."""
+        """Crossings on this panel of planners that lead at one of its points, in order."""
         leaders = {point.best.planner for point in self.points}
-        mine = [
-            crossing
-            for crossing in self.what_if.crossings
-            if crossing.axis == self.axis
-            and crossing.point in self.indices
-            and crossing.planner in leaders
-        ]
+        mine = (
+            c
+            for c in self.what_if.crossings
+            if c.axis == self.axis and c.point in self.indices and c.planner in leaders
+        )
         return sorted(mine, key=lambda c: (c.at, c.kind, c.planner))
 
+    @cached_property
     def groups(self) -> list[PlannerGroup]:
-        """Return the planners grouped into lines; the fastest at the last point comes first."""
+        """The planners grouped into lines; the fastest at the last point comes first."""
         points, colours = self.points, coloured(self.what_if)
         by_speed = sorted(points[-1].predictions, key=lambda p: (p.iteration_s, p.messages))
         gathered: list[list[str]] = []
         for planner in (prediction.planner for prediction in by_speed):
-            twin = next((g for g in gathered if _alike(points, g[0], planner)), None)
-            if twin is None:
-                gathered.append([planner])
-            else:
-                twin.append(planner)
-        found = []
-        for members in gathered:
-            members.sort(key=lambda planner: colours.get(planner, "pale"))
-            found.append(PlannerGroup(tuple(members), colours.get(members[0], "pale")))
-        return found
+            group = next((g for g in gathered if _alike(points, g[0], planner)), [])
+            if not group:
+                gathered.append(group)
+            group.append(planner)
+        for group in gathered:
+            group.sort(key=lambda planner: colours.get(planner, "pale"))
+        return [PlannerGroup(tuple(g), colours.get(g[0], "pale")) for g in gathered]
 
 
 def coloured(what_if: WhatIf) -> dict[str, str]:
-    """Return the class of the colour of planners that have one: the same in every panel.
+    """Return the class of the colour of each planner that has one, the same in every panel.
 
-    If there are more planners than colours, these have one: planners that lead at most points,
-    stock DDP, and those that are fastest on average.
+    If there are more planners than colours, the colours go to planners that lead at most points, to
+    stock DDP, and to those that are fastest on average.
     """
     points = what_if.points
     leads = Counter(point.best.planner for point in points)
 
     def rank(planner: str) -> tuple[bool, int, float]:
-        wanted = planner in leads or planner == STOCK
+        wanted = planner in leads or planner == DDP
         behind = math.fsum(
             math.log(
                 max(point.of(planner).iteration_s, TINY_S) / max(point.best.iteration_s, TINY_S)
@@ -133,7 +122,7 @@ def coloured(what_if: WhatIf) -> dict[str, str]:
 
     ranked = sorted(what_if.planners, key=rank)
     few = ranked if len(ranked) <= COLOURS else ranked[:NAMED]
-    named = [p for p in ranked[:COLOURS] if p in few or p in leads or p == STOCK]
+    named = [p for p in ranked[:COLOURS] if p in few or p in leads or p == DDP]
     return {planner: f"c-{index}" for index, planner in enumerate(named)}
 
 
@@ -154,82 +143,71 @@ EXPLAINED = (
 
 def curves_section(what_if: WhatIf | None, axis: str) -> Html | None:
     """Return the section with the curves along an axis, or None where it was not swept."""
-    swept = () if what_if is None else series(what_if.points, axis)
-    if what_if is None or not swept:
+    if what_if is None:
         return None
-    panels = [Panel(what_if, axis, indices) for indices in swept]
-    chosen = what_if.bottleneck.point
-    panels.sort(key=lambda panel: chosen not in panel.indices)
+    panels = [Panel(what_if, axis, indices) for indices in series(what_if.points, axis)]
+    if not panels:
+        return None
+    panels.sort(key=lambda panel: what_if.bottleneck.point not in panel.indices)
     unfolded, left_out = panels[1:MOST_PANELS], len(panels[MOST_PANELS:])
-    return tag(
-        "section",
-        tag("h2", TITLES[axis]),
+    return section(
+        f"{axis.partition('_')[0]}-curves",
+        TITLES[axis],
         note(panels[0].title) if panels[0].title else None,
         _panel(panels[0]),
         note(typeset(REFERENCE + EXPLAINED)),
         [folded(panel.title, _panel(panel), css="panel-of") for panel in unfolded],
         note(f"{units.counted(left_out, 'more combination')}: what-if.json.") if left_out else None,
-        id="workers-curves" if axis == "workers" else "bandwidth-curves",
     )
 
 
 def _panel(panel: Panel) -> list[Html | None]:
-    groups, crossings = panel.groups(), panel.crossings()
     first = _speed_up if panel.axis == "workers" else _iteration
+    charts = (first(panel), _efficiency(panel), _exposed(panel), _parts(panel))
+    sentences = (crossing_text(crossing) for crossing in panel.crossings)
+    listed = [tag("li", typeset(text[0].upper() + text[1:] + ".")) for text in sentences]
     return [
-        _legend(groups),
-        tag(
-            "div",
-            first(panel, groups),
-            _efficiency(panel, groups, crossings),
-            _exposed(panel, groups, crossings),
-            _parts(panel),
-            class_="charts",
-        ),
-        _crossing_list(crossings),
+        _legend(panel.groups),
+        tag("div", charts, class_="charts"),
+        tag("ol", listed, class_="crossings") if listed else None,
     ]
 
 
 def _legend(groups: Sequence[PlannerGroup]) -> Html:
-    coloured = [(group.css, group.names) for group in groups if group.css != "pale"]
-    pale = ", ".join(group.names for group in groups if group.css == "pale")
-    return legend([*coloured, ("pale", pale)] if pale else coloured, "stroke")
+    entries = [(group.css, group.names) for group in groups if group.css != "pale"]
+    if pale := ", ".join(group.names for group in groups if group.css == "pale"):
+        entries.append(("pale", pale))
+    return legend(entries, "stroke")
 
 
 # --- the charts ---
 
 
-def _lines(
-    panel: Panel, groups: Sequence[PlannerGroup], figure: Callable[[Point, Prediction], float]
-) -> list[Line]:
+def _lines(panel: Panel, figure: Callable[[Point, Prediction], float]) -> list[Line]:
     """Return one line per group; pale and slow lines are drawn below the others."""
     lines = []
-    slowest_first = list(reversed(groups))
+    slowest_first = panel.groups[::-1]
     for group in sorted(slowest_first, key=lambda g: g.css != "pale"):
-        found = [(point, point.of(group.planners[0])) for point in panel.points]
-        titles = [
-            f"{group.names} at {panel.value_text(value)}: "
-            f"{units.duration(prediction.iteration_s)}, of which "
-            f"{units.duration(prediction.exposed_s)} exposed, efficiency "
-            f"{units.percent(point.efficiency(prediction))}"
-            for value, (point, prediction) in zip(panel.values, found, strict=True)
-        ]
-        pale = group.css == "pale"
-        lines.append(
-            Line(
-                label="" if pale else group.label,
-                css=group.css,
-                points=[(v, figure(*pair)) for v, pair in zip(panel.values, found, strict=True)],
-                titles=() if pale else titles,
+        first, *others = group.planners
+        label, points, titles = f"{first} +{len(others)}" if others else first, [], []
+        for value, point in zip(panel.values, panel.points, strict=True):
+            prediction = point.of(first)
+            points.append((value, figure(point, prediction)))
+            titles.append(
+                f"{group.names} at {value_text(panel.axis, value)}: "
+                f"{units.duration(prediction.iteration_s)}, of which "
+                f"{units.duration(prediction.exposed_s)} exposed, efficiency "
+                f"{units.percent(point.efficiency(prediction))}"
             )
-        )
+        if group.css == "pale":
+            label, titles = "", []
+        lines.append(Line(label=label, css=group.css, points=points, titles=titles))
     return lines
 
 
 def _everything(lines: Sequence[Line]) -> list[float]:
     """Return the values that the axis must show; pale lines may leave it."""
-    shown = [line for line in lines if line.css != "pale"] or lines
-    return [y for line in shown for _, y in line.points]
+    return [y for line in lines if line.css != "pale" for _, y in line.points]
 
 
 def _chart(
@@ -254,23 +232,21 @@ def _chart(
     )
 
 
-def _speed_up(panel: Panel, groups: Sequence[PlannerGroup]) -> Html:
+def _speed_up(panel: Panel) -> Html:
     ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
-    lines = [ideal, *_lines(panel, groups, lambda point, p: max(point.speed_up(p), 1e-9))]
+    lines = [ideal, *_lines(panel, lambda point, p: max(point.speed_up(p), 1e-9))]
     y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
 
 
-def _iteration(panel: Panel, groups: Sequence[PlannerGroup]) -> Html:
-    lines = _lines(panel, groups, lambda _, p: max(p.iteration_s, 1e-9))
+def _iteration(panel: Panel) -> Html:
+    lines = _lines(panel, lambda _, p: max(p.iteration_s, 1e-9))
     y = Axis.around(_everything(lines))
     return _chart(panel, lines, y=y, y_text=_duration, title="Iteration")
 
 
-def _efficiency(
-    panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[Crossing]
-) -> Html:
-    lines = _lines(panel, groups, lambda point, p: point.efficiency(p))
+def _efficiency(panel: Panel) -> Html:
+    lines = _lines(panel, lambda point, p: point.efficiency(p))
     top = max(1.0, math.ceil(max(_everything(lines)) * 4) / 4)
     return _chart(
         panel,
@@ -278,12 +254,17 @@ def _efficiency(
         y=Axis(0.0, top, [top * step / 4 for step in range(5)]),
         y_text=lambda value: f"{value * 100:.0f}\u00a0%",
         title="Efficiency",
-        marks=[
-            Mark(number=number, x=c.at, y=_between(panel, c), title=crossing_text(c))
-            for number, c in enumerate(crossings, start=1)
-            if c.kind == "overtakes"
-        ],
+        marks=_marks(panel, lambda c: _between(panel, c), overtakes=True),
     )
+
+
+def _marks(panel: Panel, y: Callable[[Crossing], float], *, overtakes: bool) -> list[Mark]:
+    """Return the marks of the crossings of one kind, with their numbers in the list of all."""
+    return [
+        Mark(number=number, x=crossing.at, y=y(crossing), title=crossing_text(crossing))
+        for number, crossing in enumerate(panel.crossings, start=1)
+        if (crossing.kind == "overtakes") is overtakes
+    ]
 
 
 def _between(panel: Panel, crossing: Crossing) -> float:
@@ -295,50 +276,34 @@ def _between(panel: Panel, crossing: Crossing) -> float:
     return low + (high - low) * share
 
 
-def _exposed(panel: Panel, groups: Sequence[PlannerGroup], crossings: Sequence[Crossing]) -> Html:
-    limit = [_limit_s(point) for point in panel.points]
+def _exposed(panel: Panel) -> Html:
+    # Exposed seconds that are 5 % of an iteration.
+    computing_s = (max(p.computation_s for p in point.predictions) for point in panel.points)
+    limit = [seconds * BOUND_SHARE / (1 - BOUND_SHARE) for seconds in computing_s]
     floor_s = 10.0 ** math.floor(math.log10(max(*limit, 1e-8) / 20))
     bound = Line(label="5 %", css="ideal", points=list(zip(panel.values, limit, strict=True)))
-    lines = [bound, *_lines(panel, groups, lambda _, p: max(p.exposed_s, floor_s))]
+    lines = [bound, *_lines(panel, lambda _, p: max(p.exposed_s, floor_s))]
     return _chart(
         panel,
         lines,
         y=Axis.around([floor_s, *_everything(lines)]),
         y_text=lambda value: ("\u2264\u00a0" if value < floor_s * 1.01 else "") + _duration(value),
         title="Exposed communication",
-        marks=[
-            Mark(
-                number=number,
-                x=c.at,
-                y=limit[panel.values.index(c.before)],
-                title=crossing_text(c),
-            )
-            for number, c in enumerate(crossings, start=1)
-            if c.kind != "overtakes"
-        ],
+        marks=_marks(panel, lambda c: limit[panel.values.index(c.before)], overtakes=False),
     )
-
-
-def _limit_s(point: Point) -> float:
-    """Return the exposed seconds that are 5 % of the iteration."""
-    return max(p.computation_s for p in point.predictions) * BOUND_SHARE / (1 - BOUND_SHARE)
 
 
 def _parts(panel: Panel) -> Html:
     """Return the four parts of the fastest planner's iteration as stacked bars."""
     bars = []
     for value, point in zip(panel.values, panel.points, strict=True):
-        split, at = point.split(point.best), panel.value_text(value)
-        seconds = {field: getattr(split, field) for field in PARTS}
-        bars.append(
-            Bar(
-                label=panel.tick_text(value),
-                parts=[(PARTS[f].short, PARTS[f].css, s) for f, s in seconds.items()],
-                titles=[
-                    f"{PARTS[f].name} at {at}: {units.duration(s)}" for f, s in seconds.items()
-                ],
-            )
-        )
+        split, at = point.split(point.best), value_text(panel.axis, value)
+        parts = []
+        for field, part in PARTS.items():
+            seconds = getattr(split, field)
+            text = f"{part.name} at {at}: {units.duration(seconds)}"
+            parts.append((part.short, part.css, seconds, text))
+        bars.append(Bar(label=panel.tick_text(value), parts=parts))
     return bar_chart(
         bars,
         y_text=_duration,
@@ -359,19 +324,8 @@ def _duration(seconds: float) -> str:
 def _about(panel: Panel) -> str:
     ends = ((panel.values[0], panel.points[0]), (panel.values[-1], panel.points[-1]))
     return " ".join(
-        f"At {panel.value_text(value)} {point.best.planner} is the fastest, with "
+        f"At {value_text(panel.axis, value)} {point.best.planner} is the fastest, with "
         f"{units.duration(point.best.iteration_s)} and an efficiency of "
         f"{units.percent(point.efficiency(point.best))}."
         for value, point in ends
     )
-
-
-# --- crossings ---
-
-
-def _crossing_list(crossings: Sequence[Crossing]) -> Html | None:
-    if not crossings:
-        return None
-    sentences = (crossing_text(crossing) for crossing in crossings)
-    items = [tag("li", typeset(text[0].upper() + text[1:] + ".")) for text in sentences]
-    return tag("ol", items, class_="crossings")

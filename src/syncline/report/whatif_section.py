@@ -5,9 +5,6 @@ Each is None where there is nothing to show.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from syncline.model.prediction import Prediction
 from syncline.model.whatif import Bottleneck, PathPart, Point, WhatIf
 from syncline.report import units
 from syncline.report.markup import (
@@ -32,6 +29,7 @@ MOST_DRAWN = 600
 """Parts of the path that are drawn."""
 SHOWN, MOST_POINTS = 24, 500
 """Points shown at once, and in all."""
+PATH_KINDS = {**KINDS, "delay": "held back"}
 
 
 def path_section(what_if: WhatIf | None) -> Html | None:
@@ -60,12 +58,10 @@ def path_section(what_if: WhatIf | None) -> Html | None:
         legend(
             (
                 _css(kind),
-                typeset(
-                    f"{_kind(kind)} {units.duration(seconds)}, {units.percent(seconds / whole_s)}"
-                ),
+                typeset(f"{_kind(kind)} {units.duration(s)}, {units.percent(s / whole_s)}"),
             )
-            for kind, seconds in found.by_kind().items()
-            if seconds > 0
+            for kind, s in found.by_kind().items()
+            if s > 0
         ),
         table(columns, longest, caption="Longest parts of the critical path"),
     )
@@ -82,62 +78,49 @@ def _css(kind: str) -> str:
 
 
 def _kind(kind: str) -> str:
-    return KINDS.get(kind, {"delay": "held back"}.get(kind, kind))
+    return PATH_KINDS.get(kind, kind)
 
 
 def _label(part: PathPart) -> str:
     return part.label if part.rank is None else f"{part.label} (rank {part.rank})"
 
 
-class _Row(NamedTuple):
-    number: int
-    point: Point
-    best: Prediction
-
-
 def points_section(what_if: WhatIf | None) -> Html | None:
     """Return every point with its fastest planner."""
     if what_if is None or len(what_if.points) < 2:
         return None
-    rows = [_Row(n, point, point.best) for n, point in enumerate(what_if.points, start=1)]
-    swept, time = what_if.swept, units.TimeUnit(row.best.iteration_s for row in rows)
-    longest_s = max(row.best.iteration_s for row in rows) or 1.0
-    left_out = len(rows[MOST_POINTS:])
-    del rows[MOST_POINTS:]
-    columns: list[Column[_Row]] = [
-        Column("No.", lambda row: str(row.number), numeric=True, wide=True),
-        Column("Point", lambda row: typeset(setting_text(row.point.setting, swept))),
-        Column("Fastest", lambda row: row.best.planner),
-        Column("", lambda row: _split_bar(row.point, longest_s), wide=True, css="bar"),
-        Column(f"Iteration, {time.name}", lambda r: time.text(r.best.iteration_s), numeric=True),
+    points, swept = what_if.points, what_if.swept
+    best = [point.best for point in points]
+    time = units.TimeUnit(prediction.iteration_s for prediction in best)
+    longest_s = max(prediction.iteration_s for prediction in best) or 1.0
+    columns: list[Column[int]] = [
+        Column("No.", lambda i: str(i + 1), numeric=True, wide=True),
+        Column("Point", lambda i: typeset(setting_text(points[i].setting, swept))),
+        Column("Fastest", lambda i: best[i].planner),
+        Column("", lambda i: _split_bar(points[i], longest_s), wide=True, css="bar"),
+        Column(f"Iteration, {time.name}", lambda i: time.text(best[i].iteration_s), numeric=True),
         Column(
-            f"Exposed, {time.name}",
-            lambda row: time.text(row.best.exposed_s),
-            numeric=True,
-            wide=True,
+            f"Exposed, {time.name}", lambda i: time.text(best[i].exposed_s), numeric=True, wide=True
         ),
-        Column("Efficiency", lambda r: units.percent(r.point.efficiency(r.best)), numeric=True),
-        Column("Speed-up", lambda r: f"{r.point.speed_up(r.best):.1f}", numeric=True, wide=True),
-        Column("Limited by", lambda row: BOUNDS[row.point.split(row.best).bound], wide=True),
+        Column("Efficiency", lambda i: units.percent(points[i].efficiency(best[i])), numeric=True),
+        Column("Speed-up", lambda i: f"{points[i].speed_up(best[i]):.1f}", numeric=True, wide=True),
+        Column("Limited by", lambda i: BOUNDS[points[i].split(best[i]).bound], wide=True),
     ]
+    rows = range(len(points))[:MOST_POINTS]
     caption = "Every point of the sweep with its fastest planner"
     marked = what_if.bottleneck.point
     parts: list[Child] = [
         note(
-            [
-                [tag("span", class_=f"swatch {part.css}"), f" {part.name}, "]
-                for part in PARTS.values()
-            ],
+            [[tag("span", class_=f"swatch {p.css}"), f" {p.name}, "] for p in PARTS.values()],
             "of the fastest planner. ",
-            None if set(what_if.swept) & {"workers", "bandwidth_bytes_per_s"} else REFERENCE,
+            None if {"workers", "bandwidth_bytes_per_s"} & set(swept) else REFERENCE,
         ),
-        table(columns, rows[:SHOWN], caption=caption, marked=marked if marked < SHOWN else None),
+        table(columns, rows[:SHOWN], caption=caption, marked=marked),
     ]
-    if len(rows) > SHOWN:
-        more = units.counted(len(rows) - SHOWN, "more point")
-        inner = marked - SHOWN if marked >= SHOWN else None
-        parts.append(folded(more, table(columns, rows[SHOWN:], caption=caption, marked=inner)))
-    if left_out:
+    if rest := rows[SHOWN:]:
+        unfolded = table(columns, rest, caption=caption, marked=marked - SHOWN)
+        parts.append(folded(units.counted(len(rest), "more point"), unfolded))
+    if left_out := len(points) - len(rows):
         text = f"{units.counted(left_out, 'further point')} and all planners: what-if.json."
         parts.append(note(text))
     parts += [note(text) for text in what_if.notes]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -11,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from syncline.model.prediction import Prediction
-from syncline.model.whatif import Crossing, Point, WhatIf
+from syncline.model.whatif import Crossing, WhatIf
 from syncline.report import terminal, units
 from syncline.report.markup import Column
 from syncline.report.whatif_words import (
@@ -25,7 +24,7 @@ from syncline.report.whatif_words import (
 )
 
 FEW = 3
-"""As many planners have columns of their own where there is room."""
+"""Up to this many planners have columns of their own where there is room."""
 MOST_CROSSINGS = 12
 
 
@@ -49,31 +48,20 @@ def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
     fields = _fields(what_if)
     setting = what_if.points[0].setting
     constant = [field for field in notable_settings(setting) if field not in fields]
-    where = [what_if.model, f"from {what_if.network}"]
-    if described := setting_text(setting, constant):
-        where.append(described)
+    where = (what_if.model, f"from {what_if.network}", setting_text(setting, constant))
     parts: list[RenderableType] = [
-        Text(" · ".join(map(terminal.plain, where)), style="bold"),
-        terminal.below(_points(what_if, fields, few)),
+        Text(" · ".join(map(terminal.plain, filter(None, where))), style="bold"),
+        _points(what_if, fields, few),
     ]
     if what_if.crossings:
-        parts.append(terminal.below(_crossings(what_if, fields)))
-    chosen = what_if.chosen
-    place = setting_text(chosen.setting, fields)
-    named = f"{place}, {what_if.bottleneck.planner}" if place else what_if.bottleneck.planner
-    parts.append(
-        terminal.below(
-            Text.assemble(
-                (f"{terminal.plain(named)} is ", "dim"), terminal.plain(what_if.bottleneck.sentence)
-            )
-        )
-    )
-    parts.append(
-        terminal.below(
-            Text("\n".join((REFERENCE, *map(terminal.plain, what_if.notes))), style="dim")
-        )
-    )
-    return Group(*parts)
+        parts.append(_crossings(what_if, fields))
+    named = (setting_text(what_if.chosen.setting, fields), what_if.bottleneck.planner)
+    limited = f"{terminal.plain(', '.join(filter(None, named)))} is "
+    parts += [
+        Text.assemble((limited, "dim"), terminal.plain(what_if.bottleneck.sentence)),
+        Text("\n".join((REFERENCE, *map(terminal.plain, what_if.notes))), style="dim"),
+    ]
+    return Group(parts[0], *map(terminal.below, parts[1:]))
 
 
 def _fields(what_if: WhatIf) -> list[str]:
@@ -82,12 +70,12 @@ def _fields(what_if: WhatIf) -> list[str]:
 
 
 def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
-    planners = what_if.planners
-    own_columns = len(planners) <= few
-    shown = (point.predictions if own_columns else [point.best] for point in what_if.points)
-    time = units.TimeUnit(prediction.iteration_s for row in shown for prediction in row)
-
     points = what_if.points
+    best = [point.best for point in points]
+    own = {planner: [point.of(planner) for point in points] for planner in what_if.planners}
+    if len(own) > few:
+        own = {}
+    time = units.TimeUnit(p.iteration_s for found in own.values() or [best] for p in found)
 
     def setting(field: str) -> Column[int]:
         def cell(index: int) -> str:
@@ -95,47 +83,34 @@ def _points(what_if: WhatIf, fields: Sequence[str], few: int) -> Table:
 
         return Column(f"\n{SETTINGS[field][0]}", cell, numeric=True)
 
-    def figures(title: str, planner: str | None = None) -> list[Column[int]]:
-        def of(point: Point) -> Prediction:
-            return point.best if planner is None else point.of(planner)
-
-        def efficiency(point: Point) -> str:
-            return units.percent(point.efficiency(of(point)))
+    def figures(title: str, found: Sequence[Prediction]) -> list[Column[int]]:
+        def efficiency(index: int) -> str:
+            return units.percent(points[index].efficiency(found[index]))
 
         return [
-            Column(title, lambda index: time.text(of(points[index]).iteration_s), numeric=True),
-            Column("\nexposed", lambda i: time.text(of(points[i]).exposed_s), numeric=True),
-            Column("effi-\nciency", lambda index: efficiency(points[index]), numeric=True),
+            Column(title, lambda index: time.text(found[index].iteration_s), numeric=True),
+            Column("\nexposed", lambda index: time.text(found[index].exposed_s), numeric=True),
+            Column("effi-\nciency", efficiency, numeric=True),
         ]
 
     columns: list[Column[int]] = [
         Column("", lambda index: str(index + 1), numeric=True),
         *map(setting, fields),
     ]
-    if own_columns:
-        for planner in planners:
-            columns += figures(f"{planner}\n{time.name}", planner)
-    else:
-        columns.append(Column("\nfastest", lambda index: points[index].best.planner))
-        columns += figures(f"iteration,\n{time.name}")
+    for planner, found in own.items():
+        columns += figures(f"{planner}\n{time.name}", found)
+    if not own:
+        columns.append(Column("\nfastest", lambda index: best[index].planner))
+        columns += figures(f"iteration,\n{time.name}", best)
     limits = [BOUNDS[point.split(point.best).bound] for point in points]
     columns.append(Column("limited\nby", lambda index: limits[index]))
-    pairs = itertools.pairwise(points)
+    blocks = [[getattr(point.setting, field) for field in fields[:-1]] for point in points]
     return terminal.table(
         columns,
         range(len(points)),
         marked=what_if.bottleneck.point,
-        gaps={n for n, pair in enumerate(pairs, start=1) if _other_block(*pair, fields)},
+        gaps={n for n in range(1, len(points)) if blocks[n] != blocks[n - 1]},
         folds=False,
-    )
-
-
-def _other_block(before: Point, after: Point, fields: Sequence[str]) -> bool:
-    inner = fields[-1] if fields else ""
-    return any(
-        getattr(before.setting, field) != getattr(after.setting, field)
-        for field in fields
-        if field != inner
     )
 
 
@@ -147,17 +122,13 @@ def _crossings(what_if: WhatIf, fields: Sequence[str]) -> RenderableType:
     for crossing in leading[:MOST_CROSSINGS]:
         others = [field for field in fields if field != crossing.axis]
         place = setting_text(what_if.points[crossing.point].setting, others)
-        lines.append(
-            terminal.plain(f"{place}: " if place else "") + terminal.plain(crossing_text(crossing))
-        )
-    rest = len(what_if.crossings) - len(lines)
-    if rest:
+        lines.append(terminal.plain(": ".join(filter(None, (place, crossing_text(crossing))))))
+    if rest := len(what_if.crossings) - len(lines):
         lines.append(f"and {units.counted(rest, 'more crossing')}, all of them with --json")
     return Group(Text("Crossings", style="bold"), Text("\n".join(lines)))
 
 
 def _beside_chosen(what_if: WhatIf, crossing: Crossing) -> bool:
     """Return whether a crossing lies on a curve through the chosen point."""
-    there = msgspec.structs.asdict(what_if.points[crossing.point].setting)
-    here = msgspec.structs.asdict(what_if.chosen.setting)
-    return {**there, crossing.axis: None} == {**here, crossing.axis: None}
+    there, here = what_if.points[crossing.point].setting, what_if.chosen.setting
+    return msgspec.structs.replace(there, **{crossing.axis: getattr(here, crossing.axis)}) == here

@@ -42,15 +42,6 @@ PARTS = {
 SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
-def bandwidth(bytes_per_s: float) -> str:
-    """Return a link's rate as it is quoted, such as ``"25 Gbit/s"``."""
-    bits = bytes_per_s * 8
-    for factor, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s")):
-        if bits >= factor * 0.9995:
-            return f"{units.plain(float(f'{bits / factor:.3g}'))} {unit}"
-    return f"{bits:.3g} bit/s"
-
-
 def _stragglers(pairs: Iterable[tuple[int, float]]) -> str:
     return "+".join(f"{factor:g}@{rank}" for rank, factor in pairs) or "none"
 
@@ -72,13 +63,13 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     ),
     "bandwidth_bytes_per_s": (
         "bandwidth",
-        lambda value: "as is" if value is None else bandwidth(value),
+        lambda value: "as is" if value is None else units.bandwidth(value),
     ),
     "workers": ("workers", lambda value: str(round(value))),
 }
 """Setting -> its heading and how a value is written, in the order in which a sweep varies them.
 
-Places on an axis are floats, of workers as well.
+Places on an axis are floats, also those of workers.
 """
 
 
@@ -91,10 +82,8 @@ def setting_text(setting: Setting, fields: Iterable[str]) -> str:
     """Return some settings in a line, such as ``"64 workers, 10 Gbit/s, ring"``."""
     wanted = set(fields)
     parts = []
-    for field in ("workers", "bandwidth_bytes_per_s", *SETTINGS):
-        if field not in wanted:
-            continue
-        wanted.discard(field)
+    order = dict.fromkeys(("workers", "bandwidth_bytes_per_s", *SETTINGS))
+    for field in (name for name in order if name in wanted):
         value = getattr(setting, field)
         heading, text = SETTINGS[field]
         if field in ("workers", "jobs"):

@@ -1,0 +1,315 @@
+"""What the command line accepts as a network."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
+from syncline.model.document import read_bytes
+from syncline.model.exchange import EXCHANGES, Link, Stage
+from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
+from syncline.model.quantities import parse_bandwidth, parse_duration, require_time
+from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
+
+INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
+"""Link inside a host unless stated: PCIe 3.0 x16, 12 GB/s and 5 us a message."""
+WORKERS = 16
+"""Workers where none are given, as in the presets."""
+
+ALGORITHM_ALIASES = {
+    "double-tree": "double-binary-trees",
+    "tree": "binary-tree",
+    "pipeline": "linear-pipeline",
+    "ps": "parameter-server",
+    **SPARSE_NAMES,
+}
+"""Short names by which algorithms may be given; the sparse ones are those of training."""
+
+NETWORK_HELP = (
+    "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), a line such as "
+    "'a=9.08e-4,b=7.4e-10,workers=16' (seconds, and seconds a byte, of an all-reduce; "
+    "algorithm=NAME says by which, else by ring), or a link such as "
+    "'bandwidth=10gbit,latency=20us,workers=16,algorithm=ring'. A link also takes density=0.001 "
+    "(by gtopk, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
+    "inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
+    "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
+    "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
+    "share the links. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
+    "unless given. 'points=FILE,workers=8' takes measured all-reduces from a text or CSV file of "
+    "two columns, bytes and seconds (or with a unit, as in 44.2us); algorithm=NAME says by which "
+    "the curve is scaled to other worker counts, else ring."
+)
+
+STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
+"""Key that gives the rate of a stage -> where the stage is."""
+
+LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]"
+LINK_FORM = (
+    "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
+    "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
+    "[,staging=RATE][,switch=RATE][,jobs=N]"
+)
+POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME]"
+MOST_POINTS_BYTES = 1 << 20
+"""The largest file of points that is read."""
+
+
+def network_argument(
+    text: str, *, workers: int | None = None, algorithm: str | None = None
+) -> Network:
+    """Return the network that a text names, as :data:`NETWORK_HELP` says.
+
+    ``workers`` and ``algorithm``, which may be a short name, replace its own where they are given.
+
+    Raises:
+        UserError: the text is in none of the five forms, or the change is impossible.
+        FileError: the file is broken.
+    """
+    name = None if algorithm is None else algorithm_named(algorithm)
+    return _read(text).with_(workers=workers, algorithm=name)
+
+
+def states_workers(text: str) -> bool:
+    """Return whether the text of a network states a worker count; a preset or a file does not."""
+    keys = {part.partition("=")[0].strip() for part in text.split(",")}
+    return _is_written_out(text) and not keys.isdisjoint(("workers", "hosts"))
+
+
+def algorithm_named(name: str) -> str:
+    """Return the name of an algorithm that may be given by its short one.
+
+    Raises:
+        UserError: there is no such algorithm.
+    """
+    require_known("all-reduce algorithm", name, EXCHANGES, also=ALGORITHM_ALIASES)
+    return ALGORITHM_ALIASES.get(name, name)
+
+
+def density_of(text: str) -> float:
+    """Return the share of the elements that is sent.
+
+    Raises:
+        UserError: it is not above 0 and at most 1.
+        ValueError: the text is no number.
+    """
+    density = float(text)
+    if not 0 < density <= 1:  # nan, too
+        raise UserError(f"a density must be above 0 and at most 1, found {text}")
+    return density
+
+
+def _is_written_out(text: str) -> bool:
+    return "=" in text and not Path(text).exists()
+
+
+def _read(text: str) -> Network:
+    if text in PRESETS:
+        return PRESETS[text]
+    if _is_written_out(text):
+        if re.search(r"(^|,)\s*points\s*=", text):
+            return _points(text)
+        return _link(text) if re.search(r"bandwidth\s*=", text) else _line(text)
+    if not Path(text).exists() and "/" not in text and not text.endswith(".json"):
+        raise UserError(
+            f"no network file or preset {text!r}{did_you_mean(text, PRESETS)} "
+            f"(presets: {', '.join(PRESETS)})"
+        )
+    if Path(text).suffix.lower() in (".csv", ".tsv", ".txt"):
+        raise UserError(
+            f"network {text!r}: a file of points does not say how many workers measured them; "
+            f"write 'points={text},workers=N'"
+        )
+    return Network.load(text)
+
+
+def _points(text: str) -> Network:
+    values = _values(text, POINTS_FORM, {"points": str, "workers": _count, "algorithm": str})
+    if "points" not in values or "workers" not in values:
+        raise UserError(
+            f"network {text!r}: both points= and workers= are needed: a file of points does not "
+            "say how many workers measured them"
+        )
+    path = values["points"]
+    sizes_bytes, times_s = _columns(path)
+    try:
+        return Network.from_points(
+            sizes_bytes,
+            times_s,
+            workers=values["workers"],
+            name=text,
+            algorithm=values.get("algorithm", "ring"),
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _columns(path: str) -> tuple[list[int], list[float]]:
+    """Return the bytes and seconds of a file of two columns, with commas or spaces between.
+
+    What follows a ``#`` is left out. A first line of words is a header, whose second must name
+    seconds: a column of microseconds would be off by a million.
+
+    Raises:
+        FileError: the file cannot be read, or a line is something else.
+    """
+    try:
+        lines = read_bytes(path, most_bytes=MOST_POINTS_BYTES).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: not text ({error}); expected two columns of numbers") from None
+    sizes_bytes: list[int] = []
+    times_s: list[float] = []
+    headed = False
+    for number, line in enumerate(lines, 1):
+        words = re.split(r"\s*[,;]\s*|\s+", line.partition("#")[0].strip())
+        if words == [""]:
+            continue
+        where = f"{path}, line {number}"
+        if len(words) != 2:
+            raise FileError(
+                f"{where}: expected a size in bytes and a time in seconds, found {quoted(line)}"
+            )
+        size, seconds = words
+        if not headed and not sizes_bytes and not re.match(r"[-+.\d]", size):
+            headed = True
+            if not re.search(r"(?<![a-z])s(ec(onds)?)?\W*$", seconds.lower()):
+                raise FileError(
+                    f"{where}: expected a header such as 'size_bytes,time_s', found "
+                    f"{quoted(line)}; give times in seconds, or with their unit, as in 44.2us"
+                )
+            continue
+        if not re.fullmatch(r"\d{1,19}", size):
+            raise FileError(f"{where}: expected a whole number of bytes, found {quoted(size)}")
+        try:
+            time_s = _number(seconds)
+        except ValueError:
+            try:
+                time_s = parse_duration(seconds)
+            except UserError as error:
+                raise FileError(f"{where}: {error}, or as a number of seconds") from None
+        if not (math.isfinite(time_s) and time_s > 0):
+            raise FileError(f"{where}: expected a time above 0 s, found {quoted(seconds)}")
+        require_time(f"{where}: the time", time_s)
+        sizes_bytes.append(int(size))
+        times_s.append(time_s)
+    return sizes_bytes, times_s
+
+
+def _line(text: str) -> Network:
+    readers = {"a": _number, "b": _number, "workers": _number, "algorithm": algorithm_named}
+    values = _values(text, LINE_FORM, readers)
+    if "a" not in values or "b" not in values:
+        raise UserError(f"network {text!r}: both a= and b= are needed")
+    workers = values.get("workers", float(WORKERS))
+    if not workers.is_integer():
+        raise UserError(f"network {text!r}: workers must be a whole number")
+    return Network.line(
+        workers=int(workers),
+        a_s=values["a"],
+        b_s_per_byte=values["b"],
+        name=text,
+        algorithm=values.get("algorithm", "ring"),
+    )
+
+
+def _link(text: str) -> Network:
+    values = _values(
+        text,
+        LINK_FORM,
+        {
+            "bandwidth": parse_bandwidth,
+            "latency": parse_duration,
+            "workers": _count,
+            "algorithm": algorithm_named,
+            "density": density_of,
+            "hosts": _topology,
+            "inside-bandwidth": parse_bandwidth,
+            "inside-latency": parse_duration,
+            "servers": _count,
+            "staging": parse_bandwidth,
+            "switch": parse_bandwidth,
+            "jobs": _count,
+        },
+    )
+    if "bandwidth" not in values:
+        raise UserError(f"network {text!r}: bandwidth= is needed, such as bandwidth=10gbit")
+    link = Link(
+        alpha_s=values.get("latency", ETHERNET_LATENCY_S),
+        beta_s_per_byte=1 / values["bandwidth"],
+        gamma_s_per_byte=0.0,
+    )
+    density = values.get("density")
+    hosts, workers, inside = _hosts(text, values)
+    return Network.of_link(
+        link,
+        workers=workers,
+        algorithm=values.get("algorithm", "ring" if density is None else SPARSE_DEFAULT),
+        density=density,
+        hosts=hosts,
+        inside=inside,
+        servers=values.get("servers"),
+        stages=tuple(
+            Stage(at=at, bytes_per_s=values[key]) for key, at in STAGES.items() if key in values
+        ),
+        jobs=values.get("jobs", 1),
+        name=text,
+    )
+
+
+def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | None]:
+    """Return how many hosts and workers there are, and the link inside a host."""
+    if "hosts" not in values:
+        for key in ("inside-bandwidth", "inside-latency"):
+            if key in values:
+                raise UserError(f"network {text!r}: {key}= needs hosts=, such as hosts=4x8")
+        return None, values.get("workers", WORKERS), None
+    hosts, workers_a_host = values["hosts"]
+    workers = hosts * workers_a_host
+    if values.get("workers", workers) != workers:
+        raise UserError(
+            f"network {text!r}: {hosts} hosts of {workers_a_host} are {workers} workers, not "
+            f"{values['workers']}; leave workers= out"
+        )
+    inside = INSIDE.with_(
+        bandwidth_bytes_per_s=values.get("inside-bandwidth"),
+        latency_s=values.get("inside-latency"),
+    )
+    return hosts, workers, inside
+
+
+def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """Read ``key=value`` pairs, each key at most once; ``form`` is what errors say is expected."""
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        try:
+            if not equals or key not in readers or key in values:
+                raise ValueError
+            values[key] = readers[key](value)
+        except UserError:
+            raise
+        except ValueError:
+            raise UserError(f"network {text!r}: expected '{form}', cannot read {part!r}") from None
+    return values
+
+
+def _number(text: str) -> float:
+    if not re.fullmatch(r"[-+.\deE]+", text):
+        raise ValueError
+    return float(text)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"\d{1,12}", text):
+        raise ValueError
+    return int(text)
+
+
+def _topology(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
+    if match is None or not (int(match[1]) and int(match[2])):
+        raise ValueError
+    return int(match[1]), int(match[2])
