@@ -10,6 +10,8 @@ import msgspec
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value, described
 from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
+from syncline.planners import planner_named
+from syncline.planners.base import MergingPlanner
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
 Precision = Literal["float32", "bf16"]
@@ -139,6 +141,7 @@ class TrainingConfig(Value, frozen=True):
                 )
         self._check_strategy()
         self._check_compression()
+        self.merging_planner()
 
     @property
     def samples_per_step(self) -> int:
@@ -183,6 +186,23 @@ class TrainingConfig(Value, frozen=True):
             warmup_steps=steps_per_epoch if self.density_warmup else 0,
             dense_below_elements=self._dense_below,
         )
+
+    def merging_planner(self) -> MergingPlanner | None:
+        """Return the planner of ``--strategy bsp-2``, or None for the algorithm as published.
+
+        Raises:
+            UserError: it is unknown, or does not merge whole gradients.
+        """
+        planner = planner_named(self.planner)
+        if self.strategy != "bsp-2" or self.planner == "auto":
+            return None
+        if not isinstance(planner, MergingPlanner):
+            raise UserError(
+                f"--strategy bsp-2 pushes merged gradients in the order in which they become "
+                f"ready, and --planner {self.planner} plans more than that; take merge, mgwfbp, "
+                "wfbp, buckets, ddp or single"
+            )
+        return planner
 
     def _check_compression(self) -> None:
         sparse_only = (

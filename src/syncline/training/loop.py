@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
@@ -16,6 +18,7 @@ from syncline.devices import DeviceGroup
 from syncline.groups import Group
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.checkpoint import Checkpoint, OptimizerState, load_checkpoint, settings_of
 from syncline.training.config import TrainingConfig
 from syncline.training.data.sampling import Batch, seed_from
@@ -26,9 +29,6 @@ from syncline.training.residuals import drop_states, load_state, save_state, sta
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
 from syncline.training.wrap import bsp_group, sgd, wrapped
-
-if TYPE_CHECKING:
-    from syncline.parallel.ddp import DistributedDataParallel
 
 
 def train(
@@ -71,24 +71,17 @@ def _prepare(
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
         module.load_state_dict(checkpoint.weights)
-    twin = None
-    if config.baseline:
-        twin = task.build().to(worker.device)
-        twin.load_state_dict(module.state_dict())
+    twin = copy.deepcopy(module) if config.baseline else None
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
     optimizer = sgd(module, config)
     ddp = wrapped(module, optimizer, config, worker, group, steps_per_epoch=task.steps_per_epoch)
-    twins: list[tuple[str, TorchDistributedDataParallel | BspSgd, torch.optim.SGD]]
-    twins = [(SYNCLINE, ddp, optimizer)]
+    replica = partial(Replica, task=task, config=config, worker=worker)
+    replicas = [replica(name=SYNCLINE, ddp=ddp, optimizer=optimizer)]
     if twin is not None:
         stock = TorchDistributedDataParallel(twin, device_ids=worker.device_ids)
-        twins.append((BASELINE, stock, sgd(twin, config)))
-    replicas = tuple(
-        Replica(name=name, ddp=ddp, optimizer=optimizer, task=task, config=config, worker=worker)
-        for name, ddp, optimizer in twins
-    )
+        replicas.append(replica(name=BASELINE, ddp=stock, optimizer=sgd(twin, config)))
     training = _Training(
         config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
     )
@@ -108,7 +101,7 @@ class _Training:
     worker: Worker
     task: Task
     ddp: DistributedDataParallel | BspSgd
-    replicas: tuple[Replica, ...]
+    replicas: list[Replica]
     """That of ``ddp`` first; then, for comparison, its twin."""
     progress: TrainingProgress
     epoch: int = 0
@@ -122,7 +115,7 @@ class _Training:
         """Train to the end; return the record."""
         while self.step < self._total_steps:
             self._run_epoch()
-        self.figures |= self.replicas[0].final_evaluation()
+        self.figures |= self.replicas[0].evaluate(final=True)
         return record(
             self.config,
             self.worker,

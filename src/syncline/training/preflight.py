@@ -14,7 +14,6 @@ from syncline.training.checkpoint import load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.group import pick_device
 from syncline.training.task import task_of
-from syncline.training.wrap import merging_planner
 
 
 def preflight(config: TrainingConfig, *, workers_here: int) -> None:
@@ -28,7 +27,6 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     Raises:
         UserError: an option, or a file that it names, cannot be used.
     """
-    merging_planner(config)
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -138,15 +138,11 @@ class Replica:
             loss, self._memory = self.task.loss(self.ddp, batch, self._memory)
         return loss
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the task's figures of merit; all workers take part and get the same."""
-        return self._judged(self.task.evaluate)
+    def evaluate(self, *, final: bool = False) -> dict[str, float]:
+        """Return the task's figures of merit; all workers take part and get the same.
 
-    def final_evaluation(self) -> dict[str, float]:
-        """Return the figures over data that is looked at only once, after training."""
-        return self._judged(self.task.final_evaluation)
-
-    def _judged(self, judge: Callable[[nn.Module, Worker], dict[str, float]]) -> dict[str, float]:
+        The ``final`` ones are over data that is used only once, after training.
+        """
         self.settle()
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.
@@ -156,7 +152,7 @@ class Replica:
         try:
             precision = self.worker.autocast(self.config.precision)
             with torch.no_grad(), self._own_random_state(), precision:
-                return judge(self.module, self.worker)
+                return self.task.evaluate(self.module, self.worker, final=final)
         finally:
             self.module.train()
 

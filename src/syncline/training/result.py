@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -13,14 +14,11 @@ from torch import nn
 
 from syncline.measure.statistics import median, standard_error
 from syncline.model.run import Rate, Run, Sent
-from syncline.parallel.bsp.wrapper import IterationProfile
+from syncline.parallel.bsp import BspSgd, IterationProfile
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
 from syncline.training.replica import Replica, StepTime
-
-if TYPE_CHECKING:
-    from syncline.parallel.bsp import BspSgd
-    from syncline.parallel.ddp import DistributedDataParallel
 
 SYNCLINE = "syncline"
 """Name of the rate of the model under Syncline's DistributedDataParallel."""
@@ -34,7 +32,6 @@ DIFFERENCE = "largest parameter difference"
 SETTLING = "settling seconds"
 """Name of the result that says how long Syncline's model took to finish the last update of each of
 its turns: neither its steps nor those of its twin count that time."""
-
 
 COMMUNICATION = "communication seconds an iteration"
 COMPUTATION = "computation seconds an iteration"
@@ -64,8 +61,7 @@ def record(
         difference = _largest_difference(replicas[0].module, replicas[1].module)
         results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
-    divided = getattr(ddp, "iteration_profile", None)
-    if divided is not None:
+    if isinstance(ddp, BspSgd) and (divided := ddp.iteration_profile):
         results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
     measured = rates(
         {replica.name: _slowest(replica.times, worker) for replica in replicas},
@@ -173,7 +169,10 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
     elif config.baseline:
         rows.append(("speed-up", "unknown: training ended before the measurement did"))
     if DIFFERENCE in run.results:
-        rows.append(("parameters", _identity(run.results[DIFFERENCE])))
+        difference = run.results[DIFFERENCE]
+        differ = f"differ from those of {BASELINE} by up to {difference:.2e}"
+        same = f"bit-identical to those of {BASELINE}"
+        rows.append(("parameters", differ if difference else same))
     predicted, measured = _prediction(run)
     if predicted is not None and measured is not None:
         error = f"{(predicted / measured - 1) * 100:+.1f} %"
@@ -195,6 +194,13 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
     return "\n".join([title, *(f"  {label:<{width}}{text}" for label, text in rows)])
 
 
+RECORDED = (
+    *("workers", "backend", "machine", "decision", "reason", "planner", "messages", "deferred"),
+    *("compression", "sent", "suggestion", "results", "rates"),
+)
+"""Fields of the record that the JSON object repeats."""
+
+
 def summary_json(config: TrainingConfig, run: Run) -> str:
     """Return one line with one JSON object: the record, and what was derived from it."""
     predicted, measured = _prediction(run)
@@ -205,26 +211,13 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "model": config.model,
         "data": config.data,
         "strategy": config.strategy,
-        "workers": run.workers,
-        "backend": run.backend,
-        "machine": run.machine,
-        "decision": run.decision,
-        "reason": run.reason,
-        "planner": run.planner,
-        "messages": run.messages,
-        "deferred": run.deferred,
-        "compression": run.compression,
-        "sent": run.sent,
-        "suggestion": run.suggestion,
-        "results": run.results,
-        "rates": run.rates,
+        **{name: getattr(run, name) for name in RECORDED},
         "speed_up": None if ratio is None else ratio[0],
         "speed_up_noise": None if ratio is None else ratio[1],
         "identical_parameters": None if difference is None else difference == 0,
         "iteration_profile": divided
         and {
-            "communication_s": divided.communication_s,
-            "computation_s": divided.computation_s,
+            **dataclasses.asdict(divided),
             "communication_share": divided.communication_share,
         },
         "predicted_s": predicted,
@@ -272,12 +265,6 @@ def _compression(config: TrainingConfig, sent: Sent) -> str:
         f"{config.compression_text}: {sent.steps} steps, {a_step / 1e6:.3f} MB sent a step for "
         f"{sent.gradient_bytes / 1e6:.3f} MB of gradients"
     )
-
-
-def _identity(difference: float) -> str:
-    if difference == 0:
-        return f"bit-identical to those of {BASELINE}"
-    return f"differ from those of {BASELINE} by up to {difference:.2e}"
 
 
 def _ms(seconds: float) -> str:

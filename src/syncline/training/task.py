@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncline.errors import InternalError
 from syncline.training.config import TrainingConfig
 from syncline.training.data import load_images, load_text
 from syncline.training.data.images import ImageData
@@ -93,8 +92,12 @@ class ImageTask(_Configured):
         """Return the mean cross entropy; images carry nothing over."""
         return functional.cross_entropy(model(batch.inputs), batch.targets), None
 
-    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return the test accuracy (0 to 1) and the test loss."""
+    def evaluate(
+        self, model: nn.Module, worker: Worker, *, final: bool = False
+    ) -> dict[str, float]:
+        """Return the test accuracy (0 to 1) and the test loss; every epoch, so no final ones."""
+        if final:
+            return {}
         shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
         correct = loss = 0.0
         # A worker has no part in an evaluation of fewer images than there are workers.
@@ -107,14 +110,6 @@ class ImageTask(_Configured):
             correct += int((logits.argmax(1) == targets).sum())
         loss, correct, count = worker.sum(loss, correct, len(shard))
         return {"test accuracy": correct / count, "test loss": loss / count}
-
-    def final_evaluation(
-        self,
-        model: nn.Module,  # noqa: ARG002
-        worker: Worker,  # noqa: ARG002
-    ) -> dict[str, float]:
-        """Return nothing: the test images are looked at after every epoch."""
-        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +149,13 @@ class TextTask(_Configured):
         logits, memory = self._logits(model, batch.inputs, memory)
         return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), memory
 
-    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return the perplexity on the validation text."""
-        return {"validation perplexity": self._perplexity(model, self.data.validation, worker)}
-
-    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return the perplexity on the test text, where there is one."""
-        if self.data.test is None:
+    def evaluate(
+        self, model: nn.Module, worker: Worker, *, final: bool = False
+    ) -> dict[str, float]:
+        """Return the perplexity on the validation text, or on the test text if there is one."""
+        stream = self.data.test if final else self.data.validation
+        if stream is None:
             return {}
-        return {"test perplexity": self._perplexity(model, self.data.test, worker)}
-
-    def _perplexity(self, model: nn.Module, stream: Tensor, worker: Worker) -> float:
         loss = tokens = 0.0
         memory: Memory = None
         for batch in evaluation_windows(
@@ -176,12 +167,11 @@ class TextTask(_Configured):
             loss += float(functional.cross_entropy(flat, targets, reduction="sum"))
             tokens += len(targets)
         loss, tokens = worker.sum(loss, tokens)
-        if tokens == 0:
-            raise InternalError("evaluation over no token; the loader lets no empty text through")
         try:
-            return math.exp(loss / tokens)
+            perplexity = math.exp(loss / tokens)
         except OverflowError:
-            return math.inf
+            perplexity = math.inf
+        return {f"{'test' if final else 'validation'} perplexity": perplexity}
 
     def _logits(self, model: nn.Module, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         if not self.model.carries_state:
@@ -191,8 +181,8 @@ class TextTask(_Configured):
 
 
 Task = ImageTask | TextTask
-"""Both have the same methods. All workers take part in an evaluation and get the same figures; the
-final one is over data that is looked at only once, after training."""
+"""Both have the same methods. All workers take part in an evaluation and get the same figures; a
+final one is over data that is used only once, after training."""
 
 
 def task_of(config: TrainingConfig) -> Task:

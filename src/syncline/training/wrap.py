@@ -5,27 +5,21 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
 from syncline.devices import CudaDevice, DeviceGroup
-from syncline.errors import UserError
 from syncline.groups import Group
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.planners import planner_named
-from syncline.planners.base import MergingPlanner
+from syncline.parallel.bsp import BspSgd
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.torch_private import default_store
 from syncline.training.config import COLLECTIVES, TrainingConfig
 from syncline.training.group import Worker
-
-if TYPE_CHECKING:
-    from syncline.parallel.bsp import BspSgd
-    from syncline.parallel.ddp import DistributedDataParallel
 
 
 def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
@@ -63,24 +57,6 @@ def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | Device
     joined.close()
 
 
-def merging_planner(config: TrainingConfig) -> MergingPlanner | None:
-    """Return the planner of ``--strategy bsp-2``, or None for the algorithm as published.
-
-    Raises:
-        UserError: it is unknown, or does not merge whole gradients.
-    """
-    planner = planner_named(config.planner)
-    if config.strategy != "bsp-2" or config.planner == "auto":
-        return None
-    if not isinstance(planner, MergingPlanner):
-        raise UserError(
-            f"--strategy bsp-2 pushes merged gradients in the order in which they become ready, "
-            f"and --planner {config.planner} plans more than that; take merge, mgwfbp, wfbp, "
-            "buckets, ddp or single"
-        )
-    return planner
-
-
 def wrapped(
     module: nn.Module,
     optimizer: SGD,
@@ -98,9 +74,6 @@ def wrapped(
         FileError: a plan, profile or network cannot be read.
         MismatchError: one of them is for another model or worker count.
     """
-    from syncline.parallel.bsp import BspSgd
-    from syncline.parallel.ddp import DistributedDataParallel
-
     if group is not None:
         return BspSgd(
             module,
@@ -108,7 +81,7 @@ def wrapped(
             group,
             algorithm=int(config.strategy.removeprefix("bsp-")),
             collectives=COLLECTIVES[config.collectives or "auto"],
-            planner=merging_planner(config),
+            planner=config.merging_planner(),
         )
     return DistributedDataParallel(
         module,
