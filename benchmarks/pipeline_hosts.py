@@ -95,7 +95,6 @@ def _seconds(team: Team, cell: Cell) -> float:
         blocks=SIZE_BYTES // BLOCK_BYTES if cell.family == "LP" else None,
         size_bytes=SIZE_BYTES,
         iterations=ITERATIONS,
-        warmup=1,
     )
     answer = team.run(order, TIMEOUT_S)
     if isinstance(answer, Refused):

@@ -300,7 +300,7 @@ def _states() -> list[bytes]:
     made = []
     with tempfile.TemporaryDirectory() as folder:
         for state in (rounded, sparse):
-            save_state(Path(folder), 7, state, rank=0)
+            save_state(Path(folder) / COMPRESSION, state)
             made.append((Path(folder) / COMPRESSION).read_bytes())
     return made
 

@@ -32,8 +32,6 @@ TRIALS = (1, 10)
 """Most iterations of each turn before the first round. These turns give the number of iterations
 that fill a turn."""
 MOST_ITERATIONS = 5000
-WARM_SHARE = 0.1
-"""Iterations before those measured, as a share of them."""
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
 """Startup and time per byte inside a host, for the number of blocks: roughly a wake-up, and
 5 GB/s."""
@@ -97,15 +95,10 @@ def race(
     return found
 
 
-def warmup(iterations: int) -> int:
-    """Return how many iterations go before those measured."""
-    return math.ceil(iterations * WARM_SHARE)
-
-
 class Reported:
     """Counts the parts that are done, and reports them."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
         self._total = total
         self.done = 0
@@ -113,8 +106,7 @@ class Reported:
 
     def say(self, what: str) -> None:
         """Report what begins."""
-        if self._progress is not None:
-            self._progress(what, self.done, self._total)
+        self._progress(what, self.done, self._total)
 
     def step(self) -> None:
         """Report the next part, and count it."""
@@ -123,7 +115,7 @@ class Reported:
 
 
 def measure_collectives(
-    request: BenchmarkRequest, *, progress: Progress | None = None
+    request: BenchmarkRequest, *, progress: Progress = lambda _what, _done, _total: None
 ) -> Benchmark:
     """Measure contestants in turns.
 
@@ -184,12 +176,12 @@ class _Teams:
 
 @contextlib.contextmanager
 def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
-    cluster = request.place if isinstance(request.place, Cluster) else None
     teams = _Teams(workers)
-    if request.place == "tcp" and ZERO_COPY in request.contestants:
-        teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
-    elif cluster is not None and cluster.workers_per_host < 2 and ZERO_COPY in request.contestants:
-        teams.leave_out(ZERO_COPY, "hosts share no memory")
+    if ZERO_COPY in request.contestants:
+        if request.place == "tcp":
+            teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
+        elif isinstance(request.place, Cluster) and request.place.workers_per_host < 2:
+            teams.leave_out(ZERO_COPY, "hosts share no memory")
     with run_folder() as folder, contextlib.ExitStack() as stack:
         hosts = stack.enter_context(hosts_of(request.place, workers))
         setup = Setup(
@@ -218,9 +210,7 @@ def _measured(
     """Let all contestants of one worker count and size race."""
 
     def lap(contestant: str, iterations: int) -> LapTimes | None:
-        """Return what an iteration took, or None if the contestant is left out from now on."""
-        team = teams.of(contestant)
-        if team is None:
+        if (team := teams.of(contestant)) is None:
             return None
         algorithm = algorithm_of(contestant)
         order = Order(
@@ -230,7 +220,6 @@ def _measured(
             blocks=None if algorithm is None else _blocks(request, algorithm, workers, size_bytes),
             size_bytes=size_bytes,
             iterations=iterations,
-            warmup=warmup(iterations),
         )
         try:
             answer = team.run(order, request.timeout_s)

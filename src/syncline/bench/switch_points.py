@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from statistics import median
 from typing import NamedTuple
 
@@ -145,11 +146,11 @@ def _cheapest(measured: Measured, built_in: Mapping[int, Candidate]) -> dict[int
                 before: cost.plus(_Cost(_switch(low, high, before, candidate, built_in), 0, 0.0))
                 for before, cost in costs.items()
             }
-            origin[candidate] = min(ways, key=lambda before, ways=ways: ways[before])  # type: ignore[misc]
-            new[candidate] = ways[origin[candidate]].plus(here)
+            origin[candidate], least = min(ways.items(), key=itemgetter(1))
+            new[candidate] = least.plus(here)
         costs = new
         origins.append(origin)
-    candidate = min(costs, key=lambda c: costs[c])
+    candidate, _ = min(costs.items(), key=itemgetter(1))
     chosen = {sizes[-1]: candidate}
     for size, origin in zip(sizes[-2::-1], origins[::-1], strict=True):
         candidate = origin[candidate]

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from syncline.bench.contest import TRIALS, Reported, race, warmup
+from syncline.bench.contest import TRIALS, Reported, race
 from syncline.bench.launch import Team, hosts_of, torch_team
 from syncline.bench.messages import LapTimes, Order, Refused, Setup
 from syncline.bench.request import TuneRequest, name_of_place, transport_of
 from syncline.bench.result import OURS, whole_size
 from syncline.bench.switch_points import built_in_candidate, candidates, regions_of
 from syncline.collectives import Collective
-from syncline.errors import InternalError, PeerError, UserError
+from syncline.errors import PeerError, UserError
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, release
 from syncline.groups.site import Site
@@ -40,7 +40,7 @@ class OutOfTime(Exception):
     """The deadline has come."""
 
 
-def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
+def tune(request: TuneRequest, *, progress: Progress = lambda _what, _done, _total: None) -> Tuned:
     """Measure all algorithms and choose among them; report progress before every part.
 
     Raises:
@@ -98,8 +98,7 @@ def _team(request: TuneRequest, workers: int) -> Iterator[tuple[Team, Site]]:
             timeout_s=request.timeout_s,
         )
         with torch_team(folder, setup, hosts) as team:
-            if team.ready.site is None:
-                raise InternalError("the workers do not say where they are")
+            assert team.ready.site is not None  # as the team has a group
             yield team, team.ready.site
 
 
@@ -133,7 +132,6 @@ def _measured(
                 blocks=choice.blocks,
                 size_bytes=size,
                 iterations=iterations,
-                warmup=warmup(iterations),
             )
             answer = team.run(order, request.timeout_s)
             if isinstance(answer, Refused):

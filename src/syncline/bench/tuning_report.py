@@ -186,7 +186,7 @@ def _picture(choices: Choices, collective: Collective) -> Html:
         lines,
         x=Axis.log(ticks[0], ticks[-1], ticks[:: 1 + len(ticks) // MOST_TICKS]),
         y=Axis.log(1.0, high, [tick for tick in TICKS if tick <= high]),
-        x_text=lambda size: binary_size(round(size)),
+        x_text=binary_size,
         y_text=lambda ratio: f"{ratio:g}x",
         title=f"{collective}: time, of that of the fastest",
         x_title="Size of the vector",

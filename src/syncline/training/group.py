@@ -45,6 +45,11 @@ class Worker:
         """Wait for all workers."""
         dist.barrier(device_ids=self.device_ids)  # else NCCL guesses the device, and warns
 
+    def synchronize(self) -> None:
+        """Wait for the GPU of this worker, if it has one."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def sum(self, *values: float) -> list[float]:
         """Return the sums of the values over all workers, on every worker."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)

@@ -193,7 +193,7 @@ class _Training:
         if self.config.compression is not None:
             assert not isinstance(self.ddp, BspSgd)
             files = state_names(self.step, worker.workers)
-            save_state(folder, self.step, self.ddp.compression_state_dict(), rank=worker.rank)
+            save_state(folder / files[worker.rank], self.ddp.compression_state_dict())
             worker.barrier()  # all files are there before the checkpoint names them
         if worker.rank > 0:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from syncline.errors import FileError, MismatchError, quoted
+from syncline.measure.profiler import dtype_name, trainable_parameters
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Gradient, Profile
@@ -50,9 +51,8 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
 
 def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
     tensors = [
-        Tensor(name=name, elements=p.numel(), dtype=str(p.dtype).removeprefix("torch."))
-        for name, p in module.named_parameters()
-        if p.requires_grad
+        Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
+        for name, p in trainable_parameters(module).items()
     ]
     if config.plan is not None:
         plan = Plan.load(config.plan)

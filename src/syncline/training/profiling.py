@@ -133,19 +133,15 @@ class _Exchange:
         for names, parts in self._parts.items():
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parts]
             message = torch.cat([gradient.flatten() for gradient in gradients])
-            self._synchronize()
+            self._worker.synchronize()
             start = time.perf_counter()
             dist.all_reduce(message)
-            self._synchronize()
+            self._worker.synchronize()
             self.times_s[names].append(time.perf_counter() - start)
             message /= self._worker.workers
             pieces = message.split([gradient.numel() for gradient in gradients])
             for parameter, piece in zip(parts, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter)
-
-    def _synchronize(self) -> None:
-        if self._worker.device.type == "cuda":
-            torch.cuda.synchronize(self._worker.device)
 
     def settle(self) -> None:
         """Replace the times by those of the slowest worker; all workers call it."""

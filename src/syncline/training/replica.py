@@ -95,8 +95,7 @@ class Replica:
                 measuring = self._measuring()
                 start = time.perf_counter()
                 loss = self._step(batches)
-                if self.worker.device.type == "cuda":
-                    torch.cuda.synchronize()
+                self.worker.synchronize()
                 step = StepTime(
                     seconds=time.perf_counter() - start,
                     measuring=measuring or self._measuring(),
@@ -114,8 +113,7 @@ class Replica:
         """Finish the update that the last step left to the next forward pass."""
         if isinstance(self.ddp, DistributedDataParallel | BspSgd):
             self.ddp.settle()
-        if self.worker.device.type == "cuda":
-            torch.cuda.synchronize()
+        self.worker.synchronize()
 
     def _step(self, batches: tuple[Batch, ...]) -> Tensor:
         self.optimizer.zero_grad()

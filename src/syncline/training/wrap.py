@@ -48,9 +48,8 @@ def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | Device
     dist.broadcast_object_list(name)
     store = default_store()
     group = Group(store, worker.rank, worker.workers, name=name[0], timeout_s=config.timeout_s)
-    joined: Group | DeviceGroup = group
-    if worker.device.type == "cuda":
-        joined = DeviceGroup(group, CudaDevice(worker.device))
+    on_gpu = worker.device.type == "cuda"
+    joined = DeviceGroup(group, CudaDevice(worker.device)) if on_gpu else group
     yield joined
     # Not after an error: the process ends anyway, and others learn of it by that.
     worker.barrier()
