@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from syncline.bench.launch import Team, hosts_of, mpi_team, torch_team
-from syncline.bench.messages import LapTimes, Order, Refused, Setup
-from syncline.bench.request import BenchmarkRequest, name_of_place, transport_of
+from syncline.bench.launch import Team, meeting, mpi_team, torch_team
+from syncline.bench.messages import LapTimes, Order, Refused
+from syncline.bench.request import BenchmarkRequest, name_of_place
 from syncline.bench.result import (
     MPIS,
     OURS,
@@ -24,7 +24,7 @@ from syncline.bench.result import (
 )
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import SynclineError, UserError
-from syncline.processes import machine_name, run_folder
+from syncline.processes import machine_name
 from syncline.testbed import Cluster
 from syncline.workers import Progress
 
@@ -182,22 +182,16 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
             teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
         elif isinstance(request.place, Cluster) and request.place.workers_per_host < 2:
             teams.leave_out(ZERO_COPY, "hosts share no memory")
-    with run_folder() as folder, contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(hosts_of(request.place, workers))
-        setup = Setup(
-            ranks=workers,
-            store=str(folder / "store"),
-            transport=transport_of(request.place),
-            choices="measured",
-            timeout_s=request.timeout_s,
-        )
+    with (
+        meeting(request.place, workers, choices="measured", timeout_s=request.timeout_s) as at,
+        contextlib.ExitStack() as stack,
+    ):
         if any(contestant not in MPIS for contestant in request.contestants):
-            teams.present["torch"] = stack.enter_context(torch_team(folder, setup, hosts))
+            teams.present["torch"] = stack.enter_context(torch_team(at))
         for mpi in (name for name in request.contestants if name in MPIS):
             python = request.pythons.get(mpi, Path("build", f"bench-{mpi}", "bin", "python"))
-            tcp = request.place != "shared"
             try:
-                team = mpi_team(mpi, python, folder, setup, hosts, tcp=tcp)
+                team = mpi_team(mpi, python, at, tcp=request.place != "shared")
                 teams.present[mpi] = stack.enter_context(team)
             except SynclineError as error:
                 teams.leave_out(mpi, str(error))

@@ -83,12 +83,7 @@ class ImageTask(_Configured):
         )
         return made_ahead(batches) if images.decodes else batches
 
-    def loss(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        memory: Memory,  # noqa: ARG002
-    ) -> tuple[Tensor, Memory]:
+    def loss(self, model: nn.Module, batch: Batch, _memory: Memory) -> tuple[Tensor, Memory]:
         """Return the mean cross entropy; images carry nothing over."""
         return functional.cross_entropy(model(batch.inputs), batch.targets), None
 

@@ -198,7 +198,7 @@ SPLIT_SEED = 0
 """Fixes which images are for testing; runs with different seeds are tested on the same ones."""
 
 
-def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
+def load_digits(_folder: Path, model: ImageModel) -> ImageData:
     """Load 1,797 handwritten digits, scanned at 8x8, which come with scikit-learn.
 
     They are split 80/20 so that every digit is as frequent in both parts, and enlarged as far as
