@@ -21,21 +21,19 @@ from syncline.training.group import Worker
 from syncline.training.replica import Replica, StepTime
 
 SYNCLINE = "syncline"
-"""Name of the rate of the model under Syncline's DistributedDataParallel."""
-
 BASELINE = "torch ddp"
-"""Name of the rate of its twin under torch's."""
+"""Names of the rates of the model under our DistributedDataParallel, and of its twin under torch's.
 
+The others are names of results.
+"""
 DIFFERENCE = "largest parameter difference"
-"""Name of the result that compares the twins; 0 means that they are identical bit by bit."""
-
+"""Between the twins; 0 means that they are identical bit by bit."""
 SETTLING = "settling seconds"
-"""Name of the result that says how long Syncline's model took to finish the last update of each of
-its turns: neither its steps nor those of its twin count that time."""
-
+"""Time in which Syncline's model finished the last update of each of its turns: neither its steps
+nor those of its twin count it."""
 COMMUNICATION = "communication seconds an iteration"
 COMPUTATION = "computation seconds an iteration"
-"""Names of the results of a BSP strategy's iteration profile (linear-pipeline, Table 2)."""
+"""The iteration profile of a BSP strategy (linear-pipeline, Table 2)."""
 
 
 def record(
@@ -65,8 +63,7 @@ def record(
         results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
     measured = rates(
         {replica.name: _slowest(replica.times, worker) for replica in replicas},
-        reference=SYNCLINE,
-        samples_per_step=config.samples_per_step,
+        config.samples_per_step,
     )
     run = msgspec.structs.replace(ddp.run_record(), rates=measured, results=results)
     if worker.rank == 0:
@@ -121,26 +118,24 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     return largest
 
 
-def rates(
-    times: dict[str, Sequence[StepTime]], *, reference: str, samples_per_step: int
-) -> tuple[Rate, ...]:
+def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[Rate, ...]:
     """Return the iteration time of each twin, in the order of ``times``.
 
     The first step of each block is left out, since it pays for the caches that the other twin has
-    filled. So are the steps during which the reference was measuring, of all twins alike: all are
+    filled. So are the steps during which the first twin was measuring, of all twins alike: all are
     judged by the same batches at the same time. A twin of which no step is left has no rate; none
-    has one if training ended while the reference was measuring.
+    has one if training ended while the first was measuring.
 
     Args:
         times: name of a twin -> its steps, as long as the slowest worker took for each.
-        reference: the twin that measures.
         samples_per_step: samples of all workers together.
     """
+    reference = next(iter(times.values()))
     result = []
     for name, steps in times.items():
         counted = [
             step.seconds
-            for step, measured in zip(steps, times[reference], strict=True)
+            for step, measured in zip(steps, reference, strict=True)
             if not (measured.measuring or step.first_of_block)
         ]
         if counted:
