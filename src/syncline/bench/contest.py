@@ -29,8 +29,8 @@ from syncline.testbed import Cluster
 from syncline.workers import Progress
 
 TRIALS = (1, 10)
-"""Most iterations of each turn before the first round. These turns give the number of iterations
-that fill a turn."""
+"""Most iterations of a turn in each trial. Trials come before the first round, and tell how many
+iterations fill a turn."""
 MOST_ITERATIONS = 5000
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
 """Startup and time per byte inside a host, for the number of blocks: roughly a wake-up, and

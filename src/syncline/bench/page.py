@@ -127,7 +127,7 @@ def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str
 
 
 DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
-"""Others are in the table only, where lines would lie on each other."""
+"""The others are only in the table: their lines would lie on each other."""
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:

@@ -158,7 +158,7 @@ class TuneRequest(_Request, frozen=True, kw_only=True):
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 STEP = 4
-"""From one size of a range to the next."""
+"""Factor from one size of a range to the next."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -68,16 +68,15 @@ Measured = Mapping[int, Mapping[Region, Rounds]]
 def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Region, ...]:
     """Return the regions that lose least.
 
-    At each size the fastest has the lowest median. Another loses there the logarithm of how many
-    times as long it takes, or nothing, if that is within noise; see :func:`is_beaten`. A switch
-    costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both candidates
-    are the built-in ones. Of all ways to assign candidates to sizes the cheapest is taken, by
-    dynamic programming; of several such the one that is most often as built in, then the fastest.
-    So there are only switches that gain more than noise, and a region of one lucky size does not
-    come about.
+    At each size the fastest candidate is the one with the lowest median. Any other loses the
+    logarithm of its time over the fastest's; within noise it loses nothing (:func:`is_beaten`). A
+    switch costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both
+    candidates are the built-in ones. Dynamic programming finds the cheapest way to assign
+    candidates to sizes; of several, the one that is most often as built in, then the fastest. So a
+    switch gains more than noise, and one lucky size makes no region.
 
-    A switch lies where the two times cross, both being lines between the sizes on logarithmic
-    scales; where they do not, or one of the two was not measured on both sides, halfway.
+    A switch lies where the two times cross, as lines between the sizes on logarithmic scales. It
+    lies halfway where they do not cross, or where one was not measured on both sides.
 
     Args:
         measured: at least one size, with at least one candidate each.
@@ -105,10 +104,11 @@ def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Regi
 def is_beaten(mine: Rounds, other: Rounds) -> bool:
     """Return whether another is faster beyond noise.
 
-    By the median over the rounds of the ratio it is so by more than :data:`MARGIN`; and without the
-    fastest quarter of mine and the slowest of the other, all of mine are slower. Of six that are
-    equal, with times that spread by 10 %, one is so found slower than the one that happens to be
-    the fastest in 4 % of 7 rounds, and one that takes 1.3 times as long in 97 %.
+    Two things must hold. The median over the rounds of the ratio exceeds ``1 + MARGIN``. And all
+    rounds of mine are slower than all of the other, without the fastest quarter of mine and the
+    slowest quarter of the other. With times that spread by 10 % and 7 rounds, one of six equal
+    candidates is wrongly found slower than the apparent fastest in 4 % of cases, and one that takes
+    1.3 times as long is found slower in 97 %.
     """
     dropped = len(mine) // 4
     apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]

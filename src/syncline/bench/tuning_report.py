@@ -116,10 +116,10 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 
 COLOURS = 6
-"""How many there are; algorithms that are not taken have none."""
+"""Colours of a chart; algorithms that are never taken are pale."""
 TICKS = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 MOST_TICKS = 5
-"""Below."""
+"""On the axis of sizes."""
 SHORT = {
     "bidirectional-exchange": "exchange",
     "double-binary-trees": "two trees",

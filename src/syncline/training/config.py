@@ -31,8 +31,8 @@ COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
 FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
 """Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
 DENSE_BELOW = 1024
-"""Elements. Of each parameter the largest are sent by themselves, and of biases and norms one or
-two: the others would come late, and all at once."""
+"""Elements. The largest are selected from each parameter by itself, so a bias or a norm would send
+only one or two a step, and the rest late and all at once."""
 
 COLLECTIVES: dict[str, str | None] = {
     "auto": None,

@@ -39,8 +39,8 @@ from syncline.training.wrap import sgd
 from syncline.workers import leave
 
 OBSERVED = 3
-"""One iteration in so many gives durations; the others, the share of single operations and what
-observing costs (:func:`syncline.measure.profiler.profile`)."""
+"""One iteration in this many gives durations; the others give the shares of single operations and
+the cost of observing (:func:`syncline.measure.profiler.profile`)."""
 PROBE_S = 1.0
 LAYERS = "layers.txt.gz"
 WHOLE = ".0f"
@@ -83,7 +83,7 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
 def _profile(
     config: TrainingConfig, worker: Worker, iterations: int
 ) -> tuple[Profile, _Exchange, list[tuple[int, LayerTable]]]:
-    """Return the profile, the messages, and number and layers of this rank's single iterations."""
+    """Return the profile, the messages, and this rank's iterations: their numbers and layers."""
     task = task_of(config)
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
@@ -111,8 +111,8 @@ def _profile(
 class _Exchange:
     """Averages the gradients of a module in a message a layer, one after another, and times them.
 
-    The last layer's goes first, as soon as all workers are there: no time holds waiting for
-    another's backward pass.
+    The last layer's message goes first, once all workers have ended their backward passes: so no
+    time includes waiting for one.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[Layer], worker: Worker) -> None:
@@ -126,7 +126,7 @@ class _Exchange:
         self.sizes = {names: sum(p.nbytes for p in parts) for names, parts in self._parts.items()}
         """Bytes of the messages, by the names of their gradients."""
         self.times_s: dict[tuple[str, ...], list[float]] = {names: [] for names in self._parts}
-        """Of the messages, an iteration each; of the slowest worker, once settled."""
+        """Of each message, by iteration; those of the slowest worker once settled."""
 
     def __call__(self) -> None:
         self._worker.barrier()

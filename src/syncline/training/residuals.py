@@ -54,8 +54,8 @@ def load_state(
 ) -> Mapping[str, Any]:
     """Return the state with which a worker goes on.
 
-    With another number of workers, what is left of the gradients is shared out among them, and the
-    warm-up, which is by epochs, goes on where it was: an epoch then has other steps.
+    With another number of workers, what is left of the gradients is shared out among them. An epoch
+    then has another number of steps, and the warm-up, which counts epochs, goes on from its epoch.
 
     Raises:
         FileError: a file is missing, damaged or not Syncline's.

@@ -98,7 +98,7 @@ def speed_ratio(run: Run) -> tuple[float, float] | None:
 
 
 def _slowest(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
-    """Return the steps with the time of the slowest worker; measuring is so if any worker was."""
+    """Return the steps with the slowest worker's times, measuring where any worker was."""
     seconds = worker.largest([step.seconds for step in times])
     measuring = worker.largest([float(step.measuring) for step in times])
     return [
