@@ -218,8 +218,7 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
         transport=setup.transport,
         choices=setup.choices,
     )
-    flag = np.zeros(1, np.float32)
-    element = Elements(flag.ctypes.data, 1, "float32", flag)
+    element = _elements(np.zeros(1, np.float32))
     contestants: dict[str, Contestant] = {
         OURS: partial(by_group, group),
         ZERO_COPY: partial(by_group, group, zero_copy=True),

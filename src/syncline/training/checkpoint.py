@@ -25,9 +25,6 @@ FORMAT = "syncline/checkpoint"
 SETTINGS = ("model", "data", "workers", "seed", "precision", "accumulate")
 """What must be as it was for a training to go on as if it had never stopped."""
 
-FREE_HYPERPARAMETERS = ("epochs",)
-"""A training may be made longer; the learning rate then follows the new number of epochs."""
-
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
@@ -157,9 +154,10 @@ def _are_random(states: list[Tensor]) -> bool:
 
 def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
     """Return the settings that a checkpoint is bound to, as plain values by name."""
-    settings = {name: getattr(config, name) for name in SETTINGS}
     hyper = msgspec.to_builtins(config.hyper)
-    settings |= {name: hyper[name] for name in hyper if name not in FREE_HYPERPARAMETERS}
+    # A training may be made longer; the learning rate then follows the new number of epochs.
+    del hyper["epochs"]
+    settings = {name: getattr(config, name) for name in SETTINGS} | hyper
     return {**settings, "compression": config.compression_text, "classes": classes}
 
 

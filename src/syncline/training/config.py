@@ -9,6 +9,7 @@ import msgspec
 
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value, described
+from syncline.model.quantities import require_count
 from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
 from syncline.planners import planner_named
 from syncline.planners.base import MergingPlanner
@@ -120,8 +121,8 @@ class TrainingConfig(Value, frozen=True):
             ("--block-steps", self.block_steps),
             ("--steps", self.steps),
         ):
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, found {value}")
+            if value is not None:
+                require_count(name, value)
         if self.seed < 0:
             raise UserError(f"--seed must not be negative, found {self.seed}")
         if not 0 < self.timeout_s <= 86_400:

@@ -61,12 +61,8 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
         PeerError: another worker was lost.
     """
     assert config.steps is not None
-    iterations = config.steps
-    with (
-        lost_peers_as_errors(config.timeout_s),
-        process_group(config, store) as worker,
-    ):
-        found, exchange, singles = _profile(config, worker, iterations)
+    with lost_peers_as_errors(config.timeout_s), process_group(config, store) as worker:
+        found, exchange, singles = _profile(config, worker, config.steps)
         network = _network(found, exchange, worker)
         if worker.rank == 0:
             folder = Path(config.report)
@@ -123,8 +119,6 @@ class _Exchange:
             for layer in reversed(layers)
             if layer.gradients
         }
-        self.sizes = {names: sum(p.nbytes for p in parts) for names, parts in self._parts.items()}
-        """Bytes of the messages, by the names of their gradients."""
         self.times_s: dict[tuple[str, ...], list[float]] = {names: [] for names in self._parts}
         """Of each message, by iteration; those of the slowest worker once settled."""
 
@@ -157,7 +151,8 @@ class _Exchange:
         """Return the times by size, as the probe has them."""
         by_size: dict[int, list[float]] = {}
         for names, times_s in self.times_s.items():
-            by_size.setdefault(self.sizes[names], []).extend(times_s)
+            size_bytes = sum(parameter.nbytes for parameter in self._parts[names])
+            by_size.setdefault(size_bytes, []).extend(times_s)
         return [
             Measurement(size_bytes=size, time_s=lower_quartile(times_s), repetitions=len(times_s))
             for size, times_s in by_size.items()

@@ -39,20 +39,15 @@ Memory = Any
 Its form is the model's own business."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Configured:
-    config: TrainingConfig
-
-    @property
-    def _shape(self) -> StepShape:
-        config = self.config
-        return StepShape(config.workers, config.hyper.batch_size, config.accumulate)
+def _shape(config: TrainingConfig) -> StepShape:
+    return StepShape(config.workers, config.hyper.batch_size, config.accumulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTask(_Configured):
+class ImageTask:
     """Classification of images."""
 
+    config: TrainingConfig
     model: ImageModel
     data: ImageData
 
@@ -64,7 +59,7 @@ class ImageTask(_Configured):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return steps_in_epoch(len(self.data.train), self._shape)
+        return steps_in_epoch(len(self.data.train), _shape(self.config))
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -73,7 +68,8 @@ class ImageTask(_Configured):
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
         """Yield the shuffled and varied images of one worker, by optimizer step."""
         seed, rank, images = self.config.seed, worker.rank, self.data.train
-        shard = training_shard(len(images), self._shape, rank=rank, seed=seed, epoch=epoch)
+        shape = _shape(self.config)
+        shard = training_shard(len(images), shape, rank=rank, seed=seed, epoch=epoch)
         batches = (
             tuple(
                 images.batch(part, augment_seed=seed_from(seed, epoch, step, index, rank))
@@ -108,9 +104,10 @@ class ImageTask(_Configured):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextTask(_Configured):
+class TextTask:
     """Prediction of the next token of a text."""
 
+    config: TrainingConfig
     model: TextModel
     data: TextData
 
@@ -122,7 +119,8 @@ class TextTask(_Configured):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return windows_in_epoch(len(self.data.train), self._shape, window=self.model.window)
+        shape = _shape(self.config)
+        return windows_in_epoch(len(self.data.train), shape, window=self.model.window)
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -132,7 +130,7 @@ class TextTask(_Configured):
         """Yield the windows of one worker, by optimizer step, in the order of the text."""
         return training_windows(
             self.data.train,
-            self._shape,
+            _shape(self.config),
             rank=worker.rank,
             window=self.model.window,
             seed=self.config.seed,
