@@ -16,19 +16,21 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from syncline.devices import DeviceGroup
 from syncline.groups import Group
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.checkpoint import Checkpoint, OptimizerState, load_checkpoint, settings_of
-from syncline.training.config import TrainingConfig
+from syncline.training.config import COLLECTIVES, TrainingConfig
 from syncline.training.data.sampling import Batch, seed_from
-from syncline.training.group import Worker, process_group
+from syncline.training.group import Worker, bsp_group, process_group
 from syncline.training.progress import Snapshot, TrainingProgress
-from syncline.training.replica import Replica
+from syncline.training.replica import Replica, sgd
 from syncline.training.residuals import drop_states, load_state, save_state, state_names
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
-from syncline.training.wrap import bsp_group, sgd, wrapped
 
 
 def train(
@@ -62,7 +64,10 @@ def _prepare(
     group: Group | DeviceGroup | None,
     progress: TrainingProgress,
 ) -> _Training:
-    """Load the data, build the twins and bring them to where the checkpoint was written."""
+    """Load the data, build the twins and bring them to where the checkpoint was written.
+
+    ``group`` is that of a BSP strategy.
+    """
     task = task_of(config)
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
@@ -76,7 +81,27 @@ def _prepare(
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
     optimizer = sgd(module, config)
-    ddp = wrapped(module, optimizer, config, worker, group, steps_per_epoch=task.steps_per_epoch)
+    ddp: DistributedDataParallel | BspSgd
+    if group is not None:
+        ddp = BspSgd(
+            module,
+            optimizer,
+            group,
+            algorithm=int(config.strategy.removeprefix("bsp-")),
+            collectives=COLLECTIVES[config.collectives or "auto"],
+            planner=config.merging_planner(),
+        )
+    else:
+        ddp = DistributedDataParallel(
+            module,
+            planner=config.planner,
+            plan=None if config.plan is None else Plan.load(config.plan),
+            profile=None if config.profile is None else Profile.load(config.profile),
+            network=None if config.network is None else Network.load(config.network),
+            check=config.check,
+            compression=config.recipe(task.steps_per_epoch),
+            device_ids=worker.device_ids,
+        )
     replica = partial(Replica, task=task, config=config, worker=worker)
     replicas = [replica(name=SYNCLINE, ddp=ddp, optimizer=optimizer)]
     if twin is not None:

@@ -33,9 +33,9 @@ from syncline.traces.layers import Layer, LayerTable, layers_of
 from syncline.training.config import TrainingConfig
 from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker, process_group
+from syncline.training.replica import sgd
 from syncline.training.task import Task, task_of
 from syncline.training.worker import lost_peers_as_errors, main
-from syncline.training.wrap import sgd
 from syncline.workers import leave
 
 OBSERVED = 3

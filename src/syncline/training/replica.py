@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from syncline.errors import UserError
@@ -48,11 +48,11 @@ class Replica:
     name: str
     """Under which its rate is reported."""
     ddp: TorchDistributedDataParallel | BspSgd
-    optimizer: torch.optim.SGD
+    optimizer: SGD
     task: Task
     config: TrainingConfig
     worker: Worker
-    schedule: torch.optim.lr_scheduler.LambdaLR = field(init=False)
+    schedule: LambdaLR = field(init=False)
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
     settling_s: float = field(init=False, default=0.0)
@@ -190,6 +190,16 @@ def set_random_state(states: Sequence[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
+    """Return the optimizer of a module."""
+    return SGD(
+        module.parameters(),
+        lr=config.hyper.learning_rate,
+        momentum=config.hyper.momentum,
+        weight_decay=config.hyper.weight_decay,
+    )
 
 
 DROPS = (0.5, 0.75)
