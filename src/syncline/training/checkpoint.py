@@ -114,12 +114,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             FileError: a part does not fit the others, or the model.
         """
-        if not all(
-            0 <= index < len(parameters)
-            and all(t is None or (is_plain(t) and t.shape == parameters[index].shape) for t in made)
-            for index, made in ((i, s.values()) for i, s in self.optimizer["state"].items())
-        ):
-            raise damaged(path, "the state of the optimizer is of other parameters")
+        for index, state in self.optimizer["state"].items():
+            fits = 0 <= index < len(parameters) and all(
+                t is None or (is_plain(t) and t.shape == parameters[index].shape)
+                for t in state.values()
+            )
+            if not fits:
+                raise damaged(path, "the state of the optimizer is of other parameters")
         ranks = len(self.random_states)
         if ranks != self.settings.get("workers") or not all(map(_are_random, self.random_states)):
             raise damaged(path, "the states of the random generators are not those of all workers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -76,7 +75,10 @@ def _prepare(
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
         module.load_state_dict(checkpoint.weights)
-    twin = copy.deepcopy(module) if config.baseline else None
+    twin = None
+    if config.baseline:
+        twin = task.build().to(worker.device)
+        twin.load_state_dict(module.state_dict())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(config.seed, worker.rank))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +35,6 @@ from syncline.training.group import Worker, process_group
 from syncline.training.replica import sgd
 from syncline.training.task import Task, task_of
 from syncline.training.worker import lost_peers_as_errors, main
-from syncline.workers import leave
 
 OBSERVED = 3
 """One iteration in this many gives durations; the others give the shares of single operations and
@@ -193,5 +191,4 @@ def _network(found: Profile, exchange: _Exchange, worker: Worker) -> Network:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], run_profiling)
-    leave()
+    main(run_profiling)
