@@ -89,7 +89,7 @@ def _seconds(team: Team, cell: Cell) -> float:
         size_bytes=SIZE_BYTES,
         iterations=ITERATIONS,
     )
-    answer = team.run(order, TIMEOUT_S)
+    answer = team.run(order)
     if isinstance(answer, Refused):
         raise PeerError(f"{cell.collective} by {cell.family}: {answer.reason}")
     return answer.wall_s

@@ -15,11 +15,11 @@ from syncline.bench.request import BenchmarkRequest, name_of_place
 from syncline.bench.result import (
     MPIS,
     OURS,
+    PREFIX,
     ZERO_COPY,
     Absent,
     Benchmark,
     CollectiveTimes,
-    algorithm_of,
     whole_size,
 )
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
@@ -206,9 +206,10 @@ def _measured(
     def lap(contestant: str, iterations: int) -> LapTimes | None:
         if (team := teams.of(contestant)) is None:
             return None
-        algorithm = algorithm_of(contestant)
+        forced = contestant.startswith(PREFIX)
+        algorithm = contestant.removeprefix(PREFIX) if forced else None
         order = Order(
-            contestant=contestant if algorithm is None else OURS,
+            contestant=OURS if forced else contestant,
             collective=request.collective,
             algorithm=algorithm,
             blocks=None if algorithm is None else _blocks(request, algorithm, workers, size_bytes),
@@ -216,7 +217,7 @@ def _measured(
             iterations=iterations,
         )
         try:
-            answer = team.run(order, request.timeout_s)
+            answer = team.run(order)
         except SynclineError as error:
             if contestant not in MPIS:
                 raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from syncline.bench.messages import LapTimes, Order, Ready, Refused, Setup
-from syncline.bench.request import Local, transport_of
+from syncline.bench.request import Local
 from syncline.errors import UserError
 from syncline.processes import run_folder
 from syncline.testbed import Cluster, Testbed
@@ -67,7 +67,7 @@ def meeting(
         setup = Setup(
             ranks=workers,
             store=str(folder / "store"),
-            transport=transport_of(place),
+            transport="ucx" if place == "tcp" else "auto",
             choices=choices,
             timeout_s=timeout_s,
         )
@@ -83,10 +83,10 @@ class Team:
 
     def __init__(self, workers: WorkerGroup, setup: Setup) -> None:
         workers.gather(setup.ranks)
-        self._workers = workers
+        self._workers, self._timeout_s = workers, setup.timeout_s
         [self.ready, *_] = workers.ask(setup, Ready, timeout_s=START_S)
 
-    def run(self, order: Order, timeout_s: float) -> LapTimes | Refused:
+    def run(self, order: Order) -> LapTimes | Refused:
         """Have all ranks do a lap; return what an iteration took, or why a rank could not.
 
         That is the time of the slowest rank, and the CPU time of all ranks together.
@@ -97,9 +97,9 @@ class Team:
         answers = self._workers.ask(
             order,
             LapTimes | Refused,
-            timeout_s=timeout_s,
+            timeout_s=self._timeout_s,
             overdue=f"{order.contestant} did not end {order.collective} of {order.size_bytes} "
-            f"bytes within {timeout_s:g} s",
+            f"bytes within {self._timeout_s:g} s",
         )
         laps = [answer for answer in answers if isinstance(answer, LapTimes)]
         for answer in answers:

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from syncline.bench.result import MPIS, require_contestants
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError, require_known
-from syncline.groups import Transport
 from syncline.model.document import Value, described
 from syncline.testbed import Cluster
 
@@ -106,11 +105,6 @@ def name_of_place(place: Local | Cluster) -> str:
     if isinstance(place, Cluster):
         return str(place)
     return "one host, shared memory" if place == "shared" else "one host, loopback TCP"
-
-
-def transport_of(place: Local | Cluster) -> Transport:
-    """Return the transport between a group's ranks there."""
-    return "ucx" if place == "tcp" else "auto"
 
 
 def collective_named(name: str) -> Collective:

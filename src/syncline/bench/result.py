@@ -32,11 +32,6 @@ def all_contestants(collective: Collective) -> tuple[str, ...]:
     return (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, *forced, COPY)
 
 
-def algorithm_of(contestant: str) -> str | None:
-    """Return the algorithm that a contestant's name forces; None for others."""
-    return contestant.removeprefix(PREFIX) if contestant.startswith(PREFIX) else None
-
-
 def require_contestants(collective: Collective, names: Sequence[str]) -> None:
     """Check names.
 

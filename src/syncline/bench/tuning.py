@@ -121,7 +121,7 @@ def _measured(
                 size_bytes=size,
                 iterations=iterations,
             )
-            answer = team.run(order, request.timeout_s)
+            answer = team.run(order)
             if isinstance(answer, Refused):
                 raise PeerError(
                     f"{collective} by {choice.algorithm}, {size} bytes: {answer.reason}"
