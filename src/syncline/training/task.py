@@ -77,7 +77,7 @@ class ImageTask:
             )
             for step, parts in enumerate(shard)
         )
-        return made_ahead(batches) if images.decodes else batches
+        return made_ahead(batches) if self.data.decodes else batches
 
     def loss(self, model: nn.Module, batch: Batch, _memory: Memory) -> tuple[Tensor, Memory]:
         """Return the mean cross entropy; images carry nothing over."""
@@ -94,7 +94,7 @@ class ImageTask:
         # A worker has no part in an evaluation of fewer images than there are workers.
         parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
         batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
-        for batch in made_ahead(batches) if self.data.test.decodes else batches:
+        for batch in made_ahead(batches) if self.data.decodes else batches:
             targets = batch.targets.to(worker.device)
             logits = model(batch.inputs.to(worker.device)).float()
             loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
