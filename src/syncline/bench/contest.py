@@ -201,7 +201,7 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
 def _measured(
     request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams, reported: Reported
 ) -> list[CollectiveTimes]:
-    """Let all contestants of one worker count and size race."""
+    """Let all contestants race, with one worker count and one size."""
 
     def lap(contestant: str, iterations: int) -> LapTimes | None:
         if (team := teams.of(contestant)) is None:

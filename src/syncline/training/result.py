@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -211,10 +211,7 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "speed_up_noise": None if ratio is None else ratio[1],
         "identical_parameters": None if difference is None else difference == 0,
         "iteration_profile": divided
-        and {
-            **dataclasses.asdict(divided),
-            "communication_share": divided.communication_share,
-        },
+        and asdict(divided) | {"communication_share": divided.communication_share},
         "predicted_s": predicted,
         "measured_s": measured,
         "prediction_error": run.prediction_error,
