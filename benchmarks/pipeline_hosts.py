@@ -10,13 +10,11 @@ import argparse
 from typing import NamedTuple
 
 from benchmarks.common import median, save
-from syncline.bench.launch import Team, hosts_of, torch_team
-from syncline.bench.messages import Order, Refused, Setup
-from syncline.bench.request import transport_of
+from syncline.bench.launch import Team, meeting, torch_team
+from syncline.bench.messages import Order, Refused
 from syncline.bench.result import OURS
 from syncline.collectives import Collective
 from syncline.errors import PeerError
-from syncline.processes import run_folder
 from syncline.testbed import Cluster
 
 HOSTS = tuple(range(2, 9))
@@ -72,18 +70,13 @@ def main() -> None:
 def measure(cluster: Cluster, rounds: int) -> dict[Cell, list[float]]:
     """Return the slowest rank's seconds of a call in every round."""
     found: dict[Cell, list[float]] = {cell: [] for cell in CELLS}
-    with run_folder() as folder, hosts_of(cluster, cluster.workers) as places:
-        setup = Setup(
-            ranks=cluster.workers,
-            store=str(folder / "store"),
-            transport=transport_of(cluster),
-            choices="built-in",
-            timeout_s=TIMEOUT_S,
-        )
-        with torch_team(folder, setup, places) as team:
-            for number in range(rounds):
-                for cell in (*CELLS[number:], *CELLS[:number]):
-                    found[cell].append(_seconds(team, cell))
+    with (
+        meeting(cluster, cluster.workers, choices="built-in", timeout_s=TIMEOUT_S) as at,
+        torch_team(at) as team,
+    ):
+        for number in range(rounds):
+            for cell in (*CELLS[number:], *CELLS[:number]):
+                found[cell].append(_seconds(team, cell))
     return found
 
 
@@ -95,9 +88,8 @@ def _seconds(team: Team, cell: Cell) -> float:
         blocks=SIZE_BYTES // BLOCK_BYTES if cell.family == "LP" else None,
         size_bytes=SIZE_BYTES,
         iterations=ITERATIONS,
-        warmup=1,
     )
-    answer = team.run(order, TIMEOUT_S)
+    answer = team.run(order)
     if isinstance(answer, Refused):
         raise PeerError(f"{cell.collective} by {cell.family}: {answer.reason}")
     return answer.wall_s

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.bench.switch_points import MARGIN, SWITCH, Candidate, Measured, is_beaten, regions_of
+from syncline.bench.switch_points import MARGIN, SWITCH, Measured, candidate, is_beaten, regions_of
 from syncline.errors import InternalError
 from syncline.groups.choices import Region
 
-A, B, C = (Candidate(name) for name in ("ring", "direct", "recursive-doubling"))
-P = Candidate("linear-pipeline", 65536)
+A, B, C = (candidate(name) for name in ("ring", "direct", "recursive-doubling"))
+P = candidate("linear-pipeline", 65536)
 SIZES = (256, 1024, 4096, 16384, 65536)
 ROUNDS = (1.0, 1.02, 0.99, 1.01, 0.98)
 
@@ -31,13 +31,13 @@ def told(regions: Sequence[Region]) -> list[tuple[int, str]]:
     return [(region.from_bytes, region.algorithm) for region in regions]
 
 
-def at(regions: Sequence[Region], size: int) -> Candidate:
+def at(regions: Sequence[Region], size: int) -> Region:
     region = [r for r in regions if r.from_bytes <= size][-1]
-    return Candidate(region.algorithm, region.block_bytes)
+    return candidate(region.algorithm, region.block_bytes)
 
 
-def all_of(candidate: Candidate, sizes: Sequence[int] = SIZES) -> dict[int, Candidate]:
-    return dict.fromkeys(sizes, candidate)
+def all_of(way: Region, sizes: Sequence[int] = SIZES) -> dict[int, Region]:
+    return dict.fromkeys(sizes, way)
 
 
 def test_two_lines_that_cross_are_switched_where_they_do() -> None:
@@ -136,7 +136,7 @@ def test_regions_are_in_order_and_no_assignment_loses_less(
     pairs = list(itertools.pairwise(regions))
     assert all((a.algorithm, a.block_bytes) != (b.algorithm, b.block_bytes) for a, b in pairs)
     chosen = tuple(at(regions, size) for size in sizes)
-    assert all(candidate in measured[size] for candidate, size in zip(chosen, sizes, strict=True))
+    assert all(way in measured[size] for way, size in zip(chosen, sizes, strict=True))
     least = min(
         _lost(measured, built_in, ways)
         for ways in itertools.product(*(measured[size] for size in sizes))
@@ -144,16 +144,14 @@ def test_regions_are_in_order_and_no_assignment_loses_less(
     assert _lost(measured, built_in, chosen) == pytest.approx(least)
 
 
-def _lost(
-    measured: Measured, built_in: dict[int, Candidate], chosen: tuple[Candidate, ...]
-) -> float:
+def _lost(measured: Measured, built_in: dict[int, Region], chosen: tuple[Region, ...]) -> float:
     """Return what a way to assign candidates loses, counted anew."""
     lost, sizes = 0.0, sorted(measured)
-    for size, candidate in zip(sizes, chosen, strict=True):
+    for size, way in zip(sizes, chosen, strict=True):
         medians = {each: median(times) for each, times in measured[size].items()}
         best = min(medians, key=lambda each: medians[each])
-        if is_beaten(measured[size][candidate], measured[size][best]):
-            lost += math.log(medians[candidate] / medians[best])
+        if is_beaten(measured[size][way], measured[size][best]):
+            lost += math.log(medians[way] / medians[best])
     for number in range(1, len(sizes)):
         before, after = chosen[number - 1], chosen[number]
         follows = before == built_in[sizes[number - 1]] and after == built_in[sizes[number]]
@@ -163,7 +161,7 @@ def _lost(
 
 @given(st.sampled_from([A, B, P]), st.integers(1, 6))
 def test_who_is_fastest_everywhere_by_more_than_noise_is_taken_everywhere(
-    best: Candidate, count: int
+    best: Region, count: int
 ) -> None:
     sizes = [256 << (2 * number) for number in range(count)]
     slower = 1 + 2 * (MARGIN + SWITCH)
@@ -171,4 +169,4 @@ def test_who_is_fastest_everywhere_by_more_than_noise_is_taken_everywhere(
         size: {each: steady(1e-5 * (1 if each == best else slower)) for each in (A, B, C, P)}
         for size in sizes
     }
-    assert regions_of(measured, all_of(C, sizes)) == (best.region(0),)
+    assert regions_of(measured, all_of(C, sizes)) == (best,)

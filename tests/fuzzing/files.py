@@ -230,8 +230,7 @@ def _checkpoints() -> list[bytes]:
 
     from syncline.training.checkpoint import FILE_NAME, Checkpoint, settings_of
     from syncline.training.config import TrainingConfig
-    from syncline.training.replica import scheduler
-    from syncline.training.wrap import sgd
+    from syncline.training.replica import scheduler, sgd
 
     torch.manual_seed(0)
     config, model = TrainingConfig.of(**CONFIG, workers=1), _model()
@@ -259,8 +258,7 @@ def _resume(file: Path) -> None:
 
     from syncline.training.checkpoint import load_checkpoint
     from syncline.training.config import TrainingConfig
-    from syncline.training.replica import set_random_state
-    from syncline.training.wrap import sgd
+    from syncline.training.replica import set_random_state, sgd
 
     config, model = TrainingConfig.of(**CONFIG, workers=1), _model()
     path, checkpoint = load_checkpoint(file.parent)
@@ -300,7 +298,7 @@ def _states() -> list[bytes]:
     made = []
     with tempfile.TemporaryDirectory() as folder:
         for state in (rounded, sparse):
-            save_state(Path(folder), 7, state, rank=0)
+            save_state(Path(folder) / COMPRESSION, state)
             made.append((Path(folder) / COMPRESSION).read_bytes())
     return made
 

@@ -20,7 +20,7 @@ from syncline.training.checkpoint import (
     settings_of,
 )
 from syncline.training.config import TrainingConfig
-from syncline.training.wrap import sgd
+from syncline.training.replica import sgd
 
 CONFIG = TrainingConfig.of("resnet20", "digits", overrides={"epochs": 5})
 

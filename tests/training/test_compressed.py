@@ -199,7 +199,7 @@ def rounded_state(step: int) -> dict[str, Any]:
 
 def test_files_of_states(tmp_path: Path) -> None:
     for step in (3, 5):
-        save_state(tmp_path, step, rounded_state(step), rank=0)
+        save_state(tmp_path / f"compression-{step}-0.pt", rounded_state(step))
     names = ["compression-5-0.pt"]
     require_states(tmp_path, names)
     drop_states(tmp_path, names)
@@ -244,7 +244,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
     names = ["compression-5-0.pt"]
 
     def load(state: dict[str, Any]) -> object:
-        save_state(tmp_path, 5, state, rank=0)
+        save_state(tmp_path / names[0], state)
         return load_state(tmp_path, names, rank=0, workers=1, steps_per_epoch=1)
 
     assert load(sparse)

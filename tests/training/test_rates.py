@@ -20,7 +20,7 @@ def test_measuring_steps_and_first_steps_are_left_out_of_both() -> None:
         "a": steps([9, 9, 9, 8, 2.0, 2.2, 1.8], measuring={0, 1, 2}, first={0, 3}),
         "b": steps([1, 1, 1, 8, 4.0, 4.0, 4.0], measuring=set(), first={0, 3}),
     }
-    a, b = rates(times, reference="a", samples_per_step=10)
+    a, b = rates(times, 10)
     assert (a.name, a.iterations, b.name, b.iterations) == ("a", 3, "b", 3)
     assert a.iteration_s == pytest.approx(2.0)
     assert a.samples_per_s == pytest.approx(5.0)
@@ -31,4 +31,4 @@ def test_measuring_steps_and_first_steps_are_left_out_of_both() -> None:
 
 def test_training_that_ends_while_measuring_has_no_rates() -> None:
     times = {"a": steps([1, 1], {0, 1}, {0}), "b": steps([1, 1], set(), {0})}
-    assert rates(times, reference="a", samples_per_step=1) == ()
+    assert rates(times, 1) == ()

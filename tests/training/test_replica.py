@@ -10,9 +10,8 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
-from syncline.training.replica import Replica
+from syncline.training.replica import Replica, sgd
 from syncline.training.task import task_of
-from syncline.training.wrap import sgd
 from tests.workers import WorkerPool
 
 CPU = torch.device("cpu")

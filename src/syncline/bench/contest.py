@@ -9,31 +9,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from syncline.bench.launch import Team, hosts_of, mpi_team, torch_team
-from syncline.bench.messages import LapTimes, Order, Refused, Setup
-from syncline.bench.request import BenchmarkRequest, name_of_place, transport_of
+from syncline.bench.launch import Team, meeting, mpi_team, torch_team
+from syncline.bench.messages import LapTimes, Order, Refused
+from syncline.bench.request import BenchmarkRequest, name_of_place
 from syncline.bench.result import (
     MPIS,
     OURS,
+    PREFIX,
     ZERO_COPY,
     Absent,
     Benchmark,
     CollectiveTimes,
-    algorithm_of,
     whole_size,
 )
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import SynclineError, UserError
-from syncline.processes import machine_name, run_folder
+from syncline.processes import machine_name
 from syncline.testbed import Cluster
 from syncline.workers import Progress
 
 TRIALS = (1, 10)
-"""Most iterations of each turn before the first round. These turns give the number of iterations
-that fill a turn."""
+"""Most iterations of a turn in each trial. Trials come before the first round, and tell how many
+iterations fill a turn."""
 MOST_ITERATIONS = 5000
-WARM_SHARE = 0.1
-"""Iterations before those measured, as a share of them."""
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
 """Startup and time per byte inside a host, for the number of blocks: roughly a wake-up, and
 5 GB/s."""
@@ -97,15 +95,10 @@ def race(
     return found
 
 
-def warmup(iterations: int) -> int:
-    """Return how many iterations go before those measured."""
-    return math.ceil(iterations * WARM_SHARE)
-
-
 class Reported:
     """Counts the parts that are done, and reports them."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
         self._total = total
         self.done = 0
@@ -113,8 +106,7 @@ class Reported:
 
     def say(self, what: str) -> None:
         """Report what begins."""
-        if self._progress is not None:
-            self._progress(what, self.done, self._total)
+        self._progress(what, self.done, self._total)
 
     def step(self) -> None:
         """Report the next part, and count it."""
@@ -123,7 +115,7 @@ class Reported:
 
 
 def measure_collectives(
-    request: BenchmarkRequest, *, progress: Progress | None = None
+    request: BenchmarkRequest, *, progress: Progress = lambda _what, _done, _total: None
 ) -> Benchmark:
     """Measure contestants in turns.
 
@@ -184,28 +176,22 @@ class _Teams:
 
 @contextlib.contextmanager
 def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
-    cluster = request.place if isinstance(request.place, Cluster) else None
     teams = _Teams(workers)
-    if request.place == "tcp" and ZERO_COPY in request.contestants:
-        teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
-    elif cluster is not None and cluster.workers_per_host < 2 and ZERO_COPY in request.contestants:
-        teams.leave_out(ZERO_COPY, "hosts share no memory")
-    with run_folder() as folder, contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(hosts_of(request.place, workers))
-        setup = Setup(
-            ranks=workers,
-            store=str(folder / "store"),
-            transport=transport_of(request.place),
-            choices="measured",
-            timeout_s=request.timeout_s,
-        )
+    if ZERO_COPY in request.contestants:
+        if request.place == "tcp":
+            teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
+        elif isinstance(request.place, Cluster) and request.place.workers_per_host < 2:
+            teams.leave_out(ZERO_COPY, "hosts share no memory")
+    with (
+        meeting(request.place, workers, choices="measured", timeout_s=request.timeout_s) as at,
+        contextlib.ExitStack() as stack,
+    ):
         if any(contestant not in MPIS for contestant in request.contestants):
-            teams.present["torch"] = stack.enter_context(torch_team(folder, setup, hosts))
+            teams.present["torch"] = stack.enter_context(torch_team(at))
         for mpi in (name for name in request.contestants if name in MPIS):
             python = request.pythons.get(mpi, Path("build", f"bench-{mpi}", "bin", "python"))
-            tcp = request.place != "shared"
             try:
-                team = mpi_team(mpi, python, folder, setup, hosts, tcp=tcp)
+                team = mpi_team(mpi, python, at, tcp=request.place != "shared")
                 teams.present[mpi] = stack.enter_context(team)
             except SynclineError as error:
                 teams.leave_out(mpi, str(error))
@@ -215,25 +201,23 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
 def _measured(
     request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams, reported: Reported
 ) -> list[CollectiveTimes]:
-    """Let all contestants of one worker count and size race."""
+    """Let all contestants race, with one worker count and one size."""
 
     def lap(contestant: str, iterations: int) -> LapTimes | None:
-        """Return what an iteration took, or None if the contestant is left out from now on."""
-        team = teams.of(contestant)
-        if team is None:
+        if (team := teams.of(contestant)) is None:
             return None
-        algorithm = algorithm_of(contestant)
+        forced = contestant.startswith(PREFIX)
+        algorithm = contestant.removeprefix(PREFIX) if forced else None
         order = Order(
-            contestant=contestant if algorithm is None else OURS,
+            contestant=OURS if forced else contestant,
             collective=request.collective,
             algorithm=algorithm,
             blocks=None if algorithm is None else _blocks(request, algorithm, workers, size_bytes),
             size_bytes=size_bytes,
             iterations=iterations,
-            warmup=warmup(iterations),
         )
         try:
-            answer = team.run(order, request.timeout_s)
+            answer = team.run(order)
         except SynclineError as error:
             if contestant not in MPIS:
                 raise

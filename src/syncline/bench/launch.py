@@ -1,4 +1,4 @@
-"""The workers of the benchmark: where they run, and how they are started."""
+"""The workers of a benchmark: where they run, and how they are started."""
 
 from __future__ import annotations
 
@@ -7,49 +7,75 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from syncline.bench.messages import LapTimes, Order, Ready, Refused, Setup
+from syncline.bench.request import Local
 from syncline.errors import UserError
+from syncline.processes import run_folder
 from syncline.testbed import Cluster, Testbed
 from syncline.testbed.cluster import DEVICE
 from syncline.workers import START_S, Host, ThisHost, WorkerGroup, module_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
-    """The host of each rank."""
+class Meeting:
+    """Where the workers of a benchmark run, and how they find each other."""
 
-    of_rank: Sequence[Host]
+    setup: Setup
+    folder: Path
+    """For sockets and temporary files."""
+    hosts: Sequence[Host]
+    """Of each rank."""
     interface: str
     """The network device between ranks."""
 
     @property
     def by_name(self) -> dict[str, Host]:
         """Emulated hosts by name; none where all ranks run on this host."""
-        return {host.name: host for host in self.of_rank if not isinstance(host, ThisHost)}
+        return {host.name: host for host in self.hosts if not isinstance(host, ThisHost)}
 
-    def environment(self, folder: Path) -> dict[str, str]:
-        """Return variables for all workers, whose temporary files go to ``folder``."""
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for all workers."""
         return {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": self.interface,
             "UCX_NET_DEVICES": self.interface,
-            "TMPDIR": str(folder),
+            "TMPDIR": str(self.folder),
         }
 
 
 @contextmanager
-def hosts_of(place: str | Cluster, workers: int) -> Iterator[Hosts]:
-    """Yield the hosts of a benchmark's workers: those of an emulated cluster, or this one."""
-    if not isinstance(place, Cluster):
-        yield Hosts(of_rank=[ThisHost()] * workers, interface="lo")
-        return
-    with Testbed(place) as bed:
-        hosts = [bed.hosts[rank // place.workers_per_host] for rank in range(workers)]
-        yield Hosts(of_rank=hosts, interface=DEVICE)
+def meeting(
+    place: Local | Cluster,
+    workers: int,
+    *,
+    choices: Literal["measured", "built-in"],
+    timeout_s: float,
+) -> Iterator[Meeting]:
+    """Yield where workers can meet, on an emulated cluster or on this host.
+
+    Raises:
+        UserError: the machine cannot emulate the cluster.
+    """
+    emulated = Testbed(place) if isinstance(place, Cluster) else nullcontext()
+    with run_folder() as folder, emulated as bed:
+        setup = Setup(
+            ranks=workers,
+            store=str(folder / "store"),
+            transport="ucx" if place == "tcp" else "auto",
+            choices=choices,
+            timeout_s=timeout_s,
+        )
+        hosts: Sequence[Host] = [ThisHost()] * workers
+        if bed is not None:
+            hosts = [bed.hosts[rank // bed.cluster.workers_per_host] for rank in range(workers)]
+        interface = "lo" if bed is None else DEVICE
+        yield Meeting(setup=setup, folder=folder, hosts=hosts, interface=interface)
 
 
 class Team:
@@ -57,10 +83,10 @@ class Team:
 
     def __init__(self, workers: WorkerGroup, setup: Setup) -> None:
         workers.gather(setup.ranks)
-        self._workers = workers
+        self._workers, self._timeout_s = workers, setup.timeout_s
         [self.ready, *_] = workers.ask(setup, Ready, timeout_s=START_S)
 
-    def run(self, order: Order, timeout_s: float) -> LapTimes | Refused:
+    def run(self, order: Order) -> LapTimes | Refused:
         """Have all ranks do a lap; return what an iteration took, or why a rank could not.
 
         That is the time of the slowest rank, and the CPU time of all ranks together.
@@ -71,9 +97,9 @@ class Team:
         answers = self._workers.ask(
             order,
             LapTimes | Refused,
-            timeout_s=timeout_s,
+            timeout_s=self._timeout_s,
             overdue=f"{order.contestant} did not end {order.collective} of {order.size_bytes} "
-            f"bytes within {timeout_s:g} s",
+            f"bytes within {self._timeout_s:g} s",
         )
         laps = [answer for answer in answers if isinstance(answer, LapTimes)]
         for answer in answers:
@@ -86,23 +112,21 @@ class Team:
 
 
 @contextmanager
-def torch_team(folder: Path, setup: Setup, hosts: Hosts) -> Iterator[Team]:
+def torch_team(at: Meeting) -> Iterator[Team]:
     """Yield the workers of Syncline and of torch's backends.
 
     Raises:
         PeerError: they do not start or do not meet.
     """
-    with WorkerGroup(folder, name="torch worker") as workers:
-        for rank, host in enumerate(hosts.of_rank):
+    with WorkerGroup(at.folder, name="torch worker") as workers:
+        for rank, host in enumerate(at.hosts):
             command = _worker(sys.executable, workers.path, "torch", str(rank))
-            workers.start(host, command, hosts.environment(folder), rank=rank)
-        yield Team(workers, setup)
+            workers.start(host, command, at.environment, rank=rank)
+        yield Team(workers, at.setup)
 
 
 @contextmanager
-def mpi_team(
-    mpi: str, python: Path, folder: Path, setup: Setup, hosts: Hosts, *, tcp: bool
-) -> Iterator[Team]:
+def mpi_team(mpi: str, python: Path, at: Meeting, *, tcp: bool) -> Iterator[Team]:
     """Yield the workers that an MPI's own mpiexec starts; there may be more of them than cores.
 
     ``python`` is the interpreter of its environment. With ``tcp`` they must talk by TCP; else the
@@ -116,18 +140,17 @@ def mpi_team(
     for needed in (python, mpiexec):
         if not needed.exists():
             raise UserError(f"no {needed}; tools/bench-mpi installs it")
-    with WorkerGroup(folder, name=f"{mpi} worker", hosts=hosts.by_name) as workers:
+    with WorkerGroup(at.folder, name=f"{mpi} worker", hosts=at.by_name) as workers:
         # Called as ssh is, to start commands on other hosts.
-        agent = folder / f"{mpi}-agent"
+        agent = at.folder / f"{mpi}-agent"
         call = module_command("syncline.workers", workers.path)
         agent.write_text(f'#!/bin/sh\nexec {shlex.join(call)} "$@"\n')
         agent.chmod(0o700)
-        start = [str(mpiexec), "-n", str(setup.ranks)]
-        options, variables = _OPTIONS[mpi](setup.ranks, hosts, tcp, agent)
+        start = [str(mpiexec), "-n", str(at.setup.ranks)]
+        options, variables = _OPTIONS[mpi](at, tcp, agent)
         command = [*start, *options, *_worker(str(python), workers.path, mpi)]
-        environment = {**hosts.environment(folder), **variables}
-        workers.start(hosts.of_rank[0], command, environment)
-        yield Team(workers, setup)
+        workers.start(at.hosts[0], command, {**at.environment, **variables})
+        yield Team(workers, at.setup)
 
 
 def _worker(python: str, *arguments: str) -> list[str]:
@@ -138,31 +161,31 @@ Options = tuple[list[str], Mapping[str, str]]
 """Arguments of mpiexec, and variables for it."""
 
 
-def _open_mpi(workers: int, hosts: Hosts, tcp: bool, agent: Path) -> Options:
+def _open_mpi(at: Meeting, tcp: bool, agent: Path) -> Options:
     options = ["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    if workers > len(os.sched_getaffinity(0)):
+    if at.setup.ranks > len(os.sched_getaffinity(0)):
         # On emulated hosts it cannot see that its ranks share cores.
         options += ["--mca", "mpi_yield_when_idle", "1"]
-    if hosts.by_name:
-        slots = ",".join(f"{host}:1" for host in hosts.by_name)
+    if at.by_name:
+        slots = ",".join(f"{host}:1" for host in at.by_name)
         options += ["--host", slots, "--prtemca", "plm_ssh_agent", str(agent)]
-        options += ["--prtemca", "prte_if_include", hosts.interface]
+        options += ["--prtemca", "prte_if_include", at.interface]
     if tcp:
         options += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
-        options += ["--mca", "btl_tcp_if_include", hosts.interface]
+        options += ["--mca", "btl_tcp_if_include", at.interface]
     return options, {}
 
 
-def _mpich(_: int, hosts: Hosts, tcp: bool, agent: Path) -> Options:
+def _mpich(at: Meeting, tcp: bool, agent: Path) -> Options:
     options = []
-    if hosts.by_name:
-        options = ["-hosts", ",".join(hosts.by_name)]
-        options += ["-launcher", "rsh", "-launcher-exec", str(agent), "-iface", hosts.interface]
+    if at.by_name:
+        options = ["-hosts", ",".join(at.by_name)]
+        options += ["-launcher", "rsh", "-launcher-exec", str(agent), "-iface", at.interface]
     variables = {
         "MPIR_CVAR_NOLOCAL": "1",
         "MPIR_CVAR_CH4_NETMOD": "ofi",
         "FI_PROVIDER": "tcp",
-        "FI_TCP_IFACE": hosts.interface,
+        "FI_TCP_IFACE": at.interface,
     }
     return options, variables if tcp else {}
 

@@ -45,8 +45,7 @@ class Order(Value, frozen=True, kw_only=True, tag="lap"):
     size_bytes: int
     """Of the whole vector, all shards of it."""
     iterations: int
-    warmup: int
-    """Iterations before them, that are not measured."""
+    """Those measured; a few unmeasured ones go before them."""
 
 
 class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):

@@ -20,12 +20,12 @@ from syncline.report.markup import Column, Html, Row, note, section, table, tag,
 from syncline.report.page import page, save_page
 
 
-def binary_size(size_bytes: int) -> str:
+def binary_size(size_bytes: float) -> str:
     """Return a size in powers of 1,024 where it is one: ``"64 KiB"``, ``"1.5 MiB"``, ``"12 B"``."""
     for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.4g} {unit}"
-    return f"{size_bytes} B"
+    return f"{size_bytes:.0f} B"
 
 
 def headline(benchmark: Benchmark) -> str:
@@ -127,7 +127,7 @@ def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str
 
 
 DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
-"""Others are in the table only, where lines would lie on each other."""
+"""The others are only in the table: their lines would lie on each other."""
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:
@@ -214,19 +214,15 @@ def _picture(
     lines = []
     for name in names:
         points = [(e.size_bytes, value(e)) for e in by_size if e.contestant == name]
-        titles = [f"{name}, {_size_text(size)}: {text(y)}" for size, y in points]
+        titles = [f"{name}, {binary_size(size)}: {text(y)}" for size, y in points]
         lines.append(Line(label=name, css=COLOURS[name], points=points, titles=titles))
     return line_chart(
         lines,
         x=Axis.of(list(sizes)),
         y=Axis.around([y for line in lines for _, y in line.points]),
-        x_text=_size_text,
+        x_text=binary_size,
         y_text=tick_text,
         title=title,
         x_title="Size of the vector",
         about=f"{title} over size {where}. The table below says the same.",
     )
-
-
-def _size_text(size_bytes: float) -> str:
-    return binary_size(round(size_bytes))

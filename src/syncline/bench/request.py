@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from syncline.bench.result import MPIS, require_contestants
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError, require_known
-from syncline.groups import Transport
 from syncline.model.document import Value, described
 from syncline.testbed import Cluster
 
@@ -108,11 +107,6 @@ def name_of_place(place: Local | Cluster) -> str:
     return "one host, shared memory" if place == "shared" else "one host, loopback TCP"
 
 
-def transport_of(place: Local | Cluster) -> Transport:
-    """Return the transport between a group's ranks there."""
-    return "ucx" if place == "tcp" else "auto"
-
-
 def collective_named(name: str) -> Collective:
     """Return the collective of a name.
 
@@ -158,7 +152,7 @@ class TuneRequest(_Request, frozen=True, kw_only=True):
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 STEP = 4
-"""From one size of a range to the next."""
+"""Factor from one size of a range to the next."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

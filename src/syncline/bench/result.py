@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import median
 from typing import ClassVar
@@ -10,7 +9,7 @@ from typing import ClassVar
 from syncline.collectives import PROGRAMS, Collective
 from syncline.errors import UserError, quoted, require_known
 from syncline.model.document import Document, Value
-from syncline.model.quantities import LARGEST_BYTES, require_time
+from syncline.model.quantities import LARGEST_BYTES, require_finite, require_time
 
 OURS = "syncline"
 """A group's own choice of the algorithm."""
@@ -31,11 +30,6 @@ def all_contestants(collective: Collective) -> tuple[str, ...]:
     """Return all contestants of a collective, in the order of the table."""
     forced = (PREFIX + algorithm for algorithm in PROGRAMS[collective])
     return (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, *forced, COPY)
-
-
-def algorithm_of(contestant: str) -> str | None:
-    """Return the algorithm that a contestant's name forces; None for others."""
-    return contestant.removeprefix(PREFIX) if contestant.startswith(PREFIX) else None
 
 
 def require_contestants(collective: Collective, names: Sequence[str]) -> None:
@@ -154,9 +148,8 @@ class Benchmark(Document, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_rounds("benchmark", [entry.rounds_s for entry in self.entries])
-        rate = self.rate_bytes_per_s
-        if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise UserError(f"benchmark: rate_bytes_per_s must be finite and above 0, found {rate}")
+        if self.rate_bytes_per_s is not None:
+            require_finite("benchmark: rate_bytes_per_s", self.rate_bytes_per_s, above_0=True)
 
     @property
     def rounds(self) -> int:

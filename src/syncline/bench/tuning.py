@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
-from syncline.bench.contest import TRIALS, Reported, race, warmup
-from syncline.bench.launch import Team, hosts_of, torch_team
-from syncline.bench.messages import LapTimes, Order, Refused, Setup
-from syncline.bench.request import TuneRequest, name_of_place, transport_of
+from syncline.bench.contest import TRIALS, Reported, race
+from syncline.bench.launch import Team, meeting, torch_team
+from syncline.bench.messages import LapTimes, Order, Refused
+from syncline.bench.request import TuneRequest, name_of_place
 from syncline.bench.result import OURS, whole_size
 from syncline.bench.switch_points import built_in_candidate, candidates, regions_of
 from syncline.collectives import Collective
-from syncline.errors import InternalError, PeerError, UserError
+from syncline.errors import PeerError, UserError
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, release
 from syncline.groups.site import Site
-from syncline.processes import machine_name, run_folder
+from syncline.processes import machine_name
 from syncline.workers import Progress
 
 HOPELESS = 4.0
@@ -40,7 +38,7 @@ class OutOfTime(Exception):
     """The deadline has come."""
 
 
-def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
+def tune(request: TuneRequest, *, progress: Progress = lambda _what, _done, _total: None) -> Tuned:
     """Measure all algorithms and choose among them; report progress before every part.
 
     Raises:
@@ -54,7 +52,13 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
     unfinished: list[str] = []
     for workers in request.workers:
         reported.say(f"starting {workers} workers")
-        with _team(request, workers) as (team, site):
+        # The cache of choices is not read: it may be damaged.
+        with (
+            meeting(request.place, workers, choices="built-in", timeout_s=request.timeout_s) as at,
+            torch_team(at) as team,
+        ):
+            site = team.ready.site
+            assert site is not None  # where the team's group is
             timings: list[Timing] = []
             regions: dict[Collective, tuple[Region, ...]] = {}
             for collective in request.collectives:
@@ -84,23 +88,6 @@ def tune(request: TuneRequest, *, progress: Progress | None = None) -> Tuned:
             "with --deadline, or measure fewer sizes or collectives"
         )
     return Tuned(tuple(found), tuple(unfinished))
-
-
-@contextmanager
-def _team(request: TuneRequest, workers: int) -> Iterator[tuple[Team, Site]]:
-    """Start workers; yield them with the site of their group."""
-    with run_folder() as folder, hosts_of(request.place, workers) as hosts:
-        setup = Setup(
-            ranks=workers,
-            store=str(folder / "store"),
-            transport=transport_of(request.place),
-            choices="built-in",  # the cache is not read: it may be damaged
-            timeout_s=request.timeout_s,
-        )
-        with torch_team(folder, setup, hosts) as team:
-            if team.ready.site is None:
-                raise InternalError("the workers do not say where they are")
-            yield team, team.ready.site
 
 
 Measured = dict[int, dict[Choice, Timing]]
@@ -133,9 +120,8 @@ def _measured(
                 blocks=choice.blocks,
                 size_bytes=size,
                 iterations=iterations,
-                warmup=warmup(iterations),
             )
-            answer = team.run(order, request.timeout_s)
+            answer = team.run(order)
             if isinstance(answer, Refused):
                 raise PeerError(
                     f"{collective} by {choice.algorithm}, {size} bytes: {answer.reason}"

@@ -116,10 +116,10 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 
 COLOURS = 6
-"""How many there are; algorithms that are not taken have none."""
+"""Colours of a chart; algorithms that are never taken are pale."""
 TICKS = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 MOST_TICKS = 5
-"""Below."""
+"""On the axis of sizes."""
 SHORT = {
     "bidirectional-exchange": "exchange",
     "double-binary-trees": "two trees",
@@ -168,25 +168,31 @@ def _picture(choices: Choices, collective: Collective) -> Html:
     times: dict[str, dict[int, float]] = {}
     for timing in choices.timings:
         if timing.collective == collective:
-            mine, took_s = times.setdefault(timing.algorithm, {}), median(timing.rounds_s)
-            mine[timing.size_bytes] = min(took_s, mine.get(timing.size_bytes, took_s))
-    sizes = sorted({size for mine in times.values() for size in mine})
-    least = {s: min(mine[s] for mine in times.values() if s in mine) for s in sizes}
-    most = max(mine[s] / least[s] for mine in times.values() for s in mine)
+            by_size, took_s = times.setdefault(timing.algorithm, {}), median(timing.rounds_s)
+            by_size[timing.size_bytes] = min(took_s, by_size.get(timing.size_bytes, took_s))
+    sizes = sorted({size for by_size in times.values() for size in by_size})
+    least = {s: min(by_size[s] for by_size in times.values() if s in by_size) for s in sizes}
+    most = max(by_size[s] / least[s] for by_size in times.values() for s in by_size)
     regions = choices.regions[collective]
     chosen = [a for a in dict.fromkeys(region.algorithm for region in regions) if a in times]
     names = (*chosen, *(name for name in times if name not in chosen))
-    lines = [
-        _line(name, times[name], least, f"c-{number % COLOURS}", name in chosen)
-        for number, name in reversed(list(enumerate(names)))
-    ]
+    lines = []
+    for number, name in reversed(list(enumerate(names))):
+        mine = sorted(times[name].items())
+        line = Line(
+            label=SHORT.get(name, name) if name in chosen else "",
+            css=f"c-{number % COLOURS}" if name in chosen else "pale",
+            points=[(float(size), took_s / least[size]) for size, took_s in mine],
+            titles=[f"{name}, {binary_size(size)}: {units.duration(s)}" for size, s in mine],
+        )
+        lines.append(line)
     high = next((tick for tick in TICKS if tick >= most), most)
     ticks = [float(size) for size in sizes]
     return line_chart(
         lines,
         x=Axis.log(ticks[0], ticks[-1], ticks[:: 1 + len(ticks) // MOST_TICKS]),
         y=Axis.log(1.0, high, [tick for tick in TICKS if tick <= high]),
-        x_text=lambda size: binary_size(round(size)),
+        x_text=binary_size,
         y_text=lambda ratio: f"{ratio:g}x",
         title=f"{collective}: time, of that of the fastest",
         x_title="Size of the vector",
@@ -200,18 +206,5 @@ def _picture(choices: Choices, collective: Collective) -> Html:
                 title=f"from {binary_size(region.from_bytes)}: {_algorithm(region)}",
             )
             for number, region in enumerate(regions[1:], 1)
-        ],
-    )
-
-
-def _line(
-    name: str, times: dict[int, float], least: dict[int, float], css: str, chosen: bool
-) -> Line:
-    return Line(
-        label=SHORT.get(name, name) if chosen else "",
-        css=css if chosen else "pale",
-        points=[(float(size), times[size] / least[size]) for size in sorted(times)],
-        titles=[
-            f"{name}, {binary_size(size)}: {units.duration(times[size])}" for size in sorted(times)
         ],
     )

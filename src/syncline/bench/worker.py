@@ -8,19 +8,20 @@ MPI's.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline.bench.messages import LapTimes, Order, Ready, Refused, Setup
-from syncline.bench.result import ELEMENT_BYTES
+from syncline.bench.result import COPY, ELEMENT_BYTES, GLOO, OURS, TORCH, ZERO_COPY
 from syncline.collectives import Collective
 from syncline.errors import InternalError, SynclineError, UserError
 from syncline.groups import Choice, Elements, Group, SharedBuffer
@@ -28,6 +29,9 @@ from syncline.workers import leave, serve
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+WARM_SHARE = 0.1
+"""Iterations before those measured, as a share of them."""
 
 Vector = NDArray[np.float32]
 Run = Callable[[], object]
@@ -40,8 +44,8 @@ class Vectors:
 
     given: Vector
     result: Vector
-    keep: Any = None
-    """What the memory belongs to."""
+    shared: SharedBuffer | None = None
+    """What the memory belongs to, unless it is of this process."""
 
 
 def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, int]:
@@ -73,139 +77,85 @@ def require_result(collective: Collective, vectors: Vectors, rank: int, ranks: i
         raise InternalError(f"rank {rank}: {collective} of {vectors.given.size} elements is wrong")
 
 
-class Implementation(ABC):
-    """One implementation of the collectives. All ranks make the same calls in the same order."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-
-    def vectors(self, order: Order) -> Vectors:
-        """Return memory for the order; by default memory of this process."""
-        given, result = sizes_of(order.collective, self.ranks, order.size_bytes)
-        vector = np.zeros(given, np.float32)
-        return Vectors(vector, vector if given == result else np.zeros(result, np.float32))
-
-    @abstractmethod
-    def prepared(self, order: Order, vectors: Vectors) -> Run:
-        """Return the call to measure.
-
-        Raises:
-            SynclineError: this implementation cannot do it.
-        """
-
-    def release(self, vectors: Vectors) -> None:  # noqa: B027 - memory of this process needs none
-        """Free the memory; memory of this process is freed with its last reference."""
+Contestant = Callable[[Order], tuple[Vectors, Run]]
+"""Returns memory for an order, and the call to measure. All ranks call it in the same order."""
 
 
-class Memcpy(Implementation):
-    """The speed of memory: every rank copies a vector, without communication."""
-
-    def vectors(self, order: Order) -> Vectors:
-        """Return a source and a target."""
-        count = order.size_bytes // ELEMENT_BYTES
-        return Vectors(np.zeros(count, np.float32), np.zeros(count, np.float32))
-
-    def prepared(self, order: Order, vectors: Vectors) -> Run:
-        """Return the copy."""
-        del order
-        return lambda: np.copyto(vectors.result, vectors.given)
+def memory_of(order: Order, ranks: int) -> Vectors:
+    """Return memory of this process for an order."""
+    given, result = sizes_of(order.collective, ranks, order.size_bytes)
+    vector = np.zeros(given, np.float32)
+    return Vectors(vector, vector if given == result else np.zeros(result, np.float32))
 
 
-class Native(Implementation):
-    """Collectives of a group on memory of this process."""
-
-    def __init__(self, group: Group) -> None:
-        super().__init__(group.ranks)
-        self.group = group
-
-    def prepared(self, order: Order, vectors: Vectors) -> Run:
-        """Return the group's collective under the algorithm that is asked for."""
-        collective = getattr(self.group, order.collective.replace("-", "_"))
-        given, result = _elements(vectors.given), _elements(vectors.result)
-        choice = None if order.algorithm is None else Choice(order.algorithm, order.blocks)
-        if order.collective in ("reduce-scatter", "all-gather"):
-            return lambda: collective(given, result, choice=choice, attended=True).wait()
-        return lambda: collective(given, choice=choice, attended=True).wait()
+def shared_memory_of(order: Order, group: Group) -> Vectors:
+    """Return memory for an order that all ranks of the host have mapped."""
+    given, result = sizes_of(order.collective, group.ranks, order.size_bytes)
+    total = given if given == result else given + result
+    buffer = group.allocate(total * ELEMENT_BYTES)
+    whole = np.frombuffer(buffer.memory, np.float32)
+    return Vectors(whole[:given], whole[total - result :], buffer)
 
 
-class ZeroCopy(Native):
-    """The same on buffers that the group has allocated, which peers read where they are."""
+def by_memcpy(order: Order) -> tuple[Vectors, Run]:
+    """Measure the speed of memory: every rank copies a vector, without communication."""
+    count = order.size_bytes // ELEMENT_BYTES
+    source, target = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    return Vectors(source, target), lambda: np.copyto(target, source)
 
-    def vectors(self, order: Order) -> Vectors:
-        """Return memory that all ranks of the host have mapped."""
-        given, result = sizes_of(order.collective, self.ranks, order.size_bytes)
-        total = given if given == result else given + result
-        buffer = self.group.allocate(total * ELEMENT_BYTES)
-        whole = np.frombuffer(buffer.memory, np.float32)
-        return Vectors(whole[:given], whole[total - result :], buffer)
 
-    def release(self, vectors: Vectors) -> None:
-        """Unmap the memory, here and on the peers."""
-        buffer: SharedBuffer = vectors.keep
-        buffer.close()
+def by_group(group: Group, order: Order, *, zero_copy: bool = False) -> tuple[Vectors, Run]:
+    """Measure a group's collective; with ``zero_copy`` peers read the memory where it is."""
+    vectors = shared_memory_of(order, group) if zero_copy else memory_of(order, group.ranks)
+    collective = getattr(group, order.collective.replace("-", "_"))
+    given, result = _elements(vectors.given), _elements(vectors.result)
+    choice = None if order.algorithm is None else Choice(order.algorithm, order.blocks)
+    if order.collective in ("reduce-scatter", "all-gather"):
+        return vectors, lambda: collective(given, result, choice=choice, attended=True).wait()
+    return vectors, lambda: collective(given, choice=choice, attended=True).wait()
 
 
 def _elements(vector: Vector) -> Elements:
     return Elements(vector.ctypes.data, vector.size, "float32", vector)
 
 
-class Mpi(Implementation):
-    """Collectives of MPI's world, in place where MPI has that."""
+def by_mpi(mpi: Any, order: Order) -> tuple[Vectors, Run]:
+    """Measure a collective of MPI's world, in place where MPI has that.
 
-    def __init__(self, mpi: Any) -> None:
-        self._mpi = mpi
-        """The module ``mpi4py.MPI``."""
-        self._world = mpi.COMM_WORLD
-        super().__init__(self._world.Get_size())
-
-    def prepared(self, order: Order, vectors: Vectors) -> Run:
-        """Return the call, with the type of the elements, so that mpi4py need not look it up."""
-        world, in_place = self._world, self._mpi.IN_PLACE
-        given = [vectors.given, self._mpi.FLOAT]
-        result = [vectors.result, self._mpi.FLOAT]
-        match order.collective:
-            case "all-reduce":
-                return lambda: world.Allreduce(in_place, given)
-            case "broadcast":
-                return lambda: world.Bcast(given, 0)
-            case "reduce":
-                if world.Get_rank() == 0:
-                    return lambda: world.Reduce(in_place, given, root=0)
-                return lambda: world.Reduce(given, None, root=0)
-            case "reduce-scatter":
-                return lambda: world.Reduce_scatter_block(given, result)
-            case "all-gather":
-                return lambda: world.Allgather(given, result)
+    ``mpi`` is the module ``mpi4py.MPI``. It is given the type of the elements, so that it need not
+    look it up.
+    """
+    world = mpi.COMM_WORLD
+    vectors = memory_of(order, world.Get_size())
+    given, result = [vectors.given, mpi.FLOAT], [vectors.result, mpi.FLOAT]
+    runs: dict[Collective, Run] = {
+        "all-reduce": lambda: world.Allreduce(mpi.IN_PLACE, given),
+        "broadcast": lambda: world.Bcast(given, 0),
+        "reduce": lambda: world.Reduce(given, None, root=0),
+        "reduce-scatter": lambda: world.Reduce_scatter_block(given, result),
+        "all-gather": lambda: world.Allgather(given, result),
+    }
+    if world.Get_rank() == 0:
+        runs["reduce"] = lambda: world.Reduce(mpi.IN_PLACE, given, root=0)
+    return vectors, runs[order.collective]
 
 
-class TorchGroup(Implementation):
-    """Collectives of a process group of torch's."""
+def by_torch(group: dist.ProcessGroup, order: Order) -> tuple[Vectors, Run]:
+    """Measure a collective of a process group, as a program would call it."""
+    import torch  # here: the workers of an MPI do without it
+    import torch.distributed as dist
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__(group.size())
-        self._group = group
-
-    def prepared(self, order: Order, vectors: Vectors) -> Run:
-        """Return the call that a program would make."""
-        import torch  # here: the workers of an MPI do without it
-        import torch.distributed as dist
-
-        group = self._group
-        given: Any = torch.from_numpy(vectors.given)
-        result: Any = torch.from_numpy(vectors.result)
-        if order.algorithm is not None:
-            raise UserError("torch.distributed has no argument for an algorithm")
-        match order.collective:
-            case "all-reduce":
-                return lambda: dist.all_reduce(given, group=group)
-            case "broadcast":
-                return lambda: dist.broadcast(given, 0, group=group)
-            case "reduce":
-                return lambda: dist.reduce(given, 0, group=group)
-            case "reduce-scatter":
-                return lambda: dist.reduce_scatter_tensor(result, given, group=group)
-            case "all-gather":
-                return lambda: dist.all_gather_into_tensor(result, given, group=group)
+    vectors = memory_of(order, group.size())
+    given: Any = torch.from_numpy(vectors.given)
+    result: Any = torch.from_numpy(vectors.result)
+    runs: dict[Collective, Run] = {
+        "all-reduce": lambda: dist.all_reduce(given, group=group),
+        "broadcast": lambda: dist.broadcast(given, 0, group=group),
+        "reduce": lambda: dist.reduce(given, 0, group=group),
+        "reduce-scatter": lambda: dist.reduce_scatter_tensor(result, given, group=group),
+        "all-gather": lambda: dist.all_gather_into_tensor(result, given, group=group),
+    }
+    return vectors, runs[order.collective]
 
 
 class Member(NamedTuple):
@@ -213,7 +163,7 @@ class Member(NamedTuple):
 
     rank: int
     ranks: int
-    contestants: Mapping[str, Implementation]
+    contestants: Mapping[str, Contestant]
     barrier: Callable[[], object]
 
 
@@ -223,16 +173,14 @@ def lap(member: Member, order: Order) -> LapTimes:
     Raises:
         SynclineError: the contestant cannot do it, or its result is wrong.
     """
-    contestant = member.contestants[order.contestant]
-    vectors = contestant.vectors(order)
+    vectors, run = member.contestants[order.contestant](order)
     try:
-        run = contestant.prepared(order, vectors)
         vectors.given.fill(member.rank + 1)
         run()
-        if not isinstance(contestant, Memcpy):
+        if order.contestant != COPY:
             require_result(order.collective, vectors, member.rank, member.ranks)
         vectors.given.fill(0)  # sums of sums stay finite
-        for _ in range(order.warmup):
+        for _ in range(math.ceil(order.iterations * WARM_SHARE)):
             run()
         member.barrier()
         cpu_s, began_s = time.process_time(), time.perf_counter()
@@ -241,7 +189,8 @@ def lap(member: Member, order: Order) -> LapTimes:
         took = LapTimes(wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s)
         member.barrier()
     finally:
-        contestant.release(vectors)
+        if vectors.shared is not None:
+            vectors.shared.close()
     return took
 
 
@@ -269,20 +218,21 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
         transport=setup.transport,
         choices=setup.choices,
     )
-    flag = np.zeros(1, np.float32)
-    element = Elements(flag.ctypes.data, 1, "float32", flag)
-    contestants = {
-        "syncline": Native(group),
-        "zero-copy": ZeroCopy(group),
-        "torch": TorchGroup(ours),
-        "gloo": TorchGroup(gloo),
-        "memcpy": Memcpy(setup.ranks),
+    element = _elements(np.zeros(1, np.float32))
+    contestants: dict[str, Contestant] = {
+        OURS: partial(by_group, group),
+        ZERO_COPY: partial(by_group, group, zero_copy=True),
+        TORCH: partial(by_torch, ours),
+        GLOO: partial(by_torch, gloo),
+        COPY: by_memcpy,
     }
     ready = Ready(
         version=f"torch {torch.__version__}", site=group.site, choices=group.chooser.source
     )
-    barrier = lambda: group.all_reduce(element, attended=True).wait()  # noqa: E731
-    return Member(rank, setup.ranks, contestants, barrier), ready
+    member = Member(
+        rank, setup.ranks, contestants, lambda: group.all_reduce(element, attended=True).wait()
+    )
+    return member, ready
 
 
 def mpi_member(mpi: Any, name: str, setup: Setup) -> tuple[Member, Ready]:
@@ -291,7 +241,7 @@ def mpi_member(mpi: Any, name: str, setup: Setup) -> tuple[Member, Ready]:
     if world.Get_size() != setup.ranks:
         raise UserError(f"mpiexec started {world.Get_size()} ranks of {setup.ranks}")
     version = mpi.Get_library_version().strip("\0").splitlines()[0]
-    member = Member(world.Get_rank(), setup.ranks, {name: Mpi(mpi)}, world.Barrier)
+    member = Member(world.Get_rank(), setup.ranks, {name: partial(by_mpi, mpi)}, world.Barrier)
     return member, Ready(version=version)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from syncline.errors import UserError
 from syncline.parallel.ddp import DistributedDataParallel
@@ -34,13 +34,7 @@ class SynclineCallback(TrainerCallback):
         model = self._trainer.model_wrapped
         return model if isinstance(model, DistributedDataParallel) else None
 
-    def on_train_begin(
-        self,
-        args: TrainingArguments,  # noqa: ARG002 - the Trainer's signature
-        state: TrainerState,  # noqa: ARG002
-        control: TrainerControl,  # noqa: ARG002
-        **kwargs: Any,
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Plan the model's exchange and overlap its optimizer.
 
         Raises:
@@ -60,11 +54,7 @@ class SynclineCallback(TrainerCallback):
             )
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,  # noqa: ARG002 - the Trainer's signature
-        **kwargs: Any,  # noqa: ARG002
+        self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any
     ) -> None:
         """Write the report."""
         model = self.model

@@ -25,9 +25,6 @@ FORMAT = "syncline/checkpoint"
 SETTINGS = ("model", "data", "workers", "seed", "precision", "accumulate")
 """What must be as it was for a training to go on as if it had never stopped."""
 
-FREE_HYPERPARAMETERS = ("epochs",)
-"""A training may be made longer; the learning rate then follows the new number of epochs."""
-
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
@@ -117,12 +114,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             FileError: a part does not fit the others, or the model.
         """
-        if not all(
-            0 <= index < len(parameters)
-            and all(t is None or (is_plain(t) and t.shape == parameters[index].shape) for t in made)
-            for index, made in ((i, s.values()) for i, s in self.optimizer["state"].items())
-        ):
-            raise damaged(path, "the state of the optimizer is of other parameters")
+        for index, state in self.optimizer["state"].items():
+            fits = 0 <= index < len(parameters) and all(
+                t is None or (is_plain(t) and t.shape == parameters[index].shape)
+                for t in state.values()
+            )
+            if not fits:
+                raise damaged(path, "the state of the optimizer is of other parameters")
         ranks = len(self.random_states)
         if ranks != self.settings.get("workers") or not all(map(_are_random, self.random_states)):
             raise damaged(path, "the states of the random generators are not those of all workers")
@@ -157,9 +155,10 @@ def _are_random(states: list[Tensor]) -> bool:
 
 def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
     """Return the settings that a checkpoint is bound to, as plain values by name."""
-    settings = {name: getattr(config, name) for name in SETTINGS}
     hyper = msgspec.to_builtins(config.hyper)
-    settings |= {name: hyper[name] for name in hyper if name not in FREE_HYPERPARAMETERS}
+    # A training may be made longer; the learning rate then follows the new number of epochs.
+    del hyper["epochs"]
+    settings = {name: getattr(config, name) for name in SETTINGS} | hyper
     return {**settings, "compression": config.compression_text, "classes": classes}
 
 

@@ -9,7 +9,10 @@ import msgspec
 
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value, described
+from syncline.model.quantities import require_count
 from syncline.model.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
+from syncline.planners import planner_named
+from syncline.planners.base import MergingPlanner
 from syncline.training.hyperparameters import Hyperparameters, default_hyperparameters
 
 Precision = Literal["float32", "bf16"]
@@ -29,8 +32,8 @@ COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
 FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
 """Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
 DENSE_BELOW = 1024
-"""Elements. Of each parameter the largest are sent by themselves, and of biases and norms one or
-two: the others would come late, and all at once."""
+"""Elements. The largest are selected from each parameter by itself, so a bias or a norm would send
+only one or two a step, and the rest late and all at once."""
 
 COLLECTIVES: dict[str, str | None] = {
     "auto": None,
@@ -118,8 +121,8 @@ class TrainingConfig(Value, frozen=True):
             ("--block-steps", self.block_steps),
             ("--steps", self.steps),
         ):
-            if value is not None and value < 1:
-                raise UserError(f"{name} must be at least 1, found {value}")
+            if value is not None:
+                require_count(name, value)
         if self.seed < 0:
             raise UserError(f"--seed must not be negative, found {self.seed}")
         if not 0 < self.timeout_s <= 86_400:
@@ -139,6 +142,7 @@ class TrainingConfig(Value, frozen=True):
                 )
         self._check_strategy()
         self._check_compression()
+        self.merging_planner()
 
     @property
     def samples_per_step(self) -> int:
@@ -183,6 +187,23 @@ class TrainingConfig(Value, frozen=True):
             warmup_steps=steps_per_epoch if self.density_warmup else 0,
             dense_below_elements=self._dense_below,
         )
+
+    def merging_planner(self) -> MergingPlanner | None:
+        """Return the planner of ``--strategy bsp-2``, or None for the algorithm as published.
+
+        Raises:
+            UserError: it is unknown, or does not merge whole gradients.
+        """
+        planner = planner_named(self.planner)
+        if self.strategy != "bsp-2" or self.planner == "auto":
+            return None
+        if not isinstance(planner, MergingPlanner):
+            raise UserError(
+                f"--strategy bsp-2 pushes merged gradients in the order in which they become "
+                f"ready, and --planner {self.planner} plans more than that; take merge, mgwfbp, "
+                "wfbp, buckets, ddp or single"
+            )
+        return planner
 
     def _check_compression(self) -> None:
         sparse_only = (

@@ -9,6 +9,7 @@ import msgspec
 
 from syncline.errors import UserError, require_known
 from syncline.model.document import Value, described
+from syncline.model.quantities import require_count
 
 ScheduleName = Literal["constant", "step", "cosine"]
 
@@ -37,9 +38,8 @@ class Hyperparameters(Value, frozen=True):
     clip_norm: Annotated[float | None, described("Largest norm of the gradients.")] = None
 
     def __post_init__(self) -> None:
-        for name, value in (("--epochs", self.epochs), ("--batch-size", self.batch_size)):
-            if value < 1:
-                raise UserError(f"{name} must be at least 1, found {value}")
+        require_count("--epochs", self.epochs)
+        require_count("--batch-size", self.batch_size)
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise UserError(f"--lr must be a number above 0, found {self.learning_rate}")
         if not 0 <= self.momentum < 1:

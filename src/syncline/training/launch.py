@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
 
 from rich.console import Console
 
@@ -21,7 +20,7 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
     """Train with ``config.workers`` processes on this host; return when all are done.
 
     As soon as one of them fails, the others are ended. They find each other through a file that
-    only this user can read, and listen on the loopback device only.
+    only this user can read, and listen on the loopback device only, unless the user names another.
 
     ``program`` is the module that a worker runs, with ``config`` as its order.
 
@@ -35,9 +34,11 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
     with ended_by_signals(), run_folder() as folder:
         store = folder / "store"
         store.touch(mode=0o600)
+        loopback = socket.if_indextoname(1)  # in every network namespace the first
         environment = {
             **threads_a_worker(count, os.environ),
-            **_loopback(os.environ),
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
+            "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback),
             "TMPDIR": str(folder),
         }
         try:
@@ -54,10 +55,3 @@ def launch(config: TrainingConfig, *, program: str = "syncline.training.worker")
         finally:
             if sys.stderr.isatty():  # the live progress of a killed worker has hidden the cursor
                 Console(stderr=True).show_cursor(True)
-
-
-def _loopback(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that keep sockets off the network, but for those that the user has set."""
-    device = socket.if_indextoname(1)  # in every network namespace the first
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {name: device for name in names if name not in environment}

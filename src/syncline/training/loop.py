@@ -6,29 +6,30 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from syncline.devices import DeviceGroup
 from syncline.groups import Group
+from syncline.model.network import Network
+from syncline.model.plan import Plan
+from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.parallel.bsp import BspSgd
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.checkpoint import Checkpoint, OptimizerState, load_checkpoint, settings_of
-from syncline.training.config import TrainingConfig
+from syncline.training.config import COLLECTIVES, TrainingConfig
 from syncline.training.data.sampling import Batch, seed_from
-from syncline.training.group import Worker, process_group
+from syncline.training.group import Worker, bsp_group, process_group
 from syncline.training.progress import Snapshot, TrainingProgress
-from syncline.training.replica import Replica
+from syncline.training.replica import Replica, sgd
 from syncline.training.residuals import drop_states, load_state, save_state, state_names
 from syncline.training.result import BASELINE, SYNCLINE, record
 from syncline.training.task import Task, task_of
-from syncline.training.wrap import bsp_group, sgd, wrapped
-
-if TYPE_CHECKING:
-    from syncline.parallel.ddp import DistributedDataParallel
 
 
 def train(
@@ -62,7 +63,10 @@ def _prepare(
     group: Group | DeviceGroup | None,
     progress: TrainingProgress,
 ) -> _Training:
-    """Load the data, build the twins and bring them to where the checkpoint was written."""
+    """Load the data, build the twins and bring them to where the checkpoint was written.
+
+    ``group`` is that of a BSP strategy.
+    """
     task = task_of(config)
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
@@ -79,16 +83,32 @@ def _prepare(
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
     optimizer = sgd(module, config)
-    ddp = wrapped(module, optimizer, config, worker, group, steps_per_epoch=task.steps_per_epoch)
-    twins: list[tuple[str, TorchDistributedDataParallel | BspSgd, torch.optim.SGD]]
-    twins = [(SYNCLINE, ddp, optimizer)]
+    ddp: DistributedDataParallel | BspSgd
+    if group is not None:
+        ddp = BspSgd(
+            module,
+            optimizer,
+            group,
+            algorithm=int(config.strategy.removeprefix("bsp-")),
+            collectives=COLLECTIVES[config.collectives or "auto"],
+            planner=config.merging_planner(),
+        )
+    else:
+        ddp = DistributedDataParallel(
+            module,
+            planner=config.planner,
+            plan=None if config.plan is None else Plan.load(config.plan),
+            profile=None if config.profile is None else Profile.load(config.profile),
+            network=None if config.network is None else Network.load(config.network),
+            check=config.check,
+            compression=config.recipe(task.steps_per_epoch),
+            device_ids=worker.device_ids,
+        )
+    replica = partial(Replica, task=task, config=config, worker=worker)
+    replicas = [replica(name=SYNCLINE, ddp=ddp, optimizer=optimizer)]
     if twin is not None:
         stock = TorchDistributedDataParallel(twin, device_ids=worker.device_ids)
-        twins.append((BASELINE, stock, sgd(twin, config)))
-    replicas = tuple(
-        Replica(name=name, ddp=ddp, optimizer=optimizer, task=task, config=config, worker=worker)
-        for name, ddp, optimizer in twins
-    )
+        replicas.append(replica(name=BASELINE, ddp=stock, optimizer=sgd(twin, config)))
     training = _Training(
         config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
     )
@@ -108,7 +128,7 @@ class _Training:
     worker: Worker
     task: Task
     ddp: DistributedDataParallel | BspSgd
-    replicas: tuple[Replica, ...]
+    replicas: list[Replica]
     """That of ``ddp`` first; then, for comparison, its twin."""
     progress: TrainingProgress
     epoch: int = 0
@@ -122,7 +142,7 @@ class _Training:
         """Train to the end; return the record."""
         while self.step < self._total_steps:
             self._run_epoch()
-        self.figures |= self.replicas[0].final_evaluation()
+        self.figures |= self.replicas[0].evaluate(final=True)
         return record(
             self.config,
             self.worker,
@@ -200,7 +220,7 @@ class _Training:
         if self.config.compression is not None:
             assert not isinstance(self.ddp, BspSgd)
             files = state_names(self.step, worker.workers)
-            save_state(folder, self.step, self.ddp.compression_state_dict(), rank=worker.rank)
+            save_state(folder / files[worker.rank], self.ddp.compression_state_dict())
             worker.barrier()  # all files are there before the checkpoint names them
         if worker.rank > 0:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from syncline.errors import FileError, MismatchError, quoted
+from syncline.measure.profiler import dtype_name, trainable_parameters
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Gradient, Profile
@@ -14,7 +15,6 @@ from syncline.training.checkpoint import load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.group import pick_device
 from syncline.training.task import task_of
-from syncline.training.wrap import merging_planner
 
 
 def preflight(config: TrainingConfig, *, workers_here: int) -> None:
@@ -28,7 +28,6 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     Raises:
         UserError: an option, or a file that it names, cannot be used.
     """
-    merging_planner(config)
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step
@@ -52,9 +51,8 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
 
 def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
     tensors = [
-        Tensor(name=name, elements=p.numel(), dtype=str(p.dtype).removeprefix("torch."))
-        for name, p in module.named_parameters()
-        if p.requires_grad
+        Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
+        for name, p in trainable_parameters(module).items()
     ]
     if config.plan is not None:
         plan = Plan.load(config.plan)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,14 +32,13 @@ from syncline.traces.layers import Layer, LayerTable, layers_of
 from syncline.training.config import TrainingConfig
 from syncline.training.data.sampling import seed_from
 from syncline.training.group import Worker, process_group
+from syncline.training.replica import sgd
 from syncline.training.task import Task, task_of
 from syncline.training.worker import lost_peers_as_errors, main
-from syncline.training.wrap import sgd
-from syncline.workers import leave
 
 OBSERVED = 3
-"""One iteration in so many gives durations; the others, the share of single operations and what
-observing costs (:func:`syncline.measure.profiler.profile`)."""
+"""One iteration in this many gives durations; the others give the shares of single operations and
+the cost of observing (:func:`syncline.measure.profiler.profile`)."""
 PROBE_S = 1.0
 LAYERS = "layers.txt.gz"
 WHOLE = ".0f"
@@ -61,12 +59,8 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
         PeerError: another worker was lost.
     """
     assert config.steps is not None
-    iterations = config.steps
-    with (
-        lost_peers_as_errors(config.timeout_s),
-        process_group(config, store) as worker,
-    ):
-        found, exchange, singles = _profile(config, worker, iterations)
+    with lost_peers_as_errors(config.timeout_s), process_group(config, store) as worker:
+        found, exchange, singles = _profile(config, worker, config.steps)
         network = _network(found, exchange, worker)
         if worker.rank == 0:
             folder = Path(config.report)
@@ -83,7 +77,7 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
 def _profile(
     config: TrainingConfig, worker: Worker, iterations: int
 ) -> tuple[Profile, _Exchange, list[tuple[int, LayerTable]]]:
-    """Return the profile, the messages, and number and layers of this rank's single iterations."""
+    """Return the profile, the messages, and this rank's iterations: their numbers and layers."""
     task = task_of(config)
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
@@ -111,8 +105,8 @@ def _profile(
 class _Exchange:
     """Averages the gradients of a module in a message a layer, one after another, and times them.
 
-    The last layer's goes first, as soon as all workers are there: no time holds waiting for
-    another's backward pass.
+    The last layer's message goes first, once all workers have ended their backward passes: so no
+    time includes waiting for one.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[Layer], worker: Worker) -> None:
@@ -123,29 +117,23 @@ class _Exchange:
             for layer in reversed(layers)
             if layer.gradients
         }
-        self.sizes = {names: sum(p.nbytes for p in parts) for names, parts in self._parts.items()}
-        """Bytes of the messages, by the names of their gradients."""
         self.times_s: dict[tuple[str, ...], list[float]] = {names: [] for names in self._parts}
-        """Of the messages, an iteration each; of the slowest worker, once settled."""
+        """Of each message, by iteration; those of the slowest worker once settled."""
 
     def __call__(self) -> None:
         self._worker.barrier()
         for names, parts in self._parts.items():
             gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parts]
             message = torch.cat([gradient.flatten() for gradient in gradients])
-            self._synchronize()
+            self._worker.synchronize()
             start = time.perf_counter()
             dist.all_reduce(message)
-            self._synchronize()
+            self._worker.synchronize()
             self.times_s[names].append(time.perf_counter() - start)
             message /= self._worker.workers
             pieces = message.split([gradient.numel() for gradient in gradients])
             for parameter, piece in zip(parts, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter)
-
-    def _synchronize(self) -> None:
-        if self._worker.device.type == "cuda":
-            torch.cuda.synchronize(self._worker.device)
 
     def settle(self) -> None:
         """Replace the times by those of the slowest worker; all workers call it."""
@@ -161,7 +149,8 @@ class _Exchange:
         """Return the times by size, as the probe has them."""
         by_size: dict[int, list[float]] = {}
         for names, times_s in self.times_s.items():
-            by_size.setdefault(self.sizes[names], []).extend(times_s)
+            size_bytes = sum(parameter.nbytes for parameter in self._parts[names])
+            by_size.setdefault(size_bytes, []).extend(times_s)
         return [
             Measurement(size_bytes=size, time_s=lower_quartile(times_s), repetitions=len(times_s))
             for size, times_s in by_size.items()
@@ -202,5 +191,4 @@ def _network(found: Profile, exchange: _Exchange, worker: Worker) -> Network:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:], run_profiling)
-    leave()
+    main(run_profiling)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from syncline.errors import UserError
@@ -48,11 +48,11 @@ class Replica:
     name: str
     """Under which its rate is reported."""
     ddp: TorchDistributedDataParallel | BspSgd
-    optimizer: torch.optim.SGD
+    optimizer: SGD
     task: Task
     config: TrainingConfig
     worker: Worker
-    schedule: torch.optim.lr_scheduler.LambdaLR = field(init=False)
+    schedule: LambdaLR = field(init=False)
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
     settling_s: float = field(init=False, default=0.0)
@@ -95,8 +95,7 @@ class Replica:
                 measuring = self._measuring()
                 start = time.perf_counter()
                 loss = self._step(batches)
-                if self.worker.device.type == "cuda":
-                    torch.cuda.synchronize()
+                self.worker.synchronize()
                 step = StepTime(
                     seconds=time.perf_counter() - start,
                     measuring=measuring or self._measuring(),
@@ -114,8 +113,7 @@ class Replica:
         """Finish the update that the last step left to the next forward pass."""
         if isinstance(self.ddp, DistributedDataParallel | BspSgd):
             self.ddp.settle()
-        if self.worker.device.type == "cuda":
-            torch.cuda.synchronize()
+        self.worker.synchronize()
 
     def _step(self, batches: tuple[Batch, ...]) -> Tensor:
         self.optimizer.zero_grad()
@@ -138,15 +136,11 @@ class Replica:
             loss, self._memory = self.task.loss(self.ddp, batch, self._memory)
         return loss
 
-    def evaluate(self) -> dict[str, float]:
-        """Return the task's figures of merit; all workers take part and get the same."""
-        return self._judged(self.task.evaluate)
+    def evaluate(self, *, final: bool = False) -> dict[str, float]:
+        """Return the task's figures of merit; all workers take part and get the same.
 
-    def final_evaluation(self) -> dict[str, float]:
-        """Return the figures over data that is looked at only once, after training."""
-        return self._judged(self.task.final_evaluation)
-
-    def _judged(self, judge: Callable[[nn.Module, Worker], dict[str, float]]) -> dict[str, float]:
+        The ``final`` ones are over data that is used only once, after training.
+        """
         self.settle()
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.
@@ -156,7 +150,7 @@ class Replica:
         try:
             precision = self.worker.autocast(self.config.precision)
             with torch.no_grad(), self._own_random_state(), precision:
-                return judge(self.module, self.worker)
+                return self.task.evaluate(self.module, self.worker, final=final)
         finally:
             self.module.train()
 
@@ -196,6 +190,16 @@ def set_random_state(states: Sequence[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
+    """Return the optimizer of a module."""
+    return SGD(
+        module.parameters(),
+        lr=config.hyper.learning_rate,
+        momentum=config.hyper.momentum,
+        weight_decay=config.hyper.weight_decay,
+    )
 
 
 DROPS = (0.5, 0.75)

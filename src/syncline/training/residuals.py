@@ -40,14 +40,13 @@ def state_names(step: int, workers: int) -> list[str]:
     return [f"compression-{step}-{rank}.pt" for rank in range(workers)]
 
 
-def save_state(folder: Path, step: int, state: Mapping[str, Any], *, rank: int) -> None:
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write the state of one worker.
 
     Raises:
         FileError: the folder cannot be written to.
     """
-    name = state_names(step, rank + 1)[rank]
-    save_archive(folder / name, FORMAT, {"state": dict(state)})
+    save_archive(path, FORMAT, {"state": dict(state)})
 
 
 def load_state(
@@ -55,8 +54,8 @@ def load_state(
 ) -> Mapping[str, Any]:
     """Return the state with which a worker goes on.
 
-    With another number of workers, what is left of the gradients is shared out among them, and the
-    warm-up, which is by epochs, goes on where it was: an epoch then has other steps.
+    With another number of workers, what is left of the gradients is shared out among them. An epoch
+    then has another number of steps, and the warm-up, which counts epochs, goes on from its epoch.
 
     Raises:
         FileError: a file is missing, damaged or not Syncline's.
@@ -89,10 +88,10 @@ def require_states(folder: Path, names: Sequence[str]) -> None:
 def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
     """Remove the files of other checkpoints, and what is left of files that were being written.
 
-    Call it where nobody writes: before the first step of a training, and between its checkpoints.
+    Files of other names stay. Call it while nobody writes: before the first step of a training, and
+    between its checkpoints.
 
-    Files of other names stay. ``kept`` names the files of the checkpoint that is there; None keeps
-    all that are whole.
+    ``kept`` names the files of the checkpoint that is there; None keeps all that are whole.
     """
     for path in folder.iterdir():
         whole = not path.name.endswith(PARTIAL)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -13,32 +14,26 @@ from torch import nn
 
 from syncline.measure.statistics import median, standard_error
 from syncline.model.run import Rate, Run, Sent
-from syncline.parallel.bsp.wrapper import IterationProfile
+from syncline.parallel.bsp import BspSgd, IterationProfile
+from syncline.parallel.ddp import DistributedDataParallel
 from syncline.training.config import TrainingConfig
 from syncline.training.group import Worker
 from syncline.training.replica import Replica, StepTime
 
-if TYPE_CHECKING:
-    from syncline.parallel.bsp import BspSgd
-    from syncline.parallel.ddp import DistributedDataParallel
-
 SYNCLINE = "syncline"
-"""Name of the rate of the model under Syncline's DistributedDataParallel."""
-
 BASELINE = "torch ddp"
-"""Name of the rate of its twin under torch's."""
+"""Names of the rates of the model under our DistributedDataParallel, and of its twin under torch's.
 
+The others are names of results.
+"""
 DIFFERENCE = "largest parameter difference"
-"""Name of the result that compares the twins; 0 means that they are identical bit by bit."""
-
+"""Between the twins; 0 means that they are identical bit by bit."""
 SETTLING = "settling seconds"
-"""Name of the result that says how long Syncline's model took to finish the last update of each of
-its turns: neither its steps nor those of its twin count that time."""
-
-
+"""Time in which Syncline's model finished the last update of each of its turns: neither its steps
+nor those of its twin count it."""
 COMMUNICATION = "communication seconds an iteration"
 COMPUTATION = "computation seconds an iteration"
-"""Names of the results of a BSP strategy's iteration profile (linear-pipeline, Table 2)."""
+"""The iteration profile of a BSP strategy (linear-pipeline, Table 2)."""
 
 
 def record(
@@ -64,13 +59,11 @@ def record(
         difference = _largest_difference(replicas[0].module, replicas[1].module)
         results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
-    divided = getattr(ddp, "iteration_profile", None)
-    if divided is not None:
+    if isinstance(ddp, BspSgd) and (divided := ddp.iteration_profile):
         results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
     measured = rates(
         {replica.name: _slowest(replica.times, worker) for replica in replicas},
-        reference=SYNCLINE,
-        samples_per_step=config.samples_per_step,
+        config.samples_per_step,
     )
     run = msgspec.structs.replace(ddp.run_record(), rates=measured, results=results)
     if worker.rank == 0:
@@ -105,7 +98,7 @@ def speed_ratio(run: Run) -> tuple[float, float] | None:
 
 
 def _slowest(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
-    """Return the steps with the time of the slowest worker; measuring is so if any worker was."""
+    """Return the steps with the slowest worker's times, measuring where any worker was."""
     seconds = worker.largest([step.seconds for step in times])
     measuring = worker.largest([float(step.measuring) for step in times])
     return [
@@ -125,26 +118,24 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
     return largest
 
 
-def rates(
-    times: dict[str, Sequence[StepTime]], *, reference: str, samples_per_step: int
-) -> tuple[Rate, ...]:
+def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[Rate, ...]:
     """Return the iteration time of each twin, in the order of ``times``.
 
     The first step of each block is left out, since it pays for the caches that the other twin has
-    filled. So are the steps during which the reference was measuring, of all twins alike: all are
+    filled. So are the steps during which the first twin was measuring, of all twins alike: all are
     judged by the same batches at the same time. A twin of which no step is left has no rate; none
-    has one if training ended while the reference was measuring.
+    has one if training ended while the first was measuring.
 
     Args:
         times: name of a twin -> its steps, as long as the slowest worker took for each.
-        reference: the twin that measures.
         samples_per_step: samples of all workers together.
     """
+    reference = next(iter(times.values()))
     result = []
     for name, steps in times.items():
         counted = [
             step.seconds
-            for step, measured in zip(steps, times[reference], strict=True)
+            for step, measured in zip(steps, reference, strict=True)
             if not (measured.measuring or step.first_of_block)
         ]
         if counted:
@@ -173,7 +164,10 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
     elif config.baseline:
         rows.append(("speed-up", "unknown: training ended before the measurement did"))
     if DIFFERENCE in run.results:
-        rows.append(("parameters", _identity(run.results[DIFFERENCE])))
+        difference = run.results[DIFFERENCE]
+        differ = f"differ from those of {BASELINE} by up to {difference:.2e}"
+        same = f"bit-identical to those of {BASELINE}"
+        rows.append(("parameters", differ if difference else same))
     predicted, measured = _prediction(run)
     if predicted is not None and measured is not None:
         error = f"{(predicted / measured - 1) * 100:+.1f} %"
@@ -195,6 +189,13 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
     return "\n".join([title, *(f"  {label:<{width}}{text}" for label, text in rows)])
 
 
+RECORDED = (
+    *("workers", "backend", "machine", "decision", "reason", "planner", "messages", "deferred"),
+    *("compression", "sent", "suggestion", "results", "rates"),
+)
+"""Fields of the record that the JSON object repeats."""
+
+
 def summary_json(config: TrainingConfig, run: Run) -> str:
     """Return one line with one JSON object: the record, and what was derived from it."""
     predicted, measured = _prediction(run)
@@ -205,28 +206,12 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
         "model": config.model,
         "data": config.data,
         "strategy": config.strategy,
-        "workers": run.workers,
-        "backend": run.backend,
-        "machine": run.machine,
-        "decision": run.decision,
-        "reason": run.reason,
-        "planner": run.planner,
-        "messages": run.messages,
-        "deferred": run.deferred,
-        "compression": run.compression,
-        "sent": run.sent,
-        "suggestion": run.suggestion,
-        "results": run.results,
-        "rates": run.rates,
+        **{name: getattr(run, name) for name in RECORDED},
         "speed_up": None if ratio is None else ratio[0],
         "speed_up_noise": None if ratio is None else ratio[1],
         "identical_parameters": None if difference is None else difference == 0,
         "iteration_profile": divided
-        and {
-            "communication_s": divided.communication_s,
-            "computation_s": divided.computation_s,
-            "communication_share": divided.communication_share,
-        },
+        and asdict(divided) | {"communication_share": divided.communication_share},
         "predicted_s": predicted,
         "measured_s": measured,
         "prediction_error": run.prediction_error,
@@ -272,12 +257,6 @@ def _compression(config: TrainingConfig, sent: Sent) -> str:
         f"{config.compression_text}: {sent.steps} steps, {a_step / 1e6:.3f} MB sent a step for "
         f"{sent.gradient_bytes / 1e6:.3f} MB of gradients"
     )
-
-
-def _identity(difference: float) -> str:
-    if difference == 0:
-        return f"bit-identical to those of {BASELINE}"
-    return f"differ from those of {BASELINE} by up to {difference:.2e}"
 
 
 def _ms(seconds: float) -> str:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncline.errors import InternalError
 from syncline.training.config import TrainingConfig
 from syncline.training.data import load_images, load_text
 from syncline.training.data.images import ImageData
@@ -40,20 +39,15 @@ Memory = Any
 Its form is the model's own business."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Configured:
-    config: TrainingConfig
-
-    @property
-    def _shape(self) -> StepShape:
-        config = self.config
-        return StepShape(config.workers, config.hyper.batch_size, config.accumulate)
+def _shape(config: TrainingConfig) -> StepShape:
+    return StepShape(config.workers, config.hyper.batch_size, config.accumulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTask(_Configured):
+class ImageTask:
     """Classification of images."""
 
+    config: TrainingConfig
     model: ImageModel
     data: ImageData
 
@@ -65,7 +59,7 @@ class ImageTask(_Configured):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return steps_in_epoch(len(self.data.train), self._shape)
+        return steps_in_epoch(len(self.data.train), _shape(self.config))
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -74,7 +68,8 @@ class ImageTask(_Configured):
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
         """Yield the shuffled and varied images of one worker, by optimizer step."""
         seed, rank, images = self.config.seed, worker.rank, self.data.train
-        shard = training_shard(len(images), self._shape, rank=rank, seed=seed, epoch=epoch)
+        shape = _shape(self.config)
+        shard = training_shard(len(images), shape, rank=rank, seed=seed, epoch=epoch)
         batches = (
             tuple(
                 images.batch(part, augment_seed=seed_from(seed, epoch, step, index, rank))
@@ -82,25 +77,24 @@ class ImageTask(_Configured):
             )
             for step, parts in enumerate(shard)
         )
-        return made_ahead(batches) if images.decodes else batches
+        return made_ahead(batches) if self.data.decodes else batches
 
-    def loss(
-        self,
-        model: nn.Module,
-        batch: Batch,
-        memory: Memory,  # noqa: ARG002
-    ) -> tuple[Tensor, Memory]:
+    def loss(self, model: nn.Module, batch: Batch, _memory: Memory) -> tuple[Tensor, Memory]:
         """Return the mean cross entropy; images carry nothing over."""
         return functional.cross_entropy(model(batch.inputs), batch.targets), None
 
-    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return the test accuracy (0 to 1) and the test loss."""
+    def evaluate(
+        self, model: nn.Module, worker: Worker, *, final: bool = False
+    ) -> dict[str, float]:
+        """Return the test accuracy (0 to 1) and the test loss; every epoch, so no final ones."""
+        if final:
+            return {}
         shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
         correct = loss = 0.0
         # A worker has no part in an evaluation of fewer images than there are workers.
         parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
         batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
-        for batch in made_ahead(batches) if self.data.test.decodes else batches:
+        for batch in made_ahead(batches) if self.data.decodes else batches:
             targets = batch.targets.to(worker.device)
             logits = model(batch.inputs.to(worker.device)).float()
             loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
@@ -108,19 +102,12 @@ class ImageTask(_Configured):
         loss, correct, count = worker.sum(loss, correct, len(shard))
         return {"test accuracy": correct / count, "test loss": loss / count}
 
-    def final_evaluation(
-        self,
-        model: nn.Module,  # noqa: ARG002
-        worker: Worker,  # noqa: ARG002
-    ) -> dict[str, float]:
-        """Return nothing: the test images are looked at after every epoch."""
-        return {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextTask(_Configured):
+class TextTask:
     """Prediction of the next token of a text."""
 
+    config: TrainingConfig
     model: TextModel
     data: TextData
 
@@ -132,7 +119,8 @@ class TextTask(_Configured):
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return windows_in_epoch(len(self.data.train), self._shape, window=self.model.window)
+        shape = _shape(self.config)
+        return windows_in_epoch(len(self.data.train), shape, window=self.model.window)
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -142,7 +130,7 @@ class TextTask(_Configured):
         """Yield the windows of one worker, by optimizer step, in the order of the text."""
         return training_windows(
             self.data.train,
-            self._shape,
+            _shape(self.config),
             rank=worker.rank,
             window=self.model.window,
             seed=self.config.seed,
@@ -154,17 +142,13 @@ class TextTask(_Configured):
         logits, memory = self._logits(model, batch.inputs, memory)
         return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten()), memory
 
-    def evaluate(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return the perplexity on the validation text."""
-        return {"validation perplexity": self._perplexity(model, self.data.validation, worker)}
-
-    def final_evaluation(self, model: nn.Module, worker: Worker) -> dict[str, float]:
-        """Return the perplexity on the test text, where there is one."""
-        if self.data.test is None:
+    def evaluate(
+        self, model: nn.Module, worker: Worker, *, final: bool = False
+    ) -> dict[str, float]:
+        """Return the perplexity on the validation text, or on the test text if there is one."""
+        stream = self.data.test if final else self.data.validation
+        if stream is None:
             return {}
-        return {"test perplexity": self._perplexity(model, self.data.test, worker)}
-
-    def _perplexity(self, model: nn.Module, stream: Tensor, worker: Worker) -> float:
         loss = tokens = 0.0
         memory: Memory = None
         for batch in evaluation_windows(
@@ -176,12 +160,11 @@ class TextTask(_Configured):
             loss += float(functional.cross_entropy(flat, targets, reduction="sum"))
             tokens += len(targets)
         loss, tokens = worker.sum(loss, tokens)
-        if tokens == 0:
-            raise InternalError("evaluation over no token; the loader lets no empty text through")
         try:
-            return math.exp(loss / tokens)
+            perplexity = math.exp(loss / tokens)
         except OverflowError:
-            return math.inf
+            perplexity = math.inf
+        return {f"{'test' if final else 'validation'} perplexity": perplexity}
 
     def _logits(self, model: nn.Module, inputs: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         if not self.model.carries_state:
@@ -191,8 +174,8 @@ class TextTask(_Configured):
 
 
 Task = ImageTask | TextTask
-"""Both have the same methods. All workers take part in an evaluation and get the same figures; the
-final one is over data that is looked at only once, after training."""
+"""Both have the same methods. All workers take part in an evaluation and get the same figures; a
+final one is over data that is used only once, after training."""
 
 
 def task_of(config: TrainingConfig) -> Task:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from syncline.errors import PeerError, SynclineError
 from syncline.measure.exchange import is_lost_peer
@@ -50,15 +51,12 @@ def lost_peers_as_errors(timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def main(arguments: Sequence[str], run: Callable[[TrainingConfig, str], None] = run_worker) -> None:
-    """Carry out the order of the launcher: by default, train as one worker.
-
-    ``arguments`` are the launcher's socket, and the store of the process group.
-    """
-    path, store = arguments
+def main(run: Callable[[TrainingConfig, str], None] = run_worker) -> NoReturn:
+    """Carry out the order of the launcher, by default to train as one worker, and exit."""
+    path, store = sys.argv[1:]
     serve(path, int(os.environ["RANK"]), TrainingConfig, lambda config, _: run(config, store))
+    leave()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
-    leave()
+    main()

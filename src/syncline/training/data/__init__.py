@@ -59,8 +59,9 @@ def load_images(name: str, data_dir: str | None, model: ImageModel) -> ImageData
     """Load a data set of images for a model.
 
     Raises:
-        UserError: the data set holds text, or its folder was not named.
-        FileError: a file is missing or broken.
+        UserError: the data set holds text, or needs a folder and none is named, or the other way
+            round.
+        FileError: the folder or a file is missing, or a file is broken.
     """
     found, folder = _located(
         name, data_dir, IMAGES, f"text, but model {model.name!r} is trained on images"
@@ -79,12 +80,7 @@ def load_text(name: str, data_dir: str | None, model: TextModel) -> TextData:
 def _located(
     name: str, data_dir: str | None, fitting: Mapping[str, DataSet[Loader]], otherwise: str
 ) -> tuple[DataSet[Loader], Path]:
-    """Return a data set and the folder to read it from.
-
-    Raises:
-        UserError: it does not fit, or needs a folder and none is named, or the other way round.
-        FileError: the folder does not exist.
-    """
+    """Return a data set and the folder to read it from."""
     data_named(name)
     if name not in fitting:
         raise UserError(f"data set {name!r} holds {otherwise}: {', '.join(fitting)}")

@@ -8,7 +8,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -43,10 +43,7 @@ class FolderImages:
     """(N,), int64."""
     image_size: int
 
-    decodes: ClassVar[bool] = True
-
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.files)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
@@ -89,7 +86,9 @@ def load(folder: Path, model: ImageModel) -> ImageData:
     train, test = (
         _list_images(folder / split, classes, model.folder_image) for split in ("train", "val")
     )
-    return ImageData(image_size=model.folder_image, classes=len(classes), train=train, test=test)
+    return ImageData(
+        image_size=model.folder_image, classes=len(classes), train=train, test=test, decodes=True
+    )
 
 
 def _classes(folder: Path) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,6 @@ CHANNELS = 3
 
 class ImageSplit(Protocol):
     """The training or the test half of a data set of images."""
-
-    @property
-    def decodes(self) -> bool:
-        """Whether making a batch is slow (reads files), so that it pays to make it ahead."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -42,6 +38,8 @@ class ImageData:
     classes: int
     train: ImageSplit
     test: ImageSplit
+    decodes: bool = False
+    """Whether making a batch is slow (reads files), so that it pays to make it ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +61,7 @@ class MemoryImages:
     flip: bool = False
     """Whether half of the training images are mirrored."""
 
-    decodes: ClassVar[bool] = False
-
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.labels)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
@@ -198,7 +193,7 @@ SPLIT_SEED = 0
 """Fixes which images are for testing; runs with different seeds are tested on the same ones."""
 
 
-def load_digits(folder: Path, model: ImageModel) -> ImageData:  # noqa: ARG001
+def load_digits(_folder: Path, model: ImageModel) -> ImageData:
     """Load 1,797 handwritten digits, scanned at 8x8, which come with scikit-learn.
 
     They are split 80/20 so that every digit is as frequent in both parts, and enlarged as far as

@@ -24,7 +24,7 @@ class TextData:
     """Read once, after training; None where the data set has no such split."""
 
 
-def load_help_text(folder: Path) -> TextData:  # noqa: ARG001
+def load_help_text(_folder: Path) -> TextData:
     """Load the language reference that ``help()`` prints, by letter; the last tenth validates.
 
     It differs a little between versions of Python, and with it the perplexity.

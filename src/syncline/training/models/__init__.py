@@ -14,7 +14,7 @@ from syncline.training.models.vision import AlexNet, GoogLeNet, ResNet20, ResNet
 __all__ = ["MODELS", "ImageModel", "ModelSpec", "TextModel", "model_named"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ImageModel:
     """A classifier of square images with three channels."""
 
@@ -27,7 +27,7 @@ class ImageModel:
     """Pixels a side to which the images of a folder are cropped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TextModel:
     """A model of the next token of a text."""
 
@@ -46,24 +46,16 @@ class TextModel:
 ModelSpec = ImageModel | TextModel
 
 
-def _image(
-    name: str, build: Callable[[int, int], nn.Module], smallest: int, folder: int
-) -> ImageModel:
-    return ImageModel(name=name, build=build, smallest_image=smallest, folder_image=folder)
-
-
 MODELS: dict[str, ModelSpec] = {
     model.name: model
     for model in (
-        _image("resnet20", lambda _, classes: ResNet20(classes), 8, 32),
-        _image("vgg16", lambda _, classes: Vgg16(classes), 32, 32),
-        _image("alexnet", AlexNet, 32, 224),
-        _image("googlenet", lambda _, classes: GoogLeNet(classes), 32, 224),
-        _image("resnet50", lambda _, classes: ResNet50(classes), 32, 224),
-        TextModel(name="lstm", build=LstmLanguageModel, carries_state=True, window=35),
-        TextModel(
-            name="transformer", build=TransformerLanguageModel, carries_state=False, window=WINDOW
-        ),
+        ImageModel("resnet20", lambda _, classes: ResNet20(classes), 8, 32),
+        ImageModel("vgg16", lambda _, classes: Vgg16(classes), 32, 32),
+        ImageModel("alexnet", AlexNet, 32, 224),
+        ImageModel("googlenet", lambda _, classes: GoogLeNet(classes), 32, 224),
+        ImageModel("resnet50", lambda _, classes: ResNet50(classes), 32, 224),
+        TextModel("lstm", LstmLanguageModel, carries_state=True, window=35),
+        TextModel("transformer", TransformerLanguageModel, carries_state=False, window=WINDOW),
     )
 }
 

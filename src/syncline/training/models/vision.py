@@ -211,15 +211,11 @@ class AlexNet(_Classifier):
             nn.Conv2d(3, 64, 3, padding=1) if small else nn.Conv2d(3, 64, 11, stride=4, padding=2),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(pool, 2),
-            nn.Conv2d(64, 192, 3 if small else 5, padding=1 if small else 2),
-            nn.ReLU(inplace=True),
+            *_convolved(64, 192, 3 if small else 5),
             nn.MaxPool2d(pool, 2),
-            nn.Conv2d(192, 384, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(384, 256, 3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(256, 256, 3, padding=1),
-            nn.ReLU(inplace=True),
+            *_convolved(192, 384, 3),
+            *_convolved(384, 256, 3),
+            *_convolved(256, 256, 3),
             nn.MaxPool2d(pool, 2),
         )
         self.side = 2 if small else 6
@@ -289,7 +285,7 @@ class GoogLeNet(_Classifier):
         super().__init__()
         layers: list[nn.Module] = [
             *_convolved(3, 64, 7, stride=2),
-            _halved(),
+            nn.MaxPool2d(3, 2, ceil_mode=True),
             nn.LocalResponseNorm(5),
             *_convolved(64, 64, 1),
             *_convolved(64, 192, 3),
@@ -297,7 +293,7 @@ class GoogLeNet(_Classifier):
         ]
         width = 192
         for stage in INCEPTIONS:
-            layers.append(_halved())
+            layers.append(nn.MaxPool2d(3, 2, ceil_mode=True))
             for channels in stage:
                 inception = Inception(width, *channels)
                 layers.append(inception)
@@ -306,7 +302,3 @@ class GoogLeNet(_Classifier):
         self.drop = nn.Dropout(0.4)
         self.head = nn.Linear(width, classes)
         self._initialise("fan_in")
-
-
-def _halved() -> nn.MaxPool2d:
-    return nn.MaxPool2d(3, 2, ceil_mode=True)
