@@ -56,11 +56,10 @@ def lanes_s(profile: Profile) -> dict[str, float]:
 
 def replay(name: str) -> dict[str, Any]:
     trace = read_kineto(TRACES / name)
-    numbers = [step.number for step in trace.steps]
     rows: list[dict[str, Any]] = []
     for step in trace.steps:
-        own = trace.profile([step.number])
-        others = trace.profile([n for n in numbers if n != step.number])
+        own = trace._replace(steps=(step,)).profile()
+        others = trace._replace(steps=tuple(s for s in trace.steps if s is not step)).profile()
         itself_s, from_others_s = predicted_s(trace, own), predicted_s(trace, others)
         rows.append(
             {
@@ -71,7 +70,7 @@ def replay(name: str) -> dict[str, Any]:
                 "from_others_s": from_others_s,
                 "from_others_error": from_others_s / step.measured_s - 1,
                 "work_s": lanes_s(own),
-                "messages_s": sum(c.stop_ns - c.start_ns for c in step.tasks.collectives) / 1e9,
+                "messages_s": sum(c.stop_ns - c.start_ns for c in step.collectives) / 1e9,
             }
         )
     print(f"\n{trace.model}: {trace.workers or 1} workers, {len(own.operations)} operations a step")

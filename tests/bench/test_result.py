@@ -87,6 +87,14 @@ def test_the_page_holds_the_numbers_and_escapes_what_others_say(tmp_path: Path) 
     assert (tmp_path / "alone.html").read_text() == page
 
 
+def test_the_page_of_plain_copies_has_no_picture(tmp_path: Path) -> None:
+    copies = tuple(entry for entry in BENCHMARK.entries if entry.contestant == "memcpy")
+    save_report(msgspec.structs.replace(BENCHMARK, entries=copies), tmp_path / "report")
+    page = (tmp_path / "report" / "collectives.html").read_text()
+    assert "memcpy" in page
+    assert '<svg viewBox="0 0 460 300"' not in page
+
+
 def test_the_headline_is_about_the_fastest_other() -> None:
     assert headline(BENCHMARK).endswith(
         "against the fastest other, Syncline is 20.00 (4 B, 2 workers) to 20.00 (4 B, 2 workers) "

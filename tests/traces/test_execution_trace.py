@@ -81,9 +81,10 @@ def test_the_worker_count_is_that_of_the_process_group(tmp_path: Path) -> None:
     made = {"id": 0, "name": "## process_group:init ##", "inputs": {"values": [groups]}}
     whole["nodes"].insert(0, made)
     assert plan_of(read(tmp_path, whole)).workers == 8
-    made["inputs"] = {"values": ["{"]}
-    with pytest.raises(FileError, match="process groups are no JSON"):
-        read(tmp_path, whole)
+    for broken in ("{", "[" * 100_000, "9" * 5_000):
+        made["inputs"] = {"values": [broken]}
+        with pytest.raises(FileError, match="process groups are no JSON"):
+            read(tmp_path, whole)
 
 
 def test_without_gradients(tmp_path: Path) -> None:

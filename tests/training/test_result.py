@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 
 import msgspec
+import pytest
+import torch
+from torch import nn
 
 from syncline.model.prediction import Suggestion
 from syncline.model.run import Rate, Run
 from syncline.training.config import TrainingConfig
-from syncline.training.result import summary_json, summary_text
+from syncline.training.result import largest_difference, summary_json, summary_text
 
 CONFIG = TrainingConfig.of("resnet20", "digits", baseline=True, checkpoint="ck", report="out")
 
@@ -107,3 +111,22 @@ def test_json_is_one_line_with_the_same_figures() -> None:
     alone = json.loads(summary_json(CONFIG, msgspec.structs.replace(RUN, rates=(), results={})))
     assert alone["speed_up"] is None
     assert alone["identical_parameters"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "difference"),
+    [
+        ([1.0, math.nan], 0.0),
+        ([1.5, math.nan], 0.5),
+        ([1.0, 2.0], math.inf),
+        ([math.nan, math.nan], math.inf),
+        ([math.inf, math.nan], math.inf),
+    ],
+)
+def test_twins_that_differ_by_what_is_no_number_differ(
+    values: list[float], difference: float
+) -> None:
+    one, other = nn.Module(), nn.Module()
+    one.register_buffer("values", torch.tensor([1.0, math.nan]))
+    other.register_buffer("values", torch.tensor(values))
+    assert largest_difference(one, other) == largest_difference(other, one) == difference

@@ -158,11 +158,12 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
     drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
     pictures = []
-    if several and drawn:
+    compared = [name for name in drawn if name != COPY]
+    if several and compared:
         pictures = [
             _picture(
                 mine,
-                [name for name in drawn if name != COPY],
+                compared,
                 lambda entry: entry.latency_s,
                 title="Latency",
                 text=units.duration,

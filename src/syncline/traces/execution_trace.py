@@ -315,7 +315,7 @@ class _Reader:
             return
         try:
             groups = json.loads(values[0])
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # ValueError also for numbers of too many digits
             raise _broken(where, "its process groups are no JSON") from None
         for group in groups if isinstance(groups, list) else ():
             if isinstance(group, dict):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch import nn
 
 from syncline.measure.statistics import median, standard_error
@@ -56,7 +55,7 @@ def record(
     if len(replicas) > 1:
         twin = replicas[1].evaluate()
         results |= {f"{BASELINE} {name}": value for name, value in twin.items()}
-        difference = _largest_difference(replicas[0].module, replicas[1].module)
+        difference = largest_difference(replicas[0].module, replicas[1].module)
         results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
     if isinstance(ddp, BspSgd) and (divided := ddp.iteration_profile):
@@ -107,14 +106,19 @@ def _slowest(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
     ]
 
 
-def _largest_difference(one: nn.Module, other: nn.Module) -> float:
-    """Return the largest difference of two equal models' values; 0 means bit-identical ones."""
+def largest_difference(one: nn.Module, other: nn.Module) -> float:
+    """Return the largest difference of two models' values; 0 means the same values.
+
+    Infinity where only one of two is no number.
+    """
     largest = 0.0
     others = other.state_dict()
     for name, value in one.state_dict().items():
-        if not torch.equal(value, others[name]):
-            difference = float((value.double() - others[name].double()).abs().max())
-            largest = max(largest, difference)
+        own, twin = value.double(), others[name].double()
+        differs = (own != twin) & ~(own.isnan() & twin.isnan())
+        if differs.any():
+            found = (own - twin)[differs].abs().nan_to_num(math.inf, posinf=math.inf)
+            largest = max(largest, float(found.max()))
     return largest
 
 
