@@ -21,9 +21,7 @@ from syncline.devices.control import decoded
 from syncline.errors import UserError
 
 Stream = torch.cuda.Stream
-"""A queue of work that a device runs in order."""
 Event = torch.cuda.Event
-"""A point in a stream's work that other streams can wait for."""
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -76,10 +74,9 @@ FIXED: dict[str, Any] = {
 class CudaDevice:
     """A GPU of this process: the few calls that collectives need of it.
 
-    All methods but :meth:`reached` only enqueue work. The work of a stream runs in order; streams
-    are not ordered among each other, except where one waits for an event that another records.
-    ``wait`` waits for the last ``record`` before it: so the host must have called ``record``
-    before, in whichever process.
+    All methods only enqueue work. The work of a stream runs in order; streams are not ordered among
+    each other, except where one waits for an event that another records. It waits for the last
+    recording before: so the host must have recorded the event, in whichever process.
 
     Args:
         device: such as ``"cuda:1"``, or its number; without a number, torch's current one.
@@ -173,18 +170,6 @@ class CudaDevice:
         """Return the caller's current stream."""
         return torch.cuda.current_stream(self.device)
 
-    def event(self) -> Event:
-        """Return an event for this process."""
-        return torch.cuda.Event()
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """Record an event of this process after the stream's work so far."""
-        event.record(stream)
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Make the stream's further work wait for the event."""
-        stream.wait_event(event)
-
     def copy(self, stream: Stream, source: Tensor, into: Tensor) -> None:
         """Copy elements, from another GPU directly, where the two can reach each other.
 
@@ -203,10 +188,6 @@ class CudaDevice:
         """Divide elements by a number."""
         with torch.cuda.stream(stream):
             into.div_(divisor)
-
-    def reached(self, event: Event) -> bool:
-        """Say whether the event is complete; asks the device, and does not wait."""
-        return bool(event.query())
 
     # ------------------------------------------------------------------ inside
 

@@ -67,13 +67,13 @@ class DeviceWork:
         """Make the current stream's further work come after the result."""
         stream = self._device.current_stream()
         for event in self._events:
-            self._device.wait(stream, event)
+            stream.wait_event(event)
         self._tensor = None
 
     @property
     def done(self) -> bool:
         """Whether the result is in place."""
-        return all(map(self._device.reached, self._events))
+        return all(event.query() for event in self._events)
 
     ended = done
 
@@ -130,9 +130,6 @@ class DeviceGroup:
         self._control = GroupControl(group)
         self._lock = threading.Lock()
         self._ended = False
-        self._pipeline: Pipeline | None = None
-        """Until this group is closed. After a call that failed it is kept, because others may not
-        have heard of it yet and use what it shares."""
         try:
             self._pipeline = Pipeline(self._control, device, block_bytes=block_bytes, window=window)
         except BaseException:
@@ -193,7 +190,6 @@ class DeviceGroup:
                     f"rank {self.rank}: this device group was closed, or a call on it has failed; "
                     "make another"
                 )
-            assert self._pipeline is not None
             try:
                 notes = self._control.gather(msgspec.json.encode(call))
                 calls = [decoded(note, DeviceCall) for note in notes]
@@ -230,14 +226,14 @@ class DeviceGroup:
         with self._lock:
             if self._ended:
                 return
-            assert self._pipeline is not None
             try:
-                self._quiesce(self._pipeline.quiet())
+                self._quiesce()
                 self._control.gather(b"quiet")
                 # CUDA: what was opened is closed before it is freed where it was made.
                 self._pipeline.let_go_of_peers()
                 self._control.gather(b"closed")
-                self._pipeline = None
+                # After a call that failed others may still use what it shares.
+                del self._pipeline
             finally:
                 self._give_up()
 
@@ -287,10 +283,11 @@ class DeviceGroup:
         if not 0 <= root < self.ranks:
             raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {root}")
 
-    def _quiesce(self, events: Sequence[Event]) -> None:
+    def _quiesce(self) -> None:
         """Wait for this rank's streams, since torch's own waits have no deadline."""
+        events = self._pipeline.quiet()
         deadline_s = time.monotonic() + self._control.timeout_s
-        while not all(map(self._device.reached, events)):
+        while not all(event.query() for event in events):
             if time.monotonic() > deadline_s:
                 raise PeerError(
                     f"rank {self.rank}: {self._device.device} did not end its work within "

@@ -116,71 +116,53 @@ class Pipeline:
         Raises:
             PeerError: a rank has ended, or did not answer in time.
         """
-        device = self._device
-        begun = self._recorded(device.current_stream())
+        begun = self._device.current_stream().record_event()
         for stream in self._streams:
-            device.wait(stream, begun)
+            stream.wait_event(begun)
+        by_action = {"send": self._push, "copy": self._pull, "reduce": self._combine}
         touched: dict[int, Event] = {}
         for step in steps:
+            assert self._outbox is not None
+            assert self._inbox is not None
+            stream = by_action[step.action]
             for block in range(step.block_start, step.block_stop):
                 part = vector[offsets[block] : offsets[block + 1]]
+                if block in touched:
+                    stream.wait_event(touched[block])
+                if step.action == "reduce":
+                    touched[block] = self._reduce(self._inbox, part, reduction, divisor)
+                    continue
                 if step.action == "send":
-                    touched[block] = self._send(part, touched.get(block))
-                elif step.action == "copy":
-                    touched[block] = self._receive(part, touched.get(block))
+                    self._outbox.push(part)
                 else:
-                    touched[block] = self._reduce(part, touched.get(block), reduction, divisor)
+                    self._inbox.pull(part)
+                touched[block] = stream.record_event()
         if self._outbox is not None:
             self._outbox.settle()
         return self.quiet()
 
     def quiet(self) -> list[Event]:
         """Return events that are reached once the streams are done."""
-        return [self._recorded(stream) for stream in self._streams]
+        return [stream.record_event() for stream in self._streams]
 
     def let_go_of_peers(self) -> None:
         """Close the other ranks' memory; nothing can be run any more."""
         self._outbox = self._inbox = None
 
-    def _send(self, part: Tensor, before: Event | None) -> Event:
-        """Send a block to the next rank, after an event."""
-        assert self._outbox is not None
-        if before is not None:
-            self._device.wait(self._push, before)
-        self._outbox.push(part)
-        return self._recorded(self._push)
-
-    def _receive(self, part: Tensor, before: Event | None) -> Event:
-        """Receive a block in place of one that was sent before."""
-        assert self._inbox is not None
-        if before is not None:
-            self._device.wait(self._pull, before)
-        self._inbox.pull(part)
-        return self._recorded(self._pull)
-
-    def _reduce(self, part: Tensor, before: Event | None, reduction: str, divisor: int) -> Event:
+    def _reduce(self, inbox: Inbox, part: Tensor, reduction: str, divisor: int) -> Event:
         """Receive a block into scratch memory, and reduce it into this rank's own."""
-        assert self._inbox is not None
-        device, slot = self._device, self._inbox.slot
+        slot = inbox.slot
         scratch = slot_of(self._scratch, slot, self._window, part)
         read = self._scratch_read[slot]
         if read is not None:
-            device.wait(self._pull, read)
-        self._inbox.pull(scratch)
-        device.wait(self._combine, self._recorded(self._pull))
-        if before is not None:
-            device.wait(self._combine, before)
-        device.combine(self._combine, reduction, scratch, part)
+            self._pull.wait_event(read)
+        inbox.pull(scratch)
+        self._combine.wait_event(self._pull.record_event())
+        self._device.combine(self._combine, reduction, scratch, part)
         if divisor != 1:
-            device.divide(self._combine, part, divisor)
-        done = self._recorded(self._combine)
-        self._scratch_read[slot] = done
+            self._device.divide(self._combine, part, divisor)
+        done = self._scratch_read[slot] = self._combine.record_event()
         return done
-
-    def _recorded(self, stream: Stream) -> Event:
-        event = self._device.event()
-        self._device.record(event, stream)
-        return event
 
     def _require_equal(self, cards: Sequence[LinkCard], own: LinkCard) -> None:
         rank = self._control.rank
@@ -236,9 +218,9 @@ class Outbox(_PipelineEnd):
         window = len(self._ready)
         if number >= window:
             self._control.hear(self._peer, "taken", number - window)
-            self._device.wait(self._stream, self._taken[slot])
+            self._stream.wait_event(self._taken[slot])
         self._device.copy(self._stream, block, slot_of(self._staging, slot, window, block))
-        self._device.record(self._ready[slot], self._stream)
+        self._stream.record_event(self._ready[slot])
         self._control.tell(self._peer, "ready")
         self._passed += 1
 
@@ -259,10 +241,10 @@ class Inbox(_PipelineEnd):
         """
         slot = self.slot
         self._control.hear(self._peer, "ready", self._passed)
-        self._device.wait(self._stream, self._ready[slot])
+        self._stream.wait_event(self._ready[slot])
         source = slot_of(self._staging, slot, len(self._ready), into)
         self._device.copy(self._stream, source, into)
-        self._device.record(self._taken[slot], self._stream)
+        self._stream.record_event(self._taken[slot])
         self._control.tell(self._peer, "taken")
         self._passed += 1
 
