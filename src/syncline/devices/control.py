@@ -1,9 +1,8 @@
-"""What the hosts of the ranks tell each other, so that no stream waits for what is not recorded."""
+"""What the hosts of the ranks tell each other, so that streams wait for recorded events only."""
 
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections import Counter
 from typing import Literal, TypeVar
 
@@ -17,17 +16,13 @@ T = TypeVar("T")
 News = Literal["ready", "taken"]
 """Of a slot: the event after which it is filled, or after which it was read, is recorded."""
 TAGS: dict[News, int] = {"ready": 0, "taken": 1}
-SIZE = struct.Struct("<q")
 
 
 class GroupControl:
     """Messages between the hosts of the ranks, over a native group on which nothing else may run.
 
-    None of them waits for a device. A message takes part in the group's order: before the next
-    :meth:`gather`, every message must have been heard.
-
-    Raises:
-        PeerError: by every call that waits: a rank has ended, or did not answer in time.
+    None of them waits for a device. Before the next :meth:`gather`, every message must have been
+    heard. Calls that wait raise PeerError if a rank has ended, or did not answer in time.
     """
 
     def __init__(self, group: Group) -> None:
@@ -38,16 +33,14 @@ class GroupControl:
         self._heard: Counter[tuple[int, News]] = Counter()
 
     def gather(self, note: bytes) -> list[bytes]:
-        """Return every rank's note, in order of rank; all ranks must call it.
-
-        Notes may differ in length.
-        """
-        sizes = [SIZE.unpack(size)[0] for size in self._gather_equal(SIZE.pack(len(note)))]
+        """Return every rank's note, of any length, in order of rank; all ranks must call it."""
+        lengths = self._gather_equal(len(note).to_bytes(8, "little"))
+        sizes = [int.from_bytes(length, "little") for length in lengths]
         padded = self._gather_equal(note.ljust(max(sizes), b"\0"))
         return [text[:size] for text, size in zip(padded, sizes, strict=True)]
 
     def tell(self, peer: int, news: News) -> None:
-        """Tell a rank that one more slot has come so far; this does not wait until it is heard."""
+        """Tell a rank the news of its next slot, without waiting until it is heard."""
         self._group.send(_elements(ctypes.create_string_buffer(1)), peer=peer, tag=TAGS[news])
 
     def hear(self, peer: int, news: News, number: int) -> None:
@@ -58,7 +51,7 @@ class GroupControl:
             self._heard[peer, news] += 1
 
     def close(self) -> None:
-        """Leave: others that wait for this rank hear of it."""
+        """Leave; ranks that wait for this one hear of it."""
         self._group.close()
 
     def _gather_equal(self, note: bytes) -> list[bytes]:

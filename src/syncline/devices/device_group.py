@@ -47,12 +47,9 @@ class DeviceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceWork:
-    """A collective that is enqueued.
+    """A collective that is enqueued: its result is in place after the events.
 
-    Args:
-        device: of the tensor.
-        events: after which the result is in place.
-        tensor: kept until the result is waited for.
+    The tensor is kept until the result is waited for.
     """
 
     task = peer = None
@@ -89,8 +86,8 @@ class DeviceGroup:
     Not run on a GPU yet: see docs/gpu.md.
 
     Args:
-        group: of all ranks, which this one takes over: nothing else may run on it, and it is closed
-            with this one. If a call fails it is closed too, so that the other ranks hear of it.
+        group: of all ranks. Nothing else may run on it; it is closed with this one, and also when a
+            call fails, so that the other ranks hear of it.
         device: this rank's.
         block_bytes: what is sent at once, a multiple of 16; the same on all ranks.
         window: how many blocks may be under way to the next rank, at least 1; the same on all
