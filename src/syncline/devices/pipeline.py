@@ -187,7 +187,8 @@ class Pipeline:
         self._device.combine(self._combine, reduction, scratch, part)
         if divisor != 1:
             self._device.divide(self._combine, part, divisor)
-        done = self._scratch_read[slot] = self._combine.record_event()
+        done: Event = self._combine.record_event()
+        self._scratch_read[slot] = done
         return done
 
     def _slot(self, buffer: Tensor, slot: int, like: Tensor) -> Tensor:
