@@ -100,7 +100,6 @@ class CudaDevice:
             raise UserError(f"expected one of {torch.cuda.device_count()} GPUs, found {found}")
         _require_known_torch()
         self.device = torch.device("cuda", index)
-        """The device of its tensors."""
         self._gpu = _identity(index)
 
     # ------------------------------------------------------------------ what processes share

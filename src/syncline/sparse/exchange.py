@@ -26,7 +26,7 @@ class Refusal(NamedTuple):
 
 
 Content = SparseVector | Refusal
-"""The content of a message."""
+"""Of a message."""
 
 
 class Share(NamedTuple):

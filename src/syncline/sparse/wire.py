@@ -47,7 +47,6 @@ class WireFormat:
     k: int
     """The most entries."""
     length: int
-    """Length of the dense vector."""
     precision: Precision
     digest: int
     """64 bits of a digest of everything that the ranks must have in common."""

@@ -122,7 +122,6 @@ FOREACH: dict[Any, str] = {
 """The same of a list of gradients."""
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
 CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
-"""The functions that :func:`clipped` knows."""
 
 MERGING = (torch.float32, torch.float64)
 """Dtypes of gradients whose factors may be multiplied; others round coarsely, and underflow."""
@@ -133,16 +132,11 @@ Groups = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
 """Returns the owners of some gradients, or None if some are not pending."""
 
 
-def clipped(
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    groups: Groups,
-) -> Any:
+def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: Groups) -> Any:
     """Do what a function of torch asks of pending gradients without waiting, if that is possible.
 
-    Its first argument is a gradient, or a list of them. ``groups`` finds their owners. Return a
-    tuple with its result; None if the gradients must be waited for.
+    Its first argument is a gradient, or a list of them. Return a tuple with its result; None if the
+    gradients must be waited for.
     """
     if not args:
         return None

@@ -161,7 +161,7 @@ class Deferral:
         step.suspend(len(chosen))
 
     def average(self, averages: Mapping[int, torch.Tensor], update: AverageUpdate) -> None:
-        """Update averages right after the due updates of their parameters, by these' indices."""
+        """Update averages, given by their parameters' indices, right after these."""
         torch_state = TorchState.now(self.parameters[0].device.type)
 
         def update_later(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
@@ -362,8 +362,7 @@ class Deferral:
             MismatchError: the ranks have parted.
         """
         everything = range(len(self.parameters))
-        if self._due:
-            self.gate("everything", everything)
+        self.gate("everything", everything)
         self._wait(everything)
         self.engine.wait_all()
         self._release_gradients(list(self._gradients))

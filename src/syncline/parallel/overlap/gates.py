@@ -47,26 +47,28 @@ class Gates:
         seen.add(module)
         held = self._indices(module, recurse=True)
         label = name or type(module).__name__
+        if is_compiled(module):
+            self._visit_compiled(module, _CompiledGate(self._deferral, label, held, held))
+            return
+        if held:
+            gate = _Gate(self._deferral, label, self._own(module), held)
+            self._handles.append(module.register_forward_pre_hook(gate, prepend=True))
+        for child_name, child in module.named_children():
+            self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
+
+    def _visit_compiled(self, module: nn.Module, gate: _CompiledGate) -> None:
         call = compiled_call(module)
-        if call is not None:
-            gate = _CompiledGate(self._deferral, label, held, held)
-            self._compiled.append((module, call))
-
-            def gated(*args: Any, **kwargs: Any) -> Any:
-                gate(None, args, kwargs)
-                return call(*args, **kwargs)
-
-            set_compiled_call(module, gated)
-        elif is_compiled(module):
-            gate = _CompiledGate(self._deferral, label, held, held)
+        if call is None:
             add = module.register_forward_pre_hook
             self._handles.append(add(gate, prepend=True, with_kwargs=True))
-        else:
-            if held:
-                open_gate = _Gate(self._deferral, label, self._own(module), held)
-                self._handles.append(module.register_forward_pre_hook(open_gate, prepend=True))
-            for child_name, child in module.named_children():
-                self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
+            return
+
+        def gated(*args: Any, **kwargs: Any) -> Any:
+            gate(None, args, kwargs)
+            return call(*args, **kwargs)
+
+        self._compiled.append((module, call))
+        set_compiled_call(module, gated)
 
     def _own(self, module: nn.Module) -> list[int]:
         """Return a module's own parameters, and those of scripted children, which take no hooks."""

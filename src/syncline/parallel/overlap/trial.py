@@ -268,15 +268,11 @@ def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return one parameter of each kind, then others up to the limit, in their order."""
-    kinds: dict[Any, int] = {}
-    for index, parameter in enumerate(parameters):
-        kinds.setdefault(kind_of_parameter(parameter), index)
-    indices = set(kinds.values())
-    for index in range(len(parameters)):
-        if len(indices) >= MOST_PARAMETERS:
-            break
-        indices.add(index)
-    return [parameters[index] for index in sorted(indices)]
+    kinds = [kind_of_parameter(parameter) for parameter in parameters]
+    firsts = [kinds.index(kind) for kind in set(kinds)]
+    others = [index for index in range(len(kinds)) if index not in firsts]
+    room = max(MOST_PARAMETERS - len(firsts), 0)
+    return [parameters[index] for index in sorted([*firsts, *others[:room]])]
 
 
 @contextmanager
