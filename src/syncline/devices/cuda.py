@@ -60,7 +60,7 @@ class EventHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 TAKEN_OVER = tuple(
     name for name in MemoryHandle.__struct_fields__ if name not in ("gpu", "size_bytes")
 )
-"""Fields that torch names alike."""
+"""Fields that have torch's own names."""
 FIXED: dict[str, Any] = {
     "tensor_cls": Tensor,
     "tensor_stride": (1,),
@@ -117,9 +117,9 @@ class CudaDevice:
         return memory
 
     def share(self, memory: Tensor) -> bytes:
-        """Return a handle of memory of :meth:`allocate`, with which one other process opens it.
+        """Return a handle of memory of :meth:`allocate`.
 
-        For one alone, because torch counts how often it is opened.
+        Only one other process may open it, because torch counts how often it is opened.
         """
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
@@ -172,8 +172,8 @@ class CudaDevice:
     def copy(self, stream: Stream, source: Tensor, into: Tensor) -> None:
         """Copy elements, from another GPU directly, where the two can reach each other.
 
-        torch copies between GPUs on the current stream of the one it reads from, and has that wait
-        for ``stream`` and ``stream`` for it.
+        torch copies between GPUs on the current stream of the one it reads from; that stream and
+        ``stream`` then wait for each other.
         """
         with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
@@ -198,7 +198,7 @@ class CudaDevice:
             raise UserError(
                 f"{self.device}: {what} cannot be shared between processes: {error}; CUDA IPC "
                 "needs Linux, one container for all ranks, and an allocator without "
-                "expandable_segments (PYTORCH_CUDA_ALLOC_CONF); use NCCL where it is not to be had"
+                "expandable_segments (PYTORCH_CUDA_ALLOC_CONF); use NCCL where that is not possible"
             ) from error
 
 

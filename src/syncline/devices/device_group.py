@@ -22,7 +22,7 @@ from syncline.groups import Group
 
 DEFAULT_BLOCK_BYTES = 4 << 20
 """The paper takes 64 KiB (section 3.2). Here a block also costs both hosts some microseconds of
-Python, which it should take the copy engines as long to hide; not measured yet."""
+Python, so the copy engines should take at least as long for it; not measured yet."""
 DEFAULT_WINDOW = 4
 ALIGNMENT_BYTES = 16
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -53,7 +53,7 @@ class DeviceWork:
     """
 
     task = peer = None
-    """As of other collectives under way, which have these."""
+    """Other collectives under way have these."""
 
     def __init__(self, device: CudaDevice, events: Sequence[Event], tensor: Tensor) -> None:
         self._device = device
@@ -258,7 +258,7 @@ class DeviceGroup:
         return steps, schedule.block_offsets(call.elements).tolist()
 
     def _divisor(self, call: DeviceCall) -> int:
-        """Return what this rank divides sums by: that which forms them, before they go on."""
+        """Return what this rank divides sums by: the rank that completes them divides."""
         last = self.ranks - 1 if call.collective == "all-reduce" else call.root
         return self.ranks if call.reduction == "avg" and self.rank == last else 1
 

@@ -225,7 +225,7 @@ class GTopKState:
         self._executor.put(exchange, ended)
         if last:
             self.step, self._message = self.step + 1, 0
-            # Before DDP waits for the futures: so backward() raises the error itself.
+            # Called before DDP waits for the futures, so that backward() raises the error itself.
             if current_graph_task() >= 0:
                 queue_callback(self._executor.join)
             else:  # in DDP's join(), a rank that has ended shadows the others' backward passes

@@ -72,7 +72,7 @@ METADATA = frozenset(
 """Functions that do not read the values of any argument."""
 _GRAD: Any = torch.Tensor.grad
 GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
-"""A parameter's gradient is itself pending, or replaced: the exchange holds a reference, too."""
+"""These do not wait: a gradient is itself pending, and if it is replaced the exchange keeps it."""
 ZEROING = frozenset({torch.Tensor.zero_, foreach_zero_, torch.zero_})
 
 

@@ -50,8 +50,8 @@ def trial(optimizer: Optimizer) -> Trial:
 
     Two twins with small parameters on the devices of the real ones (so that the same fused,
     capturable and other device code runs) take the same five steps. Parameters and state must agree
-    to the last bit after each. No step may change hyper-parameters, except for numbers that every
-    part of a step changes in the same way, and so does a step without parameters.
+    to the last bit after each. Steps must leave hyper-parameters alone, except for numbers that a
+    whole step, every part of one, and a step without parameters change in the same way.
 
     The optimizer is only read; its own attributes hold no tensor.
     """
@@ -291,7 +291,7 @@ def _undisturbed() -> Iterator[None]:
 def _seed(seed: int) -> None:
     """Seed what a step may draw from.
 
-    ``torch.manual_seed`` would also seed devices that are not in use yet, when they are.
+    ``torch.manual_seed`` would also seed devices that are not in use yet, once they are used.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -349,7 +349,7 @@ def same(ours: Any, theirs: Any, seen: set[tuple[int, int]] | None = None) -> bo
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor: equal also where it is not a number."""
+    """Return the bytes of a tensor, which are equal for NaN too."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
