@@ -106,8 +106,6 @@ class DeferredOptimizer:
         return deferred
 
     def _deferred_step(self) -> Any:
-        deferred = self
-
         @disable_dynamo(recursive=False)  # a whole step stays compiled
         @functools.wraps(type(self.optimizer).step)
         def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -115,15 +113,15 @@ class DeferredOptimizer:
             setattr(optimizer, STEP_CALLED, True)
             # Checked here: inside any function that is called from here it would be None.
             compiled = eval_frame_callback() is not None
-            closure = deferred.closure_before(args, kwargs, compiled=compiled)
+            closure = self.closure_before(args, kwargs, compiled=compiled)
             if closure is None:
-                if deferred.defer(args, kwargs, compiled=compiled):
+                if self.defer(args, kwargs, compiled=compiled):
                     return None
-                return deferred.whole_step(*args, **kwargs)
+                return self.whole_step(*args, **kwargs)
             with torch.enable_grad():
                 loss = closure()
-            if not deferred.defer((), {}, compiled=compiled):
-                deferred.whole_step()
+            if not self.defer((), {}, compiled=compiled):
+                self.whole_step()
             return loss
 
         if hasattr(self.whole_step, SEEN_BY_SCHEDULER):
