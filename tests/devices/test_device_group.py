@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 
-from syncline.devices import DeviceGroup
+from syncline.devices import DeviceGroup, pipeline
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import PeerError, UserError
 from tests.devices.fake_device import FakeDevice, FakeEvent, World
@@ -72,13 +72,13 @@ def test_an_error_of_the_device_ends_the_group() -> None:
         ({"ready": "1"}, "sent what cannot be read as LinkCard: .*; run one release"),
     ],
 )
-def test_a_neighbour_of_another_kind_is_refused(changes: dict[str, Any], message: str) -> None:
-    class Strange:
-        rank, ranks, timeout_s = 0, 2, 60.0
+def test_a_neighbour_of_another_kind_is_refused(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(_: object, note: bytes) -> list[bytes]:
+        return [note, msgspec.json.encode(msgspec.json.decode(note) | changes)]
 
-        def gather(self, note: bytes) -> list[bytes]:
-            return [note, msgspec.json.encode(msgspec.json.decode(note) | changes)]
-
-    control: Any = Strange()
+    monkeypatch.setattr(pipeline, "gather", gather)
+    device, group = cast(Any, FakeDevice(World(0))), cast(Any, FakeGroup(Turns(2, 0), 0))
     with pytest.raises(PeerError, match=message):
-        Pipeline(control, FakeDevice(World(0)), block_bytes=16, window=4)
+        Pipeline(group, device, block_bytes=16, window=4)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from syncline.collectives import program
 from syncline.collectives.schedule import Schedule, Step
-from syncline.devices.control import GroupControl, decoded
+from syncline.devices.control import decoded, gather
 from syncline.devices.cuda import REDUCTIONS, CudaDevice, Event
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, require_known
@@ -124,13 +124,13 @@ class DeviceGroup:
             raise UserError(f"the window must be at least 1 block, found {window}")
         self._device = device
         self._block_bytes = block_bytes
-        self._control = GroupControl(group)
+        self._group = group
         self._lock = threading.Lock()
         self._ended = False
         try:
-            self._pipeline = Pipeline(self._control, device, block_bytes=block_bytes, window=window)
+            self._pipeline = Pipeline(group, device, block_bytes=block_bytes, window=window)
         except BaseException:
-            self._control.close()
+            group.close()
             raise
 
     @property
@@ -188,7 +188,7 @@ class DeviceGroup:
                     "make another"
                 )
             try:
-                notes = self._control.gather(msgspec.json.encode(call))
+                notes = gather(self._group, msgspec.json.encode(call))
                 calls = [decoded(note, DeviceCall) for note in notes]
                 if calls.count(call) == self.ranks:
                     events = self._pipeline.run(
@@ -225,10 +225,10 @@ class DeviceGroup:
                 return
             try:
                 self._quiesce()
-                self._control.gather(b"quiet")
+                gather(self._group, b"quiet")
                 # CUDA: what was opened is closed before it is freed where it was made.
                 self._pipeline.let_go_of_peers()
-                self._control.gather(b"closed")
+                gather(self._group, b"closed")
                 # After a call that failed others may still use what it shares.
                 del self._pipeline
             finally:
@@ -283,19 +283,19 @@ class DeviceGroup:
     def _quiesce(self) -> None:
         """Wait for this rank's streams, since torch's own waits have no deadline."""
         events = self._pipeline.quiet()
-        deadline_s = time.monotonic() + self._control.timeout_s
+        deadline_s = time.monotonic() + self._group.timeout_s
         while not all(event.query() for event in events):
             if time.monotonic() > deadline_s:
                 raise PeerError(
                     f"rank {self.rank}: {self._device.device} did not end its work within "
-                    f"{self._control.timeout_s:g} s; see the other ranks' output"
+                    f"{self._group.timeout_s:g} s; see the other ranks' output"
                 )
             time.sleep(POLL_S)
 
     def _give_up(self) -> None:
         """End, and let the other ranks know."""
         self._ended = True
-        self._control.close()
+        self._group.close()
 
 
 @lru_cache(maxsize=32)

@@ -3,7 +3,7 @@
 Two neighbours share a window of slots. The sender copies a block into a slot of its own staging
 buffer and records that the slot is ``ready``; the receiver, which has opened the buffer, pulls the
 block from there and records that the slot was ``taken``. Each records its own events, and its
-streams wait for the other's. Their hosts tell each other only that an event was recorded, since a
+streams wait for the other's. Their hosts notify each other only that an event was recorded, since a
 stream does not wait for an event that is not recorded yet. So no host ever waits for a device.
 """
 
@@ -16,9 +16,14 @@ import msgspec
 from torch import Tensor
 
 from syncline.collectives.schedule import Step
-from syncline.devices.control import GroupControl, decoded
+from syncline.devices.control import await_notice, decoded, gather, notify
 from syncline.devices.cuda import CudaDevice, Event
 from syncline.errors import MismatchError, PeerError
+from syncline.groups import Group
+
+READY, TAKEN = 0, 1
+"""Tags of notices: the event after which a slot is filled, or after which it was read, is
+recorded."""
 
 
 class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,10 +65,8 @@ class Pipeline:
     :class:`~syncline.devices.DeviceGroup`, also for the errors.
     """
 
-    def __init__(
-        self, control: GroupControl, device: CudaDevice, *, block_bytes: int, window: int
-    ) -> None:
-        self._control = control
+    def __init__(self, group: Group, device: CudaDevice, *, block_bytes: int, window: int) -> None:
+        self._group = group
         self._device = device
         self._window = window
         self._streams = streams = tuple(device.stream() for _ in range(3))
@@ -79,17 +82,19 @@ class Pipeline:
         card = LinkCard(
             block_bytes=block_bytes,
             window=window,
-            staging=device.share(staging) if control.ranks > 1 else b"",
+            staging=device.share(staging) if group.ranks > 1 else b"",
             ready=tuple(map(device.share_event, ready)),
             taken=tuple(map(device.share_event, taken)),
         )
-        cards = [decoded(text, LinkCard) for text in control.gather(msgspec.json.encode(card))]
+        cards = [decoded(text, LinkCard) for text in gather(group, msgspec.json.encode(card))]
         self._require_equal(cards, card)
-        self._next = (control.rank + 1) % control.ranks
-        self._previous = (control.rank - 1) % control.ranks
+        self._next = (group.rank + 1) % group.ranks
+        self._previous = (group.rank - 1) % group.ranks
         self._sent = self._received = 0  # blocks
+        self._noticed = [0, 0]
+        """Notices received, by tag."""
         self._out = self._in = _Slots(staging, ready, taken)
-        if control.ranks > 1:
+        if group.ranks > 1:
             their_taken = [device.open_event(handle) for handle in cards[self._next].taken]
             self._out = _Slots(staging, ready, their_taken)
             theirs = cards[self._previous]
@@ -143,7 +148,7 @@ class Pipeline:
                 else:
                     touched[block] = self._reduce(part, reduction, divisor)
         if self._sent:
-            self._control.hear(self._next, "taken", self._sent - 1)
+            self._await(self._next, TAKEN, self._sent)
         return self.quiet()
 
     def quiet(self) -> list[Event]:
@@ -158,21 +163,21 @@ class Pipeline:
         """Put a block of shape ``(elements,)`` into the next slot."""
         slot = self._sent % self._window
         if self._sent >= self._window:
-            self._control.hear(self._next, "taken", self._sent - self._window)
+            self._await(self._next, TAKEN, self._sent - self._window + 1)
             self._push.wait_event(self._out.taken[slot])
         self._device.copy(self._push, block, self._slot(self._out.staging, slot, block))
         self._push.record_event(self._out.ready[slot])
-        self._control.tell(self._next, "ready")
+        notify(self._group, self._next, READY)
         self._sent += 1
 
     def _receive(self, into: Tensor) -> None:
         """Receive the next block, of the shape and dtype sent."""
         slot = self._received % self._window
-        self._control.hear(self._previous, "ready", self._received)
+        self._await(self._previous, READY, self._received + 1)
         self._pull.wait_event(self._in.ready[slot])
         self._device.copy(self._pull, self._slot(self._in.staging, slot, into), into)
         self._pull.record_event(self._in.taken[slot])
-        self._control.tell(self._previous, "taken")
+        notify(self._group, self._previous, TAKEN)
         self._received += 1
 
     def _reduce(self, part: Tensor, reduction: str, divisor: int) -> Event:
@@ -191,13 +196,19 @@ class Pipeline:
         self._scratch_read[slot] = done
         return done
 
+    def _await(self, peer: int, tag: int, notices: int) -> None:
+        """Return once so many notices with this tag have come."""
+        while self._noticed[tag] < notices:
+            await_notice(self._group, peer, tag)
+            self._noticed[tag] += 1
+
     def _slot(self, buffer: Tensor, slot: int, like: Tensor) -> Tensor:
         """Return the start of a buffer's slot, with the shape and dtype of another tensor."""
         first = slot * (buffer.numel() // self._window)
         return buffer[first : first + like.nbytes].view(like.dtype)
 
     def _require_equal(self, cards: Sequence[LinkCard], own: LinkCard) -> None:
-        rank = self._control.rank
+        rank = self._group.rank
         for other, card in enumerate(cards):
             if (card.block_bytes, card.window) != (own.block_bytes, own.window):
                 raise MismatchError(
