@@ -161,7 +161,7 @@ class Deferral:
         step.suspend(len(chosen))
 
     def average(self, averages: Mapping[int, torch.Tensor], update: AverageUpdate) -> None:
-        """Update averages, given by their parameters' indices, right after these."""
+        """Update averages, by their parameters' indices, right after the updates of these."""
         torch_state = TorchState.now(self.parameters[0].device.type)
 
         def update_later(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
