@@ -20,6 +20,7 @@ import argparse
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +30,7 @@ from benchmarks.sparse_world import run_in_one_process
 from syncline.errors import InternalError
 from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Share
-from syncline.sparse.selection import SelectionPart, select
+from syncline.sparse.memory import HostMemory, Tracked
 from syncline.sparse.vector import Quota, SparseVector, merged
 from syncline.sparse.wire import WireFormat
 
@@ -115,9 +116,9 @@ def lost_share(
 
 def taken(residual: Dense, gradient: Dense, k: int) -> SparseVector:
     """Add a gradient to its residual and take the k largest out of it."""
-    part = SelectionPart(residual.ctypes.data, len(residual), gradient.ctypes.data)
-    found = select([part], k)
-    assert found is not None, "a gradient or a residual is infinite or NaN"
+    tracked = Tracked(torch.from_numpy(residual), torch.from_numpy(gradient))
+    found = HostMemory().take([[tracked]], [k], momentum=0.0)
+    assert isinstance(found, SparseVector), "a gradient or a residual is infinite or NaN"
     return found
 
 

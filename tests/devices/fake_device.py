@@ -31,15 +31,41 @@ class Ticket:
 
 
 class FakeEvent:
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.latest: Ticket | None = None
+
+    def query(self) -> bool:
+        self.world.advance()
+        return _reached(self.latest)
 
 
 class FakeStream:
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
         self.work: deque[tuple[Ticket | None, Callable[[], object]]] = deque()
         """What is to be done, and after what."""
-        self.priority = 0.0
+        self.priority = world.random.random()
+        world.streams.append(self)
+
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+        event = event or FakeEvent(self.world)
+        ticket = event.latest = Ticket()
+        self.do(lambda: setattr(ticket, "reached", True))
+        return event
+
+    def wait_event(self, event: FakeEvent) -> None:
+        caller = inspect.currentframe().f_back  # type: ignore[union-attr]
+        assert caller is not None
+        if (Path(caller.f_code.co_filename).name, caller.f_lineno) == self.world.dropped:
+            self.world.dropped_waits += 1
+            return
+        # As CUDA has it: what is not recorded yet is not waited for.
+        self.do(lambda: None, event.latest)
+
+    def do(self, work: Callable[[], object], after: Ticket | None = None) -> None:
+        self.work.append((after, work))
+        self.world.stir()
 
 
 class World:
@@ -47,7 +73,7 @@ class World:
 
     Args:
         seed: of every order.
-        dropped: file and line of a call of ``wait`` that is to do nothing.
+        dropped: file and line of a call of ``wait_event`` that is to do nothing.
     """
 
     def __init__(self, seed: int, dropped: tuple[str, int] = NOBODY) -> None:
@@ -120,16 +146,13 @@ class FakeDevice:
         return opened
 
     def stream(self) -> FakeStream:
-        stream = FakeStream()
-        stream.priority = self.world.random.random()
-        self.world.streams.append(stream)
-        return stream
+        return FakeStream(self.world)
 
     def current_stream(self) -> FakeStream:
         return self.current
 
     def shared_event(self) -> FakeEvent:
-        return FakeEvent()
+        return FakeEvent(self.world)
 
     def share_event(self, event: FakeEvent) -> bytes:
         return self._shared(event)
@@ -138,42 +161,16 @@ class FakeDevice:
         opened: FakeEvent = self.world.shared.pop(handle)
         return opened
 
-    def event(self) -> FakeEvent:
-        return FakeEvent()
-
-    def record(self, event: FakeEvent, stream: FakeStream) -> None:
-        ticket = event.latest = Ticket()
-        self._do(stream, lambda: setattr(ticket, "reached", True))
-
-    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
-        caller = inspect.currentframe().f_back  # type: ignore[union-attr]
-        assert caller is not None
-        if (Path(caller.f_code.co_filename).name, caller.f_lineno) == self.world.dropped:
-            self.world.dropped_waits += 1
-            return
-        # As CUDA has it: what is not recorded yet is not waited for.
-        self._do(stream, lambda: None, event.latest)
-
     def copy(self, stream: FakeStream, source: Tensor, into: Tensor) -> None:
         assert source.shape == into.shape
         assert source.dtype == into.dtype
-        self._do(stream, lambda: into.copy_(source))
+        stream.do(lambda: into.copy_(source))
 
     def combine(self, stream: FakeStream, reduction: str, given: Tensor, into: Tensor) -> None:
-        self._do(stream, lambda: REDUCTIONS[reduction](into, given, out=into))
+        stream.do(lambda: REDUCTIONS[reduction](into, given, out=into))
 
     def divide(self, stream: FakeStream, into: Tensor, divisor: int) -> None:
-        self._do(stream, lambda: into.div_(divisor))
-
-    def reached(self, event: FakeEvent) -> bool:
-        self.world.advance()
-        return _reached(event.latest)
-
-    def _do(
-        self, stream: FakeStream, work: Callable[[], object], after: Ticket | None = None
-    ) -> None:
-        stream.work.append((after, work))
-        self.world.stir()
+        stream.do(lambda: into.div_(divisor))
 
     def _shared(self, what: object) -> bytes:
         name = f"handle {next(self.world.names)}".encode()

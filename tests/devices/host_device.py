@@ -13,8 +13,21 @@ from torch import Tensor
 from syncline.devices.cuda import REDUCTIONS
 
 
+class AtOnce:
+    """A stream, and an event, of work that is done when it is given."""
+
+    def record_event(self, _event: AtOnce | None = None) -> AtOnce:
+        return self
+
+    def wait_event(self, _event: AtOnce) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
 class HostDevice:
-    """A :class:`~syncline.devices.CudaDevice` of the CPU; events are nothing, since work is done.
+    """A :class:`~syncline.devices.CudaDevice` of the CPU.
 
     Args:
         folder: of its files, which all ranks share.
@@ -39,41 +52,30 @@ class HostDevice:
     def open(self, handle: bytes) -> Tensor:
         return _mapped(Path(handle.decode()))
 
-    def stream(self) -> None:
-        return None
+    def stream(self) -> AtOnce:
+        return AtOnce()
 
-    def current_stream(self) -> None:
-        return None
+    def current_stream(self) -> AtOnce:
+        return AtOnce()
 
-    def shared_event(self) -> None:
-        return None
+    def shared_event(self) -> AtOnce:
+        return AtOnce()
 
-    def share_event(self, _event: None) -> bytes:
+    def share_event(self, _event: AtOnce) -> bytes:
         return b"event"
 
-    def open_event(self, handle: bytes) -> None:
+    def open_event(self, handle: bytes) -> AtOnce:
         assert handle == b"event"
+        return AtOnce()
 
-    def event(self) -> None:
-        return None
-
-    def record(self, _event: None, _stream: None) -> None:
-        pass
-
-    def wait(self, _stream: None, _event: None) -> None:
-        pass
-
-    def copy(self, _stream: None, source: Tensor, into: Tensor) -> None:
+    def copy(self, _stream: AtOnce, source: Tensor, into: Tensor) -> None:
         into.copy_(source)
 
-    def combine(self, _stream: None, reduction: str, given: Tensor, into: Tensor) -> None:
+    def combine(self, _stream: AtOnce, reduction: str, given: Tensor, into: Tensor) -> None:
         REDUCTIONS[reduction](into, given, out=into)
 
-    def divide(self, _stream: None, into: Tensor, divisor: int) -> None:
+    def divide(self, _stream: AtOnce, into: Tensor, divisor: int) -> None:
         into.div_(divisor)
-
-    def reached(self, _event: None) -> bool:
-        return True
 
 
 def _mapped(path: Path) -> Tensor:

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import FileStore
 from syncline.devices import CudaDevice, DeviceGroup
 from syncline.errors import PeerError
 from syncline.groups import Group, Transport
-from tests.devices.host_device import HostDevice
+from tests.devices.host_device import AtOnce, HostDevice
 from tests.devices.trials import Call, expected, given, start
 from tests.groups.jobs import said
 from tests.mortal import Place
@@ -189,7 +189,7 @@ class Deadly(HostDevice):
         super().__init__(folder)
         self._left = copies
 
-    def copy(self, _stream: None, source: torch.Tensor, into: torch.Tensor) -> None:
+    def copy(self, _stream: AtOnce, source: torch.Tensor, into: torch.Tensor) -> None:
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self._left -= 1

@@ -172,16 +172,16 @@ def test_work_on_streams_is_ordered_by_events(
         monkeypatch.setattr(torch, "empty", torch.zeros)
         memory = pretended.allocate(16, [copying, reducing]).view(torch.float32)
         result = torch.full((4,), 5.0)
-        given, copied, reduced = pretended.event(), pretended.event(), pretended.event()
-        pretended.record(given, here)
-        pretended.wait(reducing, given)
+        given, copied, reduced = (torch.cuda.Event() for _ in range(3))
+        given.record(here)
+        reducing.wait_event(given)
         pretended.copy(copying, source, memory)
-        pretended.record(copied, copying)
-        pretended.wait(reducing, copied)
+        copied.record(copying)
+        reducing.wait_event(copied)
         pretended.combine(reducing, "sum", memory, result)
         pretended.divide(reducing, result, 2)
-        pretended.record(reduced, reducing)
-        pretended.wait(here, reduced)
+        reduced.record(reducing)
+        here.wait_event(reduced)
         assert result.tolist() == [4.0] * 4
         pretended.copy(copying, source, memory)
         del memory  # while a stream uses it
@@ -200,11 +200,6 @@ def test_memory_is_for_streams_after_the_current_one(
             memory.fill_(1)
         del memory
     assert recorder.races == []
-
-
-def test_cuda_is_asked_whether_an_event_is_reached(pretended: CudaDevice) -> None:
-    for reached in (False, True):
-        assert pretended.reached(SimpleNamespace(query=lambda r=reached: r)) is reached
 
 
 # ---------------------------------------------------------------------- on GPUs

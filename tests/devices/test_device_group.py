@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 
-from syncline.devices import DeviceGroup
+from syncline.devices import DeviceGroup, pipeline
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import PeerError, UserError
 from tests.devices.fake_device import FakeDevice, FakeEvent, World
 from tests.devices.fake_group import DeadlockError, FakeGroup, Turns
-
-
-class Busy(FakeDevice):
-    """A device that never ends its work."""
-
-    def reached(self, _event: FakeEvent) -> bool:
-        return False
 
 
 class Broken(FakeDevice):
@@ -38,8 +31,9 @@ def alone(device: FakeDevice, job: Any, timeout_s: float = 60.0) -> tuple[FakeGr
     return fake, outcome
 
 
-def test_closing_does_not_wait_for_ever_for_a_device() -> None:
-    group, outcome = alone(Busy(World(0)), DeviceGroup.close, timeout_s=0.0)
+def test_closing_does_not_wait_for_ever_for_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeEvent, "query", lambda _: False)
+    group, outcome = alone(FakeDevice(World(0)), DeviceGroup.close, timeout_s=0.0)
     assert isinstance(outcome, PeerError)
     assert str(outcome) == (
         "rank 0: cpu did not end its work within 0 s; see the other ranks' output"
@@ -78,13 +72,13 @@ def test_an_error_of_the_device_ends_the_group() -> None:
         ({"ready": "1"}, "sent what cannot be read as LinkCard: .*; run one release"),
     ],
 )
-def test_a_neighbour_of_another_kind_is_refused(changes: dict[str, Any], message: str) -> None:
-    class Strange:
-        rank, ranks, timeout_s = 0, 2, 60.0
+def test_a_neighbour_of_another_kind_is_refused(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gather(_: object, note: bytes) -> list[bytes]:
+        return [note, msgspec.json.encode(msgspec.json.decode(note) | changes)]
 
-        def gather(self, note: bytes) -> list[bytes]:
-            return [note, msgspec.json.encode(msgspec.json.decode(note) | changes)]
-
-    control: Any = Strange()
+    monkeypatch.setattr(pipeline, "gather", gather)
+    device, group = cast(Any, FakeDevice(World(0))), cast(Any, FakeGroup(Turns(2, 0), 0))
     with pytest.raises(PeerError, match=message):
-        Pipeline(control, FakeDevice(World(0)), block_bytes=16, window=4)
+        Pipeline(group, device, block_bytes=16, window=4)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncline.devices import DeviceGroup, device_group, pipeline
-from tests.devices.fake_device import FakeDevice, Ticket, World
+from tests.devices.fake_device import FakeDevice, FakeEvent, Ticket, World
 from tests.devices.fake_group import DeadlockError, FakeGroup, Turns
 from tests.devices.trials import Call, wrong_chain, wrong_results
 
@@ -65,13 +65,12 @@ def waits() -> list[tuple[str, int]]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "wait"
-        and len(node.args) == 2
+        and node.func.attr == "wait_event"
     ]
 
 
 def test_the_waits_are_found() -> None:
-    assert len(waits()) == 9
+    assert len(waits()) == 7
 
 
 @pytest.mark.parametrize("wait", waits(), ids=lambda wait: f"{wait[0]}:{wait[1]}")
@@ -128,11 +127,10 @@ def test_streams_that_wait_for_each_other_are_noticed() -> None:
     world = World(0)
     device = FakeDevice(world)
     one, other = device.stream(), device.stream()
-    first, second = device.event(), device.event()
-    for event in (first, second):  # by streams that never come to it
-        event.latest = Ticket()
-    device.wait(one, first)
-    device.wait(other, second)
+    for stream in (one, other):
+        event = FakeEvent(world)
+        event.latest = Ticket()  # by a stream that never comes to it
+        stream.wait_event(event)
     with pytest.raises(AssertionError, match="streams wait for each other"):
         world.finish()
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from syncline.collectives.schedule import Step
 from syncline.devices import DeviceGroup
-from syncline.devices.control import GroupControl
 from syncline.devices.pipeline import Pipeline
 from tests.devices.fake_device import NOBODY, FakeDevice, World
 from tests.devices.fake_group import FakeGroup, Turns
@@ -131,7 +130,7 @@ def wrong_chain(seed: int, *, dropped: tuple[str, int] = NOBODY) -> list[str]:
     def job(rank: int) -> None:
         fake: Any = FakeGroup(turns, rank)
         device: Any = FakeDevice(world)
-        pipeline = Pipeline(GroupControl(fake), device, block_bytes=16, window=window)
+        pipeline = Pipeline(fake, device, block_bytes=16, window=window)
         pipeline.run(vectors[rank], programs[rank], list(range(0, 4 * blocks + 1, 4)))
 
     for outcome in turns.run(job):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.sparse_world import run_in_one_process
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from syncline.errors import InternalError
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from syncline.sparse.algorithms import ALGORITHMS
 from syncline.sparse.exchange import Content, ExchangeOutcome, ExchangeStep, Refusal, Share
-from syncline.sparse.selection import SelectionPart, select
+from syncline.sparse.memory import HostMemory, Tracked
 from syncline.sparse.vector import PRECISIONS, Precision, Quota, SparseVector, rounded
 from syncline.sparse.wire import WireFormat
 from tests.sparse.vectors import Dense, assert_same, entries_of, largest
@@ -74,8 +75,10 @@ def selections(case: Case, residuals: list[Dense]) -> list[Content]:
     """Take what each rank sends out of its residual."""
     taken: list[Content] = []
     for residual in residuals:
-        found = select([SelectionPart(residual.ctypes.data, len(residual))], case.k)
-        assert found is not None
+        values = torch.from_numpy(residual)
+        unit = [Tracked(values, torch.zeros_like(values))]
+        found = HostMemory().take([unit], [case.k], momentum=0.0)
+        assert isinstance(found, SparseVector)
         sent, remainder = rounded(found, case.precision)
         residual[remainder.indices] += remainder.values
         taken.append(sent)

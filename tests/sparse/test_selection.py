@@ -6,21 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline import _native
-from syncline.errors import UserError
-from syncline.sparse.selection import (
-    INSTRUCTIONS,
-    SelectionPart,
-    first_not_finite,
-    select,
-)
+from syncline.sparse.memory import INSTRUCTIONS, HostMemory, Tracked
 from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import Dense, assert_same, dense_vectors, largest
 
 PRESENT = [n for n in INSTRUCTIONS.values() if n < 0 or _native.has_instructions(n)]
+Row = tuple[int, int, int, int]
+"""Addresses of values, gradient and velocity, or 0, and how many elements."""
 every = pytest.mark.parametrize("instructions", PRESENT)
 
 
@@ -35,7 +32,7 @@ class Selection(NamedTuple):
 
 def select_by(
     instructions: int,
-    parts: list[SelectionPart],
+    rows: list[Row],
     k: int,
     *,
     momentum: float = 0.0,
@@ -44,20 +41,17 @@ def select_by(
     slack: float = 1.0,
 ) -> Selection:
     """Select by the native core, which also takes a threshold to begin with."""
-    rows = [(part.values, part.gradient, part.velocity, part.elements) for part in parts]
     least, most = (k, k) if slack == 1 else (-int(-k // slack), int(k * slack))
     indices, values, *rest = _native.select(
         rows, momentum, k, least, most, hint, clear, instructions
     )
-    length = sum(part.elements for part in parts)
+    length = sum(row[3] for row in rows)
     return Selection(SparseVector(length, indices, values), *rest)
 
 
-def part_of(
-    values: Dense, gradient: Dense | None = None, velocity: Dense | None = None
-) -> SelectionPart:
+def part_of(values: Dense, gradient: Dense | None = None, velocity: Dense | None = None) -> Row:
     gradients, velocities = (0 if a is None else a.ctypes.data for a in (gradient, velocity))
-    return SelectionPart(values.ctypes.data, len(values), gradients, velocities)
+    return values.ctypes.data, gradients, velocities, len(values)
 
 
 @every
@@ -120,9 +114,10 @@ def test_what_is_not_finite_is_found(instructions: int, dense: Dense, data: st.D
         dense[index] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     found = _native.first_not_finite(address, len(dense), instructions)
     assert found == (min(bad) if bad else len(dense))
-    assert first_not_finite(address, len(dense)) == (min(bad) if bad else None)
     if bad:
-        assert select([part_of(dense)], 1) is None
+        tensor = torch.from_numpy(dense)
+        tracked = Tracked(tensor, torch.zeros_like(tensor))
+        assert HostMemory().take([[tracked]], [1], momentum=0.0) == 0
         selection = select_by(instructions, [part_of(dense)], 1)
         assert not selection.finite
         assert len(selection.taken) == 0
@@ -145,8 +140,3 @@ def test_large_vectors_of_many_shapes(instructions: int) -> None:
             wanted = order[:k][dense[order[:k]] != 0]
             found = select_by(instructions, [part_of(dense)], k, clear=False)
             np.testing.assert_array_equal(found.taken.indices, np.sort(wanted), err_msg=name)
-
-
-def test_what_cannot_be_selected() -> None:
-    with pytest.raises(UserError, match=r"4294967296 elements .* at most 2\^32 - 1"):
-        select([SelectionPart(0, 2**32)], 1)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from syncline import _native
 from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
 from syncline.errors import UserError
 from syncline.processes import machine_name
-from syncline.sparse.memory import Tracked
-from syncline.sparse.selection import INSTRUCTIONS, SelectionPart, first_not_finite, select
+from syncline.sparse.memory import INSTRUCTIONS, WIDEST, HostMemory, Memory, Tracked
 from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 from syncline.workers import Progress
 
@@ -152,35 +153,32 @@ def contestants(size: int, k: int, device: torch.device) -> dict[str, Call]:
 
 
 def _on_the_host(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[str, Call]:
-    size, ours = len(values), torch.zeros_like(values)
-    address, added = values.data_ptr(), gradient.data_ptr()
+    def select_largest() -> NDArray[np.uint32]:
+        row = (values.data_ptr(), 0, 0, len(values))
+        return _native.select([row], 0.0, k, k, k, 0, False, WIDEST)[0]
 
-    def fused() -> None:
-        first_not_finite(added, size)
-        select([SelectionPart(ours.data_ptr(), size, added)], k)
-
-    found = select([SelectionPart(address, size)], k, clear=False)
-    assert found is not None  # all values are finite
-    _require_same(float(abs(found.values.astype("float64")).sum()), values, k)
-    return {
-        SELECT: lambda: (values, select([SelectionPart(address, size)], k, clear=False)),
-        FUSED: fused,
-    }
+    found = values[torch.from_numpy(select_largest().astype(np.int64))]
+    _require_same(float(found.abs().sum(dtype=torch.float64)), values, k)
+    return {SELECT: select_largest, FUSED: _fused(HostMemory(), gradient, k)}
 
 
 def _on_a_device(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[str, Call]:
-    memory, tracked = TorchMemory(), Tracked(torch.zeros_like(values), gradient)
-
-    def fused() -> None:
-        memory.first_not_finite([gradient])
-        memory.take([[tracked]], [k], momentum=0.0)
-
     def select_largest() -> torch.Tensor:
         return largest(magnitudes(values), [len(values)], [k])
 
     found = values[select_largest()]
     _require_same(float(found.abs().sum(dtype=torch.float64)), values, k)
-    return {SELECT: select_largest, FUSED: fused}
+    return {SELECT: select_largest, FUSED: _fused(TorchMemory(), gradient, k)}
+
+
+def _fused(memory: Memory, gradient: torch.Tensor, k: int) -> Call:
+    tracked = Tracked(torch.zeros_like(gradient), gradient)
+
+    def fused() -> None:
+        memory.first_not_finite([gradient])
+        memory.take([[tracked]], [k], momentum=0.0)
+
+    return fused
 
 
 def _require_same(found: float, values: torch.Tensor, k: int) -> None:

@@ -1,11 +1,13 @@
-"""What the hosts of the ranks tell each other, so that no stream waits for what is not recorded."""
+"""Messages between the hosts of ranks, over a native group on which nothing else may run.
+
+None of them waits for a device. Before the next :func:`gather`, every message must have been
+received. Calls that wait raise PeerError if a rank has ended, or did not answer in time.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import struct
-from collections import Counter
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -14,59 +16,31 @@ from syncline.groups import Elements, Group
 
 T = TypeVar("T")
 
-News = Literal["ready", "taken"]
-"""Of a slot: the event after which it is filled, or after which it was read, is recorded."""
-TAGS: dict[News, int] = {"ready": 0, "taken": 1}
-SIZE = struct.Struct("<q")
+
+def gather(group: Group, note: bytes) -> list[bytes]:
+    """Return every rank's note, of any length, in order of rank; all ranks must call it."""
+    lengths = _gather_equal(group, len(note).to_bytes(8, "little"))
+    sizes = [int.from_bytes(length, "little") for length in lengths]
+    padded = _gather_equal(group, note.ljust(max(sizes), b"\0"))
+    return [text[:size] for text, size in zip(padded, sizes, strict=True)]
 
 
-class GroupControl:
-    """Messages between the hosts of the ranks, over a native group on which nothing else may run.
+def _gather_equal(group: Group, note: bytes) -> list[bytes]:
+    given = ctypes.create_string_buffer(note, len(note))
+    result = ctypes.create_string_buffer(len(note) * group.ranks)
+    group.all_gather(_elements(given), _elements(result), attended=True).wait()
+    size = len(note)
+    return [result.raw[rank * size : (rank + 1) * size] for rank in range(group.ranks)]
 
-    None of them waits for a device. A message takes part in the group's order: before the next
-    :meth:`gather`, every message must have been heard.
 
-    Raises:
-        PeerError: by every call that waits: a rank has ended, or did not answer in time.
-    """
+def notify(group: Group, peer: int, tag: int) -> None:
+    """Send a message without content, and do not wait until it is received."""
+    group.send(_elements(ctypes.create_string_buffer(1)), peer=peer, tag=tag)
 
-    def __init__(self, group: Group) -> None:
-        self.rank = group.rank
-        self.ranks = group.ranks
-        self.timeout_s = group.timeout_s
-        self._group = group
-        self._heard: Counter[tuple[int, News]] = Counter()
 
-    def gather(self, note: bytes) -> list[bytes]:
-        """Return every rank's note, in order of rank; all ranks must call it.
-
-        Notes may differ in length.
-        """
-        sizes = [SIZE.unpack(size)[0] for size in self._gather_equal(SIZE.pack(len(note)))]
-        padded = self._gather_equal(note.ljust(max(sizes), b"\0"))
-        return [text[:size] for text, size in zip(padded, sizes, strict=True)]
-
-    def tell(self, peer: int, news: News) -> None:
-        """Tell a rank that one more slot has come so far; this does not wait until it is heard."""
-        self._group.send(_elements(ctypes.create_string_buffer(1)), peer=peer, tag=TAGS[news])
-
-    def hear(self, peer: int, news: News, number: int) -> None:
-        """Return once a rank has told the news more than ``number`` times."""
-        while self._heard[peer, news] <= number:
-            note = _elements(ctypes.create_string_buffer(1))
-            self._group.receive(note, peer=peer, tag=TAGS[news]).wait()
-            self._heard[peer, news] += 1
-
-    def close(self) -> None:
-        """Leave: others that wait for this rank hear of it."""
-        self._group.close()
-
-    def _gather_equal(self, note: bytes) -> list[bytes]:
-        given = ctypes.create_string_buffer(note, len(note))
-        result = ctypes.create_string_buffer(len(note) * self.ranks)
-        self._group.all_gather(_elements(given), _elements(result), attended=True).wait()
-        size = len(note)
-        return [result.raw[rank * size : (rank + 1) * size] for rank in range(self.ranks)]
+def await_notice(group: Group, peer: int, tag: int) -> None:
+    """Receive the next message of :func:`notify`."""
+    group.receive(_elements(ctypes.create_string_buffer(1)), peer=peer, tag=tag).wait()
 
 
 def _elements(memory: ctypes.Array[ctypes.c_char]) -> Elements:

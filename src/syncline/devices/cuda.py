@@ -21,9 +21,7 @@ from syncline.devices.control import decoded
 from syncline.errors import UserError
 
 Stream = torch.cuda.Stream
-"""A queue of work that a device runs in order."""
 Event = torch.cuda.Event
-"""A point in a stream's work that other streams can wait for."""
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
@@ -62,7 +60,7 @@ class EventHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 TAKEN_OVER = tuple(
     name for name in MemoryHandle.__struct_fields__ if name not in ("gpu", "size_bytes")
 )
-"""Fields that torch names alike."""
+"""Fields that have torch's own names."""
 FIXED: dict[str, Any] = {
     "tensor_cls": Tensor,
     "tensor_stride": (1,),
@@ -76,10 +74,9 @@ FIXED: dict[str, Any] = {
 class CudaDevice:
     """A GPU of this process: the few calls that collectives need of it.
 
-    All methods but :meth:`reached` only enqueue work. The work of a stream runs in order; streams
-    are not ordered among each other, except where one waits for an event that another records.
-    ``wait`` waits for the last ``record`` before it: so the host must have called ``record``
-    before, in whichever process.
+    All methods only enqueue work. The work of a stream runs in order; streams are not ordered among
+    each other, except where one waits for an event that another records. It waits for the last
+    recording before: so the host must have recorded the event, in whichever process.
 
     Args:
         device: such as ``"cuda:1"``, or its number; without a number, torch's current one.
@@ -103,7 +100,6 @@ class CudaDevice:
             raise UserError(f"expected one of {torch.cuda.device_count()} GPUs, found {found}")
         _require_known_torch()
         self.device = torch.device("cuda", index)
-        """The device of its tensors."""
         self._gpu = _identity(index)
 
     # ------------------------------------------------------------------ what processes share
@@ -121,9 +117,9 @@ class CudaDevice:
         return memory
 
     def share(self, memory: Tensor) -> bytes:
-        """Return a handle of memory of :meth:`allocate`, with which one other process opens it.
+        """Return a handle of memory of :meth:`allocate`.
 
-        For one alone, because torch counts how often it is opened.
+        Only one other process may open it, because torch counts how often it is opened.
         """
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
@@ -173,23 +169,11 @@ class CudaDevice:
         """Return the caller's current stream."""
         return torch.cuda.current_stream(self.device)
 
-    def event(self) -> Event:
-        """Return an event for this process."""
-        return torch.cuda.Event()
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """Record an event of this process after the stream's work so far."""
-        event.record(stream)
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Make the stream's further work wait for the event."""
-        stream.wait_event(event)
-
     def copy(self, stream: Stream, source: Tensor, into: Tensor) -> None:
         """Copy elements, from another GPU directly, where the two can reach each other.
 
-        torch copies between GPUs on the current stream of the one it reads from, and has that wait
-        for ``stream`` and ``stream`` for it.
+        torch copies between GPUs on the current stream of the one it reads from; that stream and
+        ``stream`` then wait for each other.
         """
         with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
@@ -204,10 +188,6 @@ class CudaDevice:
         with torch.cuda.stream(stream):
             into.div_(divisor)
 
-    def reached(self, event: Event) -> bool:
-        """Say whether the event is complete; asks the device, and does not wait."""
-        return bool(event.query())
-
     # ------------------------------------------------------------------ inside
 
     @contextmanager
@@ -218,7 +198,7 @@ class CudaDevice:
             raise UserError(
                 f"{self.device}: {what} cannot be shared between processes: {error}; CUDA IPC "
                 "needs Linux, one container for all ranks, and an allocator without "
-                "expandable_segments (PYTORCH_CUDA_ALLOC_CONF); use NCCL where it is not to be had"
+                "expandable_segments (PYTORCH_CUDA_ALLOC_CONF); use NCCL where that is not possible"
             ) from error
 
 

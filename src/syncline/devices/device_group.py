@@ -14,7 +14,7 @@ from torch import Tensor
 
 from syncline.collectives import program
 from syncline.collectives.schedule import Schedule, Step
-from syncline.devices.control import GroupControl, decoded
+from syncline.devices.control import decoded, gather
 from syncline.devices.cuda import REDUCTIONS, CudaDevice, Event
 from syncline.devices.pipeline import Pipeline
 from syncline.errors import MismatchError, PeerError, UserError, require_known
@@ -22,7 +22,7 @@ from syncline.groups import Group
 
 DEFAULT_BLOCK_BYTES = 4 << 20
 """The paper takes 64 KiB (section 3.2). Here a block also costs both hosts some microseconds of
-Python, which it should take the copy engines as long to hide; not measured yet."""
+Python, so the copy engines should take at least as long for it; not measured yet."""
 DEFAULT_WINDOW = 4
 ALIGNMENT_BYTES = 16
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -47,16 +47,13 @@ class DeviceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceWork:
-    """A collective that is enqueued.
+    """A collective that is enqueued: its result is in place after the events.
 
-    Args:
-        device: of the tensor.
-        events: after which the result is in place.
-        tensor: kept until the result is waited for.
+    The tensor is kept until the result is waited for.
     """
 
     task = peer = None
-    """As of other collectives under way, which have these."""
+    """Other collectives under way have these."""
 
     def __init__(self, device: CudaDevice, events: Sequence[Event], tensor: Tensor) -> None:
         self._device = device
@@ -67,13 +64,13 @@ class DeviceWork:
         """Make the current stream's further work come after the result."""
         stream = self._device.current_stream()
         for event in self._events:
-            self._device.wait(stream, event)
+            stream.wait_event(event)
         self._tensor = None
 
     @property
     def done(self) -> bool:
         """Whether the result is in place."""
-        return all(map(self._device.reached, self._events))
+        return all(event.query() for event in self._events)
 
     ended = done
 
@@ -89,8 +86,8 @@ class DeviceGroup:
     Not run on a GPU yet: see docs/gpu.md.
 
     Args:
-        group: of all ranks, which this one takes over: nothing else may run on it, and it is closed
-            with this one. If a call fails it is closed too, so that the other ranks hear of it.
+        group: of all ranks. Nothing else may run on it; it is closed with this one, and also when a
+            call fails, so that the other ranks hear of it.
         device: this rank's.
         block_bytes: what is sent at once, a multiple of 16; the same on all ranks.
         window: how many blocks may be under way to the next rank, at least 1; the same on all
@@ -127,16 +124,13 @@ class DeviceGroup:
             raise UserError(f"the window must be at least 1 block, found {window}")
         self._device = device
         self._block_bytes = block_bytes
-        self._control = GroupControl(group)
+        self._group = group
         self._lock = threading.Lock()
         self._ended = False
-        self._pipeline: Pipeline | None = None
-        """Until this group is closed. After a call that failed it is kept, because others may not
-        have heard of it yet and use what it shares."""
         try:
-            self._pipeline = Pipeline(self._control, device, block_bytes=block_bytes, window=window)
+            self._pipeline = Pipeline(group, device, block_bytes=block_bytes, window=window)
         except BaseException:
-            self._control.close()
+            group.close()
             raise
 
     @property
@@ -193,9 +187,8 @@ class DeviceGroup:
                     f"rank {self.rank}: this device group was closed, or a call on it has failed; "
                     "make another"
                 )
-            assert self._pipeline is not None
             try:
-                notes = self._control.gather(msgspec.json.encode(call))
+                notes = gather(self._group, msgspec.json.encode(call))
                 calls = [decoded(note, DeviceCall) for note in notes]
                 if calls.count(call) == self.ranks:
                     events = self._pipeline.run(
@@ -230,14 +223,14 @@ class DeviceGroup:
         with self._lock:
             if self._ended:
                 return
-            assert self._pipeline is not None
             try:
-                self._quiesce(self._pipeline.quiet())
-                self._control.gather(b"quiet")
+                self._quiesce()
+                gather(self._group, b"quiet")
                 # CUDA: what was opened is closed before it is freed where it was made.
                 self._pipeline.let_go_of_peers()
-                self._control.gather(b"closed")
-                self._pipeline = None
+                gather(self._group, b"closed")
+                # After a call that failed others may still use what it shares.
+                del self._pipeline
             finally:
                 self._give_up()
 
@@ -265,7 +258,7 @@ class DeviceGroup:
         return steps, schedule.block_offsets(call.elements).tolist()
 
     def _divisor(self, call: DeviceCall) -> int:
-        """Return what this rank divides sums by: that which forms them, before they go on."""
+        """Return what this rank divides sums by: the rank that completes them divides."""
         last = self.ranks - 1 if call.collective == "all-reduce" else call.root
         return self.ranks if call.reduction == "avg" and self.rank == last else 1
 
@@ -287,21 +280,22 @@ class DeviceGroup:
         if not 0 <= root < self.ranks:
             raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {root}")
 
-    def _quiesce(self, events: Sequence[Event]) -> None:
+    def _quiesce(self) -> None:
         """Wait for this rank's streams, since torch's own waits have no deadline."""
-        deadline_s = time.monotonic() + self._control.timeout_s
-        while not all(map(self._device.reached, events)):
+        events = self._pipeline.quiet()
+        deadline_s = time.monotonic() + self._group.timeout_s
+        while not all(event.query() for event in events):
             if time.monotonic() > deadline_s:
                 raise PeerError(
                     f"rank {self.rank}: {self._device.device} did not end its work within "
-                    f"{self._control.timeout_s:g} s; see the other ranks' output"
+                    f"{self._group.timeout_s:g} s; see the other ranks' output"
                 )
             time.sleep(POLL_S)
 
     def _give_up(self) -> None:
         """End, and let the other ranks know."""
         self._ended = True
-        self._control.close()
+        self._group.close()
 
 
 @lru_cache(maxsize=32)

@@ -2,24 +2,28 @@
 
 Two neighbours share a window of slots. The sender copies a block into a slot of its own staging
 buffer and records that the slot is ``ready``; the receiver, which has opened the buffer, pulls the
-block from there and records that the slot was ``taken``. Each records its own events and waits for
-those of the other on its streams. Their hosts notify each other only that an event was recorded,
-since a stream does not wait for an event that is not recorded yet. So no host ever waits for a
-device.
+block from there and records that the slot was ``taken``. Each records its own events, and its
+streams wait for the other's. Their hosts notify each other only that an event was recorded, since a
+stream does not wait for an event that is not recorded yet. So no host ever waits for a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from syncline.collectives.schedule import Step
-from syncline.devices.control import GroupControl, decoded
-from syncline.devices.cuda import CudaDevice, Event, Stream
+from syncline.devices.control import await_notice, decoded, gather, notify
+from syncline.devices.cuda import CudaDevice, Event
 from syncline.errors import MismatchError, PeerError
+from syncline.groups import Group
+
+READY, TAKEN = 0, 1
+"""Tags of notices: the event after which a slot is filled, or after which it was read, is
+recorded."""
 
 
 class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,6 +37,17 @@ class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Handles of the events of its slots, for the next rank."""
     taken: tuple[bytes, ...]
     """Handles of the events of the previous rank's slots, for that rank."""
+
+
+class _Slots(NamedTuple):
+    """The slots between two neighbours."""
+
+    staging: Tensor
+    """The sender's buffer; dtype uint8."""
+    ready: Sequence[Event]
+    """The sender's events, one a slot."""
+    taken: Sequence[Event]
+    """The receiver's."""
 
 
 class Pipeline:
@@ -50,10 +65,8 @@ class Pipeline:
     :class:`~syncline.devices.DeviceGroup`, also for the errors.
     """
 
-    def __init__(
-        self, control: GroupControl, device: CudaDevice, *, block_bytes: int, window: int
-    ) -> None:
-        self._control = control
+    def __init__(self, group: Group, device: CudaDevice, *, block_bytes: int, window: int) -> None:
+        self._group = group
         self._device = device
         self._window = window
         self._streams = streams = tuple(device.stream() for _ in range(3))
@@ -69,25 +82,24 @@ class Pipeline:
         card = LinkCard(
             block_bytes=block_bytes,
             window=window,
-            staging=device.share(staging) if control.ranks > 1 else b"",
+            staging=device.share(staging) if group.ranks > 1 else b"",
             ready=tuple(map(device.share_event, ready)),
             taken=tuple(map(device.share_event, taken)),
         )
-        cards = [decoded(text, LinkCard) for text in control.gather(msgspec.json.encode(card))]
+        cards = [decoded(text, LinkCard) for text in gather(group, msgspec.json.encode(card))]
         self._require_equal(cards, card)
-        self._outbox: Outbox | None = None
-        self._inbox: Inbox | None = None
-        if control.ranks == 1:
-            return
-        next_ = (control.rank + 1) % control.ranks
-        previous = (control.rank - 1) % control.ranks
-        their_taken = [device.open_event(handle) for handle in cards[next_].taken]
-        self._outbox = Outbox(device, control, next_, self._push, staging, ready, their_taken)
-        their_ready = [device.open_event(handle) for handle in cards[previous].ready]
-        their_staging = device.open(cards[previous].staging)
-        self._inbox = Inbox(
-            device, control, previous, self._pull, their_staging, their_ready, taken
-        )
+        self._next = (group.rank + 1) % group.ranks
+        self._previous = (group.rank - 1) % group.ranks
+        self._sent = self._received = 0  # blocks
+        self._noticed = [0, 0]
+        """Notices received, by tag."""
+        self._out = self._in = _Slots(staging, ready, taken)
+        if group.ranks > 1:
+            their_taken = [device.open_event(handle) for handle in cards[self._next].taken]
+            self._out = _Slots(staging, ready, their_taken)
+            theirs = cards[self._previous]
+            their_ready = [device.open_event(handle) for handle in theirs.ready]
+            self._in = _Slots(device.open(theirs.staging), their_ready, taken)
 
     def run(
         self,
@@ -116,74 +128,87 @@ class Pipeline:
         Raises:
             PeerError: a rank has ended, or did not answer in time.
         """
-        device = self._device
-        begun = self._recorded(device.current_stream())
+        begun = self._device.current_stream().record_event()
         for stream in self._streams:
-            device.wait(stream, begun)
+            stream.wait_event(begun)
+        by_action = {"send": self._push, "copy": self._pull, "reduce": self._combine}
         touched: dict[int, Event] = {}
         for step in steps:
+            stream = by_action[step.action]
             for block in range(step.block_start, step.block_stop):
                 part = vector[offsets[block] : offsets[block + 1]]
+                if block in touched:
+                    stream.wait_event(touched[block])
                 if step.action == "send":
-                    touched[block] = self._send(part, touched.get(block))
+                    self._send(part)
+                    touched[block] = stream.record_event()
                 elif step.action == "copy":
-                    touched[block] = self._receive(part, touched.get(block))
+                    self._receive(part)
+                    touched[block] = stream.record_event()
                 else:
-                    touched[block] = self._reduce(part, touched.get(block), reduction, divisor)
-        if self._outbox is not None:
-            self._outbox.settle()
+                    touched[block] = self._reduce(part, reduction, divisor)
+        if self._sent:
+            self._await(self._next, TAKEN, self._sent)
         return self.quiet()
 
     def quiet(self) -> list[Event]:
         """Return events that are reached once the streams are done."""
-        return [self._recorded(stream) for stream in self._streams]
+        return [stream.record_event() for stream in self._streams]
 
     def let_go_of_peers(self) -> None:
         """Close the other ranks' memory; nothing can be run any more."""
-        self._outbox = self._inbox = None
+        del self._in, self._out
 
-    def _send(self, part: Tensor, before: Event | None) -> Event:
-        """Send a block to the next rank, after an event."""
-        assert self._outbox is not None
-        if before is not None:
-            self._device.wait(self._push, before)
-        self._outbox.push(part)
-        return self._recorded(self._push)
+    def _send(self, block: Tensor) -> None:
+        """Put a block of shape ``(elements,)`` into the next slot."""
+        slot = self._sent % self._window
+        if self._sent >= self._window:
+            self._await(self._next, TAKEN, self._sent - self._window + 1)
+            self._push.wait_event(self._out.taken[slot])
+        self._device.copy(self._push, block, self._slot(self._out.staging, slot, block))
+        self._push.record_event(self._out.ready[slot])
+        notify(self._group, self._next, READY)
+        self._sent += 1
 
-    def _receive(self, part: Tensor, before: Event | None) -> Event:
-        """Receive a block in place of one that was sent before."""
-        assert self._inbox is not None
-        if before is not None:
-            self._device.wait(self._pull, before)
-        self._inbox.pull(part)
-        return self._recorded(self._pull)
+    def _receive(self, into: Tensor) -> None:
+        """Receive the next block, of the shape and dtype sent."""
+        slot = self._received % self._window
+        self._await(self._previous, READY, self._received + 1)
+        self._pull.wait_event(self._in.ready[slot])
+        self._device.copy(self._pull, self._slot(self._in.staging, slot, into), into)
+        self._pull.record_event(self._in.taken[slot])
+        notify(self._group, self._previous, TAKEN)
+        self._received += 1
 
-    def _reduce(self, part: Tensor, before: Event | None, reduction: str, divisor: int) -> Event:
+    def _reduce(self, part: Tensor, reduction: str, divisor: int) -> Event:
         """Receive a block into scratch memory, and reduce it into this rank's own."""
-        assert self._inbox is not None
-        device, slot = self._device, self._inbox.slot
-        scratch = slot_of(self._scratch, slot, self._window, part)
+        slot = self._received % self._window
+        scratch = self._slot(self._scratch, slot, part)
         read = self._scratch_read[slot]
         if read is not None:
-            device.wait(self._pull, read)
-        self._inbox.pull(scratch)
-        device.wait(self._combine, self._recorded(self._pull))
-        if before is not None:
-            device.wait(self._combine, before)
-        device.combine(self._combine, reduction, scratch, part)
+            self._pull.wait_event(read)
+        self._receive(scratch)
+        self._combine.wait_event(self._pull.record_event())
+        self._device.combine(self._combine, reduction, scratch, part)
         if divisor != 1:
-            device.divide(self._combine, part, divisor)
-        done = self._recorded(self._combine)
+            self._device.divide(self._combine, part, divisor)
+        done: Event = self._combine.record_event()
         self._scratch_read[slot] = done
         return done
 
-    def _recorded(self, stream: Stream) -> Event:
-        event = self._device.event()
-        self._device.record(event, stream)
-        return event
+    def _await(self, peer: int, tag: int, notices: int) -> None:
+        """Return once so many notices with this tag have come."""
+        while self._noticed[tag] < notices:
+            await_notice(self._group, peer, tag)
+            self._noticed[tag] += 1
+
+    def _slot(self, buffer: Tensor, slot: int, like: Tensor) -> Tensor:
+        """Return the start of a buffer's slot, with the shape and dtype of another tensor."""
+        first = slot * (buffer.numel() // self._window)
+        return buffer[first : first + like.nbytes].view(like.dtype)
 
     def _require_equal(self, cards: Sequence[LinkCard], own: LinkCard) -> None:
-        rank = self._control.rank
+        rank = self._group.rank
         for other, card in enumerate(cards):
             if (card.block_bytes, card.window) != (own.block_bytes, own.window):
                 raise MismatchError(
@@ -196,79 +221,3 @@ class Pipeline:
                     f"rank {rank}: rank {other} shares {len(card.ready)} and {len(card.taken)} "
                     f"events for {card.window} slots; run one release of syncline on all ranks"
                 )
-
-
-@dataclass(slots=True, eq=False)
-class _PipelineEnd:
-    """What both ends have in common."""
-
-    _device: CudaDevice
-    _control: GroupControl
-    _peer: int
-    """The rank at the other end."""
-    _stream: Stream
-    """On which this end copies."""
-    _staging: Tensor
-    """The sender's buffer, of as many equal slots as there are events; dtype uint8."""
-    _ready: Sequence[Event]
-    """The sender's events, one a slot."""
-    _taken: Sequence[Event]
-    """The receiver's."""
-    _passed: int = 0
-    """Blocks that have been sent, or received, so far."""
-
-    @property
-    def slot(self) -> int:
-        """The slot of the next block."""
-        return self._passed % len(self._ready)
-
-
-class Outbox(_PipelineEnd):
-    """The sending end."""
-
-    def push(self, block: Tensor) -> None:
-        """Put a block of shape ``(elements,)`` into the next slot, after the stream's work so far.
-
-        Raises:
-            PeerError: the receiver has ended, or does not take what was sent in time.
-        """
-        number, slot = self._passed, self.slot
-        window = len(self._ready)
-        if number >= window:
-            self._control.hear(self._peer, "taken", number - window)
-            self._device.wait(self._stream, self._taken[slot])
-        self._device.copy(self._stream, block, slot_of(self._staging, slot, window, block))
-        self._device.record(self._ready[slot], self._stream)
-        self._control.tell(self._peer, "ready")
-        self._passed += 1
-
-    def settle(self) -> None:
-        """Return once the receiver's host has acknowledged every block."""
-        if self._passed:
-            self._control.hear(self._peer, "taken", self._passed - 1)
-
-
-class Inbox(_PipelineEnd):
-    """The receiving end."""
-
-    def pull(self, into: Tensor) -> None:
-        """Receive the next block, of the shape and dtype sent, after the stream's work so far.
-
-        Raises:
-            PeerError: the sender has ended, or sends nothing in time.
-        """
-        slot = self.slot
-        self._control.hear(self._peer, "ready", self._passed)
-        self._device.wait(self._stream, self._ready[slot])
-        source = slot_of(self._staging, slot, len(self._ready), into)
-        self._device.copy(self._stream, source, into)
-        self._device.record(self._taken[slot], self._stream)
-        self._control.tell(self._peer, "taken")
-        self._passed += 1
-
-
-def slot_of(buffer: Tensor, slot: int, slots: int, like: Tensor) -> Tensor:
-    """Return the start of a buffer's slot, with the shape and dtype of another tensor."""
-    first = slot * (buffer.numel() // slots)
-    used = buffer[first : first + like.numel() * like.element_size()]
-    return used.view(like.dtype)

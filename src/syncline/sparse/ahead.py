@@ -29,13 +29,11 @@ class StepAhead:
 
         x - lr / (1 - m) / P e,
 
-    with the learning rate ``lr`` and the momentum ``m`` of the optimizer. They
-    are restored bit for bit before a step of any of their optimizers, a forward pass for
-    evaluation, ``state_dict`` and ``load_state_dict``: so ranks keep the same weights. That takes a
-    copy of the weights, and three passes over them a step.
-
-    Residuals keep their effect: when the learning rate changes, they are multiplied by the old one
-    over the new one, in a fourth pass.
+    with the learning rate ``lr`` and the momentum ``m`` of the optimizer. They are restored bit for
+    bit before a step of any of their optimizers, a forward pass for evaluation, ``state_dict`` and
+    ``load_state_dict``: so ranks keep the same weights. That takes a copy of the weights, and three
+    passes over them a step. When the learning rate changes, residuals are multiplied by the old one
+    over the new one, in a fourth pass, so that they still move the weights as far.
 
     Only the caller keeps this object alive; when it is freed, the hooks are removed and the weights
     restored.
@@ -62,7 +60,7 @@ class StepAhead:
             optimizer: plain SGD, for which the effect of a residual is known.
             residuals: of this rank.
             ranks: P.
-            settle: waits until no exchange is under way that changes the residuals.
+            settle: waits until no exchange changes the residuals any more.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
@@ -109,17 +107,15 @@ class StepAhead:
 
     @torch.no_grad()
     def _go_ahead(self) -> None:
+        residuals = self._residuals
         for parameter, name, group in self._moved():
             kept = self._room.get(name)
             if kept is None:
                 kept = self._room[name] = torch.empty_like(parameter)
             kept.copy_(parameter)
             self._places.append((parameter, kept))
-            residual = shaped(self._residuals.of(name), kept)
-            share = (
-                float(group["lr"]) / (1 - group["momentum"]) / self._ranks / self._residuals.scale
-            )
-            parameter.sub_(residual, alpha=share)
+            share = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / residuals.scale
+            parameter.sub_(shaped(residuals.of(name), kept), alpha=share)
 
     def _moved(self) -> list[tuple[nn.Parameter, str, dict[str, Any]]]:
         return [
@@ -173,10 +169,7 @@ class StepAhead:
 
 
 class _Hook:
-    """Calls a method while its object is alive. A copy, such as a copied module's, does nothing.
-
-    It can be pickled with a module.
-    """
+    """Calls a method while its object is alive. A copied or pickled hook does nothing."""
 
     def __init__(self, method: Callable[..., Any] | None = None) -> None:
         self._method = None if method is None else weakref.WeakMethod(method)
@@ -204,11 +197,8 @@ def _end(places: Places, hooks: Sequence[RemovableHandle], on_steps: RemovableHa
 
 
 _ended: list[RemovableHandle] = []
-"""Step hooks whose object was freed.
-
-The garbage collector may free it while torch iterates over the hooks, in any optimizer's step, and
-must not remove them then.
-"""
+"""Step hooks whose object was freed. The garbage collector may free it during any optimizer's step,
+while torch iterates over the hooks, which must not be removed then."""
 
 
 def _require_known_effect(optimizer: Optimizer) -> None:

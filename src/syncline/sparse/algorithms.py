@@ -168,7 +168,7 @@ def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], Exch
 
 
 def _own_part(vector: SparseVector, number: int, ranks: int) -> SparseVector:
-    """Return the entries that one of ``ranks`` ranks keeps, a power of two, of those all have."""
+    """Return what one rank keeps of a vector that ``ranks`` ranks, a power of two, have."""
     # By positions: indexing with booleans takes several times as long.
     own = np.flatnonzero((vector.indices & np.uint32(ranks - 1)) == number % ranks)
     return SparseVector(vector.length, vector.indices[own], vector.values[own])

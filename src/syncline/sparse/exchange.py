@@ -19,7 +19,6 @@ class Refusal(NamedTuple):
     """Why there is no exchange. It is sent in place of a vector, and so reaches all ranks."""
 
     rank: int
-    """The rank that refused."""
     reason: int
     """One of the constants below."""
     detail: int
@@ -27,7 +26,7 @@ class Refusal(NamedTuple):
 
 
 Content = SparseVector | Refusal
-"""The content of a message."""
+"""Of a message."""
 
 
 class Share(NamedTuple):
@@ -39,9 +38,8 @@ class Share(NamedTuple):
     own: Content
     """Within the quota, with values that the wire can hold without rounding."""
     quota: Quota
-    """How many entries a vector may have in each part."""
     precision: Precision
-    """The precision of values on the wire."""
+    """Of values on the wire."""
     lowest_keeps: bool = False
     """Whether, of the ranks that make the same merge, the lowest keeps what the merge drops."""
 
@@ -58,7 +56,7 @@ class ExchangeStep(NamedTuple):
     contents: tuple[Content, ...] = ()
     receive_from: int | None = None
     receives: int = 0
-    """How many contents."""
+    """How many contents arrive."""
 
 
 class ExchangeOutcome(NamedTuple):
@@ -68,7 +66,7 @@ class ExchangeOutcome(NamedTuple):
     """
 
     delivered: Content
-    """The sum of the entries kept of all ranks' vectors, or why there was no exchange; the same
+    """The kept entries of the sum of all ranks' vectors, or why there was no exchange; the same
     bits on every rank."""
     returned: SparseVector
     """What goes back into this rank's residual. Undefined if the exchange was refused."""
@@ -104,10 +102,10 @@ the parameters of the unit."""
 
 
 def refusal_error(refusal: Refusal, names: Sequence[str], *, together: int) -> UserError:
-    """Return the error for a refusal that has reached this rank.
+    """Return the error for a refusal.
 
     Args:
-        refusal: a rank's.
+        refusal: of any rank.
         names: of all parameters, in the order of the model.
         together: how many parameters were exchanged together.
     """

@@ -28,7 +28,7 @@ def flat(values: Tensor) -> Tensor:
 
 
 def shaped(values: Tensor, like: Tensor) -> Tensor:
-    """Return a result of :func:`flat` in the shape and strides of another tensor, uncopied."""
+    """Return a result of :func:`flat` in the shape and strides of a tensor, without a copy."""
     return values.as_strided(like.shape, like.stride())
 
 
@@ -41,19 +41,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients by name, as the model without a wrapper has them."""
+    """Return the parameters that get gradients, by their names in the model without a wrapper."""
     return {name: p for name, p in unwrapped(model).named_parameters() if p.requires_grad}
 
 
 def require_exchangeable(parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
-    """Make sure that the gradients of these parameters can be compressed as they are.
+    """Raise UserError if there are no parameters, or the gradients of one cannot be compressed.
 
-    Args:
-        parameters: by name.
-        model: that they are of, if it is known, without a wrapper.
-
-    Raises:
-        UserError: there are none, or one cannot be.
+    The parameters are by name; the model, if it is known, is without a wrapper.
     """
     for name, module in model.named_modules() if model is not None else ():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:

@@ -22,8 +22,8 @@ from syncline.sparse.session import Scaler, Session
 from syncline.torch_private import current_graph_task, queue_callback
 
 PATIENCE = 2
-"""An exchange may take this many timeouts of the group. Its own waits then fail first, with errors
-that name the peer."""
+"""An exchange may take this many timeouts of the group, so that its own waits fail first, with
+errors that name the peer."""
 
 Future = torch.futures.Future
 
@@ -55,8 +55,8 @@ class GTopKState:
             recipe: the same on all ranks.
             process_group: that of DDP; the default group if None.
             check: whether every exchange is checked for lost gradient. Slow: for debugging.
-            scaler: torch's ``GradScaler``, if one scales the loss. It then skips the steps in which
-                a gradient is not finite, on all ranks; without one that is an error.
+            scaler: torch's ``GradScaler``, if one scales the loss. Steps in which a gradient is not
+                finite are then skipped on all ranks; without one that is an error.
 
         Raises:
             UserError: the model cannot be exchanged sparsely, or there is no process group.
@@ -79,7 +79,8 @@ class GTopKState:
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step whose futures are not complete yet."""
         self._message = 0
-        self._step = 0
+        self.step = 0
+        """How many steps have been exchanged; the warm-up depends on it."""
         self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
 
     def _agree(self, parameters: Mapping[str, Tensor]) -> None:
@@ -109,11 +110,6 @@ class GTopKState:
                 "make it with the model, GTopKState(model, recipe), or call this later"
             )
         return self._agreed
-
-    @property
-    def step(self) -> int:
-        """How many steps have been exchanged; the warm-up depends on it."""
-        return self._step
 
     def step_ahead(self, optimizer: Optimizer) -> None:
         """Compute gradients at the weights as they will be once this rank's residuals are applied.
@@ -159,7 +155,7 @@ class GTopKState:
         session = self._session
         self._executor.join()
         session.load_state_dict(state)
-        self._step = session.step
+        self.step = session.step
 
     # ------------------------------------------------------------------ the hook
 
@@ -207,7 +203,7 @@ class GTopKState:
         gradients = [gradient for each, _, _ in buckets for gradient in each]
         message = self._message
         self._message += 1
-        # DDP has copied all of them on the current stream.
+        # DDP has copied the gradients on the current stream.
         complete = self._session.memory.mark()
 
         def exchange() -> None:
@@ -228,8 +224,8 @@ class GTopKState:
 
         self._executor.put(exchange, ended)
         if last:
-            self._step, self._message = self._step + 1, 0
-            # Before DDP waits for the futures: so backward() raises the error itself.
+            self.step, self._message = self.step + 1, 0
+            # Called before DDP waits for the futures, so that backward() raises the error itself.
             if current_graph_task() >= 0:
                 queue_callback(self._executor.join)
             else:  # in DDP's join(), a rank that has ended shadows the others' backward passes

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from syncline.sparse.selection import SelectionPart, first_not_finite, select
+from syncline import _native
+from syncline.errors import UserError
 from syncline.sparse.vector import SparseVector, joined
+from syncline.torch_private import foreach_zero_
+
+INSTRUCTIONS = {"widest": -1, "portable": 0, "avx2": 1, "avx512": 2}
+"""Sets of vector instructions, by the native core's number. All give the same bits."""
+WIDEST = INSTRUCTIONS["widest"]
 
 
 class Tracked(NamedTuple):
@@ -28,7 +34,7 @@ Unit = Sequence[Tracked]
 
 
 class Memory(ABC):
-    """Operations on the tensors of one device, beside the training's own; vectors are on the host.
+    """Operations on the tensors of one device; vectors are on the host.
 
     All tensors are contiguous float32, of shape (elements,). Subclasses give the same bits.
     """
@@ -80,17 +86,30 @@ class Memory(ABC):
             of 0 are not checked.
         """
 
-    @abstractmethod
     def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Add the entries of a vector that is the concatenation of these tensors."""
+        for values, indices, added in self._placed(tensors, vector):
+            values[indices] += added  # each index occurs once
 
-    @abstractmethod
     def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the elements at a vector's entries to zero."""
+        for values, indices, _ in self._placed(tensors, vector):
+            values[indices] = 0
 
-    @abstractmethod
     def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
         """Set the concatenation of these tensors to this vector."""
+        foreach_zero_([*tensors])
+        for values, indices, written in self._placed(tensors, vector):
+            values[indices] = written
+
+    @abstractmethod
+    def _placed(
+        self, tensors: Sequence[Tensor], vector: SparseVector
+    ) -> Iterable[tuple[Any, Any, Any]]:
+        """Return the tensors, or arrays of their memory, with indices and values for each.
+
+        The vector is the concatenation of the tensors.
+        """
 
 
 ZERO_BLOCK = 1 << 14
@@ -102,8 +121,11 @@ class HostMemory(Memory):
 
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
         """Return the number of the first tensor that holds an infinity or NaN."""
-        found = (first_not_finite(each.data_ptr(), each.numel()) for each in tensors)
-        return next((number for number, first in enumerate(found) if first is not None), None)
+        for number, each in enumerate(tensors):
+            elements = each.numel()
+            if _native.first_not_finite(each.data_ptr(), elements, WIDEST) < elements:
+                return number
+        return None
 
     def are_zero(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Say of each tensor whether it has elements and all are zeros."""
@@ -112,41 +134,38 @@ class HostMemory(Memory):
     def take(
         self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
     ) -> SparseVector | int:
-        """Add gradients to residuals, take out those of largest magnitude, in one pass a unit."""
+        """Add gradients to residuals, take out those of largest magnitude, in one pass a unit.
+
+        A threshold is guessed from a sample, what exceeds it is collected, and the k largest of
+        that are the result; exact whatever the guess, in O(elements) for any data.
+
+        Source: for momentum, Deep Gradient Compression (Lin et al., 2018), section 3.2 and
+        Algorithm 4; the selection is ours.
+        """
         taken = []
         for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
+            length = sum(each.residual.numel() for each in unit)
+            require_selectable(length)
             moves = any(each.velocity is not None for each in unit)
-            # Velocities go on, so what is taken is cleared here.
-            parts = [_part(each) for each in unit]
-            found = select(parts, k, momentum=momentum, clear=not moves)
-            if found is None:
+            # No bounds but k, and no threshold to begin with. The core would clear velocities with
+            # the residuals.
+            indices, values, _, finite, _ = _native.select(
+                [_addresses(each) for each in unit], momentum, k, k, k, 0, not moves, WIDEST
+            )
+            if not finite:
                 return number
+            found = SparseVector(length, indices, values)
             if moves:
                 self.clear([each.residual for each in unit], found)
             taken.append(found)
         return joined(taken)
 
-    def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
-        """Add the entries of a vector that is the concatenation of these tensors."""
-        for tensor, part in _placed(tensors, vector):
-            tensor.numpy()[part.indices] += part.values
-
-    def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
-        """Set the elements at a vector's entries to zero."""
-        for tensor, part in _placed(tensors, vector):
-            tensor.numpy()[part.indices] = 0
-
-    def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
-        """Set the concatenation of these tensors to this vector."""
-        for tensor, part in _placed(tensors, vector):
-            tensor.zero_().numpy()[part.indices] = part.values
-
-
-def _placed(
-    tensors: Sequence[Tensor], vector: SparseVector
-) -> Iterator[tuple[Tensor, SparseVector]]:
-    """Yield each tensor with its part of a vector that is the concatenation of all."""
-    return zip(tensors, vector.parts([tensor.numel() for tensor in tensors]), strict=True)
+    def _placed(
+        self, tensors: Sequence[Tensor], vector: SparseVector
+    ) -> Iterable[tuple[Any, Any, Any]]:
+        parts = vector.parts([tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            yield tensor.numpy(), part.indices, part.values
 
 
 def _is_zero(values: Tensor) -> bool:
@@ -157,11 +176,14 @@ def _is_zero(values: Tensor) -> bool:
     return not any(elements[start : start + ZERO_BLOCK].any() for start in blocks)
 
 
-def _part(each: Tracked) -> SelectionPart:
-    """Return what :func:`select` works on; the tensors must outlive it."""
-    return SelectionPart(
-        each.residual.data_ptr(),
-        each.residual.numel(),
-        each.gradient.data_ptr(),
-        0 if each.velocity is None else each.velocity.data_ptr(),
-    )
+def _addresses(each: Tracked) -> tuple[int, int, int, int]:
+    """Return the addresses of residual, gradient and velocity, or 0, and how many elements."""
+    velocity = 0 if each.velocity is None else each.velocity.data_ptr()
+    residual = each.residual
+    return residual.data_ptr(), each.gradient.data_ptr(), velocity, residual.numel()
+
+
+def require_selectable(elements: int) -> None:
+    """Raise UserError if indices of so many elements are of more than 32 bits."""
+    if elements >= 2**32:
+        raise UserError(f"{elements} elements are selected from; at most 2^32 - 1 can be")

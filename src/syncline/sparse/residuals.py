@@ -25,7 +25,7 @@ class Residuals:
     """
 
     def __init__(self, recipe: Recipe, elements: Mapping[str, int], memory: Memory) -> None:
-        """Begin with zeros, for so many elements of every parameter, by name."""
+        """Begin with zeros, of as many elements as each parameter has, by name."""
         self._memory = memory
         self._momentum = recipe.momentum
         self._residuals: Tensors = {
@@ -56,7 +56,7 @@ class Residuals:
         return taken
 
     def rescale(self, scale: float) -> None:
-        """Go over to another scale."""
+        """Change the scale of residuals and velocities."""
         if scale != self.scale:
             for tensors in (self._residuals, self._velocities):
                 for tensor in tensors.values():
@@ -66,8 +66,8 @@ class Residuals:
     def follow(self, name: str, rate: float) -> None:
         """Scale a parameter's residual so that it moves the weights as far as at the last rate.
 
-        Gradients added from now on are of this rate. At 0 residuals do not change, and what is
-        delivered then moves nothing, as whole gradients would not.
+        Gradients added from now on are of this rate. A rate of 0 does not change residuals; what is
+        delivered then moves no weight, as with whole gradients.
 
         Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
         Schemes" (ICML 2019), Algorithm 2, whose residuals are gradients times learning rates.
@@ -79,7 +79,7 @@ class Residuals:
             self._rates[name] = rate
 
     def follow_none(self) -> None:
-        """Let residuals be of no particular learning rate."""
+        """Forget the learning rates that residuals are of."""
         self._rates.clear()
 
     def copy_of(self, name: str) -> list[Tensor]:
@@ -145,9 +145,9 @@ class Residuals:
 
         Elements that were sent and dropped keep their velocity, as if they had not been selected.
         In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is not if
-        gradients differ, and would be sent again and again without momentum.
+        gradients differ: it is sent again and again, and would be without momentum.
 
-        ``own`` has the elements that this rank has sent of these parameters, all with a velocity.
+        ``own`` has what this rank has sent of these parameters, all of which have a velocity.
         """
         arrived, _ = own.divided(delivered.indices)
         self._memory.clear([self._velocities[name] for name in names], arrived)
@@ -186,9 +186,9 @@ class Residuals:
 def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """Return states for another number of ranks, with the same sums of residuals.
 
-    Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; if there are none, zeros. All ranks
-    follow the same learning rates. With as many ranks as before nothing changes. A plan is for one
-    number of ranks, so another number drops it.
+    Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; if there are none, zeros. With as
+    many ranks as before nothing changes. A plan is for one number of ranks, so another number drops
+    it.
 
     Args:
         states: ``state_dict()`` of all ranks of one checkpoint.

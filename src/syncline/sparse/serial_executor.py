@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from functools import partial
 from queue import SimpleQueue
 
 from syncline.errors import InternalError, PeerError
@@ -17,11 +16,11 @@ class SerialExecutor:
     """Runs jobs in the order in which they were put; after a failure, no more of them.
 
     The thread is started by the first job and does not keep the program from ending. It ends with
-    :meth:`close`, and while it waits for a job it keeps nothing of the last one alive.
+    :meth:`close`, and while it waits for a job it keeps nothing of the last one alive. A job may
+    take ``timeout_s`` while another thread waits for it.
     """
 
     def __init__(self, name: str, *, timeout_s: float) -> None:
-        """Name the thread, and say how long a job may take while another thread waits for it."""
         self._name = name
         self._timeout_s = timeout_s
         self._jobs: SimpleQueue[tuple[Job, Job] | None] = SimpleQueue()
@@ -54,7 +53,7 @@ class SerialExecutor:
         """
         with self._changed:
             while self._ended < self._put:
-                if not self._changed.wait_for(partial(self._beyond, self._ended), self._timeout_s):
+                if not self._changed.wait_for(self._one_ends(), self._timeout_s):
                     self._error = self._error or PeerError(
                         f"{self._name}: an exchange has not ended within {self._timeout_s:.0f} s; "
                         "a peer has stopped, see the other ranks' output, and resume all ranks "
@@ -75,8 +74,9 @@ class SerialExecutor:
         """Let the thread end after the jobs that were put; without waiting."""
         self._jobs.put(None)
 
-    def _beyond(self, ended: int) -> bool:
-        return self._ended > ended
+    def _one_ends(self) -> Callable[[], bool]:
+        before = self._ended
+        return lambda: self._ended > before
 
     def _serve(self) -> None:
         while (work := self._jobs.get()) is not None:

@@ -45,7 +45,7 @@ times."""
 
 
 class Scaler(Protocol):
-    """The methods of torch's ``GradScaler`` that are used."""
+    """Torch's ``GradScaler``, as far as it is used."""
 
     def is_enabled(self) -> bool:
         """Say whether it scales gradients and skips steps."""
@@ -57,7 +57,7 @@ class Scaler(Protocol):
 class Session:
     """Recipe, step and residuals of one rank, which averages gradients over all ranks in messages.
 
-    The communication hook and the wrapper both keep one.
+    The communication hook has one, and so has the wrapper.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Session:
             recipe: the same on all ranks.
             parameters: that get gradients, by name, in the order of the model.
             group: of the ranks; the session makes another one of them.
-            model: that the parameters are of, if it is known, without a wrapper.
+            model: of the parameters, without a wrapper, if it is known.
             check: whether every exchange is checked for lost gradient.
 
         Raises as :class:`~syncline.sparse.hook.GTopKState` does.
@@ -97,10 +97,9 @@ class Session:
         self.step = 0
         """How many steps have been exchanged; the warm-up depends on it."""
         self.scaler: Scaler | None = None
-        """What skips steps, if there is one."""
         self.refused = False
-        """Whether the present step, or the last one, is to be skipped, as a scaler allows: a
-        gradient was infinite or NaN, and all ranks get infinities."""
+        """Whether the scaler is to skip the present step, or the last one: a gradient was infinite
+        or NaN, and all ranks get infinities."""
         self._ahead: list[StepAhead] = []
         """One for each optimizer that steps ahead. Ranks that differ in whether there is one refuse
         each other's messages."""
@@ -113,8 +112,7 @@ class Session:
         """Let a scaler skip steps: a gradient that is not finite is no error from now on.
 
         All ranks then get infinities, so that all scalers skip the step, and the residuals are
-        restored. Residuals are rescaled when the scale changes. A scaler that is not enabled has no
-        effect.
+        restored. A scaler that is not enabled has no effect.
         """
         if scaler.is_enabled():
             self.scaler = scaler
@@ -136,8 +134,7 @@ class Session:
     ) -> None:
         """Compute gradients at the weights with residuals applied, until the session ends.
 
-        See :class:`StepAhead` for the arguments; ``settle`` waits for all exchanges to end. It is
-        also a UserError if the recipe leaves nothing behind.
+        See :class:`StepAhead`. It is also a UserError if the recipe leaves nothing behind.
         """
         residuals = self.residuals
         if not any(name in residuals for name in parameters):
@@ -149,7 +146,7 @@ class Session:
 
         def settled() -> None:
             session = own()
-            assert session is not None  # it keeps the caller alive
+            assert session is not None  # it keeps the StepAhead alive
             settle()
             session.undo_refused()
 
@@ -165,9 +162,9 @@ class Session:
     ) -> Callable[[], None]:
         """Select what one message sends; return a function that exchanges it.
 
-        The function replaces the gradients by their averages over all ranks; all ranks must call it
-        alike. One thread exchanges. Another may prepare the next message, of other parameters,
-        meanwhile. Both are complete on the device when they return.
+        The function replaces the gradients by their averages over all ranks, which must all call
+        it. While one thread exchanges, another may prepare the next message, of other parameters.
+        When either returns, its work is complete on the device too.
 
         Args:
             gradients: of one message.
@@ -191,7 +188,7 @@ class Session:
             if odd is not None:
                 number = self._names.index(gradients[odd].name)
                 refusal = Refusal(self.transport.rank, NOT_FINITE, number)
-            # The check is an exchange, too, so it belongs to the function.
+            # A check is an exchange, too: then everything is left to the function.
             ready = None
             if sparse and not self._check:
                 ready = self._begin(sparse, refusal, message)
@@ -218,8 +215,8 @@ class Session:
     ) -> Callable[[], None]:
         """Do the part of a sparse exchange that needs no other rank; return the rest."""
         names = [gradient.name for gradient in gradients]
-        together = self.recipe.unit != "layer"
-        units = [[*gradients]] if together else [[gradient] for gradient in gradients]
+        by_layer = self.recipe.unit == "layer"
+        units = [[gradient] for gradient in gradients] if by_layer else [[*gradients]]
         lengths = tuple(sum(self._elements[g.name] for g in unit) for unit in units)
         quota = Quota(lengths, tuple(self.recipe.count_at(self.step, n) for n in lengths))
         wire = WireFormat(
@@ -242,7 +239,7 @@ class Session:
         return partial(self._exchange, gradients, own, quota, wire, require_conserved)
 
     def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
-        """Clip gradients so that the average of independent ones has at most the largest norm.
+        """Clip gradients so that the average of independent ones has at most the recipe's norm.
 
         Deep Gradient Compression, 3.2, divides by the root of P: its limit is for the sum.
         """
@@ -316,11 +313,11 @@ class Session:
             gradient.values.fill_(math.inf)
 
     def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
-        """Add up all ranks' residuals and gradients, before an exchange; all ranks call.
+        """Add up all ranks' residuals and gradients before an exchange; all ranks call.
 
         Returns:
-            What compares the sum with that of residuals and delivered values, after it. All ranks
-            call it. It raises InternalError if an element differs by more than rounding.
+            A function that all ranks call after the exchange: it raises InternalError if residuals
+            and delivered values do not add up to the same.
         """
         residuals, transport = self.residuals, self.transport
         rows = []
@@ -361,7 +358,7 @@ class Session:
             self.residuals.follow_none()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save; every rank saves its own. Nothing may be under way."""
+        """Return what this rank must save, while no exchange is under way."""
         self.undo_refused()
         return {
             "version": VERSION,
@@ -423,7 +420,7 @@ class Session:
 
 
 def _digest_of(*what: object) -> int:
-    """Return 64 bits of a digest of what the ranks must have in common."""
+    """Return 64 bits of a digest."""
     text = "\0".join(map(str, what)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 

@@ -32,21 +32,22 @@ class SparseTransport:
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         """Use a group of any backend that sends tensors of the CPU.
 
-        Its methods are called directly, so that works can complete after the user has destroyed
-        all groups. A peer that does not answer within the timeout counts as lost.
+        A peer that does not answer within the timeout counts as lost.
         """
+        # The group's methods are called directly, so that works can complete after the user has
+        # destroyed all groups.
         self._group = group
         self._timeout = timeout
         self.rank = group.rank()
         self.ranks = group.size()
         self.sent_bytes = 0
-        """How much this rank has given to the backend so far."""
+        """What this rank has given to the backend so far."""
         self._refused: MismatchError | None = None
 
     def run(self, algorithm: Algorithm, share: Share, wire: WireFormat) -> ExchangeOutcome:
         """Run an exchange; all ranks must.
 
-        A message that cannot be read makes this rank refuse, and go on: so the refusal reaches all
+        If this rank cannot read a message, it refuses and goes on: so the refusal reaches all
         ranks, and none waits.
 
         Raises:
@@ -55,11 +56,10 @@ class SparseTransport:
         """
         self._refused = None
         run = algorithm(share)
-        arrived: tuple[Content, ...] | None = None
         try:
+            step = next(run)
             while True:
-                step = run.send(arrived)  # type: ignore[arg-type]  # None starts a generator
-                arrived = self._run_step(step, wire)
+                step = run.send(self._run_step(step, wire))
         except StopIteration as ended:
             outcome: ExchangeOutcome = ended.value
         if self._refused is not None:

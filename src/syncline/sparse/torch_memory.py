@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from syncline.sparse.memory import HostMemory, Memory, Unit
-from syncline.sparse.selection import require_selectable
+from syncline.sparse.memory import HostMemory, Memory, Unit, require_selectable
 from syncline.sparse.vector import SparseVector
-from syncline.torch_private import (
-    foreach_add_,
-    foreach_copy_,
-    foreach_mul_,
-    foreach_norm,
-    foreach_zero_,
-)
+from syncline.torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_norm
 
 
 class TorchMemory(Memory):
@@ -71,22 +64,18 @@ class TorchMemory(Memory):
             foreach_copy_(residuals, [*together.split([r.numel() for r in residuals])])
         return SparseVector(sum(lengths), indices, values)
 
-    def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
-        """Add the entries of a vector that is the concatenation of these tensors."""
-        for tensor, indices, values in _placed(tensors, vector):
-            # Each index occurs once, so there is no order of additions to choose.
-            tensor.index_put_((indices,), tensor[indices] + values)
-
-    def clear(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
-        """Set the elements at a vector's entries to zero."""
-        for tensor, indices, _ in _placed(tensors, vector):
-            tensor.index_fill_(0, indices, 0)
-
-    def write(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
-        """Set the concatenation of these tensors to this vector."""
-        foreach_zero_([*tensors])
-        for tensor, indices, values in _placed(tensors, vector):
-            tensor.index_put_((indices,), values)
+    def _placed(
+        self, tensors: Sequence[Tensor], vector: SparseVector
+    ) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+        """Place only what has entries, which all travel to the device at once."""
+        parts = list(vector.parts([tensor.numel() for tensor in tensors]))
+        if not len(vector):
+            return []
+        device, counts = tensors[0].device, [len(part) for part in parts]
+        indices = np.concatenate([part.indices for part in parts]).astype(np.int64)
+        there = torch.from_numpy(indices).to(device).split(counts)
+        values = torch.from_numpy(vector.values).to(device).split(counts)
+        return [row for row in zip(tensors, there, values, strict=True) if row[1].numel()]
 
 
 class CudaMemory(TorchMemory):
@@ -136,21 +125,6 @@ def _largest_of_each(tensors: Sequence[Tensor]) -> list[float]:
     return found
 
 
-def _placed(tensors: Sequence[Tensor], vector: SparseVector) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return the tensors that a vector has entries of, with their indices and values beside them.
-
-    All entries travel to the device at once.
-    """
-    parts = list(vector.parts([tensor.numel() for tensor in tensors]))
-    if not len(vector):
-        return []
-    device, counts = tensors[0].device, [len(part) for part in parts]
-    indices = np.concatenate([part.indices for part in parts]).astype(np.int64)
-    there = torch.from_numpy(indices).to(device).split(counts)
-    values = torch.from_numpy(vector.values).to(device).split(counts)
-    return [row for row in zip(tensors, there, values, strict=True) if row[1].numel()]
-
-
 MAGNITUDE_BITS = 0x7FFFFFFF
 LINE_ELEMENTS = 16
 """Elements of a sample that lie together."""
@@ -178,7 +152,7 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
     the device a few times, however many parts there are.
 
     Args:
-        magnitude: of shape (elements,), int32, none below 0: the parts one after the other.
+        magnitude: of shape (elements,), int32, none below 0: the concatenation of the parts.
         lengths: of the parts, in elements.
         counts: k, how many of each part; more than it has elements means all.
 
@@ -187,8 +161,7 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
         taken.
     """
     device = magnitude.device
-    parts_and_counts = zip(magnitude.split([*lengths]), counts, strict=True)
-    guessed = [_guessed(part, k) for part, k in parts_and_counts]
+    guessed = map(_guessed, magnitude.split([*lengths]), counts)
     guesses = {n: guess for n, guess in enumerate(guessed) if guess is not None}
     ends = torch.tensor(lengths, device=device).cumsum(0)
     while True:
@@ -215,7 +188,7 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
 
 
 def _expanded(guesses: dict[int, Tensor], lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return the threshold of every element, or the one of all."""
+    """Return the threshold of every element, or one for all."""
     thresholds = torch.zeros(len(lengths), dtype=torch.int32, device=device)
     if guesses:
         thresholds[torch.tensor([*guesses], device=device)] = torch.stack([*guesses.values()])

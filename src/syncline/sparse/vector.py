@@ -55,10 +55,7 @@ class SparseVector:
     def divided(self, indices: NDArray[np.uint32]) -> tuple[SparseVector, SparseVector]:
         """Return the entries at these indices, which ascend, and the others."""
         parts = _native.sparse_divide(self.indices, self.values, indices)
-        return (
-            SparseVector(self.length, parts[0], parts[1]),
-            SparseVector(self.length, parts[2], parts[3]),
-        )
+        return SparseVector(self.length, *parts[:2]), SparseVector(self.length, *parts[2:])
 
 
 class Quota(NamedTuple):
@@ -71,12 +68,12 @@ class Quota(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Elements of all parts together."""
+        """Length of the vector, in elements."""
         return sum(self.lengths)
 
     @property
     def k(self) -> int:
-        """The most entries of all parts together."""
+        """The most entries of the vector."""
         return sum(self.counts)
 
 
@@ -91,11 +88,11 @@ def merged(a: SparseVector, b: SparseVector, quota: Quota) -> tuple[SparseVector
     ends = np.cumsum(quota.lengths, dtype=np.uint64)
     counts = np.array(quota.counts, np.uint64)
     parts = _native.sparse_merge(a.indices, a.values, b.indices, b.values, ends, counts)
-    return SparseVector(a.length, parts[0], parts[1]), SparseVector(a.length, parts[2], parts[3])
+    return SparseVector(a.length, *parts[:2]), SparseVector(a.length, *parts[2:])
 
 
 def joined(vectors: Sequence[SparseVector]) -> SparseVector:
-    """Return the vector that these make up one after the other."""
+    """Return the concatenation of vectors."""
     firsts = np.cumsum([0, *(vector.length for vector in vectors)])
     indices = [v.indices + np.uint32(f) for v, f in zip(vectors, firsts[:-1], strict=True)]
     return SparseVector(

@@ -7,7 +7,7 @@ Both ends know the length of a message beforehand, so one message is enough::
     values
     zeros up to the length of a message of k entries
 
-A refusal has its rank in place of the entries, then reason and detail, 32 bits each. All
+A refusal has its rank in place of the number of entries, then reason and detail, 32 bits each. All
 numbers are little-endian. Distances of 16 bits suffice for nearly all indices where more than one
 element in 65,536 is sent, so an entry takes 6 bytes with float32 and 4 with 16-bit values.
 """
@@ -47,7 +47,6 @@ class WireFormat:
     k: int
     """The most entries."""
     length: int
-    """Length of the dense vector."""
     precision: Precision
     digest: int
     """64 bits of a digest of everything that the ranks must have in common."""

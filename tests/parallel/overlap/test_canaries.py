@@ -13,6 +13,7 @@ from torch import nn
 
 from syncline.parallel.overlap import canaries
 from syncline.parallel.overlap.canaries import StepCheck, kind_of
+from syncline.parallel.overlap.trial import Trial
 
 
 class Own(torch.optim.Optimizer):
@@ -46,10 +47,6 @@ def parameters() -> list[nn.Parameter]:
     return made
 
 
-def check_of(optimizer: torch.optim.Optimizer) -> StepCheck:
-    return StepCheck(optimizer, lambda: type(optimizer).step(optimizer))
-
-
 def step_until_refused(optimizer: torch.optim.Optimizer, check: StepCheck, most: int) -> int | None:
     for number in range(most):
         if check.why_not() is not None:
@@ -63,12 +60,12 @@ def test_a_coupling_is_seen_before_the_step_in_which_it_begins(before: int) -> N
     optimizer = Own(parameters(), couples_after=7)
     for _ in range(before):
         optimizer.step()
-    assert step_until_refused(optimizer, check_of(optimizer), 20) == 7 - before
+    assert step_until_refused(optimizer, StepCheck(optimizer), 20) == 7 - before
 
 
 def test_steps_that_were_not_checked_are_counted() -> None:
     optimizer = Own(parameters(), couples_after=7)
-    check = check_of(optimizer)
+    check = StepCheck(optimizer)
     assert step_until_refused(optimizer, check, 2) is None
     optimizer.step()
     check.skip()
@@ -78,7 +75,7 @@ def test_steps_that_were_not_checked_are_counted() -> None:
 def test_nothing_couples_and_nothing_is_changed() -> None:
     optimizer = Own(parameters())
     optimizer.step()
-    check = check_of(optimizer)
+    check = StepCheck(optimizer)
     before = copy.deepcopy([optimizer.state_dict(), optimizer.param_groups])
     random = torch.get_rng_state()
     assert [check.why_not() for _ in range(20)] == [None] * 20
@@ -103,7 +100,7 @@ class Stateless(torch.optim.Optimizer):
 
 def test_an_optimizer_without_state_stays_separable() -> None:
     optimizer = Stateless(parameters())
-    assert step_until_refused(optimizer, check_of(optimizer), 3 * canaries.CYCLE) is None
+    assert step_until_refused(optimizer, StepCheck(optimizer), 3 * canaries.CYCLE) is None
     assert not optimizer.state
 
 
@@ -119,27 +116,32 @@ def test_a_state_without_a_corner_is_left_out() -> None:
 
     optimizer = Flat(parameters())
     optimizer.step()
-    check = check_of(optimizer)
+    check = StepCheck(optimizer)
     assert [check.why_not() for _ in range(3)] == [None] * 3
 
 
 def test_a_step_that_fails_on_canaries_is_refused_with_its_error() -> None:
     optimizer = Own(parameters())
     optimizer.param_groups[0]["lr"] = None
-    found = check_of(optimizer).why_not()
+    found = StepCheck(optimizer).why_not()
     assert found is not None
     assert found.startswith("its step failed on a small example (TypeError: ")
 
 
 def trials(monkeypatch: pytest.MonkeyPatch, optimizer: torch.optim.Optimizer) -> list[int]:
     made: list[int] = []
-    monkeypatch.setattr(canaries, "why_not_separable", lambda _: made.append(1))
+
+    def separability(_: torch.optim.Optimizer) -> Trial:
+        made.append(1)
+        return Trial(None)
+
+    monkeypatch.setattr(canaries, "separability", separability)
     return made
 
 
 def test_a_trial_for_each_kind_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.AdamW(parameters(), lr=0.0)
-    check, made = check_of(optimizer), trials(monkeypatch, optimizer)
+    check, made = StepCheck(optimizer), trials(monkeypatch, optimizer)
     group = optimizer.param_groups[0]
 
     def tried(**settings: Any) -> int:
@@ -192,14 +194,17 @@ def test_kinds(one: Any, other: Any, alike: bool) -> None:
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
-def test_torchs_own_classes_are_not_stepped(make: Callable[..., torch.optim.Optimizer]) -> None:
-    def never() -> None:
+def test_torchs_own_classes_are_not_stepped(
+    make: Callable[..., torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    assert StepCheck(make(parameters()), never).why_not() is None
+    monkeypatch.setattr(canaries, "Canaries", never)
+    assert StepCheck(make(parameters())).why_not() is None
 
     class Derived(make):  # type: ignore[misc, valid-type]
         pass
 
-    found = StepCheck(Derived(parameters()), never).why_not()
+    found = StepCheck(Derived(parameters())).why_not()
     assert found == "its step failed on a small example (AssertionError)"

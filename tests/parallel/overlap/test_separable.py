@@ -21,11 +21,15 @@ from torch.optim.optimizer import (
 
 from syncline.measure.clock import CpuClock
 from syncline.measure.observer import Observer
-from syncline.parallel.overlap.separable import why_not_separable
+from syncline.parallel.overlap.separable import separability
 from tests.cases import first_few
 
 Parameters = Iterable[Any]
 Make = Callable[[Parameters], torch.optim.Optimizer]
+
+
+def why_not_separable(optimizer: torch.optim.Optimizer) -> str | None:
+    return separability(optimizer).why_not
 
 
 class Net(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,21 +12,18 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from syncline.parallel.overlap.deferral import Deferral
+from syncline.parallel.overlap.deferral import AverageUpdate, Deferral
 from syncline.parallel.overlap.pending import is_pending, owner_of
 from syncline.torch_private import disable_dynamo, eval_frame_callback
 
 PLAIN = (torch.Tensor, nn.Parameter)
 """The classes of averages that can be made pending."""
 
-Update = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
-"""Updates averages with parameters, each by itself."""
-
 
 def average(
-    averages: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], update: Update
+    averages: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], update: AverageUpdate
 ) -> None:
-    """Update averages: of parameters whose updates are due after those, of the others now.
+    """Update averages: those of parameters whose updates are due after these, the others now.
 
     ``update`` is called for some at a time. It must not depend on anything that changes.
     """
@@ -52,8 +49,8 @@ def average(
 def average_with_torch() -> None:
     """Let ``AveragedModel.update_parameters`` average each parameter after its update.
 
-    Its own code runs, for some parameters at a time. With a function of the user's, which may
-    depend on anything, and in compiled code it runs for all at once, and so waits.
+    Its own code runs, for some parameters at a time. In compiled code, and with a function of the
+    user's, which may depend on anything, it runs for all at once, and so waits.
     """
     own: Any = AveragedModel.update_parameters
     if own.__module__ == __name__:

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from syncline.parallel.overlap.separable import why_not_separable
+from syncline.parallel.overlap.deferred_step import step_of
+from syncline.parallel.overlap.separable import separability
 from syncline.parallel.overlap.trial import (
     corner,
     failed,
+    hyperparameters,
     kind_of_parameter,
     moving,
     normal,
@@ -32,7 +34,7 @@ RIVAL_SCALE = 1e3
 CYCLE = 8
 """In each eighth check rivals have infinite gradients, for which some optimizers skip a step."""
 MOST_TRIALS = 32
-"""At most this many kinds of settings are tried: some (a label) never repeat."""
+"""The most kinds of settings that are tried: some (a label) never repeat."""
 MOST_ITEMS = 16
 """Of longer containers only the length counts."""
 
@@ -42,12 +44,11 @@ class StepCheck:
 
     The trial that an optimizer has passed is repeated when its settings change in kind. That is
     enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
-    settings. ``step``, which makes the step of any other class, is made on :class:`Canaries` first.
+    settings. The step of any other class is first made on :class:`Canaries`.
     """
 
-    def __init__(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._step = step
         self._tried = {_kinds(optimizer)}
         self._known = _is_of_torch(optimizer)
         self._canaries: Canaries | None = None
@@ -65,7 +66,7 @@ class StepCheck:
         if kinds not in self._tried:
             self._canaries = None
             if len(self._tried) < MOST_TRIALS:
-                reason = why_not_separable(self._optimizer)
+                reason = separability(self._optimizer).why_not
                 if reason is not None:
                     return reason
                 self._tried.add(kinds)
@@ -74,15 +75,15 @@ class StepCheck:
     def _why_coupled(self) -> str | None:
         if self._canaries is not None:
             return self._canaries.why_coupled()
-        # Comparing on the CPU waits for no device. What has no state of which a corner can be used
-        # (one in blocks) begins without: then it is as old as the canaries.
+        # Comparing on the CPU waits for no device. Where a corner of the state cannot be used (it
+        # is in blocks), the canaries begin without.
         cpu = torch.device("cpu")
         parameters = (p for group in self._optimizer.param_groups for p in group["params"])
         places = (None,) if all(p.device == cpu for p in parameters) else (cpu, None)
         failure = ""
         for device, with_state in itertools.product(places, (True, False)):
             try:
-                canaries = Canaries(self._optimizer, self._step, device, with_state=with_state)
+                canaries = Canaries(self._optimizer, device, with_state=with_state)
                 reason = canaries.why_coupled()
             # The step of an unknown optimizer may raise anything; all of it ends in the answer.
             except Exception as error:
@@ -98,11 +99,11 @@ class _Canary(NamedTuple):
 
     group: int
     alone: nn.Parameter
-    """Is stepped beside other canaries only."""
+    """Stepped beside other canaries only."""
     beside: nn.Parameter
     """Equal to it, and stepped beside rivals too."""
     rival: nn.Parameter
-    """Has other values, and gradients of another size."""
+    """Has other values, and larger gradients."""
 
 
 class Canaries:
@@ -112,21 +113,15 @@ class Canaries:
     the other beside rivals with far larger gradients. Where the updates of parameters depend on
     each other the two sets come out differently, and no update of the model has been made yet.
 
-    Their state is as many steps old as the real one, so what a step does from a certain step on is
-    seen in the step in which it begins. With ``with_state`` they begin with a corner of the real
-    state, otherwise with none. All updates that the optimizer was asked for have been made.
+    With ``with_state`` they begin with a corner of the real state. So it is as many steps old, and
+    what an optimizer does from a certain step on is seen in that step. All updates that the
+    optimizer was asked for have been made.
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        step: Callable[[], object],
-        device: torch.device | None,
-        *,
-        with_state: bool,
+        self, optimizer: Optimizer, device: torch.device | None, *, with_state: bool
     ) -> None:
         self._optimizer = optimizer
-        self._step = step
         self._checks = 0
         self._canaries: list[_Canary] = []
         self._state: defaultdict[Any, Any] = defaultdict(dict)
@@ -140,20 +135,16 @@ class Canaries:
             self._canaries.append(_Canary(group, alone, beside, rival))
             gradient = normal(alone, generator)
             great = RIVAL_SCALE * normal(alone, generator)
-            infinite = torch.full_like(great, math.inf)
-            self._add(alone, gradient, -gradient / 2, gradient)
-            self._add(beside, gradient, -gradient / 2, gradient)
-            self._add(rival, great, -great / 2, infinite)
-            if with_state and real in optimizer.state:
-                for parameter in (alone, beside, rival):
+            own = gradient, -gradient / 2, gradient
+            others = great, -great / 2, torch.full_like(great, math.inf)
+            for parameter, gradients in ((alone, own), (beside, own), (rival, others)):
+                parameter.grad = torch.empty_like(parameter)
+                self._written += [parameter.data, parameter.grad]
+                initial = parameter.detach().clone()
+                for values, each in zip(self._values, gradients, strict=True):
+                    values += [initial, each]
+                if with_state and real in optimizer.state:
                     self._state[parameter] = corner(optimizer.state[real], device)
-
-    def _add(self, parameter: nn.Parameter, *gradients: torch.Tensor) -> None:
-        parameter.grad = torch.empty_like(parameter)
-        self._written += [parameter.data, parameter.grad]
-        initial = parameter.detach().clone()
-        for values, gradient in zip(self._values, gradients, strict=True):
-            values += [initial, gradient]
 
     def why_coupled(self) -> str | None:
         """Step the canaries; say how those beside rivals differ from those alone, or None."""
@@ -185,7 +176,7 @@ class Canaries:
         ]
         fields["state"] = self._state
         try:
-            self._step()
+            step_of(self._optimizer)(self._optimizer)
         finally:
             fields["param_groups"], fields["state"] = groups, state
 
@@ -194,9 +185,7 @@ def kind_of(value: object) -> object:
     """Return what of a setting must change before a step may take another path through its code.
 
     Of a number: its type, its sign, and whether it is finite. So a schedule of the learning rate
-    changes nothing, and a threshold that is set, or was infinite, does. Of a tensor: its type,
-    shape, dtype and device. Of a container: its length, keys, and the kinds inside. A truth value,
-    a text and None are kinds themselves; of anything else, its type and name are one.
+    changes nothing, and a threshold that is set, or was infinite, does.
     """
     if value is None or isinstance(value, bool | str | bytes):
         return type(value), value
@@ -214,13 +203,13 @@ def kind_of(value: object) -> object:
 
 
 def _kinds(optimizer: Optimizer) -> tuple[object, ...]:
-    """Return the kinds of all settings: of the groups, and of the optimizer's own attributes."""
+    """Return the kinds of the settings of the groups, and of the optimizer's own attributes."""
     groups = ((len(group["params"]), _kind_of_group(group)) for group in optimizer.param_groups)
     return *groups, kind_of(own_attributes(optimizer))
 
 
 def _kind_of_group(group: Mapping[str, Any]) -> object:
-    return tuple((key, kind_of(value)) for key, value in group.items() if key != "params")
+    return tuple((key, kind_of(value)) for key, value in hyperparameters(group).items())
 
 
 def _is_of_torch(optimizer: Optimizer) -> bool:

@@ -1,8 +1,8 @@
 """Clipping and unscaling of gradients that are being exchanged, without waiting for them.
 
-Gradient clipping and loss scaling read every gradient between the backward pass and the step. But a
-norm needs the sums alone, which come before the gradients themselves (:mod:`.norms`), and what
-changes each element by itself can be done when a gradient has arrived.
+Gradient clipping and loss scaling read every gradient between the backward pass and the step. But
+the sums that a norm needs arrive before the gradients (:mod:`.norms`), and elements can be changed,
+each by itself, when a gradient has arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from syncline.torch_private import (
 
 
 class Change(NamedTuple):
-    """An operation on each element of a gradient, by itself, that is due."""
+    """A due operation on each element of a gradient by itself."""
 
     function: Callable[..., Any]
     """Takes a gradient or, if ``of_many``, a list of them."""
@@ -34,7 +34,7 @@ class Change(NamedTuple):
     kwargs: Mapping[str, Any]
     of_many: bool
     factor: float | torch.Tensor | None
-    """What it multiplies with; None if it does something else."""
+    """What it multiplies by; None if it does something else."""
 
     def make(self, gradients: list[torch.Tensor]) -> None:
         """Change gradients that have arrived."""
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
     @property
     def _does_nothing(self) -> bool:
-        """Whether it multiplies with 1, as clipping does below its limit; False on a GPU."""
+        """Whether it multiplies by 1, as clipping does below its limit; False on a GPU."""
         factor = self.factor
         if isinstance(factor, torch.Tensor):
             return factor.device.type == "cpu" and float(factor) == 1.0
@@ -56,7 +56,7 @@ class Change(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it multiplies with a power of two, so that norms can be multiplied instead."""
+        """Whether it multiplies by a power of two, so that norms can be multiplied instead."""
         if self.factor is None:
             return False
         factor = abs(float(self.factor))
@@ -64,10 +64,10 @@ class Change(NamedTuple):
 
 
 def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> None:
-    """Change gradients that have arrived, in as few passes over memory as give the same.
+    """Change gradients that have arrived, in few passes over memory.
 
-    A factor that is a power of two, as loss scales are, goes with the factor after it: only what is
-    too small for a normal number is then rounded once instead of twice.
+    A factor that is a power of two, as loss scales are, is multiplied by the factor after it. Only
+    numbers too small to be normal are then rounded once instead of twice.
     """
     merges = all(g.device.type == "cpu" and g.dtype in MERGING for g in gradients)
     left = list(changes)
@@ -82,7 +82,7 @@ def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> No
 
 
 class Owner(Protocol):
-    """An object that can finish pending values, by their indices."""
+    """Finishes pending values, by their indices."""
 
     def read_parameters(self, indices: list[int]) -> None:
         """Make the due updates of the parameters."""
@@ -122,10 +122,9 @@ FOREACH: dict[Any, str] = {
 """The same of a list of gradients."""
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
 CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
-"""The functions that :func:`clipped` knows."""
 
 MERGING = (torch.float32, torch.float64)
-"""Types of gradients whose factors may be multiplied; others round coarsely, and underflow."""
+"""Dtypes of gradients whose factors may be multiplied; others round coarsely, and underflow."""
 
 Owned = tuple[Owner, list[int], list[torch.Tensor]]
 """An owner, with indices and members of tensors that are pending for it."""
@@ -133,16 +132,11 @@ Groups = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
 """Returns the owners of some gradients, or None if some are not pending."""
 
 
-def clipped(
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    groups: Groups,
-) -> Any:
+def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: Groups) -> Any:
     """Do what a function of torch asks of pending gradients without waiting, if that is possible.
 
-    Its first argument is a gradient, or a list of them. ``groups`` finds their owners. Return a
-    tuple with its result; None if the gradients must be waited for.
+    Its first argument is a gradient, or a list of them. Return a tuple with its result; None if the
+    gradients must be waited for.
     """
     if not args:
         return None
@@ -192,21 +186,21 @@ def _unscale(owned: Sequence[Owned], args: tuple[Any, ...], kwargs: dict[str, An
     if len(args) != 2 or kwargs:
         return None
     found_inf, inverse = args
-    finite = [owner.all_finite(indices) for owner, indices, _ in owned]
-    if any(each is None for each in finite):
+    found = [owner.all_finite(indices) for owner, indices, _ in owned]
+    finite = [each for each in found if each is not None]
+    if len(finite) < len(found):
         return None
     factor = inverse.clone()
     change = Change(foreach_mul_, (factor,), {}, True, factor)
     for owner, indices, _ in owned:
         owner.change(indices, change)
     for each in finite:
-        assert each is not None
         found_inf.copy_(torch.maximum(found_inf, (~each).to(found_inf)))
     return (None,)
 
 
 def _norm_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Norm | None:
-    """Return which norm of the whole of each gradient a function asks for, if any."""
+    """Return which norm of each whole gradient a function asks for, if any."""
     if function is not foreach_norm and function not in NORMS:
         return None
     name = "p" if function in NORMS[1:] else "ord"
@@ -235,5 +229,5 @@ def _inverse(number: Any) -> Any:
 
 
 def _kept(value: Any) -> Any:
-    """Return an argument that stays as it is until a change is made."""
+    """Return an argument that nobody else changes until the change is made."""
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -25,7 +24,6 @@ from syncline.parallel.overlap.pending import (
     own_class,
     release,
     suspend,
-    suspend_average,
 )
 from syncline.sparse.gradients import flat
 from syncline.torch_private import foreach_zero_
@@ -34,11 +32,8 @@ KEPT_GATES = 4096
 """Gates whose times are kept: an iteration has at most one for each module."""
 
 
-class _Averaging(NamedTuple):
-    """One update of averages."""
-
-    update: Callable[[list[torch.Tensor], list[torch.Tensor]], None]
-    torch_state: TorchState
+AverageUpdate = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+"""Updates some averages with their parameters, each by itself."""
 
 
 class Deferral:
@@ -48,8 +43,7 @@ class Deferral:
     parameter from the optimizer's ``step`` until that update has been made. Each is finished where
     it is first read: by the gate of the module that owns it, or by any other use.
 
-    The parameters are the exchanged ones, by name, in the order of the plan's tensors. A guard
-    makes C++ code wait, too.
+    The parameters are the exchanged ones, by name, in the order of the plan's tensors.
     """
 
     def __init__(
@@ -68,15 +62,15 @@ class Deferral:
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients, each the view of its bucket."""
         self._due: dict[int, DeferredStep] = {}
-        """Of parameters: the update that was asked for and is not made yet."""
-        self._averages: dict[int, list[tuple[_Averaging, torch.Tensor]]] = {}
-        """Of parameters whose updates are due: averages to be updated after that, in this order."""
+        """By parameter: the update that was asked for and is not made yet."""
+        self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
+        """By parameter: averages to be updated after its due update, in this order."""
         self._read: set[int] = set()
-        """Pending gradients whose values are there; see :func:`own_class`."""
+        """Pending gradients that have arrived; see :func:`own_class`."""
         self._changes: dict[int, list[Change]] = {}
-        """What is due to be done to pending gradients, in this order, before their updates."""
+        """By pending gradient: changes to be made before its update, in this order."""
         self._norms: torch.Tensor | None = None
-        """Those of this round, once asked for."""
+        """The norms of this round, once asked for."""
         self.asked_norm: Norm | None = None
         """The norm that was asked for last and that the plan does not have."""
         self._zeroed: set[int] = set()
@@ -85,7 +79,7 @@ class Deferral:
         """Parameters that compiled code reads."""
         self._stalling_ns = 0
         self.stall_ns = 0
-        """How long computation waited for gradients of the last round, in ns."""
+        """How long computation waited for gradients of the last round."""
         self._gates: deque[GateTimes] = deque(maxlen=KEPT_GATES)
 
     @property
@@ -105,10 +99,10 @@ class Deferral:
         return taken
 
     def take_counts(self) -> tuple[int, int, int]:
-        """Return counts since the last call.
+        """Return counts since the last call: of rounds, of early reads and of flushes.
 
-        Rounds; those whose gradients were read before ``step``; those whose updates were made
-        outside a forward pass.
+        Those are rounds whose gradients were read before ``step``, and rounds whose updates were
+        made outside a forward pass.
         """
         counts = self._rounds, self._early_reads, self._flushes
         self._rounds = self._early_reads = self._flushes = 0
@@ -129,8 +123,8 @@ class Deferral:
             gradient = parameter.grad
             if gradient is None or is_pending(gradient):
                 continue
-            # Which gradients have arrived differs between ranks, and where a norm comes from must
-            # not. On CUDA, too, the host has waited for what has arrived.
+            # Ranks differ in which gradients have arrived, and must not in where a norm comes from.
+            # On CUDA, too, the host has waited for what has arrived.
             if engine.plan.norm is None and engine.arrived(index):
                 continue
             self._suspend(gradient, index)
@@ -166,24 +160,22 @@ class Deferral:
             self._suspend(parameter, index)
         step.suspend(len(chosen))
 
-    def average(
-        self,
-        averages: Mapping[int, torch.Tensor],
-        update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
-    ) -> None:
-        """Update averages right after the due updates of their parameters, whose indices are given.
+    def average(self, averages: Mapping[int, torch.Tensor], update: AverageUpdate) -> None:
+        """Update averages, by their parameters' indices, right after the updates of these."""
+        torch_state = TorchState.now(self.parameters[0].device.type)
 
-        ``update`` is called for some averages and their parameters at a time.
-        """
-        averaging = _Averaging(update, TorchState.now(self.parameters[0].device.type))
+        def update_later(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+            with torch_state.restored():
+                update(averages, parameters)
+
         for index, average in averages.items():
-            self._averages.setdefault(index, []).append((averaging, average))
-            suspend_average(average, self, index)
+            self._averages.setdefault(index, []).append((update_later, average))
+            suspend(average, self, index, is_average=True)
 
     # ------------------------------------------------------------------ the forward pass
 
     def begin_forward(self) -> None:
-        """Call before a forward pass: finishes first what it reads without a gate."""
+        """Call before a forward pass: finishes what that reads without a gate."""
         self.in_forward = True
         if self._due and self._compiled:
             self.gate("compiled code", sorted(self._compiled))
@@ -250,7 +242,6 @@ class Deferral:
         self._deliver(list(self._gradients))
 
     def _deliver(self, indices: Iterable[int]) -> None:
-        """Let gradients that have arrived be read."""
         if self.engine.plan.norm is None:
             self._release_gradients(indices)
             return
@@ -262,17 +253,17 @@ class Deferral:
                     self._make_changes([index])
 
     def release_read(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Make gradients plain that have been read: their step uses them."""
+        """Make gradients that have been read plain tensors: their step uses them."""
         indices = [self.index_of.get(id(parameter), -1) for parameter in parameters]
         self._release_gradients(self._read.intersection(indices))
 
     # ------------------------------------------------------------------ before the update
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
-        """Return the norms of pending gradients, in their own type; None if others are exchanged.
+        """Return the norms of pending gradients, in their dtype; None if others are exchanged.
 
-        Which gradients have been read differs between ranks, so those are computed again in the
-        same way.
+        Ranks differ in which gradients have been read, so the norms of these are computed in the
+        same way as the exchanged ones.
         """
         if any(index in self._due for index in indices):
             return None
@@ -336,7 +327,7 @@ class Deferral:
                 self._changes.setdefault(index, []).append(change)
 
     def _make_changes(self, indices: Iterable[int]) -> None:
-        """Make what is due to be done to gradients that have arrived."""
+        """Make the due changes of gradients that have arrived."""
         due: dict[tuple[int, ...], tuple[list[Change], list[torch.Tensor]]] = {}
         for index in indices:
             changes = self._changes.pop(index, [])
@@ -371,8 +362,7 @@ class Deferral:
             MismatchError: the ranks have parted.
         """
         everything = range(len(self.parameters))
-        if self._due:
-            self.gate("everything", everything)
+        self.gate("everything", everything)
         self._wait(everything)
         self.engine.wait_all()
         self._release_gradients(list(self._gradients))
@@ -406,13 +396,13 @@ class Deferral:
     def _apply(self, indices: Iterable[int]) -> None:
         """Make due updates whose gradients have arrived."""
         chosen = {index: self._due.pop(index) for index in indices}
-        by_step: dict[int, tuple[DeferredStep, list[int]]] = {}
+        by_step: dict[DeferredStep, list[int]] = {}
         try:
             gradients = {index: self._gradients[index] for index in chosen}
             for index, step in chosen.items():
                 self._release(self.parameters[index])
-                by_step.setdefault(id(step), (step, []))[1].append(index)
-            for step, members in by_step.values():
+                by_step.setdefault(step, []).append(index)
+            for step, members in by_step.items():
                 with step.torch_state.restored():
                     self._release_gradients(members)
                 step.make([self.parameters[i] for i in members], [gradients[i] for i in members])
@@ -429,16 +419,15 @@ class Deferral:
         self._zeroed -= chosen.keys()
 
     def _average(self, indices: Iterable[int]) -> None:
-        found: dict[int, tuple[_Averaging, list[torch.Tensor], list[torch.Tensor]]] = {}
+        found: dict[AverageUpdate, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for index in self._averages.keys() & set(indices):
-            for averaging, average in self._averages.pop(index):
+            for update, average in self._averages.pop(index):
                 release(average)
-                entry = found.setdefault(id(averaging), (averaging, [], []))
-                entry[1].append(average)
-                entry[2].append(self.parameters[index])
-        for averaging, averages, parameters in found.values():
-            with averaging.torch_state.restored():
-                averaging.update(averages, parameters)
+                averages, parameters = found.setdefault(update, ([], []))
+                averages.append(average)
+                parameters.append(self.parameters[index])
+        for update, (averages, parameters) in found.items():
+            update(averages, parameters)
 
     def _spoil(self, chosen: dict[int, DeferredStep], error: BaseException) -> None:
         """Let every read fail from now on: which parameters were updated is unknown."""

@@ -16,7 +16,7 @@ from syncline.errors import UserError
 from syncline.parallel.log import warn
 from syncline.parallel.overlap.canaries import StepCheck
 from syncline.parallel.overlap.deferral import Deferral
-from syncline.parallel.overlap.deferred_step import DeferredStep, foreign_hooks, step_of
+from syncline.parallel.overlap.deferred_step import DeferredStep, foreign_hooks
 from syncline.parallel.overlap.guard import KeptParameter
 from syncline.parallel.overlap.pending import PendingState, finish, is_pending
 from syncline.parallel.overlap.separable import STEP_COMPILED, separability
@@ -64,8 +64,7 @@ class DeferredOptimizer:
         self.updates = 0
         """How often ``step`` was called; all ranks must agree."""
         self._models: list[weakref.ref[CurrentDeferral]] = []
-        """Each returns a model's present deferral, or None if nothing of it is ever pending. The
-        optimizer does not keep the models alive."""
+        """Each returns a model's present deferral, or None if nothing of it is ever pending."""
         self._said: set[str] = set()
         found = separability(optimizer)
         self.why_not: str | None = found.why_not
@@ -74,12 +73,12 @@ class DeferredOptimizer:
         self._never = self.why_not is not None
         """Whether all steps are synchronous."""
         self._closure_first: bool | None = None
-        """Whether a closure can be called before the step instead; None before there is one."""
+        """Whether a closure may be called before the step; None before there is one."""
         self._moves_groups = found.moves_groups
-        self._check = StepCheck(optimizer, lambda: step_of(optimizer)(optimizer))
+        self._check = StepCheck(optimizer)
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step
-        """What the user has as the optimizer's step."""
+        """The optimizer's own step, or what the user has put in its place."""
         self._state = PendingState(optimizer, self._flush)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._flush())
@@ -107,24 +106,22 @@ class DeferredOptimizer:
         return deferred
 
     def _deferred_step(self) -> Any:
-        deferred = self
-
-        @disable_dynamo(recursive=False)  # where the whole step is made it stays compiled
+        @disable_dynamo(recursive=False)  # a whole step stays compiled
         @functools.wraps(type(self.optimizer).step)
         def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             # Schedulers made before look for the mark that their own step leaves.
             setattr(optimizer, STEP_CALLED, True)
             # Checked here: inside any function that is called from here it would be None.
             compiled = eval_frame_callback() is not None
-            closure = deferred.closure_before(args, kwargs, compiled=compiled)
+            closure = self.closure_before(args, kwargs, compiled=compiled)
             if closure is None:
-                if deferred.defer(args, kwargs, compiled=compiled):
+                if self.defer(args, kwargs, compiled=compiled):
                     return None
-                return deferred.whole_step(*args, **kwargs)
+                return self.whole_step(*args, **kwargs)
             with torch.enable_grad():
                 loss = closure()
-            if not deferred.defer((), {}, compiled=compiled):
-                deferred.whole_step()
+            if not self.defer((), {}, compiled=compiled):
+                self.whole_step()
             return loss
 
         if hasattr(self.whole_step, SEEN_BY_SCHEDULER):

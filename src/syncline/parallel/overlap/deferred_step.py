@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from syncline.parallel.overlap.pending import PendingState
-from syncline.parallel.overlap.trial import move_groups
+from syncline.parallel.overlap.trial import hyperparameters, move_groups
 from syncline.torch_private import (
     disable_dispatch_modes,
     dispatch_modes,
@@ -37,14 +37,14 @@ class DeferredStep:
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, state: PendingState, *, moves_groups: bool = False
+        self, optimizer: torch.optim.Optimizer, state: PendingState, *, moves_groups: bool
     ) -> None:
         self._optimizer = optimizer
         self._state = state
         self._due = 0
         """Parameters whose update is due."""
         self._groups = [
-            {key: _copied(value) for key, value in group.items() if key != "params"}
+            {key: _copied(value) for key, value in hyperparameters(group).items()}
             for group in optimizer.param_groups
         ]
         numbered = [(n, p) for n, g in enumerate(optimizer.param_groups) for p in g["params"]]
@@ -180,7 +180,7 @@ def _copied(value: Any) -> Any:
 
 
 def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """Return the hooks that expect whole steps, each with whose it is.
+    """Return the hooks that expect whole steps, each with where it is registered.
 
     Our own do not: the observer notes when a step begins and ends, whatever it updates.
     """

@@ -16,15 +16,12 @@ from syncline.torch_private import compiled_call, is_compiled, set_compiled_call
 
 
 class Gates:
-    """Gates on every module that holds exchanged parameters, between :meth:`attach` and detach.
+    """Gates on every module that holds exchanged parameters, between ``attach`` and ``detach``.
 
     A gate waits for the parameters that the module owns. If gradients are disabled, it also waits
     for those of all modules inside: torch may then take a path that reads its children's weights
-    (``TransformerEncoderLayer``), and takes it only if they are plain tensors. The same holds for a
-    compiled module, since hooks inside would be compiled with it.
-
-    A read of a parameter without a call of its module waits by the parameter's own class
-    (:mod:`syncline.parallel.overlap.pending`).
+    (``TransformerEncoderLayer``), and takes it only if they are plain tensors. The gate of a
+    compiled module does so too, since hooks inside would be compiled with it.
     """
 
     def __init__(self, module: nn.Module, deferral: Deferral) -> None:
@@ -34,12 +31,11 @@ class Gates:
         self._compiled: list[tuple[nn.Module, Any]] = []
         # Modules outlive their wrapper: when it is dropped, the gates are removed.
         self.detach = weakref.finalize(self, _remove, self._handles, self._compiled)
-        """Removes the gates."""
         self.detach.atexit = False
 
     def attach(self) -> None:
         """Add the gates."""
-        torch.compiler.assume_constant_result(_Gate.compile)  # the compiler runs it itself
+        torch.compiler.assume_constant_result(_Gate.compile)
         if isinstance(self._module, torch.jit.ScriptModule):
             self._deferral.note_compiled(self._indices(self._module, recurse=True))
         else:
@@ -51,26 +47,28 @@ class Gates:
         seen.add(module)
         held = self._indices(module, recurse=True)
         label = name or type(module).__name__
+        if is_compiled(module):
+            self._visit_compiled(module, _CompiledGate(self._deferral, label, held, held))
+            return
+        if held:
+            gate = _Gate(self._deferral, label, self._own(module), held)
+            self._handles.append(module.register_forward_pre_hook(gate, prepend=True))
+        for child_name, child in module.named_children():
+            self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
+
+    def _visit_compiled(self, module: nn.Module, gate: _CompiledGate) -> None:
         call = compiled_call(module)
-        if call is not None:
-            gate = _CompiledGate(self._deferral, label, held, held)
-            self._compiled.append((module, call))
-
-            def gated(*args: Any, **kwargs: Any) -> Any:
-                gate(None, args, kwargs)
-                return call(*args, **kwargs)
-
-            set_compiled_call(module, gated)
-        elif is_compiled(module):
-            gate = _CompiledGate(self._deferral, label, held, held)
+        if call is None:
             add = module.register_forward_pre_hook
             self._handles.append(add(gate, prepend=True, with_kwargs=True))
-        else:
-            if held:
-                open_gate = _Gate(self._deferral, label, self._own(module), held)
-                self._handles.append(module.register_forward_pre_hook(open_gate, prepend=True))
-            for child_name, child in module.named_children():
-                self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
+            return
+
+        def gated(*args: Any, **kwargs: Any) -> Any:
+            gate(None, args, kwargs)
+            return call(*args, **kwargs)
+
+        self._compiled.append((module, call))
+        set_compiled_call(module, gated)
 
     def _own(self, module: nn.Module) -> list[int]:
         """Return a module's own parameters, and those of scripted children, which take no hooks."""
@@ -106,9 +104,9 @@ class _Gate:
             deferral.gate(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:
-        """Run while a function that calls the module is compiled: its code has no gate.
+        """Let parameters be finished before each forward pass: compiled code has no gate.
 
-        The parameters are finished before each forward pass instead.
+        The compiler runs this when it compiles a function that calls the module.
         """
         deferral = self._deferral()
         if deferral is not None:
@@ -116,8 +114,7 @@ class _Gate:
             deferral.gate(self._label, self._own)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or a file of the module gets a hook that does nothing in its place, which can be
-        # loaded without Syncline.
+        # A copied or saved module gets a hook that does nothing, and loads without Syncline.
         return getattr, ({}, "get")
 
 

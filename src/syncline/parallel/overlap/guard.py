@@ -1,4 +1,4 @@
-"""Pending tensors for which C++ code waits, too, if the user asks for it.
+"""Lets C++ code wait for pending tensors, too, if the user asks for it.
 
 The class of a pending tensor makes Python's torch wait, but C++ code does not look at the class.
 Under the guard, the tensor's Python object swaps its C++ tensor with a stand-in: a view with the
@@ -63,7 +63,7 @@ HOOKS = frozenset(
 class Guard:
     """Makes C++ code wait for pending tensors, and reports code that needs this.
 
-    If a tensor cannot be guarded, a warning says so once for each reason, and only Python waits.
+    If a tensor cannot be guarded, only Python waits, and a warning says so once for each reason.
     """
 
     def __init__(self) -> None:
@@ -108,10 +108,10 @@ class Guard:
 
 
 def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
-    """Give a guarded tensor its own C++ tensor back; only Python waits for it then.
+    """Give a guarded tensor its own C++ tensor back, so that only Python waits for it.
 
-    That is impossible if C++ code has taken a weak reference to one of the two (a running trace of
-    TorchScript does). Then the object keeps the stand-in, and operators work on the twin.
+    That is impossible if C++ code has taken a weak reference to one of the two, as a running trace
+    of TorchScript does. Then the object keeps the stand-in, and operators work on the twin.
     """
     if type(tensor) not in (GuardedGradient, GuardedParameter):
         return
@@ -181,7 +181,7 @@ class _Guarded:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        found: list[Any] = list(tensors_in((args, kwargs)))
+        found: list[Any] = tensors_in((args, kwargs))
         guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
         for tensor in guarded[:1]:
             tensor.__dict__[_GUARD].found(str(func), tensor)
@@ -189,10 +189,7 @@ class _Guarded:
         # read the values after the update.
         twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
         # And the update must not be part of this operator.
-        with (
-            force_dispatch_keys(*_OUTSIDE),
-            unsafe_preserve_version_counter(twins),
-        ):
+        with force_dispatch_keys(*_OUTSIDE), unsafe_preserve_version_counter(twins):
             finish_all((args, kwargs))
         return func(*args, **kwargs)
 

@@ -2,8 +2,8 @@
 
 While a value is pending, its tensor object has one of the Python classes below, so that torch calls
 ``__torch_function__`` before any function, method or attribute of it. A read waits; then the object
-has its own class again and no overhead. Autograd and C++ code that takes tensors without torch's
-argument parser see the memory as it is and cannot wait (docs/overlap.md lists them).
+has its own class again and no overhead. Autograd, and C++ code that takes tensors without torch's
+argument parser, see the memory as it is and cannot wait (docs/overlap.md lists them).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ METADATA = frozenset(
 """Functions that do not read the values of any argument."""
 _GRAD: Any = torch.Tensor.grad
 GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
-"""A parameter's gradient is itself pending, or replaced: the exchange holds a reference, too."""
+"""These do not wait: a gradient is itself pending, and if it is replaced the exchange keeps it."""
 ZEROING = frozenset({torch.Tensor.zero_, foreach_zero_, torch.zero_})
 
 
@@ -153,27 +153,20 @@ def is_pending(tensor: torch.Tensor) -> bool:
     return issubclass(type(tensor), _Pending)
 
 
-def suspend(tensor: torch.Tensor, owner: Owner, index: int) -> None:
-    """Make reads of a plain parameter or gradient wait for ``owner``.
+def suspend(tensor: torch.Tensor, owner: Owner, index: int, *, is_average: bool = False) -> None:
+    """Make reads of a plain parameter, average or gradient wait for ``owner``.
 
-    A parameter keeps its owner alive. A gradient does not: the garbage collector cannot see a
-    parameter's reference to its gradient, so a dropped model would never be freed.
+    A gradient does not keep its owner alive: the garbage collector cannot see a parameter's
+    reference to its gradient, so a dropped model would never be freed.
     """
-    fields = tensor.__dict__
-    fields[_INDEX], fields[CLASS] = index, type(tensor)
     if isinstance(tensor, nn.Parameter):
-        fields[_OWNER] = owner
-        tensor.__class__ = PendingParameter
+        pending: type[torch.Tensor] = PendingParameter
     else:
-        fields[_OWNER] = weakref.ref(owner)
-        tensor.__class__ = PendingGradient
-
-
-def suspend_average(average: torch.Tensor, owner: Owner, index: int) -> None:
-    """Make reads of an average, a plain tensor or parameter, wait for its parameter's update."""
-    fields = average.__dict__
-    fields[_OWNER], fields[_INDEX], fields[CLASS] = owner, index, type(average)
-    average.__class__ = PendingParameter if isinstance(average, nn.Parameter) else PendingAverage
+        pending = PendingAverage if is_average else PendingGradient
+    fields = tensor.__dict__
+    fields[_OWNER] = weakref.ref(owner) if pending is PendingGradient else owner
+    fields[_INDEX], fields[CLASS] = index, type(tensor)
+    tensor.__class__ = pending
 
 
 def hand_over(gradient: torch.Tensor, owner: Owner) -> None:
@@ -192,8 +185,8 @@ def release(tensor: torch.Tensor) -> None:
 def own_class(tensors: Iterable[Any]) -> Iterator[None]:
     """Let tensors that have been finished be used as plain ones.
 
-    A gradient whose norm is exchanged stays pending until its step, though its value is there, so
-    that its norm is taken in the same way on all ranks, whoever has read it.
+    A gradient whose norm is exchanged stays pending until its step, even once it has arrived, so
+    that all ranks take its norm in the same way, whichever of them have read it.
     """
     kept = [(tensor, type(tensor)) for tensor in tensors if is_pending(tensor)]
     for tensor, _ in kept:
@@ -271,10 +264,7 @@ def _by_owner(tensors: Iterable[torch.Tensor]) -> list[Owned]:
     owners: dict[int, Owned] = {}
     for tensor in tensors:
         owner = owner_of(tensor)
-        found = owners.get(id(owner))
-        if found is None:
-            found = owners[id(owner)] = owner, [], []
-        _, indices, members = found
+        _, indices, members = owners.setdefault(id(owner), (owner, [], []))
         indices.append(tensor.__dict__[_INDEX])
         members.append(tensor)
     return list(owners.values())
@@ -284,9 +274,9 @@ class PendingState:
     """Makes reads of an optimizer's ``state`` wait, by a change of the optimizer's class.
 
     Between :meth:`hide` and :meth:`show` the optimizer has a subclass of its class, in which a read
-    of ``state`` first makes the due updates; so does the stand-in in ``vars(optimizer)``. An older
-    reference to the state itself sees it as it is. ``settle`` makes all due updates, which ends
-    with :meth:`show`.
+    of ``state`` first makes the due updates; so does a read of the stand-in in ``vars(optimizer)``.
+    An older reference to the state itself sees it as it is. ``settle`` makes all due updates, and
+    so ends with :meth:`show`.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from syncline.parallel.overlap.deferred_step import foreign_hooks
-from syncline.parallel.overlap.trial import Trial, own_attributes, trial
+from syncline.parallel.overlap.trial import Trial, hyperparameters, own_attributes, trial
 from syncline.torch_private import COMPILED_FROM
 
 STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
@@ -34,29 +34,18 @@ def separability(optimizer: Optimizer) -> Trial:
     """Say whether an optimizer's step can be run parameter by parameter.
 
     Nothing of the optimizer is changed, its parameters and state are not copied, and the random
-    generators are left as they were. A step that is called with a closure is for the caller to
-    refuse.
+    generators are left as they were. Steps with a closure are not tried.
 
     The trial cannot see what depends on sizes above three elements a dimension, on more than five
-    steps, or on hyper-parameters that are not set yet
-    (``canaries.StepCheck`` goes on looking); and what ``step`` reaches
-    through global variables it would reach in the trial too.
-
-    Returns:
-        Why not, as a part of a sentence such as ``"its step changes 'k' of parameter group 0"``;
-        of a separable one, whether a step moves numbers in its groups.
+    steps, or on hyper-parameters that are not set yet: ``canaries.StepCheck`` looks for that before
+    each step. What ``step`` reaches through global variables, it also reaches in the trial.
     """
     why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
     return Trial(why_not) if why_not else trial(optimizer)
 
 
-def why_not_separable(optimizer: Optimizer) -> str | None:
-    """Return :func:`separability`'s reason, or None if the optimizer is separable."""
-    return separability(optimizer).why_not
-
-
 def _why_not_called_alone(optimizer: Optimizer) -> str | None:
-    """Say what else than the class's ``step()`` an update calls, or what that needs."""
+    """Say why an update is more than a call of the class's ``step()``, if it is."""
     for needed in ("param_groups", "state", "defaults"):
         if needed not in vars(optimizer):
             return f"its {needed} are not its own: it seems to wrap another optimizer"
@@ -71,7 +60,7 @@ def _why_not_called_alone(optimizer: Optimizer) -> str | None:
 
 
 def _why_step_replaced(optimizer: Optimizer) -> str | None:
-    """Say that an object's own ``step`` does something else than its class's."""
+    """Say how an object's own ``step`` differs from its class's, if it does."""
     layer = vars(optimizer).get("step")
     while layer is not None:
         function = getattr(layer, "__func__", layer)
@@ -88,16 +77,13 @@ def _why_step_replaced(optimizer: Optimizer) -> str | None:
 
 
 def _why_sharing(optimizer: Optimizer) -> str | None:
-    """Say what an optimizer keeps that its parameters may share."""
     for name, value in own_attributes(optimizer).items():
         if (found := find_shared(value, optimizer)) is not None:
             return f"its attribute {name!r} holds {found}, which parameters may share"
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
     groups = [(f"parameter group {i}", group) for i, group in enumerate(optimizer.param_groups)]
     for where, group in [*groups, ("the defaults", optimizer.defaults)]:
-        for key, value in group.items():
-            if key == "params":
-                continue
+        for key, value in hyperparameters(group).items():
             found = find_shared(value, optimizer, hyper=lambda t: id(t) not in parameters)
             if found is not None:
                 return f"{key!r} of {where} holds {found}, which parameters may share"
@@ -110,7 +96,7 @@ def _why_sharing(optimizer: Optimizer) -> str | None:
 
 MOST_OBJECTS = 100_000
 LEAVES = (type, types.ModuleType, types.CodeType, logging.Logger, str, bytes, int, float, complex)
-"""What is not looked into: it belongs to the program, not to the value."""
+"""Not looked into: these belong to the program, not to the value."""
 
 
 def find_shared(
@@ -121,16 +107,12 @@ def find_shared(
 ) -> str | None:
     """Say what in ``value`` several parameters of an optimizer could share, or None.
 
-    Looks into containers, objects, closures and weak references, and at nothing twice.
+    Looks into containers, objects, closures and weak references.
 
     Args:
         value: where to look.
         owner: the optimizer that keeps it; it may refer to itself.
-        hyper: whether a tensor of one element counts as a hyper-parameter.
-
-    Returns:
-        ``"a tensor"``, ``"another optimizer"``, ``"a process group"`` or, where there are over
-        100,000 objects, ``"too much to look through"``.
+        hyper: whether a tensor of one element is a hyper-parameter, and not looked at.
     """
     seen = {id(owner)}
     # Held until the end: the id of a freed object could be that of the next.

@@ -17,11 +17,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 MOST_PARAMETERS = 8
-"""Parameters that a group of a twin has at most, where kinds do not need more."""
+"""The most parameters in a group of a twin, unless there are more kinds."""
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
-"""Sizes of the gradients of each step: some are above and some below a clipping threshold.
-
-In the last step one parameter's gradient is infinite: some optimizers then skip the whole step."""
+"""Sizes of the gradients of each step: some are above and some below a clipping threshold. In the
+last step one parameter's gradient is infinite, for which some optimizers skip the whole step."""
 STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
 """Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
 HOOKS, MARKS = "_optimizer_", "_syncline_"
@@ -49,26 +48,23 @@ def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def trial(optimizer: Optimizer) -> Trial:
     """Compare stepping parameter by parameter with one whole step.
 
-    Two twins with small parameters on the devices of the real ones (so that fused, capturable and
-    other device code runs as it will) take the same five steps. Parameters and state must agree
-    to the last bit after each. Hyper-parameters must be left alone, but for numbers that every
-    part of a step moves alike, and a step without parameters too.
+    Two twins with small parameters on the devices of the real ones (so that the same fused,
+    capturable and other device code runs) take the same five steps. Parameters and state must agree
+    to the last bit after each. Steps must leave hyper-parameters alone, except for numbers that a
+    whole step, every part of one, and a step without parameters change in the same way.
 
     The optimizer is only read; its own attributes hold no tensor.
     """
-    # State that is made on the first step comes out best from an empty one, whatever its shapes
-    # are. Some is made on construction (Adagrad); then a corner of the real one is needed.
-    failure = None
-    for with_state in (False, True):
-        if with_state and not optimizer.state:
-            break
+    # Without state the step makes its own, in the shapes that it needs. Where state is made on
+    # construction (Adagrad) that fails, and a corner of the real one is needed.
+    failure = ""
+    for with_state in (False, True) if optimizer.state else (False,):
         try:
             with _undisturbed():
                 return _compare(optimizer, with_state=with_state)
         # The step of an unknown optimizer may raise anything; all of it ends in the answer.
         except Exception as error:
             failure = failed(error)
-    assert failure is not None
     return Trial(failure)
 
 
@@ -81,7 +77,7 @@ def failed(error: Exception) -> str:
 def calls_closure_first(optimizer: Optimizer) -> bool:
     """Say whether ``step(closure)`` is ``closure()``, called once, and then ``step()``.
 
-    The optimizer has passed the trial, and is only read.
+    The optimizer must have passed the trial, and is only read.
     """
     calling = _TrialTwin(optimizer, with_state=False)
     plain = _TrialTwin(optimizer, with_state=False)
@@ -121,7 +117,7 @@ def move_groups(optimizer: Optimizer, step: Callable[[Optimizer], object]) -> No
     finally:
         optimizer.param_groups = groups
     for group, new in zip(groups, moved, strict=True):
-        group.update(_hyper(new))
+        group.update(hyperparameters(new))
 
 
 def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
@@ -163,26 +159,22 @@ class _TrialTwin:
         groups: list[dict[str, Any]] = []
         state: defaultdict[Any, Any] = defaultdict(dict)
         twin: Optimizer = object.__new__(type(original))
-        copies = {id(original): twin}  # what refers to the optimizer shall refer to its twin
+        copies = {id(original): twin}  # references to the optimizer become references to its twin
         chosen = [_chosen(group["params"]) for group in original.param_groups]
         if sum(len(some) for some in chosen) == 1:  # one alone could not differ from the whole
             chosen = [some * 2 for some in chosen]
         for group, some in zip(original.param_groups, chosen, strict=True):
             ours = [small(parameter, generator) for parameter in some]
             self.parameters += ours
-            rest = {key: value for key, value in group.items() if key != "params"}
-            groups.append({"params": ours, **moving(copy.deepcopy(rest, copies))})
+            settings = copy.deepcopy(hyperparameters(group), copies)
+            groups.append({"params": ours, **moving(settings)})
             for real, parameter in zip(some, ours, strict=True):
                 if with_state and real in original.state:
                     state[parameter] = corner(original.state[real])
         hooks = (name for name in vars(original) if name.startswith(HOOKS))
         vars(twin).update({name: OrderedDict() for name in hooks if name.endswith("_hooks")})
         own = {**own_attributes(original), "defaults": original.defaults}
-        vars(twin).update(
-            copy.deepcopy(own, copies),
-            state=state,
-            param_groups=groups,
-        )
+        vars(twin).update(copy.deepcopy(own, copies), state=state, param_groups=groups)
         self._twin = twin
         self.moved = False
         """Whether a whole step has moved numbers in the groups."""
@@ -192,8 +184,8 @@ class _TrialTwin:
         return type(self._twin).step(self._twin, *args)
 
     def step_whole(self) -> str | None:
-        """Make a whole step; say what it changed beside parameters, state and numbers in groups."""
-        before = copy.deepcopy([_hyper(group) for group in self._twin.param_groups])
+        """Make a whole step; say what it changed in groups, except for numbers."""
+        before = copy.deepcopy([hyperparameters(group) for group in self._twin.param_groups])
         self.step()
         if len(self._twin.param_groups) != len(before):
             return "its step changes its parameter groups"
@@ -205,10 +197,10 @@ class _TrialTwin:
         return None
 
     def step_apart(self, order: Sequence[int], *, moves_groups: bool) -> str | None:
-        """Step one parameter after the other, as the engine does; say what else that changed."""
+        """Step one parameter after the other, as the engine does; say what changed in groups."""
         twin = self._twin
         groups = twin.param_groups
-        before = copy.deepcopy([_hyper(group) for group in groups])
+        before = copy.deepcopy([hyperparameters(group) for group in groups])
         if moves_groups:
             move_groups(twin, type(twin).step)
         number_of = {id(p): n for n, group in enumerate(groups) for p in group["params"]}
@@ -245,11 +237,10 @@ class _TrialTwin:
                 return _change(key, number)
         if not same(self._state_of_none(), other._state_of_none()):
             return "its step changes state that belongs to no parameter"
+        missing = object()
         for name in {**vars(self._twin), **vars(other._twin)}:
-            if name in ("state", "param_groups"):
-                continue
-            missing = object()
-            if not same(getattr(self._twin, name, missing), getattr(other._twin, name, missing)):
+            values = getattr(self._twin, name, missing), getattr(other._twin, name, missing)
+            if name not in ("state", "param_groups") and not same(*values):
                 return f"its step changes its attribute {name!r}"
         return None
 
@@ -261,29 +252,27 @@ class _TrialTwin:
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the keys of what differs in a group, other than its parameters."""
+    missing = object()
     keys = sorted({*old, *new} - {"params"})
-    return [k for k in keys if k not in old or k not in new or not same(old[k], new[k])]
+    return [k for k in keys if not same(old.get(k, missing), new.get(k, missing))]
 
 
 def _change(key: str, number: int) -> str:
     return f"its step changes {key!r} of parameter group {number}"
 
 
-def _hyper(group: Mapping[str, Any]) -> dict[str, Any]:
+def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything in a parameter group but its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
 
 
 def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
     """Return one parameter of each kind, then others up to the limit, in their order."""
-    kinds: dict[Any, int] = {}
-    for index, parameter in enumerate(parameters):
-        kinds.setdefault(kind_of_parameter(parameter), index)
-    indices = set(kinds.values())
-    for index in range(len(parameters)):
-        if len(indices) >= MOST_PARAMETERS:
-            break
-        indices.add(index)
-    return [parameters[index] for index in sorted(indices)]
+    kinds = [kind_of_parameter(parameter) for parameter in parameters]
+    firsts = [kinds.index(kind) for kind in set(kinds)]
+    others = [index for index in range(len(kinds)) if index not in firsts]
+    room = max(MOST_PARAMETERS - len(firsts), 0)
+    return [parameters[index] for index in sorted([*firsts, *others[:room]])]
 
 
 @contextmanager
@@ -302,7 +291,7 @@ def _undisturbed() -> Iterator[None]:
 def _seed(seed: int) -> None:
     """Seed what a step may draw from.
 
-    ``torch.manual_seed`` would also seed devices that are not in use yet, when they are.
+    ``torch.manual_seed`` would also seed devices that are not in use yet, once they are used.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
@@ -313,7 +302,7 @@ def _seed(seed: int) -> None:
 SIDE = 3
 """Elements that a dimension of a twin's parameter has at most."""
 LEAST_RATE = 0.1
-"""What smaller learning rates are raised to: a warm-up that begins at 0 would hide everything."""
+"""The least learning rate of a trial: a warm-up that begins at 0 would hide every difference."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -323,10 +312,10 @@ def kind_of_parameter(parameter: nn.Parameter) -> tuple[Any, ...]:
 
 
 def same(ours: Any, theirs: Any, seen: set[tuple[int, int]] | None = None) -> bool:
-    """Say whether two values are of the same make, with tensors equal to the last bit.
+    """Say whether two values have the same types and contents, with tensors equal to the last bit.
 
-    Values that say nothing of what they hold (a function, a lock) count as the same, and so do the
-    optimizers that values refer to: they are compared themselves.
+    Values that do not show what they hold (a function, a lock) count as the same. So do the
+    optimizers that values refer to, which are compared by themselves.
     """
     seen = set() if seen is None else seen
     pair = (id(ours), id(theirs))
@@ -344,7 +333,7 @@ def same(ours: Any, theirs: Any, seen: set[tuple[int, int]] | None = None) -> bo
     if isinstance(ours, Mapping):
         if ours.keys() == theirs.keys():
             return all(same(ours[key], theirs[key], seen) for key in ours)
-        # Keys that are copies of one object are not equal, but stand in the same place.
+        # Keys that are copies of one object are not equal, but come in the same order.
         return same(list(ours.items()), list(theirs.items()), seen)
     if isinstance(ours, list | tuple):
         return len(ours) == len(theirs) and all(
@@ -360,12 +349,12 @@ def same(ours: Any, theirs: Any, seen: set[tuple[int, int]] | None = None) -> bo
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor: equal also where it is not a number."""
+    """Return the bytes of a tensor, which are equal for NaN too."""
     return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def moving(group: dict[str, Any]) -> dict[str, Any]:
-    """Raise a group's learning rate so that every step can be seen in 16 bits as well."""
+    """Raise a group's learning rate so that every step changes values of 16 bits too."""
     rate = group.get("lr")
     if isinstance(rate, torch.Tensor):
         group["lr"] = rate.clamp(min=LEAST_RATE)
@@ -377,9 +366,9 @@ def moving(group: dict[str, Any]) -> dict[str, Any]:
 def small(
     parameter: nn.Parameter, generator: torch.Generator, device: torch.device | None = None
 ) -> nn.Parameter:
-    """Return a parameter that looks like the given one, there or on a device, but small.
+    """Return a parameter like the given one, on its device or another, with drawn values.
 
-    It has at most three elements a dimension. The generator draws its values.
+    It has at most three elements a dimension.
     """
     shape = tuple(min(side, SIDE) for side in parameter.shape)
     like = torch.empty(shape, dtype=parameter.dtype, device=device or parameter.device)
@@ -397,10 +386,7 @@ def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def corner(state: Any, device: torch.device | None = None) -> Any:
-    """Copy the first three elements of every dimension of all tensors in a parameter's state.
-
-    The copies are on ``device``, or where the tensors are.
-    """
+    """Copy the first three elements a dimension of the tensors in a parameter's state."""
     if isinstance(state, torch.Tensor):
         part = state.detach()[(slice(SIDE),) * state.ndim]
         return part.to(device or part.device, copy=True)
