@@ -1,4 +1,4 @@
-"""Programs are checked when they are made, and say where they are wrong."""
+"""What a program is made of; and checks of its rows, which say where they are wrong."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pytest
 from syncline.collectives import Schedule, Step, program
 from syncline.collectives.transfers import Transfers
 from syncline.errors import UserError
+from tests.collectives.well_formed import well_formed
 
 
 def schedule(*rows: tuple[int, int, int, int, int, bool], **changes: Any) -> Schedule:
-    """Return the program of (step, source, destination, start, stop, reduces) as given."""
+    """Return the program of (step, source, destination, start, stop, reduces), checked."""
     columns = Transfers._fields
     dtypes = [np.int32] * 5 + [np.bool_]
     arrays = {
         name: np.array([row[i] for row in rows], dtype=dtypes[i]) for i, name in enumerate(columns)
     }
     fields = {"collective": "all-reduce", "algorithm": "own", "ranks": 3, "blocks": 4}
-    return Schedule(**{**fields, **arrays, **changes})
+    return well_formed(Schedule(**{**fields, **arrays, **changes}))
 
 
 def test_a_program_of_ones_own() -> None:

@@ -40,6 +40,6 @@ def test_in_turn_leaves_out_nothing_and_mixes_nothing() -> None:
     assert together().steps == 0
 
 
-def test_rotated() -> None:
-    moved = HOP.rotated(2, 3)
+def test_moved() -> None:
+    moved = HOP.moved([2, 0, 1])
     assert (moved.source.tolist(), moved.destination.tolist()) == ([2, 0], [0, 1])

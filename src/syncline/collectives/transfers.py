@@ -72,10 +72,6 @@ class Transfers(NamedTuple):
         """Return these sorted by step."""
         return self.where(np.argsort(self.step, kind="stable"))
 
-    def rotated(self, first: int, ranks: int) -> Transfers:
-        """Return these with every rank moved on, so that ``first`` does what rank 0 did."""
-        return self.moved(np.roll(np.arange(ranks), -first))
-
     def moved(self, ranks: ArrayLike, *, first_block: int = 0, stride: int = 1) -> Transfers:
         """Return these between other ranks, over other blocks of a longer vector.
 
