@@ -33,8 +33,8 @@ def reduce_scatter(ranks: int) -> Transfers:
 def all_reduce(ranks: int) -> Transfers:
     """Return the all-reduce: each rank adds up one block, then all read all sums.
 
-    If every rank added up whole vectors by itself, it would begin with its own, and the ranks would
-    not agree in the last bit. Cost over ports: that of a ring.
+    If every rank added up whole vectors, each would begin with its own, and they would differ in
+    the last bit. Cost over ports: that of a ring.
     """
     return in_turn(reduce_scatter(ranks), all_gather(ranks))
 

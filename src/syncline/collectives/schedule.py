@@ -90,15 +90,15 @@ class Schedule:
         """
         if not 0 <= rank < self.ranks:
             raise UserError(f"{self.name} has ranks 0 to {self.ranks - 1}, not {rank}")
-        listed = []
-        for row in np.flatnonzero((self.source == rank) | (self.destination == rank)):
-            blocks = int(self.block_start[row]), int(self.block_stop[row])
-            step = int(self.step[row])
-            if self.source[row] == rank:
-                listed.append(Step(step, "send", int(self.destination[row]), *blocks))
-            else:
-                action: Literal["copy", "reduce"] = "reduce" if self.reduces[row] else "copy"
-                listed.append(Step(step, action, int(self.source[row]), *blocks))
+        own = self.transfers().where((self.source == rank) | (self.destination == rank))
+        listed = [
+            Step(step, "send", destination, first, stop)
+            if source == rank
+            else Step(step, "reduce" if reduces else "copy", source, first, stop)
+            for step, source, destination, first, stop, reduces in zip(
+                *(column.tolist() for column in own), strict=True
+            )
+        ]
         return sorted(listed, key=lambda step: (step.step, step.action != "send"))
 
     def block_offsets(self, length: int) -> NDArray[np.int64]:
