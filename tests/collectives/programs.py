@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from syncline.collectives import PROGRAMS, ROOTED, Collective, Pipelined, Schedule, program
-from syncline.collectives.transfers import Transfers
+from syncline.collectives.schedule import Transfers
 from tests.collectives.well_formed import well_formed
 
 NAMES: list[tuple[Collective, str]] = [

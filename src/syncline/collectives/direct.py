@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncline.collectives.transfers import Transfers, in_turn
+from syncline.collectives.schedule import Transfers, in_turn
 
 
 def all_gather(ranks: int) -> Transfers:

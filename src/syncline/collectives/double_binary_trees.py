@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.transfers import Transfers, together
+from syncline.collectives.schedule import Transfers, together
 
 
 def all_reduce(ranks: int, blocks: int) -> Transfers:

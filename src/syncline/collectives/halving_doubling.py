@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.collectives.minimum_spanning_tree import scatter
-from syncline.collectives.transfers import Transfers, in_turn, together
+from syncline.collectives.schedule import Transfers, in_turn, together
 
 
 class Fold(NamedTuple):

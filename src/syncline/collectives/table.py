@@ -16,8 +16,7 @@ from syncline.collectives import (
 )
 from syncline.collectives import double_binary_trees as two_trees
 from syncline.collectives.halving_doubling import folded_blocks
-from syncline.collectives.schedule import Schedule, require_ranks
-from syncline.collectives.transfers import Transfers, together
+from syncline.collectives.schedule import Schedule, Transfers, require_ranks, together
 from syncline.errors import UserError, require_known
 
 Collective = Literal["broadcast", "reduce", "all-reduce", "reduce-scatter", "all-gather"]

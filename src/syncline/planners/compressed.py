@@ -84,8 +84,17 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
             f"message; this plan has {len(whole.messages)}: take the planner 'single'"
         )
+
+    def payload(tensors: range) -> Payload:
+        if not isinstance(compression, Recipe):
+            return compression
+        members = (plan.tensors[index] for index in tensors)
+        dense = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
+        return "dense" if dense else "sparse"
+
     messages = tuple(
-        msgspec.structs.replace(m, payload=_payload(plan, m, compression)) for m in whole.messages
+        msgspec.structs.replace(message, payload=payload(tensors))
+        for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
     )
     name = f"{plan.planner}+{compression_name(compression)}"
     return msgspec.structs.replace(whole, planner=name, messages=messages)
@@ -112,14 +121,6 @@ def uncut(plan: Plan) -> Plan:
     # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
     base = plan if plan.norm is None else plan.waiting_for_all()
     return msgspec.structs.replace(base, messages=tuple(messages), in_flight=1)
-
-
-def _payload(plan: Plan, message: Message, compression: Compression) -> Payload:
-    if not isinstance(compression, Recipe):
-        return compression
-    members = [plan.tensors[index] for index in plan.tensors_of(message)]
-    whole = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
-    return "dense" if whole else "sparse"
 
 
 def choose_compressed(

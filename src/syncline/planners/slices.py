@@ -47,14 +47,12 @@ class Slice(NamedTuple):
 
     def joined(self, after: Slice) -> Slice:
         """Return this slice and the one right after it as one."""
-        return Slice(
+        return after._replace(
             start=self.start,
-            stop=after.stop,
             size_bytes=self.size_bytes + after.size_bytes,
             ready_ns=max(self.ready_ns, after.ready_ns),
             tail_ns=max(self.tail_ns, after.tail_ns),
             need=min(self.need, after.need),
-            tensor=after.tensor,
         )
 
 
@@ -65,18 +63,13 @@ def whole_tensors(profile: Profile) -> list[Slice]:
     message can hold it by itself.
     """
     ready_ns, size_bytes, tail_ns, _ = terms(profile)
-    ends = [0, *itertools.accumulate(gradient.elements for gradient in profile.gradients)]
+    stops = list(itertools.accumulate(gradient.elements for gradient in profile.gradients))
+    starts, needs = [0, *stops[:-1]], profile.need_operations()
     found: list[Slice] = []
-    for index, need in enumerate(profile.need_operations()):
-        own = Slice(
-            start=ends[index],
-            stop=ends[index + 1],
-            size_bytes=size_bytes[index],
-            ready_ns=ready_ns[index],
-            tail_ns=tail_ns[index],
-            need=need,
-            tensor=index,
-        )
+    for index, fields in enumerate(
+        zip(starts, stops, size_bytes, ready_ns, tail_ns, needs, strict=True)
+    ):
+        own = Slice(*fields, index)
         if found and (own.size_bytes == 0 or found[-1].size_bytes == 0):
             found[-1] = found[-1].joined(own)
         else:
