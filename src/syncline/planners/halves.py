@@ -55,7 +55,7 @@ def plan_in_halves(
     round_ = HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
     if handling_s:
         round_ = round_._replace(half=round_.half.raised(handling_s))
-    lasts, order = with_fewer_groups(round_, *round_.search(BUDGET))
+    lasts, order = with_fewer_groups(round_, *round_.search())
     messages = _messages(tensors, lasts, order)
     return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
 
@@ -126,9 +126,9 @@ class HalvesRound(NamedTuple):
         """
         return _native.halves_end(self._native(), lasts, order)
 
-    def search(self, budget: int) -> tuple[list[int], Order]:
+    def search(self) -> tuple[list[int], Order]:
         """Return the last tensor of each group, and an order in which the round ends early."""
-        return _native.halves(self._native(), list(self._seeds()), budget)
+        return _native.halves(self._native(), list(self._seeds()), BUDGET)
 
     def _native(self) -> Any:
         return (*self[:4], self.half.rows(), *self[5:])

@@ -145,8 +145,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
     The result is compared, in the simulator, with the plans of all other planners as they are. The
     best is taken; of equals the one with the fewest messages in flight, then the fewest in all.
-    Where messages take time from computing, the search runs three times, with that time added to
-    their cost 0, 1 and 4 times.
+    Where messages take time from computing, the search runs three times; see :data:`HANDLING`.
 
     Args:
         in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is

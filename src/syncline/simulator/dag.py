@@ -138,7 +138,17 @@ def build(
     lanes = _add_lanes(dag, contention, strategy)
     handling_s = contention.per_message_s * len(plan.messages) if on_need and plan else 0.0
     _add_tasks(dag, lanes, workers, handling_s)
-    connect(dag, profile, plan, strategy)
+    for before, after in layout.edges:
+        dag.graph.add_edges(dag.slot_tasks(before), dag.slot_tasks(after))
+    if plan is not None:
+        _connect_messages(dag, profile, plan, strategy)
+        if on_need:
+            _connect_needs(dag, profile, plan)
+        else:
+            _connect_updates(dag, profile, strategy)
+    if strategy.compute == "unlimited":
+        _connect_iterations(dag)
+    _connect_loading(dag, profile, strategy)
     _share_links(dag)
     return dag
 
@@ -215,21 +225,6 @@ def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers, handling
         dag.graph.add_tasks(lane_of[:, :early], rows[:, :early])
         dag.graph.add_tasks(wire_lanes, wire_ns)
         dag.graph.add_tasks(lane_of[:, early:], rows[:, early:])
-
-
-def connect(dag: Dag, profile: Profile, plan: Plan | None, strategy: Strategy) -> None:
-    """Add every edge to the graph of ``dag``: within a worker, to and from messages, onward."""
-    for before, after in dag.layout.edges:
-        dag.graph.add_edges(dag.slot_tasks(before), dag.slot_tasks(after))
-    if plan is not None:
-        _connect_messages(dag, profile, plan, strategy)
-        if plan.wait == "need":
-            _connect_needs(dag, profile, plan)
-        else:
-            _connect_updates(dag, profile, strategy)
-    if strategy.compute == "unlimited":
-        _connect_iterations(dag)
-    _connect_loading(dag, profile, strategy)
 
 
 def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -> None:

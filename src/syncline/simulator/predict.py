@@ -167,7 +167,7 @@ def prediction_of(
 def _communication_bound_s(
     profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
 ) -> float:
-    """Return a lower bound for all plans of the given one's kind, in halves or whole; or 0.
+    """Return a lower bound for all plans of this kind (halves or whole); 0 where none is known.
 
     The bound of :mod:`syncline.simulator.bound` holds for operations that run one at a time in the
     profile's order.

@@ -44,8 +44,8 @@ class Steady(NamedTuple):
     """From one iteration's end to the next: the last period, or the mean after warm-up if periods
     differ."""
     error_ns: float
-    """Standard error of the period; 0 where it settled: where the last periods were equal to a
-    nanosecond a million."""
+    """Standard error of the period; 0 if it settled, so that the last periods agree to a
+    millionth."""
     alone_ns: float | None = None
     """The period without the other jobs that share the links, if there are any."""
     offset_ns: tuple[float, ...] = ()
