@@ -69,7 +69,7 @@ def whole_tensors(profile: Profile) -> list[Slice]:
     for index, fields in enumerate(
         zip(starts, stops, size_bytes, ready_ns, tail_ns, needs, strict=True)
     ):
-        own = Slice(*fields, index)
+        own = Slice._make((*fields, index))
         if found and (own.size_bytes == 0 or found[-1].size_bytes == 0):
             found[-1] = found[-1].joined(own)
         else:
