@@ -23,7 +23,8 @@ from tests.planners.exhaustive import KINDS, Kind, least_end_ns, random_instance
 from benchmarks.common import save
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners.overlap import RIVALS, Overlap, Round
+from syncline.planners.overlap import Overlap, Round
+from syncline.planners.table import PUBLISHED
 from syncline.simulator.bound import Terms, lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
 
@@ -139,7 +140,8 @@ def against_other_planners(need: str) -> dict[str, Any]:
             load=math.exp(draw.uniform(math.log(0.3), math.log(2))),
         )
         others = min(
-            predict_iteration_s(profile, network, rival.plan(profile, network)) for rival in RIVALS
+            predict_iteration_s(profile, network, rival.plan(profile, network))
+            for rival in PUBLISHED
         )
         planner = Overlap()
         alone = predict_iteration_s(profile, network, planner.own_plan(profile, network))
@@ -220,7 +222,8 @@ def main() -> None:
     )
     others = [against_other_planners(need) for need in NEEDS]
     show(
-        f"against {len(RIVALS)} other planners in the simulator, {CHAINS} chains of 2 to 40 layers",
+        f"against {len(PUBLISHED)} other planners in the simulator, {CHAINS} chains of 2 to 40 "
+        "layers",
         [
             "gradients are needed",
             "search alone no worse",

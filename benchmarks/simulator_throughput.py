@@ -46,10 +46,10 @@ def random_tasks(seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArr
 def graph_of(seed: int, *, in_order: bool = True, contended: bool = False) -> TaskGraph:
     lanes, durations, before = random_tasks(seed)
     graph = TaskGraph()
-    for lane in range(LANES):
-        graph.add_lane(str(lane), in_order=in_order)
+    for _ in range(LANES):
+        graph.add_lane(in_order=in_order)
     if contended:
-        graph.add_contention("0", "1", 1.5, 1.5)
+        graph.add_contention(0, 1, 1.5, 1.5)
     graph.add_tasks(lanes, durations)
     graph.add_edges(before, np.arange(LANES, TASKS))
     return graph

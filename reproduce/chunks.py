@@ -155,7 +155,7 @@ class _Lanes:
 
     def _add(self, name: str, capacity: int) -> int:
         self._names.append(name)
-        return self._graph.add_lane(name, capacity=capacity, in_order=False)
+        return self._graph.add_lane(capacity=capacity, in_order=False)
 
     def hold_further(self, schedule: Schedule) -> None:
         """Let transfers hold all that they need beside their sender's port."""

@@ -56,27 +56,28 @@ def equation_ms(strategy: str) -> float:
 def figure_1_period_ms(iterations: int = 6) -> tuple[float, int]:
     """Build Fig. 1 task by task for four GPUs under Caffe-MPI; return its period and its tasks."""
     graph = TaskGraph()
-    for gpu in range(GPUS):
-        graph.add_lane(f"io{gpu}")
-        graph.add_lane(f"gpu{gpu}")
-    graph.add_lane("network")
-    graph.add_lane("update", capacity=None, in_order=False)
+    disks = [graph.add_lane() for _ in range(GPUS)]
+    gpus = [graph.add_lane() for _ in range(GPUS)]
+    network = graph.add_lane()
+    updating = graph.add_lane(capacity=None, in_order=False)
 
-    def add(lane: str, ms: float, after: list[int]) -> int:
-        return graph.add_task(lane, round(ms * 1e6), after)
+    def add(lane: int, ms: float, after: list[int]) -> int:
+        task = graph.add_tasks(lane, round(ms * 1e6))
+        graph.add_edges(after, task)
+        return task
 
     updates: list[int] = []
     for _ in range(iterations):
         used = updates[-2:-1]  # two buffers on the device, as the simulator has it
-        reads = [add(f"io{g}", IO, []) for g in range(GPUS)]
-        state = [add(f"io{g}", H2D, [reads[g], *used]) for g in range(GPUS)]
+        reads = [add(disks[g], IO, []) for g in range(GPUS)]
+        state = [add(disks[g], H2D, [reads[g], *used]) for g in range(GPUS)]
         for layer in range(3):
-            state = [add(f"gpu{g}", FORWARD[layer], [state[g], *updates[-1:]]) for g in range(GPUS)]
+            state = [add(gpus[g], FORWARD[layer], [state[g], *updates[-1:]]) for g in range(GPUS)]
         messages: list[int] = []
         for layer in reversed(range(3)):
-            state = [add(f"gpu{g}", BACKWARD[layer], [state[g]]) for g in range(GPUS)]
-            messages.append(add("network", MESSAGE[layer], state))
-        updates.append(add("update", UPDATE, messages))
+            state = [add(gpus[g], BACKWARD[layer], [state[g]]) for g in range(GPUS)]
+            messages.append(add(network, MESSAGE[layer], state))
+        updates.append(add(updating, UPDATE, messages))
     _, stop = graph.run()
     return float(stop[updates[-1]] - stop[updates[-2]]) / 1e6, len(graph) // iterations
 

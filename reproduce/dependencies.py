@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from syncline.collectives.schedule import Schedule
 
-__all__ = ["Dependencies", "Pairs", "dependencies"]
+__all__ = ["Dependencies", "Pairs", "dependencies", "rows_and_blocks"]
 
 Rows = NDArray[np.int64]
 
@@ -36,12 +36,20 @@ class Dependencies(NamedTuple):
     if sends between the two imply it."""
 
 
+def rows_and_blocks(schedule: Schedule) -> tuple[Rows, Rows]:
+    """Return each block of each transfer: the transfer's row and the block, row by row."""
+    counts = (schedule.block_stop - schedule.block_start).astype(np.int64)
+    row = np.repeat(np.arange(len(schedule)), counts)
+    first = np.cumsum(counts) - counts
+    return row, np.arange(len(row)) - (first - schedule.block_start)[row]
+
+
 def dependencies(schedule: Schedule) -> Dependencies:
     """Return what each transfer of a schedule waits for.
 
     O(n log n) time and O(n) memory for n blocks in all transfers together.
     """
-    row, block = schedule.rows_and_blocks()
+    row, block = rows_and_blocks(schedule)
     # Every block of every transfer is read at the sender and written at the receiver. Sorted by
     # rank, block and step, reads before writes in a step, neighbours are what depends.
     rank = np.concatenate([schedule.source[row], schedule.destination[row]]).astype(np.int64)

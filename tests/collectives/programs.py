@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from syncline.collectives import PROGRAMS, ROOTED, Collective, Pipelined, Schedule, program
-from syncline.collectives.transfers import Transfers
+from syncline.collectives.schedule import Transfers
+from tests.collectives.well_formed import well_formed
 
 NAMES: list[tuple[Collective, str]] = [
     (collective, algorithm) for collective, table in PROGRAMS.items() for algorithm in table
@@ -92,7 +93,7 @@ def own(
             reduces=False,
         )
         transfers.reduces[:] = reduces
-    return Schedule(
+    schedule = Schedule(
         collective=collective,
         algorithm="own",
         ranks=ranks,
@@ -100,6 +101,7 @@ def own(
         **transfers.in_order()._asdict(),
         root=root,
     )
+    return well_formed(schedule)
 
 
 def promised(schedule: Schedule) -> list[list[int]]:

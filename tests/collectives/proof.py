@@ -11,6 +11,7 @@ from syncline.collectives.schedule import Schedule
 from syncline.collectives.table import PROGRAMS
 from syncline.errors import UserError
 from tests.collectives.execution import execute
+from tests.collectives.well_formed import well_formed
 
 __all__ = ["Verified", "verify"]
 
@@ -143,8 +144,9 @@ def verify(schedule: Schedule, *, window: int = 1) -> Verified:
         window: how many messages of a channel may be under way, at least 1.
 
     Raises:
-        UserError: the program breaks its promise or can deadlock; the message names rank, block and
-            step, and what was expected and found.
+        UserError: the program is not :func:`~tests.collectives.well_formed.well_formed`, breaks its
+            promise or can deadlock; the message names rank, block and step, and what was expected
+            and found.
 
     Complexity: O(n log n) in time for n blocks in all transfers together, with sets of P bits; the
     values take P B numbers. All programs of up to 64 ranks together take seconds, a ring over 1,024
@@ -160,6 +162,7 @@ def verify(schedule: Schedule, *, window: int = 1) -> Verified:
             f"{schedule.name}: a shard for each of {schedule.ranks} ranks needs a multiple of as "
             f"many blocks, found {schedule.blocks}"
         )
+    well_formed(schedule)
     sums = _Sums(schedule.ranks)
     held = [[rank] * schedule.blocks for rank in range(schedule.ranks)]
     execute(schedule, held, sums.add, window=window)

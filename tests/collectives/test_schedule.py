@@ -1,4 +1,4 @@
-"""Programs are checked when they are made, and say where they are wrong."""
+"""What a program is made of; and checks of its rows, which say where they are wrong."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from syncline.collectives import Schedule, Step, program
-from syncline.collectives.transfers import Transfers
+from syncline.collectives.schedule import Transfers, in_turn, together
 from syncline.errors import UserError
+from tests.collectives.well_formed import well_formed
 
 
 def schedule(*rows: tuple[int, int, int, int, int, bool], **changes: Any) -> Schedule:
-    """Return the program of (step, source, destination, start, stop, reduces) as given."""
+    """Return the program of (step, source, destination, start, stop, reduces), checked."""
     columns = Transfers._fields
     dtypes = [np.int32] * 5 + [np.bool_]
     arrays = {
         name: np.array([row[i] for row in rows], dtype=dtypes[i]) for i, name in enumerate(columns)
     }
     fields = {"collective": "all-reduce", "algorithm": "own", "ranks": 3, "blocks": 4}
-    return Schedule(**{**fields, **arrays, **changes})
+    return well_formed(Schedule(**{**fields, **arrays, **changes}))
 
 
 def test_a_program_of_ones_own() -> None:
@@ -98,3 +99,45 @@ def test_a_ring_of_a_thousand_is_compact() -> None:
     made = program("all-reduce", "ring", 1024)
     assert len(made) == 2 * 1023 * 1024
     assert sum(column.nbytes for column in made.transfers()) == 21 * len(made)
+
+
+# --- transfers, put together ---
+
+
+HOP = Transfers.of(step=[0, 2], source=[0, 1], destination=[1, 2], block_start=3, reduces=True)
+
+
+def test_columns_broadcast_together() -> None:
+    grid = Transfers.of(
+        step=np.arange(2)[:, None],
+        source=np.arange(3),
+        destination=9,
+        block_start=4,
+        block_stop=6,
+        reduces=False,
+    )
+    assert grid.step.tolist() == [0, 0, 0, 1, 1, 1]
+    assert grid.source.tolist() == [0, 1, 2] * 2
+    assert {len(column) for column in grid} == {6}
+    assert all(column.dtype == np.int32 for column in grid[:-1])
+
+
+def test_backwards_and_back_again() -> None:
+    there = HOP.backwards(reduces=False)
+    assert there.step.tolist() == [2, 0]
+    assert (there.source.tolist(), there.destination.tolist()) == ([1, 2], [0, 1])
+    assert not there.reduces.any()
+    assert all((a == b).all() for a, b in zip(there.backwards(reduces=True), HOP, strict=True))
+
+
+def test_in_turn_leaves_out_nothing_and_mixes_nothing() -> None:
+    both = in_turn(HOP, together(), HOP)
+    assert both.step.tolist() == [0, 2, 3, 5]
+    assert both.steps == 6
+    assert together(HOP, HOP).step.tolist() == [0, 2, 0, 2]
+    assert together().steps == 0
+
+
+def test_moved() -> None:
+    moved = HOP.moved([2, 0, 1])
+    assert (moved.source.tolist(), moved.destination.tolist()) == ([2, 0], [0, 1])

@@ -27,6 +27,7 @@ from tests.collectives.programs import (
     variants,
 )
 from tests.collectives.proof import Verified, verify
+from tests.collectives.well_formed import well_formed
 from tests.strategies import few, many
 
 Draw = st.DataObject
@@ -166,7 +167,7 @@ def test_a_sum_of_a_thousand_is_written_without_recursion() -> None:
 def changed(schedule: Schedule, **columns: Any) -> Schedule:
     """Return a program with other columns."""
     transfers = schedule.transfers()._replace(**columns)
-    return Schedule(
+    other = Schedule(
         collective=schedule.collective,
         algorithm=schedule.algorithm,
         ranks=schedule.ranks,
@@ -174,6 +175,7 @@ def changed(schedule: Schedule, **columns: Any) -> Schedule:
         root=schedule.root,
         **transfers.in_order()._asdict(),
     )
+    return well_formed(other)
 
 
 def without(schedule: Schedule, row: int) -> Schedule:
@@ -230,7 +232,7 @@ def brings_something(schedule: Schedule, row: int) -> bool:
 @few
 @given(data=st.data())
 def test_a_program_with_one_mistake_is_refused(mutate: object, data: Draw) -> None:
-    """When it is made, if it breaks the rules of steps; else by the proof."""
+    """By its rows, if it breaks the rules of steps; else by the proof."""
     schedule = data.draw(programs(ROOTED if mutate is another_root else NAMES, least_ranks=2))
     row = data.draw(st.integers(0, len(schedule) - 1))
     assume(schedule.collective != "broadcast" or brings_something(schedule, row))

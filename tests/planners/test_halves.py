@@ -56,7 +56,7 @@ def test_the_model_is_the_simulators(profile: Profile, network: Network, in_flig
     profile = with_norm(profile)
     plan = plan_in_halves("x", profile, network, in_flight=in_flight)
     round_ = round_of(profile, network, in_flight)
-    end_ns = round_.end_ns(*with_fewer_groups(round_, *round_.search(60_000)))
+    end_ns = round_.end_ns(*with_fewer_groups(round_, *round_.search()))
     expected_ns = max(terms(profile).base_ns, end_ns)
     found_ns = predict_iteration_s(profile, network, plan) * 1e9
     if any(m.collective == "all-reduce" for m in plan.messages):  # it pays one startup, not two
@@ -69,7 +69,7 @@ def test_the_model_is_the_simulators(profile: Profile, network: Network, in_flig
 @given(profile=chains(), network=networks)
 def test_fewer_groups_end_hardly_later(profile: Profile, network: Network, in_flight: int) -> None:
     round_ = round_of(with_norm(profile), network, in_flight)
-    lasts, order = round_.search(60_000)
+    lasts, order = round_.search()
     fewer, merged = with_fewer_groups(round_, lasts, order)
     assert set(fewer) <= set(lasts)
     # It raises where a group is not summed once and gathered once after that.

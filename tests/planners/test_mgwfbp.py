@@ -163,10 +163,6 @@ def test_the_rule_reads_every_layer_once(layers: int) -> None:
         assert Counted.reads == 2 * layers
 
 
-def test_no_layers() -> None:
-    assert find_merged_layers(1, 1, [], []) == []
-
-
 def test_a_curve_is_taken_as_the_line_through_its_ends() -> None:
     curve = some.IntegerCurve(((0, 10, 1), (50, 200, 0)))
     # All gradients are 100 bytes: a = 10, b = (200 - 10) / 100 = 1.9.

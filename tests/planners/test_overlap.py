@@ -16,7 +16,8 @@ from syncline.model.network import PRESETS, Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
-from syncline.planners.overlap import RIVALS, Overlap, Round
+from syncline.planners.overlap import Overlap, Round
+from syncline.planners.table import PUBLISHED
 from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
@@ -135,7 +136,7 @@ def test_no_other_planner_is_better(profile: Profile, curve: some.IntegerCurve) 
     network = curve.network(profile.workers)
     plan = Overlap().plan(profile, network)
     ours = predict_iteration_s(profile, network, plan)
-    for rival in RIVALS:
+    for rival in PUBLISHED:
         other = rival.plan(profile, network)
         assert ours <= predict_iteration_s(profile, network, other), rival.NAME
         on_need = msgspec.structs.replace(other, wait="need")
@@ -152,7 +153,7 @@ def test_no_other_planner_is_better_where_two_at_once_were_measured(
     )
     forecast = predict(profile, network, Overlap().plan(profile, network)).prediction
     assert forecast.lower_bound_s <= forecast.iteration_s
-    for rival in RIVALS:
+    for rival in PUBLISHED:
         plan = rival.plan(profile, network)
         if plan.wait == "need":  # sent in a row, two at once: as measured
             plan = msgspec.structs.replace(plan, in_flight=max(plan.in_flight, 2))
@@ -179,7 +180,7 @@ def test_no_other_planner_is_better_under_contention(
 ) -> None:
     network = msgspec.structs.replace(curve.network(profile.workers), contention=contention)
     ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))
-    for rival in RIVALS:
+    for rival in PUBLISHED:
         assert ours <= predict_iteration_s(profile, network, rival.plan(profile, network))
 
 
@@ -194,7 +195,7 @@ def test_it_plans_empty_tensors_and_updates(profile: Profile, curve: some.Intege
         simulated = predict_iteration_s(profile, network, own)
         assert simulated == pytest.approx(one_period_s(profile, own, network), abs=1e-12)
     ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))
-    for rival in RIVALS:
+    for rival in PUBLISHED:
         assert ours <= predict_iteration_s(profile, network, rival.plan(profile, network))
 
 
@@ -219,7 +220,7 @@ def test_it_is_near_the_bound_on_measured_traces(network: Network) -> None:
         ours = predict_iteration_s(profile, network, plan)
         bound_ns = lower_bound_ns(terms(profile), network.all_reduce)
         assert bound_ns / 1e9 <= ours <= 1.01 * bound_ns / 1e9, profile.model
-        for rival in RIVALS:
+        for rival in PUBLISHED:
             other = rival.plan(profile, network)
             assert ours <= predict_iteration_s(profile, network, other), rival.NAME
 

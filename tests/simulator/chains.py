@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.simulator.graph import TaskGraph
 from syncline.simulator.predict import predict_iteration_s
 
 NS = 1e-9
@@ -69,6 +70,13 @@ def chain(
 
 def line(a_ns: int, ns_per_element: int = 1, *, workers: int = 4) -> Network:
     return Network.line(workers=workers, a_s=a_ns * NS, b_s_per_byte=ns_per_element * NS / 4)
+
+
+def add_task(graph: TaskGraph, lane: int, duration_ns: int, after: Sequence[int] = ()) -> int:
+    """Add a task that waits for others, and return its index."""
+    task = graph.add_tasks(lane, duration_ns)
+    graph.add_edges(after, task)
+    return task
 
 
 def period_ns(profile: Profile, network: Network, plan: Plan, **options: object) -> int:

@@ -20,6 +20,7 @@ from syncline.simulator.predict import simulate_plan
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.workers import Workers
 from tests import strategies as some
+from tests.simulator.chains import add_task
 
 
 def path_of(graph: TaskGraph, last: int) -> list[int]:
@@ -33,41 +34,41 @@ def path_of(graph: TaskGraph, last: int) -> list[int]:
 
 def test_an_edge_and_a_lane() -> None:
     graph = TaskGraph()
-    graph.add_lane("a")
-    graph.add_lane("b")
-    first = graph.add_task("a", 5)
-    long = graph.add_task("b", 9)
-    second = graph.add_task("a", 3, after=[long])
-    third = graph.add_task("a", 1)
+    a = graph.add_lane()
+    b = graph.add_lane()
+    first = add_task(graph, a, 5)
+    long = add_task(graph, b, 9)
+    second = add_task(graph, a, 3, after=[long])
+    third = add_task(graph, a, 1)
     assert path_of(graph, third) == [long, second, third]
     assert path_of(graph, first) == [first]
 
 
 def test_a_tie_stays_on_the_lane() -> None:
     graph = TaskGraph()
-    graph.add_lane("a")
-    graph.add_lane("b")
-    own = graph.add_task("a", 5)
-    other = graph.add_task("b", 5)
-    last = graph.add_task("a", 1, after=[other])
+    a = graph.add_lane()
+    b = graph.add_lane()
+    own = add_task(graph, a, 5)
+    other = add_task(graph, b, 5)
+    last = add_task(graph, a, 1, after=[other])
     assert path_of(graph, last) == [own, last]
 
 
 def test_a_lane_that_runs_several() -> None:
     graph = TaskGraph()
-    graph.add_lane("disk", capacity=2)
-    short, long, third, fourth = (graph.add_task("disk", ns) for ns in (3, 8, 6, 2))
+    disk = graph.add_lane(capacity=2)
+    short, long, third, fourth = (add_task(graph, disk, ns) for ns in (3, 8, 6, 2))
     assert path_of(graph, third) == [short, third]
     assert path_of(graph, fourth) == [long, fourth]
 
 
 def test_begun_in_order_without_a_limit() -> None:
     graph = TaskGraph()
-    graph.add_lane("a")
-    graph.add_lane("startup", capacity=None, in_order=True)
-    gate = graph.add_task("a", 7)
-    held = graph.add_task("startup", 100, after=[gate])
-    ready = graph.add_task("startup", 2)  # could begin at 0, but not before the one ahead of it
+    a = graph.add_lane()
+    startup = graph.add_lane(capacity=None, in_order=True)
+    gate = add_task(graph, a, 7)
+    held = add_task(graph, startup, 100, after=[gate])
+    ready = add_task(graph, startup, 2)  # could begin at 0, but not before the one ahead of it
     path = path_of(graph, ready)
     assert path == [gate, ready]
     assert held not in path
@@ -75,10 +76,10 @@ def test_begun_in_order_without_a_limit() -> None:
 
 def test_tasks_without_duration_at_one_moment() -> None:
     graph = TaskGraph()
-    graph.add_lane("push", in_order=False)
-    first = graph.add_task("push", 4)
-    zeros = [graph.add_task("push", 0) for _ in range(3)]
-    last = graph.add_task("push", 2, after=zeros)
+    push = graph.add_lane(in_order=False)
+    first = add_task(graph, push, 4)
+    zeros = [add_task(graph, push, 0) for _ in range(3)]
+    last = add_task(graph, push, 2, after=zeros)
     path = path_of(graph, last)
     assert path[0] == first
     assert path[-1] == last
@@ -87,18 +88,17 @@ def test_tasks_without_duration_at_one_moment() -> None:
 
 def test_a_second_lane_that_is_held() -> None:
     graph = TaskGraph()
-    graph.add_lane("out", in_order=False)
-    other = graph.add_lane("in", in_order=False)
-    blocking = graph.add_task("in", 6)
-    sending = graph.add_task("out", 3)
-    graph.hold([sending], [other])
+    out = graph.add_lane(in_order=False)
+    into = graph.add_lane(in_order=False)
+    blocking = add_task(graph, into, 6)
+    sending = add_task(graph, out, 3)
+    graph.hold([sending], [into])
     assert path_of(graph, sending) == [blocking, sending]
 
 
 def test_a_beginning_without_a_cause_is_our_mistake() -> None:
     graph = TaskGraph()
-    graph.add_lane("a")
-    graph.add_task("a", 1)
+    add_task(graph, graph.add_lane(), 1)
     with pytest.raises(InternalError, match="nothing that it waits for"):
         critical_tasks(graph, np.array([5]), np.array([6]), 0)
 

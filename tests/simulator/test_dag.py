@@ -405,7 +405,7 @@ def test_contention_with_iterations_to_come(slow: float) -> None:
     plan = plan_of(profile, [(0, 1000)], wait="need")
     loop = STRATEGIES["loop"]
     steady = steady_state(profile, network, plan, strategy=loop, workers=workers)
-    assert steady.settled
+    assert steady.error_ns == 0
     assert len(steady.ends_ns) == steady.dag.iterations // 2
     dag = build(profile, network, plan, strategy=loop, workers=workers, iterations=60)
     middle = np.diff(dag.ends_ns(dag.graph.run()[1]))[20:30]
@@ -484,17 +484,14 @@ def test_a_server_that_the_network_knows() -> None:
     server = STRATEGIES["parameter-server"]
     link = Link(alpha_s=3 * NS, beta_s_per_byte=NS / 16, gamma_s_per_byte=0)
 
-    def exchanged_ns(network: Network, strategy: Strategy = server) -> int:
-        return period_ns(profile, network, plan, strategy=strategy) - 100
+    def exchanged_ns(network: Network) -> int:
+        return period_ns(profile, network, plan, strategy=server) - 100
 
     of_link = Network.of_link
     sharded = of_link(link, workers=4, algorithm="sharded-parameter-server")
     assert exchanged_ns(sharded) == 2 * (4 * 3 + 25)
     two = of_link(link, workers=4, algorithm="parameter-server", servers=2)
     assert exchanged_ns(two) == 2 * (4 * 3 + 50)
-    assert exchanged_ns(served(), Strategy(name="s", exchange=server.exchange, servers=2)) == (
-        exchanged_ns(two)
-    )
     hosts = of_link(link, workers=4, hosts=2, inside=link)
     # Two hosts push and pull; inside each, half of the bytes is sent once before and once after.
     assert exchanged_ns(hosts) == pytest.approx(2 * (2 * (3 + 25) + 3) + 25, abs=1)
@@ -515,10 +512,6 @@ def test_what_a_server_cannot_exchange() -> None:
     sparse = Network.of_link(link, workers=4, algorithm="gtop-k", density=0.01)
     with pytest.raises(UserError, match="parameter servers exchange all of them"):
         predict(profile, sparse, plan, strategy=STRATEGIES["parameter-server"])
-    two = Network.of_link(link, workers=4, algorithm="parameter-server", servers=2)
-    three = Strategy(name="three", exchange="parameter-server", servers=3)
-    with pytest.raises(UserError, match=r"its servers \(2\) are not the 3 of strategy 'three'"):
-        predict(profile, two, plan, strategy=three)
 
 
 def test_halves_and_delays_at_a_server() -> None:

@@ -10,13 +10,12 @@ from syncline.simulator.strategy import STRATEGIES, Strategy, strategy_named
 
 def test_presets() -> None:
     assert all(strategy.name == name for name, strategy in STRATEGIES.items())
-    assert all(strategy.summary for strategy in STRATEGIES.values())
     assert strategy_named("caffe-mpi").prefetch_copy
     with pytest.raises(UserError, match=r"unknown strategy 'cafe-mpi'.*caffe-mpi"):
         strategy_named("cafe-mpi")
 
 
-@pytest.mark.parametrize("field", ["loaders", "ahead", "servers", "channels"])
+@pytest.mark.parametrize("field", ["loaders", "ahead"])
 def test_what_is_refused(field: str) -> None:
     with pytest.raises(UserError, match=f"strategy 's': {field} must be at least 1, found 0"):
         Strategy(name="s", **{field: 0})  # type: ignore[arg-type]
@@ -27,8 +26,6 @@ def test_what_is_refused(field: str) -> None:
     [
         ({"loaders": 2}, "loaders has no effect without prefetch_data"),
         ({"prefetch_data": True, "one_loader": True}, "one_loader has no effect without"),
-        ({"servers": 2}, 'servers has no effect without exchange="parameter-server"'),
-        ({"exchange": "parameter-server", "channels": 2}, "channels has no effect without"),
     ],
 )
 def test_options_that_would_do_nothing(fields: dict[str, object], message: str) -> None:

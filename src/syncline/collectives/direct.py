@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncline.collectives.transfers import Transfers, in_turn
+from syncline.collectives.schedule import Transfers, in_turn
 
 
 def all_gather(ranks: int) -> Transfers:
@@ -33,8 +33,8 @@ def reduce_scatter(ranks: int) -> Transfers:
 def all_reduce(ranks: int) -> Transfers:
     """Return the all-reduce: each rank adds up one block, then all read all sums.
 
-    If every rank added up whole vectors by itself, it would begin with its own, and the ranks would
-    not agree in the last bit. Cost over ports: that of a ring.
+    If every rank added up whole vectors, each would begin with its own, and they would differ in
+    the last bit. Cost over ports: that of a ring.
     """
     return in_turn(reduce_scatter(ranks), all_gather(ranks))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.transfers import Transfers, together
+from syncline.collectives.schedule import Transfers, together
 
 
 def all_reduce(ranks: int, blocks: int) -> Transfers:
@@ -69,7 +69,7 @@ def broadcast_steps(ranks: int, blocks: int) -> int:
 def reduce_steps(ranks: int, blocks: int) -> int:
     """Return the steps of :func:`reduce`: about B + 2 log2 P."""
     edges = _edges_from_root(ranks)
-    return _last(edges, edges.depth - edges.delay, blocks) + 1
+    return _last(edges, edges.rising, blocks) + 1
 
 
 Numbers = NDArray[np.int64]
@@ -87,9 +87,13 @@ class _Edges(NamedTuple):
     """Steps between the blocks of a tree: the number of colours, 1 for two ranks, else 2."""
 
     @property
-    def depth(self) -> int:
-        """The largest delay."""
-        return int(self.delay.max())
+    def rising(self) -> Numbers:
+        """The step of the reduction in which the child sends the first block."""
+        return np.asarray(self.delay.max() - self.delay)
+
+    def last(self, first: Numbers, blocks: int) -> Numbers:
+        """Return when each edge that is used sends its last block, given when its first."""
+        return first + (blocks - 1 - self.tree) // 2 * self.period
 
 
 def _edges_from_root(ranks: int) -> _Edges:
@@ -140,7 +144,7 @@ def _timed(tree: Numbers, child: Numbers, parent: Numbers, roots: tuple[int, int
 def _up(edges: _Edges, blocks: int) -> Transfers:
     """Reduce towards the roots, first blocks first: the broadcast backwards, but for its blocks."""
     reverse = edges._replace(child=edges.parent, parent=edges.child)
-    return _down(reverse._replace(delay=edges.depth - edges.delay), blocks, reduces=True)
+    return _down(reverse._replace(delay=edges.rising), blocks, reduces=True)
 
 
 def _down(edges: _Edges, blocks: int, *, first_step: int = 0, reduces: bool = False) -> Transfers:
@@ -161,12 +165,9 @@ def _down(edges: _Edges, blocks: int, *, first_step: int = 0, reduces: bool = Fa
     return together(*parts)
 
 
-def _last(edges: _Edges, step: Numbers, blocks: int) -> int:
-    """Return the step in which the last block is sent, if edges send the first in ``step``."""
-    return max(
-        int(step[edges.tree == tree].max()) + (blocks - 1 - tree) // 2 * edges.period
-        for tree in range(min(blocks, 2))
-    )
+def _last(edges: _Edges, first: Numbers, blocks: int) -> int:
+    """Return the step in which the last block is sent, given when each edge sends its first."""
+    return int(edges.last(first, blocks)[edges.tree < blocks].max())
 
 
 def _parents(ranks: int) -> Numbers:
@@ -216,8 +217,8 @@ def _two_colours(child: Numbers, parent: Numbers) -> Numbers:
 def _broadcast_from(edges: _Edges, ranks: int, blocks: int) -> int:
     """Return the first step of the broadcast: each rank's links are through with the reduction."""
     in_use = edges.tree < blocks
-    last = edges.depth - edges.delay + (blocks - 1 - edges.tree) // 2 * edges.period
-    turn = edges.depth + 1  # the first sums are at the roots
+    last = edges.last(edges.rising, blocks)
+    turn = int(edges.delay.max()) + 1  # the first sums are at the roots
     never = np.iinfo(np.int64).max
     # Children send in the reduction and parents in the broadcast; receivers are the others.
     for reducing, broadcasting in ((edges.child, edges.parent), (edges.parent, edges.child)):

@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.collectives.minimum_spanning_tree import scatter
-from syncline.collectives.transfers import Transfers, in_turn, together
+from syncline.collectives.schedule import Transfers, in_turn, together
 
 
 class Fold(NamedTuple):
-    """The ranks that take part, and how the others hand in what they have and get what they need.
+    """The ranks that exchange, and how the others hand in what they have and get what they need.
 
     Each part is one step where there are others, else nothing.
     """
 
     core: NDArray[np.int64]
-    """The ranks that exchange, a power of two of them. Where every rank has a shard, rank
-    ``core[n]`` speaks for the shards from ``core[n]`` to before ``core[n + 1]``."""
+    """A power of two of ranks. Where every rank has a shard, rank ``core[n]`` speaks for the shards
+    from ``core[n]`` to before ``core[n + 1]``."""
     vectors_in: Transfers
     """The other ranks' whole vectors, to be added."""
     vectors_out: Transfers
-    """Whole results to the other ranks."""
+    """Whole results."""
     shards_in: Transfers
     """The other ranks' shards, one block a rank."""
     shards_out: Transfers

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from syncline.collectives import direct, ring
-from syncline.collectives.schedule import Schedule
-from syncline.collectives.transfers import Transfers, in_turn, together
+from syncline.collectives.schedule import Schedule, Transfers, in_turn, together
 from syncline.errors import UserError
 
 

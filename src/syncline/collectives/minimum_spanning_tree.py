@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.transfers import Transfers, in_turn, together
+from syncline.collectives.schedule import Transfers, in_turn, together
 
 
 def broadcast(ranks: int) -> Transfers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from syncline.collectives.minimum_spanning_tree import scatter
-from syncline.collectives.transfers import Transfers, in_turn
+from syncline.collectives.schedule import Transfers, in_turn
 
 
 def all_reduce(ranks: int) -> Transfers:

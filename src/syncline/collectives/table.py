@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from syncline.collectives import (
     direct,
     halving_doubling,
@@ -14,8 +16,7 @@ from syncline.collectives import (
 )
 from syncline.collectives import double_binary_trees as two_trees
 from syncline.collectives.halving_doubling import folded_blocks
-from syncline.collectives.schedule import Schedule, require_ranks
-from syncline.collectives.transfers import Transfers, together
+from syncline.collectives.schedule import Schedule, Transfers, require_ranks, together
 from syncline.errors import UserError, require_known
 
 Collective = Literal["broadcast", "reduce", "all-reduce", "reduce-scatter", "all-gather"]
@@ -140,12 +141,14 @@ def program(
         blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
     if root != 0 and collective not in ROOTED:
         raise UserError(f"{collective} has no root; leave root={root} out")
+    # Every rank moves on, so that the root does what rank 0 did.
+    transfers = transfers.moved(np.roll(np.arange(ranks), -root))
     return Schedule(
         collective=collective,
         algorithm=algorithm,
         ranks=ranks,
         blocks=blocks,
-        **transfers.rotated(root, ranks).in_order()._asdict(),
+        **transfers.in_order()._asdict(),
         root=root,
     )
 
@@ -182,14 +185,13 @@ def best_blocks(
         return steps(ranks, blocks) * (alpha_s + beta_s_per_byte * size_bytes / blocks)
 
     powers = [1 << k for k in range(MOST_BLOCKS.bit_length())]
-    counts = [1, *powers, *(p + p // 2 for p in powers if 1 < p < MOST_BLOCKS)]
+    counts = {*powers, *(p + p // 2 for p in powers if 1 < p < MOST_BLOCKS)}
     # One less, because two trees that take turns may end two steps sooner with an odd number.
-    candidates = sorted({*counts, *(count - 1 for count in counts if count > 1)})
-    return min((b for b in candidates if b <= max(size_bytes, 1)), key=seconds)
+    counts |= {count - 1 for count in counts if count > 1}
+    return min(sorted(count for count in counts if count <= max(size_bytes, 1)), key=seconds)
 
 
 def _entry(collective: Collective, algorithm: str) -> Fixed | Pipelined:
     require_known("collective", collective, PROGRAMS)
-    known = PROGRAMS[collective]
-    require_known(f"{collective} algorithm", algorithm, known)
-    return known[algorithm]
+    require_known(f"{collective} algorithm", algorithm, PROGRAMS[collective])
+    return PROGRAMS[collective][algorithm]

@@ -25,27 +25,24 @@ SUGGESTED_DENSITY = 0.001
 """The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
 
 
-def suggestion(
-    profile: Profile, network: Network, dense_s: float, *, density: float = SUGGESTED_DENSITY
-) -> Suggestion | None:
+def suggestion(profile: Profile, network: Network, dense_s: float) -> Suggestion | None:
     """Return the sparse exchange of the shortest iteration, its messages merged for it.
 
-    All-gather (``top-k``) where that is cheaper than gTop-k, as with few workers or on a fast link.
-    None where there is nothing to compare: a single worker, a network that is sparse already, of
-    which no link is known, or with several workers a host, for which sparse exchange has no form;
-    or an iteration that takes no time.
+    That is an all-gather (``top-k``) where it is cheaper than gTop-k, as with few workers or on a
+    fast link. None for a single worker, for a network that is sparse already, has no known link or
+    has several workers a host, for which sparse exchange has no form, and for an iteration that
+    takes no time.
 
     Args:
         profile: what the worker computes.
         network: what dense messages cost.
         dense_s: seconds an iteration without compression.
-        density: share of the elements that each worker sends.
     """
     if dense_s <= 0 or not _can_be_sparse(network):
         return None
     found = {}
     for algorithm in SPARSE_ALGORITHMS:
-        sparse = network.with_(algorithm=algorithm, density=density)
+        sparse = network.with_(algorithm=algorithm, density=SUGGESTED_DENSITY)
         plan = Merge().plan(profile, sparse)
         found[algorithm] = predict_iteration_s(profile, sparse, plan)
     best = min(found, key=lambda name: found[name])
@@ -53,7 +50,7 @@ def suggestion(
         return None
     return Suggestion(
         algorithm=best,
-        density=density,
+        density=SUGGESTED_DENSITY,
         iteration_s=found[best],
         dense_s=dense_s,
         selecting_counted=network.sparse is not None,
@@ -62,10 +59,9 @@ def suggestion(
 
 
 def _can_be_sparse(network: Network) -> bool:
-    on_one_host = network.hosts is not None and network.hosts != network.workers
-    several = network.workers > 1 and not on_one_host
+    one_a_host = network.hosts in (None, network.workers)
     known = network.link is not None or network.algorithm in ALL_REDUCE_ALGORITHMS
-    return several and known and network.density is None
+    return network.workers > 1 and one_a_host and known and network.density is None
 
 
 CONFIDENCE = 2.0
@@ -172,9 +168,6 @@ class Auto(Planner, frozen=True, kw_only=True):
     """Take the plan that the simulator finds fastest; see :func:`choose`."""
 
     NAME: ClassVar[str] = "auto"
-    SUMMARY: ClassVar[str] = (
-        "takes the fastest of overlap and those whose messages can be DDP's buckets, or DDP's own"
-    )
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the chosen plan, under the name of the planner that made it."""

@@ -20,8 +20,6 @@ class Planner(Value, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str]
-    SUMMARY: ClassVar[str]
-    """One line for tables and help texts."""
 
     @abstractmethod
     def plan(self, profile: Profile, network: Network) -> Plan:

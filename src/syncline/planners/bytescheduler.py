@@ -38,7 +38,6 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "bytescheduler"
-    SUMMARY: ClassVar[str] = "slices of 8 million elements, two under way (ByteScheduler)"
 
     partition_elements: int = 8_000_000
     credit_elements: int = 16_000_000

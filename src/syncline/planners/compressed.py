@@ -37,9 +37,9 @@ class CompressedChoice(NamedTuple):
 def compressing(network: Network, compression: Compression) -> Network:
     """Return the cost of compressed messages of so many dense bytes on a network.
 
-    A sparse one costs what :mod:`syncline.model.sparse_costs` says; one of 16 bits costs what half
-    its bytes do; a dense one, in a plan that also has compressed ones, what it did before
-    (``Network.whole``). The merge of the naive algorithm costs what the all-gather before it does.
+    A sparse message costs what :mod:`syncline.model.sparse_costs` says, one of 16 bits as much as
+    half its bytes, and a dense one beside compressed ones as much as before (``Network.whole``).
+    The naive algorithm's merge costs as much as the all-gather before it.
 
     Raises:
         UserError: the network's curve says nothing of its link.
@@ -84,8 +84,17 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
             f"message; this plan has {len(whole.messages)}: take the planner 'single'"
         )
+
+    def payload(tensors: range) -> Payload:
+        if not isinstance(compression, Recipe):
+            return compression
+        members = (plan.tensors[index] for index in tensors)
+        dense = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
+        return "dense" if dense else "sparse"
+
     messages = tuple(
-        msgspec.structs.replace(m, payload=_payload(plan, m, compression)) for m in whole.messages
+        msgspec.structs.replace(message, payload=payload(tensors))
+        for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
     )
     name = f"{plan.planner}+{compression_name(compression)}"
     return msgspec.structs.replace(whole, planner=name, messages=messages)
@@ -97,13 +106,6 @@ def uncut(plan: Plan) -> Plan:
     Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
     nearest end of a tensor. One message travels at a time.
     """
-    # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
-    base = plan if plan.norm is None else plan.waiting_for_all()
-    return msgspec.structs.replace(base, messages=tuple(_without_cuts(plan)), in_flight=1)
-
-
-def _without_cuts(plan: Plan) -> list[Message]:
-    """Return the messages in their order, each from the end of a tensor to that of another."""
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
 
     def nearest(at: int) -> int:
@@ -115,15 +117,10 @@ def _without_cuts(plan: Plan) -> list[Message]:
         for m in plan.messages
         if m.collective != "reduce-scatter"
     ]
-    return [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
-
-
-def _payload(plan: Plan, message: Message, compression: Compression) -> Payload:
-    if not isinstance(compression, Recipe):
-        return compression
-    members = [plan.tensors[index] for index in plan.tensors_of(message)]
-    whole = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
-    return "dense" if whole else "sparse"
+    messages = [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
+    # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
+    base = plan if plan.norm is None else plan.waiting_for_all()
+    return msgspec.structs.replace(base, messages=tuple(messages), in_flight=1)
 
 
 def choose_compressed(
@@ -137,7 +134,7 @@ def choose_compressed(
 ) -> CompressedChoice:
     """Simulate compressed plans and take the fastest, or that of ``planner``.
 
-    Compression was asked for, so a compressed plan is taken also where DDP's dense buckets are
+    Compression was asked for, so a compressed plan is taken even if DDP's dense buckets are
     predicted to be as fast; the reason says so. ``network`` is what dense messages cost.
 
     Raises:
@@ -149,7 +146,7 @@ def choose_compressed(
         planners = (Single(),)
     made = [compressed(each.plan(profile, costs), compression) for each in planners]
     plans = {plan.planner: plan for plan in made}
-    deferring = {name for name, plan in plans.items() if plan.wait == "need"}
+    deferring = {plan.planner for plan in made if plan.wait == "need"}
     if not defers:
         plans = {name: plan.waiting_for_all() for name, plan in plans.items()}
     predictions = [

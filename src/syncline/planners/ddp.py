@@ -22,7 +22,6 @@ class Ddp(MergingPlanner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "ddp"
-    SUMMARY: ClassVar[str] = "PyTorch DDP's buckets (first 1 MiB, then 25 MiB)"
 
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES
@@ -41,15 +40,10 @@ class Ddp(MergingPlanner, frozen=True, kw_only=True):
 
     def _cuts(self, sizes: Sequence[int]) -> list[int]:
         last: list[int] = []
-        cap = self.first_bucket_bytes
-        held = 0
+        cap, held = self.first_bucket_bytes, 0
         for index, size_bytes in enumerate(sizes):
             held += size_bytes
-            if held >= cap:
+            if held >= cap or index == len(sizes) - 1:
                 last.append(index)
-                cap = self.bucket_bytes
-                held = 0
-        final = len(sizes) - 1
-        if not last or last[-1] != final:
-            last.append(final)
+                cap, held = self.bucket_bytes, 0
         return last

@@ -32,7 +32,6 @@ class Dear(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "dear"
-    SUMMARY: ClassVar[str] = "reduce-scatter in backward, all-gather in the next forward (DeAR)"
 
     bucket_bytes: int = 25 * 1024 * 1024
 

@@ -19,7 +19,7 @@ from syncline.planners.slices import Slice, plan_of, whole_tensors
 
 GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Numbers of groups of equal size that the search begins with."""
-DEFAULT_BUDGET = 60_000
+BUDGET = 60_000
 """Orders that it looks at: 0.1 to 0.3 s."""
 NEXT_TO_NOTHING = 1 / 500
 """A round may end later by this share of its time if that saves messages."""
@@ -35,20 +35,19 @@ def plan_in_halves(
     *,
     in_flight: int,
     handling_s: float = 0.0,
-    budget: int = DEFAULT_BUDGET,
 ) -> Plan:
     """Return a plan whose sums end early, and whose gathers fill the channel around them.
 
-    The norm needs the sums alone, so reduce-scatters go in the order in which gradients become
-    ready; a gather goes before the norm only where the channel would be idle, and the others follow
-    it in the order of need. Every message has a startup, so gradients are grouped: into parts of
-    equal size, as the sums end earliest (the exact merge of reduce-scatters), or in any way if
-    there are at most eight; then one boundary at a time is added or taken away. Of the best,
-    neighbouring gathers are merged, and moved. Groups that gain next to nothing by being separate
-    are merged (:func:`with_fewer_groups`). A reduce-scatter with its own gather right after it
-    becomes an all-reduce, but for the last, which the norm follows. The search is native and
-    deterministic, and looks at ``budget`` orders. Of the messages, 1 or 2 are in flight, and each
-    costs ``handling_s`` beside its time on the network.
+    The norm needs only the sums, so reduce-scatters go in the order in which gradients become
+    ready. A gather goes before the norm only where the channel would be idle; the others follow it
+    in the order of need. Every message has a startup, so gradients are grouped: into parts of equal
+    size, in the way in which the sums end earliest (the exact merge of reduce-scatters), or in any
+    way if there are at most eight. Then one boundary at a time is added or taken away. In the best
+    orders, neighbouring gathers are merged, and moved. Groups that gain next to nothing by being
+    separate are merged (:func:`with_fewer_groups`). A reduce-scatter right before its own gather
+    becomes an all-reduce, except for the last, which the norm follows. The search is native and
+    deterministic, and looks at :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs
+    ``handling_s`` beside its time on the network.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
@@ -56,7 +55,7 @@ def plan_in_halves(
     round_ = HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
     if handling_s:
         round_ = round_._replace(half=round_.half.raised(handling_s))
-    lasts, order = with_fewer_groups(round_, *round_.search(budget))
+    lasts, order = with_fewer_groups(round_, *round_.search())
     messages = _messages(tensors, lasts, order)
     return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
 
@@ -127,9 +126,9 @@ class HalvesRound(NamedTuple):
         """
         return _native.halves_end(self._native(), lasts, order)
 
-    def search(self, budget: int) -> tuple[list[int], Order]:
+    def search(self) -> tuple[list[int], Order]:
         """Return the last tensor of each group, and an order in which the round ends early."""
-        return _native.halves(self._native(), list(self._seeds()), budget)
+        return _native.halves(self._native(), list(self._seeds()), BUDGET)
 
     def _native(self) -> Any:
         return (*self[:4], self.half.rows(), *self[5:])
@@ -151,8 +150,8 @@ def with_fewer_groups(
 ) -> tuple[list[int], Order]:
     """Merge neighbouring groups, from the first on, while the round ends hardly later.
 
-    A message also costs processor time and the wait for the slowest worker to begin it. No model
-    here counts these. So a small message that only fills an idle moment delays those behind it.
+    A message also costs processor time, and a wait until the slowest worker begins it, which no
+    model here counts. So a small message that only fills an idle moment delays those behind it.
     """
     latest_ns = round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
     group = 0

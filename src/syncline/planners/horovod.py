@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 from syncline.errors import UserError
@@ -28,7 +29,6 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "buckets"
-    SUMMARY: ClassVar[str] = "tensor fusion up to a threshold (Horovod's, 64 MiB)"
 
     threshold_bytes: int = FIRST_THRESHOLD_BYTES
 
@@ -76,7 +76,6 @@ class Horovod(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "horovod"
-    SUMMARY: ClassVar[str] = "fuses what a cycle of 1 ms gathers, up to 128 MiB (Horovod)"
 
     cycle_s: float = 1e-3
     threshold_bytes: int = 128 * 1024 * 1024
@@ -95,33 +94,26 @@ class Horovod(Planner, frozen=True, kw_only=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
-        dtype_at: dict[int, str] = {}  # by the first element
-        start = 0
-        for gradient in profile.gradients:
-            if gradient.elements:
-                dtype_at[start] = gradient.dtype
-                start += gradient.elements
+        starts = itertools.accumulate((g.elements for g in profile.gradients), initial=0)
+        dtype_at = {
+            s: g.dtype for s, g in zip(starts, profile.gradients, strict=False) if g.elements
+        }
         ready_ns = profile.ready_ns()
+        cycle_ns = self._cycle_ns
         messages: list[Message] = []
-        held = 0
-        held_tick_ns = -1
-        held_dtype = ""
+        held_bytes = 0
+        latest: tuple[int, str] | None = None  # tick and dtype of the last message
         for tensor in whole_tensors(profile):
             own_ns = ready_ns[tensor.tensor]
-            tick_ns = self._tick_ns(own_ns)
+            tick_ns = -(-own_ns // cycle_ns) * cycle_ns if cycle_ns else own_ns
             start = tensor.start
-            held += tensor.size_bytes
-            dtype = dtype_at.get(start, "")
-            if (tick_ns, dtype) == (held_tick_ns, held_dtype) and held <= self.threshold_bytes:
+            held_bytes += tensor.size_bytes
+            kind = tick_ns, dtype_at.get(start, "")
+            if kind == latest and held_bytes <= self.threshold_bytes:
                 start = messages.pop().start
             else:
-                held = tensor.size_bytes
+                held_bytes = tensor.size_bytes
             delay_s = (tick_ns - own_ns) / NS_PER_S
             messages.append(Message(start=start, stop=tensor.stop, delay_s=delay_s))
-            held_tick_ns, held_dtype = tick_ns, dtype
+            latest = kind
         return plan_of(self.NAME, profile, network.workers, messages, wait="update")
-
-    def _tick_ns(self, ready_ns: int) -> int:
-        """Return the first tick at or after a moment."""
-        cycle_ns = self._cycle_ns
-        return -(-ready_ns // cycle_ns) * cycle_ns if cycle_ns else ready_ns

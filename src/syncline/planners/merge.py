@@ -27,7 +27,6 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "merge"
-    SUMMARY: ClassVar[str] = "the exact optimum of merging (ours)"
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the last tensor of each message of an optimal merge."""

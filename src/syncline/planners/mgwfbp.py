@@ -19,7 +19,6 @@ class MgWfbp(MergingPlanner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "mgwfbp"
-    SUMMARY: ClassVar[str] = "merged-gradient WFBP, Algorithm 1 as published"
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the tensors that are normal layers."""
@@ -51,8 +50,6 @@ def find_merged_layers(
     """
     layers = len(t_b)
     merged = [False] * layers
-    if layers == 0:
-        return merged
     size_bytes = p[-1]  # p[l], with what was merged into it (line 18)
     ready_s = t_b[-1]  # tau_b[l] + t_b[l] (lines 6 to 8)
     comm_start_s = ready_s  # tau_c[l] (line 22)

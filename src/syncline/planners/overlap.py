@@ -21,9 +21,6 @@ from syncline.planners.table import CANDIDATES, PUBLISHED
 from syncline.simulator.bound import lower_bound_ns, terms
 from syncline.simulator.predict import predict_iteration_s
 
-RIVALS: tuple[Planner, ...] = PUBLISHED
-"""Planners whose plans the search starts from; the best of them is taken if it finds none better.
-"""
 MOST_IN_FLIGHT = 2
 DEFAULT_BUDGET = 10_000_000
 TENSOR_BUDGET = 200_000
@@ -31,12 +28,11 @@ TENSOR_BUDGET = 200_000
 EXACT_ELEMENTS = 12
 """Rounds of so few elements are solved exactly."""
 MARGIN = 1 / 16
-"""Share of the computing time by which messages should be early. It no longer shortens the period
-but lets it survive a delay."""
-
+"""Share of the computing time by which messages should arrive early: it does not shorten the period
+but absorbs delays."""
 HANDLING = (0, 1, 4)
-"""The search knows no message that takes time from computing. So many times that time is added to a
-message's cost in turn, and the simulator judges what is found."""
+"""The search does not know that messages take time from computing. It runs with so many times that
+time added to a message's cost, and the simulator judges what it finds."""
 
 Slices = list[tuple[int, int]]
 """Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
@@ -81,8 +77,7 @@ class Round(NamedTuple):
                 add(ready, alone, size, max(tail, longest))
             else:
                 leading_tail = max(leading_tail, tail)
-        columns = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return cls(*(list(column) for column in columns))
+        return cls(*([row[column] for row in rows] for column in range(4)))
 
     def end_ns(self, slices: Slices, curve: CostCurve, in_flight: int) -> int:
         """Return when the round ends: the largest arrival plus tail of these messages.
@@ -150,8 +145,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
     The result is compared, in the simulator, with the plans of all other planners as they are. The
     best is taken; of equals the one with the fewest messages in flight, then the fewest in all.
-    Where messages take time from computing, the search runs three times, with that time added to
-    their cost 0, 1 and 4 times.
+    Where messages take time from computing, the search runs three times; see :data:`HANDLING`.
 
     Args:
         in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
@@ -165,7 +159,6 @@ class Overlap(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "overlap"
-    SUMMARY: ClassVar[str] = "merging, splitting and order together, near a lower bound (ours)"
 
     in_flight: int = MOST_IN_FLIGHT
     budget: int = DEFAULT_BUDGET
@@ -188,17 +181,15 @@ class Overlap(Planner, frozen=True, kw_only=True):
         per_message_s = contention.per_message_s
         handling_s = [times * per_message_s for times in HANDLING] if per_message_s else [0.0]
         if profile.norm is None:
-            compared = [
-                self.own_plan(profile, network, rivals, handling_s=each_s) for each_s in handling_s
-            ]
+            compared = [self.own_plan(profile, network, rivals, handling_s=s) for s in handling_s]
         else:
             compared = [
-                plan_in_halves(self.NAME, profile, network, in_flight=in_flight, handling_s=each_s)
+                plan_in_halves(self.NAME, profile, network, in_flight=in_flight, handling_s=s)
                 for in_flight in range(1, self.in_flight + 1)
-                for each_s in handling_s
+                for s in handling_s
             ]
-        # Where two at once were measured in rows, one at a time is not compared. The time of a
-        # message alone leaves out the pause before the next one, so small messages look cheap.
+        # If two messages at once were measured, plans with one in flight are not compared: the cost
+        # of a message alone leaves out the pause before the next, so small messages look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
         # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
         curve = network.collective("all-reduce", in_flight=self.in_flight)
@@ -284,7 +275,7 @@ def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planne
 
 
 def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
-    for planner in RIVALS:
+    for planner in PUBLISHED:
         try:
             yield planner.plan(profile, network)
         except UserError:  # what it cannot plan, it cannot plan better

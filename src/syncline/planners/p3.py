@@ -30,7 +30,6 @@ class P3(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "p3"
-    SUMMARY: ClassVar[str] = "slices of 40,000 elements, what is needed first (P3)"
 
     slice_elements: int = 40_000
 

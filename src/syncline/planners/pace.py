@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import ClassVar
@@ -11,8 +13,9 @@ from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import bytes_per_element
 from syncline.planners.base import Planner
-from syncline.planners.slices import ByteLayout, Slice, plan_of, whole_tensors
+from syncline.planners.slices import Slice, plan_of, whole_tensors
 from syncline.simulator.bound import terms
 
 
@@ -78,14 +81,11 @@ class Pace(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "pace"
-    SUMMARY: ClassVar[str] = "balanced groups in the optimal preemptive order (PACE)"
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
         groups = self.groups(profile, network)
-        return plan_of(
-            self.NAME, profile, network.workers, _pieces(groups, network, ByteLayout(profile))
-        )
+        return plan_of(self.NAME, profile, network.workers, _pieces(groups, network, profile))
 
     def groups(self, profile: Profile, network: Network) -> list[Slice]:
         """Return the groups of tensors that Algorithm 1 fuses, in ready order."""
@@ -103,21 +103,29 @@ class Pace(Planner, frozen=True, kw_only=True):
             # It stops at a bound by which no group ends before its largest tensor alone.
             network.all_reduce.never_falling().rows(),
         )
-        groups: list[Slice] = []
-        for before, last in itertools.pairwise([-1, *last_tensors]):
-            group = tensors[before + 1]
-            for tensor in tensors[before + 2 : last + 1]:
-                group = group.joined(tensor)
-            groups.append(group)
-        return groups
+        return [
+            functools.reduce(Slice.joined, tensors[before + 1 : last + 1])
+            for before, last in itertools.pairwise([-1, *last_tensors])
+        ]
 
 
-def _pieces(groups: Sequence[Slice], network: Network, layout: ByteLayout) -> list[Message]:
+def _pieces(groups: Sequence[Slice], network: Network, profile: Profile) -> list[Message]:
     """Return the pieces of the optimal order as slices that end between two elements."""
     costs_ns = _native.costs([g.size_bytes for g in groups], network.all_reduce.rows())
     _, pieces = preemptive_order(
         [g.ready_ns for g in groups], costs_ns, [g.tail_ns for g in groups]
     )
+    gradients = profile.gradients
+    elements = [0, *itertools.accumulate(g.elements for g in gradients)]
+    offsets = [0, *itertools.accumulate(g.size_bytes for g in gradients)]
+    group_offsets = list(itertools.accumulate((g.size_bytes for g in groups), initial=0))
+
+    def element_at(offset: int) -> int:
+        """Return the last boundary between elements within so many bytes."""
+        index = min(bisect.bisect_right(offsets, offset) - 1, len(gradients) - 1)
+        inside = (offset - offsets[index]) // bytes_per_element(gradients[index].dtype)
+        return min(elements[index] + inside, elements[-1])
+
     sent_ns = [0] * len(groups)
     cut = [group.start for group in groups]
     messages: list[Message] = []
@@ -125,7 +133,7 @@ def _pieces(groups: Sequence[Slice], network: Network, layout: ByteLayout) -> li
         group, cost_ns = groups[job], costs_ns[job]
         sent_ns[job] += stop_ns - start_ns
         sent_bytes = group.size_bytes * sent_ns[job] // cost_ns if cost_ns else group.size_bytes
-        stop = layout.element_at(group.start, sent_bytes)
+        stop = element_at(group_offsets[job] + sent_bytes)
         if stop == cut[job]:  # less than an element: the next piece takes it
             continue
         if messages and messages[-1].stop == cut[job] > group.start:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
 from collections import deque
@@ -14,7 +13,6 @@ from syncline.errors import UserError, quoted
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.model.profile import Profile
-from syncline.model.quantities import bytes_per_element
 from syncline.simulator.bound import terms
 
 MOST_SLICES = 1 << 17
@@ -49,14 +47,12 @@ class Slice(NamedTuple):
 
     def joined(self, after: Slice) -> Slice:
         """Return this slice and the one right after it as one."""
-        return Slice(
+        return after._replace(
             start=self.start,
-            stop=after.stop,
             size_bytes=self.size_bytes + after.size_bytes,
             ready_ns=max(self.ready_ns, after.ready_ns),
             tail_ns=max(self.tail_ns, after.tail_ns),
             need=min(self.need, after.need),
-            tensor=after.tensor,
         )
 
 
@@ -67,18 +63,13 @@ def whole_tensors(profile: Profile) -> list[Slice]:
     message can hold it by itself.
     """
     ready_ns, size_bytes, tail_ns, _ = terms(profile)
-    ends = [0, *itertools.accumulate(gradient.elements for gradient in profile.gradients)]
+    stops = list(itertools.accumulate(gradient.elements for gradient in profile.gradients))
+    starts, needs = [0, *stops[:-1]], profile.need_operations()
     found: list[Slice] = []
-    for index, need in enumerate(profile.need_operations()):
-        own = Slice(
-            start=ends[index],
-            stop=ends[index + 1],
-            size_bytes=size_bytes[index],
-            ready_ns=ready_ns[index],
-            tail_ns=tail_ns[index],
-            need=need,
-            tensor=index,
-        )
+    for index, fields in enumerate(
+        zip(starts, stops, size_bytes, ready_ns, tail_ns, needs, strict=True)
+    ):
+        own = Slice._make((*fields, index))
         if found and (own.size_bytes == 0 or found[-1].size_bytes == 0):
             found[-1] = found[-1].joined(own)
         else:
@@ -110,26 +101,6 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
         for start, stop in itertools.pairwise([*cuts, tensor.stop]):
             found.append(tensor._replace(start=start, stop=stop, size_bytes=width * (stop - start)))
     return found
-
-
-class ByteLayout:
-    """Where the elements of concatenated gradients lie in bytes."""
-
-    def __init__(self, profile: Profile) -> None:
-        self._width = [bytes_per_element(gradient.dtype) for gradient in profile.gradients]
-        self._elements = [0, *itertools.accumulate(g.elements for g in profile.gradients)]
-        self._bytes = [0, *itertools.accumulate(g.size_bytes for g in profile.gradients)]
-
-    def element_at(self, start: int, size_bytes: int) -> int:
-        """Return the last boundary between elements at most ``size_bytes`` after ``start``."""
-        offset = self._offset(start) + size_bytes
-        index = min(bisect.bisect_right(self._bytes, offset) - 1, len(self._width) - 1)
-        inside = (offset - self._bytes[index]) // self._width[index]
-        return min(self._elements[index] + inside, self._elements[-1])
-
-    def _offset(self, element: int) -> int:
-        index = min(bisect.bisect_right(self._elements, element) - 1, len(self._width) - 1)
-        return self._bytes[index] + (element - self._elements[index]) * self._width[index]
 
 
 def plan_of(
@@ -170,11 +141,11 @@ def most_urgent_first(
 ) -> list[Slice]:
     """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
-    A worker with a queue of its own decides while it trains. A plan is fixed beforehand, the same
-    on every rank, so the queue is run here, on the clock of the profile and the costs of the
-    network: when the next message may be handed over, the most urgent of those that are ready is;
-    none that has begun is interrupted. Computation is taken as undisturbed by communication. Of the
-    messages in flight, startups overlap; transmissions are one at a time, in order. O(N log N).
+    A worker's own queue decides while it trains. A plan is fixed beforehand, the same on every
+    rank, so the queue runs here, on the profile's clock and the network's costs. Whenever another
+    message may be handed over, the most urgent of the ready ones is; none that has begun is
+    interrupted. Communication is taken not to slow computation. Startups of messages in flight
+    overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

@@ -27,7 +27,6 @@ class TicTac(Planner, frozen=True, kw_only=True):
     """
 
     NAME: ClassVar[str] = "tictac"
-    SUMMARY: ClassVar[str] = "whole tensors, what the next forward pass needs first (TicTac)"
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""

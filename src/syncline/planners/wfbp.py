@@ -13,7 +13,6 @@ class Wfbp(MergingPlanner, frozen=True, kw_only=True):
     """Send every gradient by itself. Source: MG-WFBP, section 2.3."""
 
     NAME: ClassVar[str] = "wfbp"
-    SUMMARY: ClassVar[str] = "a message a tensor (wait-free backpropagation)"
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return every tensor as the end of its own message."""
@@ -24,7 +23,6 @@ class Single(MergingPlanner, frozen=True, kw_only=True):
     """Send all gradients at once. Source: MG-WFBP, section 2.4, Eq. 9."""
 
     NAME: ClassVar[str] = "single"
-    SUMMARY: ClassVar[str] = "one message after the backward pass (SyncEASGD)"
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return the last tensor as the end of the only message."""

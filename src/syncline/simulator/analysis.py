@@ -10,7 +10,7 @@ spans.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -130,50 +130,39 @@ def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[PathStep
     Steps that began in the iteration before are cut at its end, and those without duration are left
     out, so that the durations add up to the iteration.
     """
-    dag, window = steady.dag, steady.window
+    dag, begin_ns = steady.dag, steady.begin_ns
     if dag.iterations == 1:
-        begin_ns, last = 0, int(np.argmax(steady.stop_ns))
+        last = int(np.argmax(steady.stop_ns))
     else:
-        begin_ns = int(steady.ends_ns[window - 1]) if window else 0
-        joins = dag.joins[window]
+        joins = dag.joins[steady.window]
         last = int(joins[np.argmax(steady.stop_ns[joins])])
     tensors = plan.message_tensors()
     steps = []
-    for task in reversed(critical_tasks(dag.graph, steady.start_ns, steady.stop_ns, last)):
-        start_ns, stop_ns = int(steady.start_ns[task]), int(steady.stop_ns[task])
-        if stop_ns <= begin_ns:
-            break
+    for task in critical_tasks(dag.graph, steady.start_ns, steady.stop_ns, last):
+        start_ns, stop_ns = max(int(steady.start_ns[task]), begin_ns), int(steady.stop_ns[task])
         if start_ns < stop_ns:
-            step = _about(profile, plan, tensors, steady.dag, task)
-            since = max(start_ns - begin_ns, 0)
-            steps.append(step._replace(start_ns=since, stop_ns=stop_ns - begin_ns))
-    steps.reverse()
+            about = _about(profile, plan, tensors, dag, task)
+            steps.append(PathStep(start_ns - begin_ns, stop_ns - begin_ns, *about))
     return steps
 
 
-def _about(profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, task: int) -> PathStep:
-    """Return what a task is, without its times."""
-    place = task % dag.block
-    count, early = len(dag.classes), dag.layout.before_exchange
-    if count * early <= place < count * early + len(dag.messages):
-        part = dag.messages[place - count * early]
+def _about(
+    profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, task: int
+) -> tuple[str, str, int | None, int | None]:
+    """Return what a task is: the fields of a :class:`PathStep` after its times."""
+    part = dag.message_of(task)
+    if part is not None:
         label = "norms" if part.norms else plan.label(tensors[part.message])
-        kind = "delay" if part.lane == "delay" else "message"
-        return PathStep(0, 0, kind, label, message=part.message)
-    if place < count * early:
-        number, index = divmod(place, early)
-    else:
-        place -= count * early + len(dag.messages)
-        number, index = divmod(place, len(dag.layout.slots) - early)
-        index += early
+        return "delay" if part.lane == "delay" else "message", label, None, part.message
+    number, index = dag.slot_of(task)
     slot = dag.layout.slots[index]
-    rank = dag.classes[number].first if count > 1 else None
+    rank = dag.classes[number].first if len(dag.classes) > 1 else None
     if slot.operation is None:
-        return PathStep(0, 0, "join", "", rank)
+        return "join", "", rank, None
     operation = profile.operations[slot.operation]
     if slot.gate:
-        return PathStep(0, 0, "update", f"update before {operation.name}", rank)
-    return PathStep(0, 0, operation.phase, operation.name, rank)
+        return "update", f"update before {operation.name}", rank, None
+    return operation.phase, operation.name, rank, None
 
 
 def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
@@ -193,10 +182,6 @@ def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
     return tuple(parts)
 
 
-Before = dict[int, list[int]]
-"""Task -> those that it waits for."""
-
-
 class LaneWait(NamedTuple):
     """A lane was idle before a slot because messages had not arrived."""
 
@@ -209,15 +194,15 @@ class LaneWait(NamedTuple):
 def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> Iterator[LaneWait]:
     """Yield the times in which a lane that runs its slots in order waited only for messages.
 
-    Such a wait begins when the slot before it on the lane is done, and all else that it needs. Only
-    workers of some classes are looked at, and iterations that follow one another.
+    A wait begins when the lane's slot before is done, and everything else that the next one needs.
+    The iterations must follow one another.
     """
     dag = steady.dag
     slots = dag.layout.slots
     # With the one before, for what it left on the lanes.
     rows = range(max(iterations[0] - 1, 0), iterations[-1] + 1)
     tasks = np.stack([dag.slot_tasks(slot)[rows][:, classes] for slot in range(len(slots))])
-    before = _before(dag, tasks[:, rows.index(iterations[0]) :].ravel())
+    before = _before(dag, tasks[:, rows.index(iterations[0]) :])
     for column, number in enumerate(classes):
         free_ns: dict[str, int] = {}
         for row in range(len(rows)):
@@ -228,7 +213,7 @@ def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> 
                 arrived_ns, other_ns = 0, free_ns.get(lane, 0)
                 for earlier in before.get(task, ()):
                     stop_ns = int(steady.stop_ns[earlier])
-                    if _message_of(dag, earlier) is None:
+                    if dag.message_of(earlier) is None:
                         other_ns = max(other_ns, stop_ns)
                     else:
                         arrived_ns = max(arrived_ns, stop_ns)
@@ -238,29 +223,33 @@ def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> 
 
 
 def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int, int]:
-    """Return, by task, when messages could have been sent: of each, for the task that begins it.
+    """Return when each message could have been sent, by the task that begins it.
 
-    A sum that is handed round is ready when it has been made. A message that is held back for a
-    while was ready before.
+    An all-gather is ready with the sum that it hands round; a delayed message, before its delay.
     """
     dag = steady.dag
-    tasks = np.stack([dag.message_tasks(i)[iterations, 0] for i in range(len(dag.messages))])
-    before = _before(dag, tasks.ravel())
+    tasks = dag.message_tasks()[iterations]
+    before = _before(dag, tasks)
+
+    def on(lane: str, causes: list[int]) -> list[int]:
+        """Return those of some tasks that are a message's on a lane."""
+        return [c for c in causes if (sent := dag.message_of(c)) and sent.lane == lane]
+
     found: dict[int, int] = {}
     for index, shape in enumerate(dag.messages):
         own = plan.messages[shape.message]
-        for task in tasks[index].tolist():
+        for task in tasks[:, index].tolist():
             causes = before.get(task, [])
-            while delays := [c for c in causes if _lane(dag, c) == "delay"]:
+            while delays := on("delay", causes):
                 causes = [c for c in causes if c not in delays]
                 causes += [c for delay in delays for c in before.get(delay, [])]
-            if shape.lane == "delay" or any(_lane(dag, c) == "startup" for c in causes):
+            if shape.lane == "delay" or on("startup", causes):
                 continue  # it has not begun yet, or has begun already
             ready = 0
             for cause in causes:
-                sent = _message_of(dag, cause)
+                sent = dag.message_of(cause)
                 if sent is not None:
-                    other = plan.messages[dag.messages[sent].message]
+                    other = plan.messages[sent.message]
                     apart = other.start >= own.stop or own.start >= other.stop
                     if apart and not shape.norms:
                         continue  # that one only made room
@@ -269,22 +258,11 @@ def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int,
     return found
 
 
-def _before(dag: Dag, tasks: Iterable[int]) -> Before:
+def _before(dag: Dag, tasks: NDArray[np.int64]) -> dict[int, list[int]]:
+    """Return what some tasks wait for, by task."""
     before, after = dag.graph.edges()
-    chosen = np.isin(after, np.fromiter(tasks, dtype=np.int64))
-    found: Before = {}
+    chosen = np.isin(after, tasks)
+    found: dict[int, list[int]] = {}
     for earlier, task in zip(before[chosen].tolist(), after[chosen].tolist(), strict=True):
         found.setdefault(task, []).append(earlier)
     return found
-
-
-def _message_of(dag: Dag, task: int) -> int | None:
-    """Return which of ``dag.messages`` a task is, or None if it is a worker's."""
-    index = task % dag.block - len(dag.classes) * dag.layout.before_exchange
-    return index if 0 <= index < len(dag.messages) else None
-
-
-def _lane(dag: Dag, task: int) -> str:
-    """Return the lane of a message's task, and "" of any other."""
-    index = _message_of(dag, task)
-    return "" if index is None else dag.messages[index].lane

@@ -17,7 +17,7 @@ import msgspec
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
-from syncline.model.whatif import BOUND_SHARE, Bottleneck, Bound, Point
+from syncline.model.whatif import BOUND_SHARE, Bottleneck, Point, Split
 from syncline.simulator.analysis import PathStep, critical_path, path_parts
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.whatif import Change, Planned, WhatIfSimulator
@@ -54,17 +54,7 @@ def bottleneck(
     bandwidth: float | None = None
     workers: int | None = None
     if kind == "communication":
-        bandwidth = _least_bandwidth(simulator, change)
-        if bandwidth is None and simulator.replans:
-            workers = _most_workers(simulator, change, planned.network)
-        cured = change._replace(
-            bandwidth_bytes_per_s=bandwidth or change.bandwidth_bytes_per_s,
-            workers=workers or change.workers,
-        )
-        then = _bound(simulator, cured) if bandwidth or workers else None
-        sentence = _communication(
-            planned, steps, share, bandwidth, workers, then, replans=simulator.replans
-        )
+        sentence, bandwidth, workers = _communication(simulator, change, planned, steps, share)
     elif kind == "loading":
         sentence = _loading(simulator, change, share)
     elif kind == "straggler":
@@ -87,16 +77,14 @@ def bottleneck(
 # --- remedies ---
 
 
-def _bound(simulator: WhatIfSimulator, change: Change) -> Bound:
-    """Return what limits the fastest planner under a change."""
+def _fastest(simulator: WhatIfSimulator, change: Change) -> Split:
+    """Return what the iterations of the fastest planner consist of under a change."""
     point = simulator.point(change)
-    return point.split(point.best).bound
+    return point.split(point.best)
 
 
-def _hidden(simulator: WhatIfSimulator, change: Change) -> bool:
-    """Return whether the fastest planner exposes less than 5 % of the iteration under a change."""
-    point = simulator.point(change)
-    return point.split(point.best).shares["communication"] < BOUND_SHARE
+def _hides_messages(simulator: WhatIfSimulator, change: Change) -> bool:
+    return _fastest(simulator, change).shares["communication"] < BOUND_SHARE
 
 
 def _first(values: Sequence[Number], holds: Callable[[Number], bool]) -> Number | None:
@@ -106,52 +94,51 @@ def _first(values: Sequence[Number], holds: Callable[[Number], bool]) -> Number 
     return values[bisect.bisect_left(values, True, key=holds)]
 
 
-def _least_bandwidth(simulator: WhatIfSimulator, change: Change) -> float | None:
-    rates = [rate * BYTES_PER_GBIT for rate in LADDER_GBIT_S]
-    return _first(
-        rates, lambda rate: _hidden(simulator, change._replace(bandwidth_bytes_per_s=rate))
-    )
-
-
 def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) -> int | None:
     """Return the largest smaller power of two of workers, in whole hosts, that is not too many."""
     on_host = network.workers // network.hosts if network.hosts else 1
     least = max((rank + 1 for rank, _ in change.behaviour.stragglers), default=1)
-    counts = []
-    count = 1 << (network.workers - 1).bit_length()
-    while (count := count // 2) >= max(least, 2):
-        if count < network.workers and count % on_host == 0:
-            counts.append(count)
-
-    return _first(counts, lambda count: _hidden(simulator, change._replace(workers=count)))
+    powers = [1 << k for k in reversed(range(1, network.workers.bit_length()))]
+    counts = [n for n in powers if least <= n < network.workers and n % on_host == 0]
+    return _first(counts, lambda n: _hides_messages(simulator, change._replace(workers=n)))
 
 
 # --- sentences ---
 
 
 def _communication(
+    simulator: WhatIfSimulator,
+    change: Change,
     planned: Planned,
     steps: Sequence[PathStep],
     share: float,
-    bandwidth: float | None,
-    workers: int | None,
-    then: Bound | None,
-    *,
-    replans: bool,
-) -> str:
+) -> tuple[str, float | None, int | None]:
+    """Return the sentence, and the bandwidth or the number of workers that would lift the limit."""
     said = (
         f"communication-bound: {_percent(share)} of the iteration is exposed "
         f"{_exchange(planned)} of {layers_of(planned.plan, steps)}; "
     )
-    if bandwidth is not None:
-        return f"{said}{bandwidth / BYTES_PER_GBIT:g} Gbit/s would make it {then}-bound"
+    rate = _first(
+        LADDER_GBIT_S,
+        lambda rate: _hides_messages(
+            simulator, change._replace(bandwidth_bytes_per_s=rate * BYTES_PER_GBIT)
+        ),
+    )
+    if rate is not None:
+        bandwidth = rate * BYTES_PER_GBIT
+        then = _fastest(simulator, change._replace(bandwidth_bytes_per_s=bandwidth)).bound
+        return f"{said}{rate:g} Gbit/s would make it {then}-bound", bandwidth, None
     said += f"no bandwidth up to {LADDER_GBIT_S[-1]:g} Gbit/s would change that"
     startup_s = planned.network.all_reduce.startup_s
     if startup_s > BOUND_SHARE / (1 - BOUND_SHARE) * planned.prediction.computation_s:
         said += f", since each message takes {startup_s * 1e3:.3g} ms to start"
-    if workers is not None:
-        return f"{said}, but {workers} workers would make it {then}-bound"
-    return f"{said}, nor would fewer workers" if replans else said
+    if not simulator.replans:
+        return said, None, None
+    workers = _most_workers(simulator, change, planned.network)
+    if workers is None:
+        return f"{said}, nor would fewer workers", None, None
+    then = _fastest(simulator, change._replace(workers=workers)).bound
+    return f"{said}, but {workers} workers would make it {then}-bound", None, workers
 
 
 def _exchange(planned: Planned) -> str:
@@ -168,7 +155,7 @@ def _loading(simulator: WhatIfSimulator, change: Change, share: float) -> str:
     ahead = STRATEGIES["pytorch"]
     for loaders in LOADERS:
         strategy = msgspec.structs.replace(ahead, loaders=loaders, ahead=max(2, 2 * loaders))
-        if _bound(simulator, change._replace(strategy=strategy)) == "loading":
+        if _fastest(simulator, change._replace(strategy=strategy)).bound == "loading":
             continue
         if loaders == 1:
             return f"{said}reading and copying ahead (--strategy pytorch) would hide it"

@@ -51,22 +51,16 @@ def terms(profile: Profile) -> Terms:
 
     # The longest way from each forward operation to the backward pass, over dependencies and over
     # the order of its lane.
-    tail = [0] * (start + 1)
-    after_it: list[list[int]] = [[] for _ in range(start)]
-    previous: dict[str, int] = {}
-    for index in range(start):
-        operation = profile.operations[index]
-        for before in operation.after:
-            after_it[before].append(index)
-        if operation.lane in previous:
-            after_it[previous[operation.lane]].append(index)
-        previous[operation.lane] = index
-    own_ns = [o.duration_ns + gates.get(i, 0) for i, o in enumerate(profile.operations)]
+    tail = [gates.get(start, 0)] * (start + 1)
+    latest_ns: dict[str, int] = {}  # by lane
     for index in reversed(range(start)):
-        tail[index] = own_ns[index] + max((tail[later] for later in after_it[index]), default=0)
-    if start < len(phases):
-        gate = gates.get(start, 0)
-        tail = [ns + gate for ns in tail[:-1]] + [gate]
+        operation = profile.operations[index]
+        # So far it holds the longest tail of what depends on the operation.
+        rest_ns = max(tail[index], latest_ns.get(operation.lane, 0))
+        tail[index] = rest_ns + operation.duration_ns + gates.get(index, 0)
+        latest_ns[operation.lane] = tail[index]
+        for before in operation.after:
+            tail[before] = max(tail[before], tail[index])
     ready = [max(ns - forward_ns, 0) for ns in profile.ready_ns()]
     return Terms(
         ready_ns=list(itertools.accumulate(ready, max)),
@@ -178,15 +172,14 @@ def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool
     have different costs; the lower of their two bounds holds for all. With ``norm``, every update
     waits for a norm of all gradients.
     """
-    curves = [network.all_reduce]
-    if network.pipelined is not None:
-        curves.append(network.pipelined)
+    curves = (network.all_reduce, network.pipelined)
     return min(
         max(
             lower_bound_ns(terms, curve, halves=halves or norm),
             _norm_bound_ns(terms, curve) if norm else 0,
         )
         for curve in curves
+        if curve is not None
     )
 
 

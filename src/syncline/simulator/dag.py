@@ -13,6 +13,7 @@ lane is contended.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -57,13 +58,28 @@ class Dag(NamedTuple):
             width = len(self.layout.slots) - early
         return self._in_each_iteration(first + np.arange(count, dtype=np.int64) * width)
 
-    def message_tasks(self, task: int) -> TaskIndices:
-        """Return the tasks of one of :attr:`messages`: shape ``(iterations, 1)``."""
-        first = len(self.classes) * self.layout.before_exchange
-        return self._in_each_iteration(np.array([first + task]))
+    def message_tasks(self, message: int | None = None) -> TaskIndices:
+        """Return the tasks of one of :attr:`messages`: shape ``(iterations, 1)``; or of all."""
+        chosen = np.arange(len(self.messages)) if message is None else np.array([message])
+        return self._in_each_iteration(len(self.classes) * self.layout.before_exchange + chosen)
 
     def _in_each_iteration(self, tasks: TaskIndices) -> TaskIndices:
         return np.arange(self.iterations, dtype=np.int64)[:, None] * self.block + tasks
+
+    def message_of(self, task: int) -> MessageTask | None:
+        """Return which of :attr:`messages` a task is; None if it is a worker's."""
+        index = task % self.block - len(self.classes) * self.layout.before_exchange
+        return self.messages[index] if 0 <= index < len(self.messages) else None
+
+    def slot_of(self, task: int) -> tuple[int, int]:
+        """Return the index of a worker's class, and of the slot that a task of it is."""
+        early = self.layout.before_exchange
+        place = task % self.block
+        if place < len(self.classes) * early:
+            return divmod(place, early)
+        place -= len(self.classes) * early + len(self.messages)
+        number, slot = divmod(place, len(self.layout.slots) - early)
+        return number, slot + early
 
     @property
     def joins(self) -> TaskIndices:
@@ -78,8 +94,7 @@ class Dag(NamedTuple):
         """Return when each iteration's last message ends, or the iteration where none is sent."""
         if not self.messages:
             return self.ends_ns(stop_ns)
-        tasks = np.hstack([self.message_tasks(m) for m in range(len(self.messages))])
-        return np.asarray(stop_ns[tasks].max(axis=1))
+        return np.asarray(stop_ns[self.message_tasks()].max(axis=1))
 
 
 LONGEST_SUM_NS = 1 << 55
@@ -87,6 +102,8 @@ LONGEST_SUM_NS = 1 << 55
 MOST_TASKS = 1 << 30
 NOT_COMPUTING = ("disk", "copy", "join")
 """Lanes that neither compute nor wait for parameters."""
+WIRES = ("channel", "push", "pull")
+"""Lanes on which messages are transmitted."""
 
 
 def build(
@@ -121,38 +138,45 @@ def build(
     lanes = _add_lanes(dag, contention, strategy)
     handling_s = contention.per_message_s * len(plan.messages) if on_need and plan else 0.0
     _add_tasks(dag, lanes, workers, handling_s)
-    connect(dag, profile, plan, strategy)
-    _share_links(dag, strategy)
+    for before, after in layout.edges:
+        dag.graph.add_edges(dag.slot_tasks(before), dag.slot_tasks(after))
+    if plan is not None:
+        _connect_messages(dag, profile, plan, strategy)
+        if on_need:
+            _connect_needs(dag, profile, plan)
+        else:
+            _connect_updates(dag, profile, strategy)
+    if strategy.compute == "unlimited":
+        _connect_iterations(dag)
+    _connect_loading(dag, profile, strategy)
+    _share_links(dag)
     return dag
 
 
-def _share_links(dag: Dag, strategy: Strategy) -> None:
+def _share_links(dag: Dag) -> None:
     """Let the messages use the links that other jobs use, too: a stage for each kind of lane."""
     stages: dict[str, int] = {}
     for index, task in enumerate(dag.messages):
         if task.link_share:
-            rails = strategy.channels if task.lane == "channel" else 1
             if task.lane not in stages:
-                stages[task.lane] = dag.graph.add_stage(rails)
-            tasks = dag.message_tasks(index)
-            dag.graph.use(tasks, stages[task.lane], np.full(len(tasks), task.link_share))
+                stages[task.lane] = dag.graph.add_stage()
+            dag.graph.use(dag.message_tasks(index), stages[task.lane], task.link_share)
 
 
 def side_by_side(dags: Sequence[Dag], offsets_ns: Sequence[int]) -> TaskGraph:
     """Return the graph of equal jobs that share stages, each with the time when it begins."""
     graph = TaskGraph()
     first = [graph.extend(dag.graph) for dag in dags]
-    begun = graph.add_lane("offset", capacity=None, in_order=False)
+    begun = graph.add_lane(capacity=None, in_order=False)
     for task, dag, offset_ns in zip(first, dags, offsets_ns, strict=True):
-        begin = graph.add_tasks([begun], [offset_ns])
-        graph.add_edges(np.full(dag.block, begin), np.arange(task, task + dag.block))
+        begin = graph.add_tasks(begun, offset_ns)
+        graph.add_edges(begin, np.arange(task, task + dag.block))
     return graph
 
 
 def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str, list[int]]:
     """Add the lanes; return the index of each by name, one for every class of workers."""
     graph = dag.graph
-    capacity = {"disk": strategy.loaders}
     lanes: dict[str, list[int]] = {}
     for name in dict.fromkeys(slot.lane for slot in dag.layout.slots):
         anything = name == "join" or (
@@ -160,22 +184,18 @@ def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str
         )
         lanes[name] = [
             graph.add_lane(
-                f"{name}[{index}]",
-                capacity=None if anything else capacity.get(name, 1),
+                capacity=None if anything else strategy.loaders if name == "disk" else 1,
                 in_order=not anything,
             )
-            for index in range(len(dag.classes))
+            for _ in dag.classes
         ]
-    capacity |= {"channel": strategy.channels, "push": 1, "pull": 1}
     for name in dict.fromkeys(task.lane for task in dag.messages):
         in_order = name in ("channel", "startup")
-        lanes[name] = [graph.add_lane(name, capacity=capacity.get(name), in_order=in_order)]
+        lanes[name] = [graph.add_lane(capacity=1 if name in WIRES else None, in_order=in_order)]
     if contention.slows:
-        for wire in ("channel", "push", "pull"):
-            for index in range(len(dag.classes) if wire in lanes and "device" in lanes else 0):
-                graph.add_contention(
-                    f"device[{index}]", wire, contention.computing, contention.exchange
-                )
+        for name in WIRES:
+            for wire, device in itertools.product(lanes.get(name, ()), lanes.get("device", ())):
+                graph.add_contention(device, wire, contention.computing, contention.exchange)
     return lanes
 
 
@@ -207,26 +227,6 @@ def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers, handling
         dag.graph.add_tasks(lane_of[:, early:], rows[:, early:])
 
 
-def connect(dag: Dag, profile: Profile, plan: Plan | None, strategy: Strategy) -> None:
-    """Add every edge to the graph of ``dag``: within a worker, to and from messages, onward."""
-    for before, after in dag.layout.edges:
-        _add_edges(dag, dag.slot_tasks(before), dag.slot_tasks(after))
-    if plan is not None:
-        _connect_messages(dag, profile, plan, strategy)
-        if plan.wait == "need":
-            _connect_needs(dag, profile, plan, strategy)
-        else:
-            _connect_updates(dag, profile, strategy)
-    if strategy.compute == "unlimited":
-        _connect_iterations(dag)
-    _connect_loading(dag, profile, strategy)
-
-
-def _add_edges(dag: Dag, before: TaskIndices, after: TaskIndices) -> None:
-    before, after = np.broadcast_arrays(before, after)
-    dag.graph.add_edges(before, after)
-
-
 def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -> None:
     """Let each message wait for its gradients, and for the messages that it depends on."""
     slot_of, slots = dag.layout.slot_of, dag.layout.slots
@@ -246,12 +246,12 @@ def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy
                 tasks = dag.slot_tasks(slot)
                 if task.worker_class is not None:
                     tasks = tasks[:, task.worker_class : task.worker_class + 1]
-                _add_edges(dag, tasks, own)
+                dag.graph.add_edges(tasks, own)
         for earlier in task.after:
-            _add_edges(dag, dag.message_tasks(earlier), own)
+            dag.graph.add_edges(dag.message_tasks(earlier), own)
 
 
-def _connect_needs(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -> None:
+def _connect_needs(dag: Dag, profile: Profile, plan: Plan) -> None:
     """Let each operation that needs parameters wait for their messages of the iteration before."""
     tensors = plan.message_tensors()
     needs = profile.need_operations()
@@ -265,8 +265,8 @@ def _connect_needs(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -
     norms = [index for index, task in enumerate(dag.messages) if task.norms]
     for operation, arrivals in awaited.items():
         gate = dag.slot_tasks(dag.layout.gate_of[operation])
-        for arrival in _latest(dag, sorted((*arrivals, *norms)), strategy):
-            _add_edges(dag, dag.message_tasks(arrival)[:-1], gate[1:])
+        for arrival in _latest(dag, sorted((*arrivals, *norms))):
+            dag.graph.add_edges(dag.message_tasks(arrival)[:-1], gate[1:])
 
 
 def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
@@ -282,15 +282,15 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
     if stream:  # the first on each lane holds up the others
         exchanged = list({layout.slots[s].lane: s for s in reversed(exchanged)}.values())
     waiting = [dag.slot_tasks(slot) for slot in exchanged] or [dag.joins]
-    for arrival in _latest(dag, _arrivals(dag), strategy):
+    for arrival in _latest(dag, _arrivals(dag)):
         for tasks in waiting:
-            _add_edges(dag, dag.message_tasks(arrival), tasks)
+            dag.graph.add_edges(dag.message_tasks(arrival), tasks)
     if stream and not exchanged:
         begun = set()
         for index, slot in enumerate(layout.slots):
             if slot.lane not in NOT_COMPUTING and slot.lane not in begun:
                 begun.add(slot.lane)
-                _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
+                dag.graph.add_edges(dag.joins[:-1], dag.slot_tasks(index)[1:])
 
 
 def _connect_iterations(dag: Dag) -> None:
@@ -299,7 +299,7 @@ def _connect_iterations(dag: Dag) -> None:
     computing = {index for index, slot in enumerate(slots) if slot.lane not in NOT_COMPUTING}
     waiting = {after for before, after in dag.layout.edges if before in computing}
     for index in sorted(computing - waiting):
-        _add_edges(dag, dag.joins[:-1], dag.slot_tasks(index)[1:])
+        dag.graph.add_edges(dag.joins[:-1], dag.slot_tasks(index)[1:])
 
 
 def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
@@ -310,7 +310,7 @@ def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
     copies = [slot for slot, phase in phases.items() if phase == "copy"]
     if copies and strategy.prefetch_copy:
         # Two buffers on the device: a batch is copied once the one before the last is used up.
-        _add_edges(dag, dag.joins[:-2], dag.slot_tasks(copies[0])[2:])
+        dag.graph.add_edges(dag.joins[:-2], dag.slot_tasks(copies[0])[2:])
     if reads and strategy.prefetch_data:
         # A batch leaves the buffer when it is copied or, without copies, when its iteration begins:
         # then the one before it has ended. A batch that is being read already has its place there.
@@ -318,14 +318,14 @@ def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
         taken = dag.slot_tasks(copies[-1]) if copies else dag.joins
         places = ahead if copies else ahead + 1
         for read in reads if strategy.loaders > 1 else reads[:1]:
-            _add_edges(dag, taken[:-places], dag.slot_tasks(read)[places:])
+            dag.graph.add_edges(taken[:-places], dag.slot_tasks(read)[places:])
 
 
 def _arrivals(dag: Dag) -> list[int]:
     return [index for index, task in enumerate(dag.messages) if task.last]
 
 
-def _latest(dag: Dag, arrivals: Sequence[int], strategy: Strategy) -> Sequence[int]:
+def _latest(dag: Dag, arrivals: Sequence[int]) -> Sequence[int]:
     """Return those of some messages' last tasks whose end implies that all others have ended."""
-    in_turn = strategy.channels == 1 and all(dag.messages[a].lane == "channel" for a in arrivals)
+    in_turn = all(dag.messages[a].lane == "channel" for a in arrivals)
     return arrivals[-1:] if in_turn else arrivals

@@ -1,9 +1,8 @@
-"""A task graph with named lanes, and its run by the native engine."""
+"""A task graph, and its run by the native engine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +23,7 @@ class Lane(NamedTuple):
 
 
 class TaskGraph:
-    """Tasks on lanes with dependencies, built up task by task or in whole arrays.
+    """Tasks on lanes with dependencies, built up in arrays.
 
     The graph of dag-model, section IV: computing and communication tasks, an edge from each task to
     those that may only begin after it.
@@ -33,89 +32,71 @@ class TaskGraph:
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
         """The resources, by index."""
-        self._lane_index: dict[str, int] = {}
         self._contentions: list[tuple[int, int, float, float]] = []
         self._count = 0
-        self._task_lanes = _Column(np.int32)
-        self._durations_ns = _Column(np.int64)
-        self._tasks, self._before = _Column(np.int32), _Column(np.int32)
-        self._holders, self._held = _Column(np.int32), _Column(np.int32)
+        self._tasks = _Columns(np.int32, np.int64)  # lane, nanoseconds
+        self._edges = _Columns(np.int32, np.int32)  # task, task that it waits for
+        self._holds = _Columns(np.int32, np.int32)  # task, lane
         self._stages: list[float] = []
-        self._users, self._used = _Column(np.int32), _Column(np.int32)
-        self._shares = _Column(np.float64)
+        self._uses = _Columns(np.int32, np.int32, np.float64)  # task, stage, share
 
     def __len__(self) -> int:
         return self._count
 
-    def add_lane(self, name: str, *, capacity: int | None = 1, in_order: bool = True) -> int:
+    def add_lane(self, *, capacity: int | None = 1, in_order: bool = True) -> int:
         """Add a resource and return its index.
 
         Args:
-            name: the lane's name, new to this graph.
             capacity: how many tasks it runs at once; None for any number.
             in_order: start tasks strictly in the order in which they were added (a static plan);
                 otherwise whichever is ready, the first added first.
         """
-        self._lane_index[name] = len(self.lanes)
         self.lanes.append(Lane(capacity or 0, in_order))
-        return self._lane_index[name]
+        return len(self.lanes) - 1
 
     def add_contention(
-        self, lane_a: str, lane_b: str, slowdown_a: float, slowdown_b: float
+        self, lane_a: int, lane_b: int, slowdown_a: float, slowdown_b: float
     ) -> None:
         """Make each lane slower by its factor while both are busy."""
-        lanes = self._lane_index[lane_a], self._lane_index[lane_b]
-        self._contentions.append((*lanes, slowdown_a, slowdown_b))
-
-    def add_task(self, lane: str, duration_ns: int, after: Iterable[int] = ()) -> int:
-        """Add a task that waits for others to a lane, and return its index."""
-        task = self.add_tasks([self._lane_index[lane]], [duration_ns])
-        waits_for = list(after)
-        self.add_edges(waits_for, [task] * len(waits_for))
-        return task
+        self._contentions.append((lane_a, lane_b, slowdown_a, slowdown_b))
 
     def add_tasks(self, lanes: ArrayLike, durations_ns: ArrayLike) -> int:
-        """Add tasks and return the index of the first.
+        """Add tasks, given their lanes and how long each takes alone; return the first one's index.
 
-        Their lanes (:meth:`add_lane`) and how long they take alone are of shape ``(n,)``.
+        Here and below, arrays of tasks, lanes and times are of shapes that broadcast together.
         """
         first = self._count
-        self._count += self._task_lanes.extend(lanes)
-        self._durations_ns.extend(durations_ns)
+        self._count += self._tasks.extend(lanes, durations_ns)
         return first
 
     def add_edges(self, before: ArrayLike, after: ArrayLike) -> None:
-        """Make each task of ``after`` wait for that of ``before``; both of shape ``(n,)``."""
-        self._before.extend(before)
-        self._tasks.extend(after)
+        """Make each task of ``after`` wait for that of ``before``."""
+        self._edges.extend(after, before)
 
     def hold(self, tasks: ArrayLike, lanes: ArrayLike) -> None:
-        """Make each task hold one more lane beside its own, both at once; shapes ``(n,)``.
+        """Make each task hold one more lane beside its own, both at once.
 
         The lanes that such tasks run on are limited and not in order.
         """
-        self._holders.extend(tasks)
-        self._held.extend(lanes)
+        self._holds.extend(tasks, lanes)
 
-    def add_stage(self, capacity: float) -> int:
-        """Add a capacity that running tasks share (:meth:`use`), and return its index."""
-        self._stages.append(capacity)
+    def add_stage(self) -> int:
+        """Add a capacity of 1 that running tasks share (:meth:`use`), and return its index."""
+        self._stages.append(1.0)
         return len(self._stages) - 1
 
-    def use(self, tasks: ArrayLike, stage: int, shares: ArrayLike) -> None:
+    def use(self, tasks: ArrayLike, stage: int, share: float) -> None:
         """Make each task take a share of a stage's capacity while it runs at full speed.
 
         Tasks that want more than the capacity together share it max-min fairly, and run slower by
-        that. Both of shape ``(n,)``; a task uses one stage at most.
+        that. A task uses one stage at most.
         """
-        self._shares.extend(shares)
-        self._used.extend(np.full(self._users.extend(tasks), stage))
+        self._uses.extend(tasks, stage, share)
 
     def extend(self, other: TaskGraph) -> int:
         """Add the lanes and tasks of another graph, and return the index of its first task.
 
-        Its lanes have no names here. Its stages are this graph's of the same index, or are added
-        if there are none.
+        Its stages are this graph's of the same index, or are added if there are none.
         """
         self._stages = self._stages or list(other._stages)
         first, lanes = self._count, len(self.lanes)
@@ -123,61 +104,62 @@ class TaskGraph:
         self._contentions += [
             (a + lanes, b + lanes, of_a, of_b) for a, b, of_a, of_b in other._contentions
         ]
-        self.add_tasks(other._task_lanes.array() + lanes, other._durations_ns.array())
-        self.add_edges(other._before.array() + first, other._tasks.array() + first)
-        self.hold(other._holders.array() + first, other._held.array() + lanes)
-        self._users.extend(other._users.array() + first)
-        self._used.extend(other._used.array())
-        self._shares.extend(other._shares.array())
+        task_lanes, durations_ns = other._tasks.arrays()
+        self.add_tasks(task_lanes + lanes, durations_ns)
+        self._edges.extend(*(tasks + first for tasks in other._edges.arrays()))
+        holders, held = other._holds.arrays()
+        self.hold(holders + first, held + lanes)
+        users, used, shares = other._uses.arrays()
+        self._uses.extend(users + first, used, shares)
         return first
 
     def lane_members(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return (task, lane) of every task's own lane and of those that it holds beside it."""
         own = np.arange(self._count, dtype=np.int32)
-        return (
-            np.concatenate([own, self._holders.array()]),
-            np.concatenate([self._task_lanes.array(), self._held.array()]),
-        )
+        holders, held = self._holds.arrays()
+        lanes, _ = self._tasks.arrays()
+        return np.concatenate([own, holders]), np.concatenate([lanes, held])
 
     def edges(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return (before, after): each task of ``after`` waits for that of ``before``."""
-        return self._before.array(), self._tasks.array()
+        after, before = self._edges.arrays()
+        return before, after
 
     def run(self) -> tuple[Times, Times]:
         """Return the start and the stop of every task."""
+        lanes, durations_ns = self._tasks.arrays()
+        after, before = self._edges.arrays()
+        holders, held = self._holds.arrays()
+        users, used, shares = self._uses.arrays()
         return _native.simulate(
             self.lanes,
             self._contentions,
-            self._task_lanes.array(),
-            self._durations_ns.array(),
-            self._tasks.array(),
-            self._before.array(),
-            self._holders.array(),
-            self._held.array(),
+            lanes,
+            durations_ns,
+            after,
+            before,
+            holders,
+            held,
             self._stages,
-            self._users.array(),
-            self._used.array(),
-            self._shares.array(),
+            users,
+            used,
+            shares,
         )
 
 
-_Number = TypeVar("_Number", bound=np.number[Any])
+class _Columns:
+    """Arrays of numbers that grow together."""
 
+    def __init__(self, *dtypes: type[np.number[Any]]) -> None:
+        self._parts: list[list[NDArray[Any]]] = [[np.empty(0, dtype)] for dtype in dtypes]
 
-class _Column(Generic[_Number]):
-    """A growing array of numbers."""
+    def extend(self, *columns: ArrayLike) -> int:
+        """Append one array to each, of shapes that broadcast together, and return their length."""
+        for parts, column in zip(self._parts, np.broadcast_arrays(*columns), strict=True):
+            parts.append(np.asarray(column, dtype=parts[0].dtype).ravel())
+        return len(self._parts[0][-1])
 
-    def __init__(self, dtype: type[_Number]) -> None:
-        self._dtype = dtype
-        self._parts: list[NDArray[_Number]] = [np.empty(0, dtype)]
-
-    def extend(self, values: ArrayLike) -> int:
-        """Append values and return how many there were."""
-        part = np.asarray(values, dtype=self._dtype).ravel()
-        self._parts.append(part)
-        return len(part)
-
-    def array(self) -> NDArray[_Number]:
-        """Return all values in one array."""
-        self._parts = [np.concatenate(self._parts)]
-        return self._parts[0]
+    def arrays(self) -> list[NDArray[Any]]:
+        """Return all columns, each in one array."""
+        self._parts = [[np.concatenate(parts)] for parts in self._parts]
+        return [parts[0] for parts in self._parts]

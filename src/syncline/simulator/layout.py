@@ -17,7 +17,7 @@ class Slot(NamedTuple):
     operation: int | None
     """Index in the profile; None for a join."""
     gate: bool = False
-    """The share of the update that is done just before this operation."""
+    """It is the share of the update that is done just before the operation."""
 
 
 class IterationLayout(NamedTuple):
@@ -45,7 +45,6 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
     latest: dict[str, int] = {}  # the last slot of each lane
     batch: list[int] = []  # data and copy slots so far
     before_exchange: int | None = None
-    unlimited = strategy.compute == "unlimited"
 
     def add(slot: Slot, after: Iterable[int]) -> int:
         here = len(slots)
@@ -65,11 +64,10 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
             continue
         lane = _lane(operation.lane, strategy, has_host=has_host)
         after = [slot_of[b] for b in operation.after if b in slot_of]
-        if operation.phase == "copy" or (operation.phase != "data" and batch):
+        if operation.phase != "data":
             after += batch
         if index in gates:
-            gate = Slot(lane, gates[index], index, gate=True)
-            gate_of[index] = add(gate, after)
+            gate_of[index] = add(Slot(lane, gates[index], index, gate=True), after)
             after = [gate_of[index]]
         slot_of[index] = add(Slot(lane, operation.duration_ns, index), after)
         if operation.phase in ("data", "copy"):
@@ -78,14 +76,15 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
             batch.append(slot_of[index])
     if before_exchange is None:
         before_exchange = len(slots)
-    ends = list(latest.values())
-    if unlimited:
+    if strategy.compute == "unlimited":
         ends = sorted(set(range(len(slots))) - {before for before, _ in edges})
+    else:
+        ends = sorted(latest.values())
     if strategy.prefetch_data:  # reading ahead is no part of what an iteration waits for
         ends = [e for e in ends if slots[e].lane not in ("disk", "copy")] or ends
     join = len(slots)
     slots.append(Slot("join", 0, None))
-    edges.extend((end, join) for end in sorted(ends))
+    edges.extend((end, join) for end in ends)
     return IterationLayout(tuple(slots), before_exchange, tuple(edges), slot_of, gate_of)
 
 

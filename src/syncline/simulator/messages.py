@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +12,6 @@ from syncline import _native
 from syncline.errors import UserError, quoted
 from syncline.model.collective_costs import SERVER_ALGORITHMS
 from syncline.model.cost import CostCurve
-from syncline.model.exchange import Exchange
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.quantities import LONGEST_NS, NS_PER_S
@@ -45,32 +44,28 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds.
 
-    A plan whose forward pass waits on need is sent by an engine; one at a time, each of its
-    messages is handed over when the one before it has arrived. On a network of a compressed
-    exchange, messages cost what compressed ones do, except for the dense messages of a plan that
-    also has compressed ones.
+    An engine sends the plans whose forward pass waits on need. With one message in flight, each
+    also takes the gap until the engine issues it after the one before. On a network of a compressed
+    exchange only the dense messages of a plan with compressed ones cost what dense messages do.
 
     Raises:
         UserError: all together they take longer than 19.5 hours, or the network does not say what
             some of them cost.
     """
-    sizes = plan.message_bytes()
-    costs = [0] * len(sizes)
+    lossy, sizes = plan.is_lossy, plan.message_bytes()
     # By collective, and whether a message is dense in a plan that also has compressed ones.
-    kinds = [(m.collective, plan.is_lossy and m.payload == "dense") for m in plan.messages]
+    kinds = [(m.collective, lossy and m.payload == "dense") for m in plan.messages]
+    costs_ns: dict[tuple[str, bool], Iterator[int]] = {}
     for kind in set(kinds):
-        chosen = [index for index, other in enumerate(kinds) if other == kind]
         collective, whole = kind
-        priced = _pricing(network, whole=whole)
-        rows = priced.collective(collective, in_flight=plan.in_flight).rows()
-        found = _native.costs([sizes[i] for i in chosen], rows)
-        for index, cost_ns in zip(chosen, found, strict=True):
-            costs[index] = cost_ns
-    if plan.in_flight == 1 and plan.wait == "need":
-        issue_gap_ns = round(network.issue_gap_s * NS_PER_S)
-        costs = [cost_ns + issue_gap_ns for cost_ns in costs]
-    _require_possible(network, sum(costs))
-    return costs
+        curve = _pricing(network, whole=whole).collective(collective, in_flight=plan.in_flight)
+        chosen = [size for size, other in zip(sizes, kinds, strict=True) if other == kind]
+        costs_ns[kind] = iter(_native.costs(chosen, curve.rows()))
+    one_by_one = plan.in_flight == 1 and plan.wait == "need"
+    gap_ns = round(network.issue_gap_s * NS_PER_S) if one_by_one else 0
+    found = [next(costs_ns[kind]) + gap_ns for kind in kinds]
+    _require_possible(network, sum(found))
+    return found
 
 
 def _pricing(network: Network, *, whole: bool) -> Network:
@@ -103,10 +98,10 @@ def message_tasks(
 
     Raises:
         UserError: the strategy has a parameter server, and the network no link, or an exchange
-            that servers cannot make, or another number of them.
+            that servers cannot make.
     """
     if strategy.exchange == "parameter-server":
-        return _with_server(network, plan, strategy, classes)
+        return _with_server(network, plan, classes)
     costs_ns = message_costs_ns(network, plan)
     shared = network.jobs > 1 and network.workers > 1
     busy_ns = _busy_ns(network, plan) if shared else [0.0] * len(costs_ns)
@@ -119,31 +114,27 @@ def message_tasks(
     arrivals: list[int] = []  # the last task of each message
     scattered: list[tuple[int, int, int]] = []  # (start, stop, last task), by start
     for index, (message, cost_ns) in enumerate(zip(plan.messages, costs_ns, strict=True)):
+        gradients = message.collective != "all-gather"
         after: tuple[int, ...] = ()
-        if message.collective == "all-gather":
+        if not gradients:
             after = tuple(
                 arrival
                 for start, stop, arrival in scattered
                 if start < message.stop and stop > message.start
             )
-        gradients = message.collective != "all-gather"
-        if message.delay_s:
-            delay_ns = round(message.delay_s * NS_PER_S)
-            tasks.append(MessageTask("delay", delay_ns, index, gradients, last=False, after=after))
-            gradients, after = False, (len(tasks) - 1,)
+        parts = {"channel": cost_ns}
         if plan.in_flight > 1:
             own_ns = min(startup_ns[message.collective], cost_ns)
-            if index >= plan.in_flight:
+            parts = {"startup": own_ns, "channel": cost_ns - own_ns}
+        if message.delay_s:
+            parts = {"delay": round(message.delay_s * NS_PER_S), **parts}
+        for lane, duration_ns in parts.items():
+            if lane == "startup" and index >= plan.in_flight:
                 after = (*after, arrivals[index - plan.in_flight])
-            tasks.append(MessageTask("startup", own_ns, index, gradients, last=False, after=after))
+            tasks.append(MessageTask(lane, duration_ns, index, gradients, lane == "channel", after))
             gradients, after = False, (len(tasks) - 1,)
-            cost_ns -= own_ns
-        share = _share(busy_ns[index], cost_ns)
-        tasks.append(
-            MessageTask(
-                "channel", cost_ns, index, gradients, last=True, after=after, link_share=share
-            )
-        )
+        share = _share(busy_ns[index], parts["channel"])
+        tasks[-1] = tasks[-1]._replace(link_share=share)
         arrivals.append(len(tasks) - 1)
         if message.collective == "reduce-scatter":
             bisect.insort(scattered, (message.start, message.stop, arrivals[-1]))
@@ -154,22 +145,21 @@ def message_tasks(
                 if sent.collective != "all-gather"
             )
             seconds = network.collective("all-gather").seconds(plan.norm_bytes)
-            cost_ns = round(seconds * NS_PER_S)
-            sent_ns = 0.0
+            norms_ns = round(seconds * NS_PER_S)
+            share = 0.0
             if shared:
                 sent_ns = _links_busy(network).seconds(plan.norm_bytes) / 2 * NS_PER_S
-            norms = MessageTask(
-                "channel", cost_ns, index, False, last=False, after=sums, norms=True
-            )
-            tasks.append(norms._replace(link_share=_share(sent_ns, cost_ns)))
+                share = _share(sent_ns, norms_ns)
+            norms = MessageTask("channel", norms_ns, index, False, last=False, after=sums)
+            tasks.append(norms._replace(norms=True, link_share=share))
     return tasks
 
 
 def _busy_ns(network: Network, plan: Plan) -> list[float]:
-    """Return how long each message keeps links and switches busy."""
     busy_of = {every: _links_busy(network, every_element=every) for every in (False, True)}
+    lossy = plan.is_lossy
     return [
-        busy_of[plan.is_lossy and message.payload == "dense"].seconds(size)
+        busy_of[lossy and message.payload == "dense"].seconds(size)
         * (1.0 if message.collective == "all-reduce" else 0.5)
         * NS_PER_S
         for message, size in zip(plan.messages, plan.message_bytes(), strict=True)
@@ -177,9 +167,9 @@ def _busy_ns(network: Network, plan: Plan) -> list[float]:
 
 
 def _links_busy(network: Network, *, every_element: bool = False) -> CostCurve:
-    """Return how long an all-reduce keeps links and switches busy.
+    """Return how long an all-reduce keeps links and switches busy, by the formula.
 
-    The formula says so: what a measured message takes beyond it is work of the hosts.
+    Whatever a measured message takes longer is work of the hosts.
     """
     exchange = network.exchange
     if every_element and network.density is not None:
@@ -192,20 +182,17 @@ def _share(busy: float, duration: float) -> float:
     return min(busy / duration, 1.0) if duration else 0.0
 
 
-def _with_server(
-    network: Network, plan: Plan, strategy: Strategy, classes: Sequence[WorkerClass]
-) -> list[MessageTask]:
+def _with_server(network: Network, plan: Plan, classes: Sequence[WorkerClass]) -> list[MessageTask]:
     """Return a push of each class of workers and a pull for all of them, for each message.
 
     The cost of all pushes is shared out by workers.
     """
-    push, pull = _push_and_pull(network, strategy)
+    push, pull = _push_and_pull(network)
     busy = (
-        _push_and_pull(network, strategy, transmitting=True)
+        _push_and_pull(network, transmitting=True)
         if network.jobs > 1
         else (CostCurve.line(0.0, 0.0),) * 2
     )
-    count = network.workers
     tasks: list[MessageTask] = []
     pushed: list[tuple[int, int, int]] = []  # (start, stop, task)
     for index, (message, size) in enumerate(zip(plan.messages, plan.message_bytes(), strict=True)):
@@ -218,11 +205,9 @@ def _with_server(
             for number, workers in enumerate(classes):
                 after: tuple[int, ...] = ()
                 if delay_ns:
-                    tasks.append(
-                        MessageTask("delay", delay_ns, index, True, last=False, worker_class=number)
-                    )
+                    tasks.append(MessageTask("delay", delay_ns, index, True, False, (), number))
                     after = (len(tasks) - 1,)
-                push_ns = round(push.seconds(size) * NS_PER_S * workers.size / count)
+                push_ns = round(push.seconds(size) * NS_PER_S * workers.size / network.workers)
                 last = message.collective == "reduce-scatter"
                 pushed.append((message.start, message.stop, len(tasks)))
                 task = MessageTask("push", push_ns, index, not delay_ns, last, after, number)
@@ -241,21 +226,14 @@ def _with_server(
     return tasks
 
 
-def _push_and_pull(
-    network: Network, strategy: Strategy, *, transmitting: bool = False
-) -> tuple[CostCurve, CostCurve]:
+def _push_and_pull(network: Network, *, transmitting: bool = False) -> tuple[CostCurve, CostCurve]:
     """Return what all pushes and what all pulls of a message cost, or how long links are busy.
 
-    The network of a parameter server knows them, measured or by formula: halves of its curve. Of
-    another network, the link and the hosts are taken, and the strategy's servers.
+    On the network of a parameter server they are halves of its curve; on another one they follow
+    from the link and the hosts, for one server.
     """
     where = f"network {quoted(network.name)}"
     if network.algorithm in SERVER_ALGORITHMS:
-        if strategy.servers > 1 and strategy.servers != network.servers:
-            raise UserError(
-                f"{where}: its servers ({network.servers or network.algorithm}) are not the "
-                f"{strategy.servers} of strategy {quoted(strategy.name)}; give them in one place"
-            )
         if transmitting:
             half = network.exchange.transmitting().links_curve().rebased(0.0, 0.5)
             return half, half
@@ -270,15 +248,7 @@ def _push_and_pull(
             f"{where}: a parameter server needs the point-to-point costs "
             "of a link; give bandwidth= and latency=, or measure with syncline.probe()"
         )
-    exchange = Exchange(
-        algorithm="parameter-server",
-        workers=network.workers,
-        link=network.link,
-        hosts=network.hosts,
-        inside=network.inside,
-        servers=strategy.servers,
-        stages=network.stages,
-    )
+    exchange = network.exchange.of_every_element("parameter-server")
     if transmitting:
         exchange = exchange.transmitting()
     return exchange.push_curve(), exchange.pull_curve()

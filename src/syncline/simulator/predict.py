@@ -74,11 +74,10 @@ def predict(
     steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
     computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
     prediction = prediction_of(profile, network, plan, steady, computation_s, strategy=strategy)
-    first_ns = int(steady.ends_ns[steady.window - 1]) if steady.window else 0
     timeline = Timeline(
         name=plan.planner,
         source="predicted",
-        iteration_ns=int(steady.ends_ns[steady.window]) - first_ns,
+        iteration_ns=int(steady.ends_ns[steady.window]) - steady.begin_ns,
         spans=tuple(_spans(profile, plan, steady, strategy)),
     )
     return Forecast(prediction, timeline)
@@ -120,17 +119,12 @@ def predict_computation_s(
     workers: Workers = ALIKE,
 ) -> float:
     """Return the iteration time without communication."""
-    simple = workers == ALIKE and strategy == DEFAULT_STRATEGY
-    if simple and not profile.has_lanes and _loads_first(profile):
+    simple = workers == ALIKE and strategy == DEFAULT_STRATEGY and not profile.has_lanes
+    order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
+    if simple and order == sorted(order):  # it reads, copies and computes, one after the other
         return profile.computation_s
     alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
     return alone.period_ns / NS_PER_S
-
-
-def _loads_first(profile: Profile) -> bool:
-    """Return whether a profile reads, copies and computes strictly one after the other."""
-    order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
-    return order == sorted(order)
 
 
 def prediction_of(
@@ -140,17 +134,11 @@ def prediction_of(
     steady: Steady,
     computation_s: float,
     *,
-    strategy: Strategy = DEFAULT_STRATEGY,
+    strategy: Strategy,
 ) -> Prediction:
-    """Return the figures of a simulated run; see :func:`predict`.
+    """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`.
 
-    Args:
-        profile: what the worker computed.
-        network: what messages cost.
-        plan: the messages.
-        steady: the run, as :func:`simulate_plan` returns it.
-        computation_s: see :func:`predict_computation_s`.
-        strategy: what ran beside what.
+    ``computation_s`` is what :func:`predict_computation_s` returns.
     """
     iteration_s = steady.period_ns / NS_PER_S
     bound_s = max(computation_s, _communication_bound_s(profile, network, plan, steady, strategy))
@@ -179,13 +167,12 @@ def prediction_of(
 def _communication_bound_s(
     profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
 ) -> float:
-    """Return a lower bound for all plans in halves, or whole, as the given one; 0 if none is known.
+    """Return a lower bound for all plans of this kind (halves or whole); 0 where none is known.
 
-    The bound of :mod:`syncline.simulator.bound` holds for one channel, and for operations that run
-    one at a time in the profile's order.
+    The bound of :mod:`syncline.simulator.bound` holds for operations that run one at a time in the
+    profile's order.
     """
-    simple = strategy.exchange == "all-reduce" and strategy.channels == 1
-    if not simple or not profile.gradient_bytes:
+    if strategy.exchange != "all-reduce" or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
     network = _undercut_by_none(network, plan, profile.gradient_bytes)
@@ -220,17 +207,18 @@ def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
 
 
 def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> Iterator[Span]:
-    """Yield what runs in the window: clipped to it, so that it reads as one period of many."""
-    dag, window = steady.dag, steady.window
-    if dag.iterations == 1:
-        begin, end = 0, None
-    else:
-        begin = int(steady.ends_ns[window - 1]) if window else 0
-        end = int(steady.ends_ns[window])
+    """Yield what runs in the window, clipped to it: one period of many."""
+    dag, window, begin = steady.dag, steady.window, steady.begin_ns
+    end = None if dag.iterations == 1 else int(steady.ends_ns[window])
     iterations = range(max(window - 1, 0), min(window + 2, dag.iterations))
 
     def span(
-        times: tuple[int, int], lane: str, label: str, kind: SpanKind, size: int | None = None
+        times: tuple[int, int],
+        lane: str,
+        label: str,
+        kind: SpanKind,
+        size: int | None = None,
+        ready: int | None = None,
     ) -> Iterator[Span]:
         start, stop = times
         if end is not None:
@@ -244,6 +232,7 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
             label=label,
             kind=kind,
             size_bytes=size,
+            ready_ns=None if ready is None else max(ready - begin, 0),
         )
 
     def times(task: int) -> tuple[int, int]:
@@ -265,8 +254,11 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
                 yield from span(times(int(tasks[iteration, number])), lane, label, kind)
     if strategy.compute == "stream":
         for wait in waits(steady, shown, iterations):
-            lane = _lane_name(dag, dag.layout.slots[wait.slot], wait.worker_class)
-            label = _awaited(profile, dag.layout.slots[wait.slot])
+            slot = dag.layout.slots[wait.slot]
+            label = "all gradients"
+            if slot.gate and slot.operation is not None:  # only those that one operation needs
+                label = profile.operations[slot.operation].name
+            lane = _lane_name(dag, slot, wait.worker_class)
             yield from span((wait.start_ns, wait.stop_ns), lane, label, "wait")
     ready = ready_ns(steady, plan, iterations)
     tensors, sizes = plan.message_tensors(), plan.message_bytes()
@@ -276,12 +268,9 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         label = _message_label(plan, task, tensors[task.message])
         lane = COMMUNICATION if task.lane == "channel" else task.lane
         tasks = dag.message_tasks(index)[:, 0]
-        for iteration in iterations:
-            number = int(tasks[iteration])
-            size = plan.norm_bytes if task.norms else sizes[task.message]
-            for sent in span(times(number), lane, label, "message", size):
-                at_ns = max(ready[number] - begin, 0) if number in ready else None
-                yield msgspec.structs.replace(sent, ready_ns=at_ns)
+        size = plan.norm_bytes if task.norms else sizes[task.message]
+        for number in tasks[iterations].tolist():
+            yield from span(times(number), lane, label, "message", size, ready.get(number))
 
 
 def _lane_name(dag: Dag, slot: Slot, number: int) -> str:
@@ -290,13 +279,6 @@ def _lane_name(dag: Dag, slot: Slot, number: int) -> str:
         return name
     worker = dag.classes[number]
     return f"{name} of rank {worker.first} (x{worker.factor:.3g})"
-
-
-def _awaited(profile: Profile, slot: Slot) -> str:
-    """Return what is waited for before a slot: all messages, or those of one operation."""
-    if slot.gate and slot.operation is not None:
-        return profile.operations[slot.operation].name
-    return "all gradients"
 
 
 def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:

@@ -31,7 +31,8 @@ OFFSETS = 8
 class Steady(NamedTuple):
     """A simulated run, and the period that it settled to.
 
-    Of jobs that share links, the first one's run, offset so that its period is closest to the mean.
+    If jobs share links, the run is the first job's, with the offsets whose period is closest to the
+    mean.
     """
 
     dag: Dag
@@ -43,9 +44,8 @@ class Steady(NamedTuple):
     """From one iteration's end to the next: the last period, or the mean after warm-up if periods
     differ."""
     error_ns: float
-    """Standard error of the period; 0 where it settled."""
-    settled: bool
-    """The last periods were equal to a nanosecond a million."""
+    """Standard error of the period; 0 if it settled, so that the last periods agree to a
+    millionth."""
     alone_ns: float | None = None
     """The period without the other jobs that share the links, if there are any."""
     offset_ns: tuple[float, ...] = ()
@@ -56,6 +56,11 @@ class Steady(NamedTuple):
     def window(self) -> int:
         """An iteration in the steady state, with another one after it if there is one."""
         return max(len(self.ends_ns) - 2, 0)
+
+    @property
+    def begin_ns(self) -> int:
+        """When that iteration begins: the end of the one before it."""
+        return int(self.ends_ns[self.window - 1]) if self.window else 0
 
 
 def steady_state(
@@ -68,15 +73,13 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Jobs that share links are simulated beside one another, all like this one. The period depends on
-    how they are offset at first. Since jobs begin at any time, it is the mean over offsets that are
-    evenly spread.
+    Jobs that share links are simulated beside one another, all like this one. Since they begin at
+    any time, the period is the mean over evenly spread offsets.
 
-    Under contention only the first half of them counts: an iteration is slowed by those after it,
-    which the last ones of a run lack. With several loaders, as many iterations as there are loaders
-    count as one. If every iteration starts afresh, because the last has ended and nothing was
-    fetched ahead, one is enough. If each iteration draws its own computing times, or 64 do not
-    settle, the period is a mean.
+    Under contention only the first half of the iterations counts: each is slowed by those after it,
+    which the last ones lack. With several loaders, as many iterations as there are loaders count as
+    one. If iterations start afresh, because the last has ended and nothing was fetched ahead, one
+    is enough. If each draws its own computing times, or 64 do not settle, the period is a mean.
 
     Raises:
         UserError: see :func:`syncline.simulator.dag.build`.
@@ -94,7 +97,6 @@ def steady_state(
     return min(runs, key=lambda run: abs(run.period_ns - mean_ns))._replace(
         period_ns=mean_ns,
         error_ns=math.sqrt(math.fsum(run.error_ns**2 for run in runs)) / len(runs),
-        settled=all(run.settled for run in runs),
         alone_ns=alone.period_ns,
         offset_ns=periods_ns,
     )
@@ -122,29 +124,34 @@ def _settled(
     # Batches that several loaders read at the same time arrive together: their iterations follow
     # one another quickly, and then all wait for the next ones. Only such a round repeats.
     round_of = strategy.loaders if strategy.prefetch_data else 1
+    by_need = plan is not None and plan.wait == "need"
+    ahead = strategy.prefetch_data or strategy.prefetch_copy
+    # Fast workers push while slow ones still update.
+    apart = strategy.exchange == "parameter-server" and workers != ALIKE
     most = max(MOST_ITERATIONS, 2 * FIRST_ITERATIONS * round_of)
     iterations = 1
     if workers.jitter:
         iterations = most
-    elif len(offsets_ns) > 1 or _carries_over(profile, plan, strategy, workers):
+    elif len(offsets_ns) > 1 or by_need or apart or ahead or profile.has_lanes:
+        # Some part of an iteration can run beside the one before it.
         iterations = FIRST_ITERATIONS * round_of
     while True:
         dags = [
-            build(profile, network, plan, strategy=strategy, workers=each, iterations=iterations)
-            for each in _own_draws(workers, len(offsets_ns))
+            build(profile, network, plan, strategy=strategy, workers=own, iterations=iterations)
+            for own in _own_draws(workers, len(offsets_ns))
         ]
         dag = dags[0]
         graph = dag.graph if len(dags) == 1 else side_by_side(dags, offsets_ns)
         start_ns, stop_ns = graph.run()
-        split = list(zip(dags, _split(stop_ns, dags), strict=True))
+        after = np.cumsum([len(each.graph) for each in dags])  # the first task after each job's
+        split = list(zip(dags, np.split(stop_ns, after), strict=False))
         jobs_ns = np.array([each.ends_ns(times_ns) for each, times_ns in split])
         sent_ns = np.array([each.sent_ns(times_ns) for each, times_ns in split])
         start_ns, stop_ns = start_ns[: len(dag.graph)], stop_ns[: len(dag.graph)]
         if iterations == 1:
             ends_ns = np.array([stop_ns.max(initial=0)])
-            return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0, True)
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0)
         # Under contention an iteration is slowed by those after it, which the last ones lack.
-        by_need = plan is not None and plan.wait == "need"
         if network.contention_under(by_need=by_need).slows or len(dags) > 1:
             jobs_ns, sent_ns = jobs_ns[:, : iterations // 2], sent_ns[:, : iterations // 2]
         ends_ns = jobs_ns[0]
@@ -155,7 +162,7 @@ def _settled(
         agree = last.shape[2] == AGREEING and np.all(spread <= 1e-6 * last[0, :, -1])
         if agree and not workers.jitter:
             period_ns = float(last[0, :, -1].mean()) / round_of
-            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, 0.0, True)
+            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, 0.0)
         if iterations >= most:
             periods = np.diff(both_ns, prepend=0)[..., min(WARM_UP * round_of, len(ends_ns) // 2) :]
             joined, sent = periods.mean(axis=1)
@@ -163,7 +170,7 @@ def _settled(
             period_ns = float(joined.mean())
             if not workers.jitter:
                 period_ns = max(period_ns, float(sent.mean()))
-            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, error, False)
+            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, error)
         iterations *= 2
 
 
@@ -172,19 +179,3 @@ def _own_draws(workers: Workers, jobs: int) -> list[Workers]:
     if not workers.jitter:
         return [workers] * jobs
     return [msgspec.structs.replace(workers, seed=workers.seed + job) for job in range(jobs)]
-
-
-def _split(times_ns: Times, dags: Sequence[Dag]) -> list[Times]:
-    """Return the times of each job's tasks; see :func:`syncline.simulator.dag.side_by_side`."""
-    return np.split(times_ns, np.cumsum([len(dag.graph) for dag in dags]))[: len(dags)]
-
-
-def _carries_over(
-    profile: Profile, plan: Plan | None, strategy: Strategy, workers: Workers
-) -> bool:
-    """Return whether any part of an iteration can run beside the one before it."""
-    on_need = plan is not None and plan.wait == "need"
-    # Fast workers push while slow ones still update.
-    apart = strategy.exchange == "parameter-server" and workers != ALIKE
-    ahead = strategy.prefetch_data or strategy.prefetch_copy
-    return on_need or apart or ahead or profile.has_lanes

@@ -12,11 +12,11 @@ class Strategy(Value, frozen=True, kw_only=True):
     """Which tasks of an iteration may overlap, and with what.
 
     Raises:
-        UserError: on construction, for fewer than one loader, batch ahead, channel or server.
+        UserError: on construction, for fewer than one loader or batch ahead, or an option that has
+            no effect.
     """
 
     name: str
-    summary: str = ""
     prefetch_data: bool = False
     """The next batches are read beside computing (dag-model, Eq. 3); else the loop itself reads."""
     prefetch_copy: bool = False
@@ -36,28 +36,20 @@ class Strategy(Value, frozen=True, kw_only=True):
     own link, which all workers share; the two directions run beside each other. Messages queue at
     that link as they become ready, so a plan's number in flight has no meaning; of halves, the
     first is a push and the second a pull."""
-    servers: int = 1
-    """Parameter servers that share every message evenly."""
-    channels: int = 1
-    """Messages transmitted at once, each at the network's full rate (independent rails). A plan's
-    number in flight is that of each rail."""
     compute: Literal["stream", "unlimited"] = "stream"
     """``stream``: a device runs one operation at a time in the profile's order, as GPUs do.
     ``unlimited``: each runs as soon as what it depends on is done (PACE, section IV-A)."""
 
     def __post_init__(self) -> None:
-        for field in ("loaders", "ahead", "servers", "channels"):
+        for field in ("loaders", "ahead"):
             if getattr(self, field) < 1:
                 raise UserError(
                     f"strategy {quoted(self.name)}: {field} must be at least 1, found "
                     f"{getattr(self, field)}"
                 )
-        server = self.exchange == "parameter-server"
         for idle, field, reason in (
             (self.loaders > 1 and not self.prefetch_data, "loaders", "prefetch_data"),
             (self.one_loader and not self.prefetch_copy, "one_loader", "prefetch_copy"),
-            (self.servers > 1 and not server, "servers", 'exchange="parameter-server"'),
-            (self.channels > 1 and server, "channels", 'exchange="all-reduce"'),
         ):
             if idle:
                 raise UserError(
@@ -65,47 +57,20 @@ class Strategy(Value, frozen=True, kw_only=True):
                 )
 
 
-_ALL = (
-    Strategy(name="loop", summary="the loop reads and copies; messages beside backward (DDP)"),
-    Strategy(
-        name="s-sgd",
-        summary="nothing overlaps: naive S-SGD (dag-model, Eq. 2)",
-        overlap_communication=False,
+_PRESETS = (
+    Strategy(name="loop"),  # DDP
+    Strategy(name="s-sgd", overlap_communication=False),  # dag-model, Eq. 2
+    Strategy(  # dag-model, Eq. 5
+        name="caffe-mpi", prefetch_data=True, prefetch_copy=True, one_loader=True
     ),
-    Strategy(
-        name="caffe-mpi",
-        summary="reading, copying and messages all overlap (dag-model, Eq. 5)",
-        prefetch_data=True,
-        prefetch_copy=True,
-        one_loader=True,
-    ),
-    *(
-        Strategy(
-            name=name, summary="reading and messages overlap, copying does not", prefetch_data=True
-        )
-        for name in ("mxnet", "tensorflow")
-    ),
-    Strategy(
-        name="cntk",
-        summary="reading overlaps; messages wait for the whole backward pass",
-        prefetch_data=True,
-        overlap_communication=False,
-    ),
-    Strategy(
-        name="pytorch",
-        summary="loader processes read ahead; pinned copies and messages overlap",
-        prefetch_data=True,
-        prefetch_copy=True,
-    ),
-    Strategy(
-        name="parameter-server",
-        summary="push to and pull from a server whose link all workers share",
-        prefetch_data=True,
-        exchange="parameter-server",
-    ),
+    Strategy(name="mxnet", prefetch_data=True),
+    Strategy(name="tensorflow", prefetch_data=True),
+    Strategy(name="cntk", prefetch_data=True, overlap_communication=False),
+    Strategy(name="pytorch", prefetch_data=True, prefetch_copy=True),
+    Strategy(name="parameter-server", prefetch_data=True, exchange="parameter-server"),
 )
 
-STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _ALL}
+STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _PRESETS}
 """Presets by name. Caffe-MPI, MXNet, TensorFlow and CNTK: dag-model, sections IV-C and V-C."""
 
 

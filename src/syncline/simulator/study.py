@@ -47,8 +47,7 @@ def series(points: Sequence[Point], axis: str) -> list[list[int]]:
 def crossings(points: Sequence[Point]) -> tuple[Crossing, ...]:
     """Return where the fastest planner changes, and where each becomes communication-bound or not.
 
-    Along worker counts and bandwidths. The fastest planner stays so until another is faster by a
-    thousandth.
+    Along worker counts and bandwidths. Another planner overtakes once it is faster by a thousandth.
     """
     found: list[Crossing] = []
     for axis in AXES:
@@ -62,32 +61,28 @@ def _overtakings(
     points: Sequence[Point], indices: Sequence[int], axis: SweepAxis
 ) -> Iterator[Crossing]:
     leader = points[indices[0]].best.planner
-    for before, after in itertools.pairwise(indices):
-        best, led = points[after].best, points[after].of(leader)
+    for pair in itertools.pairwise(indices):
+        was, now = (points[index] for index in pair)
+        best, led = now.best, now.of(leader)
         if led.iteration_s <= best.iteration_s * (1 + NOTICEABLE):
             continue
-        was = points[before]
         gap_before = math.log(was.of(best.planner).iteration_s / was.of(leader).iteration_s)
         gap_after = math.log(best.iteration_s / led.iteration_s)
         yield _crossing(
-            points, before, after, axis, (gap_before, gap_after), best.planner, "overtakes", leader
+            points, pair, axis, (gap_before, gap_after), best.planner, "overtakes", leader
         )
         leader = best.planner
 
 
 def _turns(points: Sequence[Point], indices: Sequence[int], axis: SweepAxis) -> Iterator[Crossing]:
-    for prediction in points[indices[0]].predictions:
-        planner = prediction.planner
-        for before, after in itertools.pairwise(indices):
-            excess = (
-                _exposed_share(points[before].of(planner)) - BOUND_SHARE,
-                _exposed_share(points[after].of(planner)) - BOUND_SHARE,
-            )
-            if (excess[0] < 0) != (excess[1] < 0):
-                kind: Literal["communication-bound", "compute-bound"] = (
-                    "communication-bound" if excess[0] < 0 else "compute-bound"
-                )
-                yield _crossing(points, before, after, axis, excess, planner, kind)
+    for planner in (prediction.planner for prediction in points[indices[0]].predictions):
+        for pair in itertools.pairwise(indices):
+            shares = (_exposed_share(points[index].of(planner)) for index in pair)
+            before, after = (share - BOUND_SHARE for share in shares)
+            if before < 0 <= after:
+                yield _crossing(points, pair, axis, (before, after), planner, "communication-bound")
+            elif after < 0 <= before:
+                yield _crossing(points, pair, axis, (before, after), planner, "compute-bound")
 
 
 def _exposed_share(prediction: Prediction) -> float:
@@ -96,8 +91,7 @@ def _exposed_share(prediction: Prediction) -> float:
 
 def _crossing(
     points: Sequence[Point],
-    before: int,
-    after: int,
+    pair: tuple[int, int],
     axis: SweepAxis,
     values: tuple[float, float],
     planner: str,
@@ -105,13 +99,12 @@ def _crossing(
     other: str | None = None,
 ) -> Crossing:
     """Return the crossing where the line through two values of opposite sign is 0."""
-    low = float(getattr(points[before].setting, axis))
-    high = float(getattr(points[after].setting, axis))
+    low, high = (float(getattr(points[index].setting, axis)) for index in pair)
     span = values[0] - values[1]
     share = min(max(values[0] / span, 0.0), 1.0) if span else 0.5
     return Crossing(
         axis=axis,
-        point=after,
+        point=pair[1],
         before=low,
         after=high,
         at=low * (high / low) ** share,
@@ -144,8 +137,10 @@ def study(
             f"there is no point {chosen + 1}; the sweep has {len(points)} "
             f"point{'' if len(points) == 1 else 's'}, numbered from 1"
         )
-    made = tuple(simulator.sweep(track(points)))
-    index = chosen_index(made) if chosen is None else chosen
+    made = tuple(simulator.point(change) for change in track(points))
+    index = chosen
+    if index is None:
+        index = max(range(len(made)), key=lambda i: made[i].setting.workers)  # the first of them
     return WhatIf(
         model=model,
         network=simulator.network.name,
@@ -158,13 +153,7 @@ def study(
     )
 
 
-def chosen_index(points: Sequence[Point]) -> int:
-    """Return the first of the points with the most workers."""
-    return max(range(len(points)), key=lambda index: (points[index].setting.workers, -index))
-
-
 def _left_out(points: Sequence[Change], simulator: WhatIfSimulator) -> Iterable[str]:
-    """Yield what the figures do not count."""
     network = simulator.network
     if any((change.jobs or network.jobs) > 1 for change in points):
         yield (

@@ -60,10 +60,10 @@ def without_loading(profile: Profile) -> Profile:
 
 
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
-    """Return the profile for planners, which know no strategy and only one kind of worker.
+    """Return the profile for planners, which know neither strategies nor slower workers.
 
-    What the strategy fetches ahead takes no time in an iteration. Every message waits for the
-    slowest worker, whose factor is ``slowest``.
+    What the strategy fetches ahead takes no time. Every message waits for the slowest worker, whose
+    factor is ``slowest``.
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
 
@@ -76,7 +76,6 @@ def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
 
 
 def _scaled(profile: Profile, factor: Callable[[Operation], float]) -> Profile:
-    """Return the profile with operations that take so many times as long."""
     operations = tuple(
         o if factor(o) == 1 else msgspec.structs.replace(o, duration_s=o.duration_s * factor(o))
         for o in profile.operations

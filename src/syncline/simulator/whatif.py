@@ -42,7 +42,7 @@ from syncline.simulator.workers import ALIKE, Workers
 MOST_POINTS = 5000
 """Points of one sweep."""
 ELEMENT_BYTES = 4
-"""Type of the elements in the cost of a sparse exchange."""
+"""Width of an element in the cost of a sparse exchange."""
 
 PlanFunction = Callable[[Profile, Network], Plan]
 
@@ -68,17 +68,16 @@ def exchanges(
 ) -> list[tuple[str | None, float | None]]:
     """Return the (algorithm, density) pairs that two lists stand for.
 
-    A dense algorithm sends every element, so it stands for itself. Each density goes with each
-    sparse algorithm; where none is named, with the network's own, or if that is dense with the one
-    that training takes. A None among the densities asks for the network's own exchange where no
-    dense one is named.
+    A dense algorithm has no density. Each density goes with each sparse algorithm; if none is
+    named, with the network's own or, if that is dense, with the one that training takes. A None
+    among the densities asks for the network's own exchange, unless a dense algorithm is named.
     """
-    dense = [a for a in algorithms if a not in SPARSE_ALGORITHMS]
     sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
-    given = [density for density in densities if density is not None]
-    pairs: list[tuple[str | None, float | None]] = [(a, None) for a in dense]
-    if None in densities and not dense:
+    pairs: list[tuple[str | None, float | None]]
+    pairs = [(a, None) for a in algorithms if a not in SPARSE_ALGORITHMS]
+    if None in densities and not pairs:
         pairs.append((None, None))
+    given = [density for density in densities if density is not None]
     if given:
         pairs += [(a, density) for density in given for a in sparse or [None]]
     else:
@@ -155,8 +154,7 @@ class WhatIfSimulator:
     ) -> None:
         """Take what the points depart from, and planners by name.
 
-        ``replans`` is whether they plan for what they are given; not so a plan that stays the same,
-        which fits one worker count only.
+        ``replans``: they plan for each point, unlike a fixed plan, which fits one worker count.
         """
         self.network = network
         self.replans = replans
@@ -181,6 +179,7 @@ class WhatIfSimulator:
         The cost of a sparse exchange counts elements of 4 bytes; where they are of another width,
         the index still takes the bytes it took, and the cost is corrected.
         """
+        profile = self.profile_at(change)
         network = self.network.with_(
             workers=change.workers,
             bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
@@ -189,29 +188,27 @@ class WhatIfSimulator:
             density=change.density,
             jobs=change.jobs,
         )
-        profile = self.profile_at(change)
         elements = sum(gradient.elements for gradient in profile.gradients)
         if network.density is None or not elements:
             return network
         width = profile.gradient_bytes / elements
         if width == ELEMENT_BYTES:
             return network
-        curves = {"all_reduce": network.all_reduce, "pipelined": network.pipelined}
-        corrected = {
-            name: None if curve is None else of_width(curve, network.exchange, width)
-            for name, curve in curves.items()
-        }
-        return msgspec.structs.replace(network, **corrected)
+        whole, pipelined = network.all_reduce, network.pipelined
+        if pipelined is not None:
+            pipelined = of_width(pipelined, network.exchange, width)
+        whole = of_width(whole, network.exchange, width)
+        return msgspec.structs.replace(network, all_reduce=whole, pipelined=pipelined)
 
     def plan_at(self, change: Change, planner: str) -> Planned:
         """Return what one planner makes of a point."""
-        [planned] = self._plans(change, self.profile_at(change), self.network_at(change), [planner])
-        return planned
+        return next(self._plans(change, self.network_at(change), [planner]))
 
     def _plans(
-        self, change: Change, profile: Profile, network: Network, planners: Iterable[str]
+        self, change: Change, network: Network, planners: Iterable[str]
     ) -> Iterator[Planned]:
-        """Yield what planners make of a point, whose profile and network are given."""
+        """Yield what planners make of a point with its network."""
+        profile = self.profile_at(change)
         strategy, workers = change.strategy, change.behaviour
         computation_s = self._computation_s(change, profile, network)
         slowest = max(c.factor for c in workers.classes(network.workers))
@@ -249,19 +246,30 @@ class WhatIfSimulator:
         Raises:
             UserError: the change is impossible, or the point cannot be simulated.
         """
-        profile, network = self.profile_at(change), self.network_at(change)
-        plans = self._plans(change, profile, network, planners or self.planners)
+        network, behaviour = self.network_at(change), change.behaviour
+        plans = self._plans(change, network, planners or self.planners)
+        setting = Setting(
+            workers=network.workers,
+            algorithm=network.algorithm,
+            bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
+            latency_s=change.latency_s,
+            density=network.density,
+            wire=change.wire,
+            compute_scale=change.compute_scale,
+            stragglers=behaviour.stragglers,
+            spread=behaviour.spread,
+            jitter=behaviour.jitter,
+            seed=behaviour.seed,
+            strategy=change.strategy.name,
+            jobs=network.jobs,
+        )
         return Point(
-            setting=_setting(change, network),
+            setting=setting,
             network=network.name,
             alone_s=self._alone(change, loading=True),
             computing_s=self._alone(change, loading=False),
             predictions=tuple(planned.prediction for planned in plans),
         )
-
-    def sweep(self, points: Iterable[Change]) -> Iterator[Point]:
-        """Return :meth:`point` of each, made as they are asked for."""
-        return map(self.point, points)
 
     def _alone(self, change: Change, *, loading: bool) -> float:
         """Return the iteration of one worker of factor 1 without communication."""
@@ -283,22 +291,3 @@ def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> Cost
     link = curve.less(exchange.computing_curve())
     link = link.rebased(link.startup_s, rate)
     return CostCurve.in_turn([link, exchange.computing_curve(element_bytes=element_bytes)])
-
-
-def _setting(change: Change, network: Network) -> Setting:
-    behaviour = change.behaviour
-    return Setting(
-        workers=network.workers,
-        algorithm=network.algorithm,
-        bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
-        latency_s=change.latency_s,
-        density=network.density,
-        wire=change.wire,
-        compute_scale=change.compute_scale,
-        stragglers=behaviour.stragglers,
-        spread=behaviour.spread,
-        jitter=behaviour.jitter,
-        seed=behaviour.seed,
-        strategy=change.strategy.name,
-        jobs=network.jobs,
-    )
