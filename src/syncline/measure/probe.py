@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 import torch
@@ -228,8 +229,7 @@ class _Session:
                 for size, taken in times.items():
                     length = min(max(ROW_BYTES // size, SHORTEST_ROW), LONGEST_ROW)
                     self._meet()
-                    seconds = self._timed(lambda s=size, n=length: row(s, n, waiter))  # type: ignore[misc]
-                    taken.append(seconds / length)
+                    taken.append(self._timed(partial(row, size, length, waiter)) / length)
         return self._measurements(times, median)
 
     def link(self, largest_bytes: int) -> tuple[float, float]:
@@ -253,7 +253,7 @@ class _Session:
         times: dict[int, list[float]] = {size: [] for size in sizes}
         for number in range(LINK_SWEEPS + 1):
             for size in sizes:
-                taken = self._timed(lambda size=size: exchange(size))  # type: ignore[misc]
+                taken = self._timed(partial(exchange, size))
                 if number:
                     times[size].append(taken)
         halves = [lower_quartile(self._slowest(taken)) / 2 for taken in times.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from statistics import median_high, median_low
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import UserError
-from syncline.model.cost import CostCurve, CostSegment, Measurement
+from syncline.model.cost import CostCurve, Measurement
 
 HIDDEN_UP_TO_BYTES = 1024 * 1024
 """Up to this size the startup is a visible part of the cost."""
@@ -79,7 +80,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
             f"a cost curve is fitted to at most {MOST_SIZES} sizes, found {len(sizes)}; "
             "leave some out"
         )
-    times = _without_spikes(sizes, [_lower_median(ordered) for ordered in repeated.values()])
+    times = _without_spikes(sizes, [median_low(several) for several in repeated.values()])
     octaves = _octaves(sizes)
     curve = _join(sizes, times, octaves, _best_pieces(sizes, times, octaves))
     errors = [abs(curve.seconds(p.size_bytes) / p.time_s - 1) for p in points]
@@ -133,18 +134,23 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     cheapest = min(p.time_s / p.size_bytes for p in points if p.size_bytes)
     if cheapest * largest_bytes > occupied.seconds(largest_bytes) * (1 - CREDIBLE_GAIN):
         occupied = occupied.without_gain_from_cutting()
-    hidden = sorted(
+    hidden = [
         max(alone.seconds(p.size_bytes) - occupied.seconds(p.size_bytes), 0.0)
         for p in points
         if p.size_bytes <= HIDDEN_UP_TO_BYTES
-    )
-    hidden_s = hidden[len(hidden) // 2] if hidden else 0.0
-    first, *others = occupied.segments
-    rows = [(0, hidden_s, 0.0)]
-    if not others or others[0].start_bytes > 1:
-        rows.append((1, hidden_s + first.cost_s + first.s_per_byte, first.s_per_byte))
-    rows += [(s.start_bytes, hidden_s + s.cost_s, s.s_per_byte) for s in others]
-    return CostCurve.of_rows(rows)
+    ]
+    hidden_s = median_high(hidden) if hidden else 0.0
+    rows = [(start, hidden_s + cost_s, rate) for start, cost_s, rate in occupied.rows()]
+    return CostCurve.of_rows(_with_startup(rows, hidden_s))
+
+
+def _with_startup(
+    rows: Sequence[tuple[int, float, float]], startup_s: float
+) -> list[tuple[int, float, float]]:
+    """Return (start_bytes, cost_s, s_per_byte) of a curve with another cost of an empty message."""
+    (_, cost_s, rate), *others = rows
+    one = [] if others and others[0][0] == 1 else [(1, cost_s + rate, rate)]
+    return [(0, startup_s, 0.0), *one, *others]
 
 
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
@@ -154,13 +160,13 @@ def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
     measurement lift those after it.
     """
     ordered = sorted(points, key=lambda point: point.size_bytes)
-    pools: list[list[float]] = []  # each sorted; its value is its lower median
+    pools: list[list[float]] = []  # the value of each is its lower median
     for point in ordered:
         pool = [point.time_s]
-        while pools and _lower_median(pools[-1]) > _lower_median(pool):
-            pool = sorted(pools.pop() + pool)
+        while pools and median_low(pools[-1]) > median_low(pool):
+            pool = pools.pop() + pool
         pools.append(pool)
-    times = (_lower_median(pool) for pool in pools for _ in pool)
+    times = (median_low(pool) for pool in pools for _ in pool)
     return [
         msgspec.structs.replace(point, time_s=seconds)
         for point, seconds in zip(ordered, times, strict=True)
@@ -182,10 +188,6 @@ def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]
         if slow or fast:
             found[i] = max(before, after) if slow else min(before, after)
     return found
-
-
-def _lower_median(ordered: Sequence[float]) -> float:
-    return ordered[(len(ordered) - 1) // 2]
 
 
 def _octaves(sizes: Sequence[int]) -> list[float]:
@@ -293,7 +295,7 @@ def _join(
     sizes: Sequence[int], times: Sequence[float], octaves: Sequence[float], starts: Sequence[int]
 ) -> CostCurve:
     """Build the curve of the pieces that begin at these points, and what follows the last."""
-    segments: list[CostSegment] = []
+    rows: list[tuple[int, float, float]] = []
     jitter_s = min(times) * JITTER
     weights = [
         w / (RESOLUTION**2 + (jitter_s / t) ** 2) for w, t in zip(octaves, times, strict=True)
@@ -302,24 +304,16 @@ def _join(
         own = slice(start, stop)
         a, b = relative_line(sizes[own], times[own], weights[own])
         begin_bytes = 0
-        if segments:
+        if rows:
             # Between the last point of one piece and the first of the next, switch in the middle
             # on the logarithmic scale on which the points were chosen.
             begin_bytes = math.isqrt(max(sizes[start - 1], 1) * sizes[start])
             begin_bytes = min(max(begin_bytes, sizes[start - 1] + 1), sizes[start])
-        segments.append(
-            CostSegment(start_bytes=begin_bytes, cost_s=a + b * begin_bytes, s_per_byte=b)
-        )
-    # No message costs less than an empty one.
-    first, *others = segments
-    least_s = min(segment.cost_s for segment in segments)
-    if least_s < first.cost_s:
-        segments = [CostSegment(start_bytes=0, cost_s=least_s, s_per_byte=0.0)]
-        if others[0].start_bytes > 1:
-            one_s = first.seconds(1)
-            segments.append(CostSegment(start_bytes=1, cost_s=one_s, s_per_byte=first.s_per_byte))
-        segments += others
-    return _continued(CostCurve(segments=tuple(segments)), sizes)
+        rows.append((begin_bytes, a + b * begin_bytes, b))
+    least_s = min(cost_s for _, cost_s, _ in rows)
+    if least_s < rows[0][1]:  # no message costs less than an empty one
+        rows = _with_startup(rows, least_s)
+    return _continued(CostCurve.of_rows(rows), sizes)
 
 
 def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
@@ -335,6 +329,4 @@ def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
     rate = (end - curve.seconds(first)) / (last - first)
     if rate <= 0:  # a fall: what follows can only be told from the piece after it
         return curve
-    tail = CostSegment(start_bytes=last, cost_s=end, s_per_byte=rate)
-    kept = curve.segments if before.start_bytes < last else curve.segments[:-1]
-    return CostCurve(segments=(*kept, tail))
+    return CostCurve.of_rows([*(row for row in curve.rows() if row[0] < last), (last, end, rate)])

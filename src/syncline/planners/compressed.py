@@ -85,7 +85,8 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
             f"message; this plan has {len(whole.messages)}: take the planner 'single'"
         )
     messages = tuple(
-        msgspec.structs.replace(m, payload=_payload(plan, m, compression)) for m in whole.messages
+        msgspec.structs.replace(message, payload=_payload(plan, tensors, compression))
+        for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
     )
     name = f"{plan.planner}+{compression_name(compression)}"
     return msgspec.structs.replace(whole, planner=name, messages=messages)
@@ -118,10 +119,10 @@ def _without_cuts(plan: Plan) -> list[Message]:
     return [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
 
 
-def _payload(plan: Plan, message: Message, compression: Compression) -> Payload:
+def _payload(plan: Plan, tensors: range, compression: Compression) -> Payload:
     if not isinstance(compression, Recipe):
         return compression
-    members = [plan.tensors[index] for index in plan.tensors_of(message)]
+    members = [plan.tensors[index] for index in tensors]
     whole = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
     return "dense" if whole else "sparse"
 

@@ -281,7 +281,7 @@ def _push_and_pull(
     )
     if transmitting:
         exchange = exchange.transmitting()
-    return exchange.push_curve(), exchange.pull_curve()
+    return exchange.push_and_pull()
 
 
 def _require_possible(network: Network, total_ns: int) -> None:
