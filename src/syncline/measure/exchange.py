@@ -90,20 +90,6 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
     return own if isinstance(own, timedelta) else timeout_of_backend(group)
 
 
-def rename_new_groups(base: dist.ProcessGroup) -> None:
-    """Make torch give the next groups new names; all ranks must call.
-
-    Torch numbers groups from 0. ``torchrun`` restarts ranks on the same store, where Gloo then
-    finds addresses of earlier processes under the same names, and fails. Groups of fewer ranks than
-    the world are named after their ranks instead, and are not affected.
-    """
-    if dist.get_backend(base) != "gloo" or base.size() < dist.get_world_size():
-        return
-    first = torch.tensor(secrets.randbits(62))
-    dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
-    set_group_count(int(first))
-
-
 def new_group_like(
     base: dist.ProcessGroup, *, backend: str | None = None, description: str | None = None
 ) -> dist.ProcessGroup:
@@ -112,7 +98,13 @@ def new_group_like(
     Its messages share no sequence with those of the first.
     """
     ranks = dist.get_process_group_ranks(base)
-    rename_new_groups(base)
+    if dist.get_backend(base) == "gloo" and len(ranks) == dist.get_world_size():
+        # Torch numbers groups from 0, so after torchrun has restarted ranks on the same store, Gloo
+        # would find the addresses of ended processes under the same names, and fail. Groups of
+        # fewer ranks than the world are named after their ranks instead.
+        first = torch.tensor(secrets.randbits(62))
+        dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
+        set_group_count(int(first))
     group = dist.new_group(
         ranks,
         timeout=timeout_of(base),

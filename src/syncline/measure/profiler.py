@@ -80,9 +80,8 @@ def profile(
     lean: list[SegmentTrace] = []
     detailed: list[SegmentTrace] = []
     quiet_ns: list[int] = []
-    waiting_s: list[float] = []
-    copying_s: list[float] = []
-    lean_data_s: list[tuple[float, float]] = []
+    loading_s: list[tuple[float, float]] = []  # (reading, copying)
+    lean_loading_s: list[tuple[float, float]] = []
     reader = _endless(batches)
     model.train()
     observer.attach()
@@ -94,27 +93,25 @@ def profile(
             inputs, targets = _to_device(inputs, device), _to_device(targets, device)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            copied = time.perf_counter()
+            loading = (read - start, time.perf_counter() - read)
             turn = (index - warmup) % 3
             observer.quiet, observer.detail = turn == 1, turn == 2
             finished = observer.begin()
             if finished is not None and index > warmup:
                 clock.settle()
+                loading_s.append(loading)
                 if finished.quiet:
                     whole_ns = clock.between_ns(finished.events[0].stamp, finished.end_stamp)
                     quiet_ns.append(whole_ns)
+                elif finished.graph is not None:
+                    detailed.append(read_iteration(finished, clock))
                 else:
                     one = read_iteration(finished, clock)
-                    if finished.graph is None:
-                        if exchange is not None:
-                            kept = [s for s in one.segments if s.phase != "finalize"]
-                            one = one._replace(segments=kept)
-                        lean.append(one)
-                        lean_data_s.append((read - start, copied - read))
-                    else:
-                        detailed.append(one)
-                waiting_s.append(read - start)
-                copying_s.append(copied - read)
+                    if exchange is not None:
+                        kept = [s for s in one.segments if s.phase != "finalize"]
+                        one = one._replace(segments=kept)
+                    lean.append(one)
+                    lean_loading_s.append(loading)
             output = model(inputs)
             observer.output(output)
             loss(output, targets).backward()
@@ -128,9 +125,8 @@ def profile(
     trace = median_trace(lean, detailed, quiet_ns)
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
-    workers = 1
-    if group is not None and dist.get_world_size(group) > 1:
-        workers = dist.get_world_size(group)
+    workers = 1 if group is None else dist.get_world_size(group)
+    if group is not None and workers > 1:
         trace = across_ranks(trace, group, device)
 
     def described(
@@ -146,10 +142,11 @@ def profile(
             copy_s=copy_s if device.type == "cuda" else None,
         )
 
-    found = described(trace, workers, len(lean), median(waiting_s), median(copying_s))
+    typical_data_s, typical_copy_s = map(median, zip(*loading_s, strict=True))
+    found = described(trace, workers, len(lean), typical_data_s, typical_copy_s)
     if each is not None:
         usual = [operation.name for operation in found.operations]
-        for index, (one, (data_s, copy_s)) in enumerate(zip(lean, lean_data_s, strict=True)):
+        for index, (one, (data_s, copy_s)) in enumerate(zip(lean, lean_loading_s, strict=True)):
             single = described(median_trace([one], detailed), 1, 1, data_s, copy_s)
             if [operation.name for operation in single.operations] == usual:
                 each(index, single)
@@ -167,14 +164,14 @@ def profile_from_trace(
     copy_s: float | None = None,
     exchange: tuple[tuple[str, float], ...] = (),
 ) -> Profile:
-    """Turn segments into the DAG of operations and the gradients in ready order.
+    """Turn the segments of one (median) iteration into a DAG of operations and gradients.
 
     Args:
-        trace: the segments of one (median) iteration.
+        trace: the segments.
         model: the observed model.
         name: the model's name in the profile.
-        workers: over how many workers the medians were taken.
-        iterations: over how many iterations.
+        workers: over which the medians were taken.
+        iterations: over which the medians were taken.
         data_s: seconds of data loading; None: all the time between the update and the next forward
             pass.
         copy_s: seconds of copying to the device; None: no such operation.

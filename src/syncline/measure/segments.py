@@ -79,8 +79,7 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
 def _forward(events: Sequence[ObservedEvent], times: Sequence[int], output: int) -> list[Segment]:
     segments: list[Segment] = []
     active: list[str] = []
-    for index in range(output):
-        event = events[index]
+    for index, event in enumerate(events[:output]):
         if event.moment is Moment.ENTER:
             active.append(str(event.key))
         elif event.moment is Moment.EXIT and str(event.key) in active:
@@ -112,8 +111,7 @@ def _backward(
     name, node = "loss", None
     phase: Phase = "forward"
     start_ns = times[begin]
-    for index in range(begin + 1, last_ready + 1):
-        event = events[index]
+    for index, event in enumerate(events[begin + 1 : last_ready + 1], start=begin + 1):
         duration_ns = times[index] - start_ns
         if event.moment is Moment.NODE:
             # The time between a gradient and the next operation belongs to the latter.

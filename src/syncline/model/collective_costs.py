@@ -44,41 +44,31 @@ LineFormula = Callable[[int, float, float, float], Line]
 """(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte) of ``a + b M``."""
 
 
-def _binary_tree(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    rounds = doubling_rounds(workers)
-    return 2 * alpha * rounds, (2 * beta + gamma) * rounds
-
-
-def _recursive_doubling(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    rounds = doubling_rounds(workers)
-    return alpha * rounds, (beta + gamma) * rounds
-
-
-def _halving_doubling(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    a_s = 2 * alpha * doubling_rounds(workers)
-    return a_s, 2 * beta - (2 * beta + gamma) / workers + gamma
-
-
-def _double_binary_trees(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    return 2 * alpha * doubling_rounds(workers), beta + gamma
-
-
-def _two_tree(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    return 2 * alpha * doubling_rounds(workers), 2 * beta + gamma
-
-
-def _ring(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    share = (workers - 1) / workers
-    return 2 * (workers - 1) * alpha, share * (2 * beta + gamma)
-
-
 ALL_REDUCE_ALGORITHMS: dict[str, LineFormula] = {
-    "binary-tree": _binary_tree,
-    "recursive-doubling": _recursive_doubling,
-    "halving-doubling": _halving_doubling,
-    "double-binary-trees": _double_binary_trees,
-    "two-tree": _two_tree,
-    "ring": _ring,
+    "binary-tree": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        (2 * beta + gamma) * doubling_rounds(n),
+    ),
+    "recursive-doubling": lambda n, alpha, beta, gamma: (
+        alpha * doubling_rounds(n),
+        (beta + gamma) * doubling_rounds(n),
+    ),
+    "halving-doubling": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        2 * beta - (2 * beta + gamma) / n + gamma,
+    ),
+    "double-binary-trees": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        beta + gamma,
+    ),
+    "two-tree": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        2 * beta + gamma,
+    ),
+    "ring": lambda n, alpha, beta, gamma: (
+        2 * (n - 1) * alpha,
+        (n - 1) / n * (2 * beta + gamma),
+    ),
 }
 """The rows of MG-WFBP, Table 2, and ``two-tree``.
 
@@ -141,14 +131,8 @@ def server_line(
     each of S servers, and a port passes one message at a time. A server's port passes P messages
     and a worker's S, so ``max(P, S)`` rounds are needed; as the messages form a complete bipartite
     graph, that many suffice (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
-    adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own.
-
-    Args:
-        workers: P, at least 1; one worker needs no server and costs nothing.
-        alpha_s: startup time of one message.
-        beta_s_per_byte: transmission time of the link of a worker or a server.
-        gamma_s_per_byte: summation time of a server.
-        servers: S, at least 1; gradients are spread evenly.
+    adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own, and gradients are
+    spread evenly over them. One worker needs no server and costs nothing.
 
     Raises:
         UserError: there is no worker or no server.

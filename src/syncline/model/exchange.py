@@ -139,7 +139,7 @@ def hierarchical_all_reduce(
     inside.
 
     Args:
-        hosts: H, at least 1.
+        hosts: at least 1.
         workers_a_host: L, at least 1.
         inside: link between two workers of a host.
         between: link between two hosts, shared by the workers of a host.

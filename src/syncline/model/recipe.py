@@ -55,9 +55,9 @@ class Recipe(Value, frozen=True, kw_only=True):
     instead of its gradient. The optimizer then has no momentum of its own. Deep Gradient
     Compression, 3.2."""
     factor_masking: bool = False
-    """Whether an element's velocity is cleared when it is sent. The velocity then restarts with
-    every update; the more frequent updates are, the less momentum is left. Deep Gradient
-    Compression, 3.3."""
+    """Whether an element's velocity is cleared when the element is delivered. The velocity then
+    restarts with every update; the more frequent updates are, the less momentum is left. Deep
+    Gradient Compression, 3.3."""
     clip_norm: float | None = None
     """Largest norm of a unit's average gradient, as for clipping without compression. Each worker
     clips its gradient to ``clip_norm * sqrt(P)`` before adding it: if workers' gradients are

@@ -121,16 +121,16 @@ def sparse_line(
 ) -> CostCurve:
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
 
-    Selecting and merging are not counted; see :func:`computing_line`.
+    Selecting and merging are not counted; see :func:`computing_line`. One worker exchanges nothing.
 
     Args:
         algorithm: a key of :data:`SPARSE_ALGORITHMS`.
-        workers: P, at least 1; one worker exchanges nothing.
+        workers: P, at least 1.
         alpha_s: startup time between two workers.
         beta_s_per_byte: transmission time between two workers.
         density: rho, above 0 and at most 1: the share of elements that each worker sends.
-        index_bytes: width of an index, beside values of 4 bytes.
-        switch_bytes_per_s: capacity for the bytes of all workers (``Stage``); None: no limit.
+        index_bytes: width of an index; values have 4 bytes.
+        switch_bytes_per_s: capacity for the bytes of all workers; None: no limit.
 
     Raises:
         UserError: the algorithm is unknown, or a value is out of its range.
