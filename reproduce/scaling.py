@@ -71,13 +71,7 @@ def models() -> dict[str, Profile]:
 
 def link() -> Link:
     """Return the link of cluster 1, with gamma as part of beta."""
-    curve = CLUSTER_1.all_reduce
-    return Link.of_line(
-        "ring",
-        workers=CLUSTER_1.workers,
-        a_s=curve.startup_s,
-        b_s_per_byte=curve.segments[0].s_per_byte,
-    )
+    return CLUSTER_1.exchange.link
 
 
 def sweep(profile: Profile, algorithm: str, workers: tuple[int, ...]) -> list[Result]:

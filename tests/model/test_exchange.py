@@ -68,14 +68,15 @@ def test_servers_on_hosts() -> None:
         inside=inside,
         servers=2,
     )
-    assert served.push_curve() == CostCurve.line(4 * 10 + 1, (4 * 20 + 3 * 40) / 2 + (2 + 4) / 2)
-    assert served.pull_curve() == CostCurve.line(4 * 10 + 1, 4 * 20 / 2 + 2 / 2)
-    assert served.curve() == CostCurve.in_turn((served.push_curve(), served.pull_curve()))
+    push, pull = served.push_and_pull()
+    assert push == CostCurve.line(4 * 10 + 1, (4 * 20 + 3 * 40) / 2 + (2 + 4) / 2)
+    assert pull == CostCurve.line(4 * 10 + 1, 4 * 20 / 2 + 2 / 2)
+    assert served.curve() == CostCurve.in_turn((push, pull))
     sharded = exchange("sharded-parameter-server", hosts=4, inside=inside)
     four = exchange("parameter-server", hosts=4, inside=inside, servers=4)
     assert sharded.curve() == four.curve()
     with pytest.raises(UserError, match="unknown exchange through servers"):
-        exchange().push_curve()
+        exchange().push_and_pull()
 
 
 # Stages

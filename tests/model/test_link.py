@@ -9,20 +9,24 @@ from hypothesis import strategies as st
 from syncline.errors import UserError
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.exchange import Link
+from syncline.model.network import Network
 from tests import strategies as some
 
 costs = st.floats(1e-12, 1e-2)
 
 
+def link_of_line(algorithm: str, workers: int, a_s: float, b: float) -> Link:
+    network = Network.line(workers=workers, a_s=a_s, b_s_per_byte=b, algorithm=algorithm)
+    return network.exchange.link
+
+
 @some.many
-@given(st.sampled_from(sorted(ALL_REDUCE_ALGORITHMS)), st.integers(2, 5000), costs, costs, costs)
+@given(st.sampled_from(sorted(ALL_REDUCE_ALGORITHMS)), st.integers(2, 5000), costs, costs)
 def test_a_line_gives_its_link_back(
-    algorithm: str, workers: int, alpha: float, beta: float, gamma: float
+    algorithm: str, workers: int, alpha: float, beta: float
 ) -> None:
-    a_s, b = ALL_REDUCE_ALGORITHMS[algorithm](workers, alpha, beta, gamma)
-    link = Link.of_line(
-        algorithm, workers=workers, a_s=a_s, b_s_per_byte=b, gamma_s_per_byte=min(gamma, beta)
-    )
+    a_s, b = ALL_REDUCE_ALGORITHMS[algorithm](workers, alpha, beta, 0.0)
+    link = link_of_line(algorithm, workers, a_s, b)
     assert link.alpha_s == pytest.approx(alpha, rel=1e-9)
     again = ALL_REDUCE_ALGORITHMS[algorithm](
         workers, link.alpha_s, link.beta_s_per_byte, link.gamma_s_per_byte
@@ -33,27 +37,25 @@ def test_a_line_gives_its_link_back(
 @pytest.mark.parametrize("workers", [4, 64, 2048])
 def test_for_the_ring_an_unknown_gamma_makes_no_difference(workers: int) -> None:
     ring = ALL_REDUCE_ALGORITHMS["ring"]
-    a_s, b = ring(16, 1e-5, 1e-9, 5e-10)
-    link = Link.of_line("ring", workers=16, a_s=a_s, b_s_per_byte=b)
+    link = link_of_line("ring", 16, *ring(16, 1e-5, 1e-9, 5e-10))
     found = ring(workers, link.alpha_s, link.beta_s_per_byte, 0.0)
     assert found == pytest.approx(ring(workers, 1e-5, 1e-9, 5e-10))
 
 
 def test_mg_wfbp_section_6_4() -> None:
-    link = Link.of_line("ring", workers=16, a_s=9.72e-4, b_s_per_byte=1.97e-9)
+    link = link_of_line("ring", 16, 9.72e-4, 1.97e-9)
     assert link.alpha_s == pytest.approx(9.72e-4 / 30)
     assert link.beta_s_per_byte == pytest.approx(1.97e-9 * 16 / 30)
 
 
-def test_what_is_no_link() -> None:
-    with pytest.raises(UserError, match="at least 2 workers, found 1"):
-        Link.of_line("ring", workers=1, a_s=1.0, b_s_per_byte=1.0)
-    with pytest.raises(UserError, match="lower gamma"):
-        Link.of_line("ring", workers=4, a_s=1.0, b_s_per_byte=1.0, gamma_s_per_byte=9.0)
-    with pytest.raises(UserError, match="did you mean 'ring'"):
-        Link.of_line("rong", workers=4, a_s=1.0, b_s_per_byte=1.0)
+def test_a_single_worker_has_no_link() -> None:
+    with pytest.raises(UserError, match="has no point-to-point measurement to extrapolate from"):
+        link_of_line("ring", 1, 1.0, 1.0)
+
+
+def test_a_link_of_impossible_values() -> None:
     with pytest.raises(UserError, match="alpha_s must be finite and at least 0"):
-        Link.of_line("ring", workers=4, a_s=-1.0, b_s_per_byte=1.0)
+        Link(alpha_s=-1.0, beta_s_per_byte=1.0, gamma_s_per_byte=0.0)
 
 
 def test_a_changed_link() -> None:

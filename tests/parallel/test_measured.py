@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.measure.clock import Clock, CpuClock
+from syncline.measure.clock import CpuClock, CudaClock
 from syncline.measure.observer import Moment, ObservedEvent, ObservedIteration
 from syncline.model.plan import Message, MessageCollective, Plan, Tensor, Wait
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
@@ -207,10 +207,11 @@ def test_without_messages_and_gates_the_computation_remains() -> None:
     assert [kind for kind, *_ in computing(timeline)].count("forward") == 3
 
 
-class DeviceClock(Clock):
+class DeviceClock(CudaClock):
     """Stamps are hundredths of a nanosecond of a device's clock of its own, 9 s ahead."""
 
-    now = 0
+    def __init__(self, now: int) -> None:
+        self.now = now
 
     def stamp(self) -> Any:
         return self.now
@@ -223,8 +224,7 @@ class DeviceClock(Clock):
 
 
 def test_a_devices_stamps_are_related_to_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = DeviceClock()
-    clock.now = 9_000_000 + 500  # 500 after the iteration began
+    clock = DeviceClock(9_000_000 + 500)  # 500 after the iteration began
     events = [e._replace(stamp=e.stamp - START + 9_000_000) for e in DEFERRED.events]
     shifted = DEFERRED._replace(events=events, end_stamp=9_000_000 + 190)
     monkeypatch.setattr("time.perf_counter_ns", lambda: START + 500)

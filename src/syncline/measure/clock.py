@@ -1,33 +1,15 @@
-"""Clocks that stamp moments of an iteration, on the processor that does the work."""
+"""Clocks that stamp moments in the order of a device's work, and return the time between stamps."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 
 NS_PER_MS = 1_000_000
 
 
-class Clock(ABC):
-    """Stamps moments, and later returns the time between stamps."""
-
-    @abstractmethod
-    def stamp(self) -> Any:
-        """Mark the present moment in the order of the device's work."""
-
-    @abstractmethod
-    def settle(self) -> None:
-        """Wait until every stamp so far has a time. Called once an iteration or less."""
-
-    @abstractmethod
-    def between_ns(self, earlier: Any, later: Any) -> int:
-        """Return the nanoseconds from one settled stamp to another."""
-
-
-class CpuClock(Clock):
+class CpuClock:
     """The host's monotonic clock: work on the CPU is done when the call returns."""
 
     def stamp(self) -> int:
@@ -35,19 +17,19 @@ class CpuClock(Clock):
         return time.perf_counter_ns()
 
     def settle(self) -> None:
-        """Do nothing: stamps are times already."""
+        """Do nothing: stamps have their times already."""
 
     def between_ns(self, earlier: int, later: int) -> int:
         """Return the difference of two stamps."""
         return later - earlier
 
 
-class CudaClock(Clock):
+class CudaClock:
     """Events on the current CUDA stream.
 
     MG-WFBP (section 5.1) calls ``torch.cuda.synchronize`` after every tensor's gradient, which
     empties the launch queue each time and so measures a device that never runs ahead. An event is
-    a marker in the stream: the host goes on, the times are read once after the iteration, and the
+    a marker in the stream: the host goes on, the times are read once after the iteration, and a
     profiled iteration runs as fast as any other.
     """
 
@@ -63,7 +45,7 @@ class CudaClock(Clock):
         return event
 
     def settle(self) -> None:
-        """Wait for the last event that was recorded."""
+        """Wait until every stamp so far has a time; called once an iteration or less."""
         if self._last is not None:
             self._last.synchronize()
 
@@ -71,6 +53,9 @@ class CudaClock(Clock):
         """Return the time between two events, which CUDA resolves to about 0.5 us."""
         milliseconds: float = earlier.elapsed_time(later)
         return max(round(milliseconds * NS_PER_MS), 0)
+
+
+Clock = CpuClock | CudaClock
 
 
 def clock_for(device: torch.device) -> Clock:

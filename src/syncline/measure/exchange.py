@@ -1,4 +1,4 @@
-"""Small values that all ranks of a group exchange, its timeout, and how a lost peer is reported."""
+"""Small values exchanged by all ranks of a group, its timeout, and reports of lost peers."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
 def gather_numbers(
     values: Sequence[float], group: dist.ProcessGroup, device: torch.device
 ) -> list[list[float]]:
-    """Return every rank's numbers on every rank, in rank order, by one collective.
+    """Return every rank's numbers on every rank, by one collective; as :func:`gather_json`.
 
-    As :func:`gather_json`, for as many numbers on every rank.
+    All ranks must give equally many.
     """
     own = torch.tensor(values, dtype=torch.float64, device=device)
     return [numbers.tolist() for numbers in _gathered(own, group)]
@@ -87,34 +87,24 @@ def _gathered(own: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """Return how long a group's collectives wait for a rank."""
     own = getattr(group, "timeout", None)  # of our backend, which has none of torch's inside
-    if isinstance(own, timedelta):
-        return own
-    return timeout_of_backend(group)
-
-
-def rename_new_groups(base: dist.ProcessGroup) -> None:
-    """Make torch give the next groups new names; all ranks must call.
-
-    Torch numbers groups from 0. ``torchrun`` restarts ranks on the same store, where Gloo then
-    finds addresses of earlier processes under the same names, and fails. Groups of fewer ranks than
-    the world are named after their ranks instead, and are not affected.
-    """
-    if dist.get_backend(base) != "gloo" or base.size() < dist.get_world_size():
-        return
-    first = torch.tensor(secrets.randbits(62))
-    dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
-    set_group_count(int(first))
+    return own if isinstance(own, timedelta) else timeout_of_backend(group)
 
 
 def new_group_like(
     base: dist.ProcessGroup, *, backend: str | None = None, description: str | None = None
 ) -> dist.ProcessGroup:
-    """Make another process group of a group's ranks; all of them must call.
+    """Make another process group of a group's ranks, by default with its backend; all must call.
 
-    Its messages share no sequence with those of the first. The backend is by default the same.
+    Its messages share no sequence with those of the first.
     """
     ranks = dist.get_process_group_ranks(base)
-    rename_new_groups(base)
+    if dist.get_backend(base) == "gloo" and len(ranks) == dist.get_world_size():
+        # Torch numbers groups from 0, so after torchrun has restarted ranks on the same store, Gloo
+        # would find the addresses of ended processes under the same names, and fail. Groups of
+        # fewer ranks than the world are named after their ranks instead.
+        first = torch.tensor(secrets.randbits(62))
+        dist.broadcast(first, src=dist.get_global_rank(base, 0), group=base)
+        set_group_count(int(first))
     group = dist.new_group(
         ranks,
         timeout=timeout_of(base),
@@ -131,18 +121,14 @@ SIGNS = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
 
 def is_lost_peer(error: RuntimeError) -> bool:
     """Return whether an error of torch says that a peer has ended or does not answer."""
-    if isinstance(error, dist.DistError):
-        return True
     text = str(error).lower()
-    return any(sign in text for sign in SIGNS)
+    return isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS)
 
 
 def describe_error(error: Exception, timeout_s: float | None = None) -> str:
-    """Return the message of an error of torch, without its source location and advice.
+    """Return the message of an error of torch's collective, without source location and advice.
 
-    Args:
-        error: raised by a collective.
-        timeout_s: of the process group, if known.
+    ``timeout_s`` is that of the process group, if known.
     """
     first = str(error).strip().split("\n", 1)[0]
     first = re.sub(r"^\[[^\]]*:\d+\]\s*", "", first)
@@ -154,10 +140,9 @@ def describe_error(error: Exception, timeout_s: float | None = None) -> str:
 
 @contextmanager
 def telling_lost_peers(doing: str) -> Iterator[None]:
-    """Turn the loss of a peer, which torch reports in many ways, into a PeerError.
+    """Turn the loss of a peer, which torch reports in many ways, into a :class:`PeerError`.
 
-    Args:
-        doing: such as ``"while buffers were exchanged"``.
+    ``doing`` says when, such as ``"while buffers were exchanged"``.
     """
     try:
         yield

@@ -18,7 +18,7 @@ from multiprocessing.util import Finalize
 import torch
 
 PATIENCE_S = 1.0
-"""The exit waits this long at most: a thread that waits for a peer releases nothing."""
+"""Longest wait at exit: a thread that waits for a peer releases nothing."""
 POLL_S = 0.001
 RELEASED = 90
 BEFORE_RELEASED = RELEASED + 1
@@ -34,8 +34,8 @@ _ends: list[Finalize[None]] = []
 def keepalive(tensor: torch.Tensor) -> torch.Tensor:
     """Return an alias to give to a collective in a tensor's place, on any thread.
 
-    It is another tensor of the same memory, without gradient. The caller keeps no reference to it:
-    once it is freed, the backend has released it. The tensor itself is not kept alive.
+    It is another tensor of the same memory, without gradient. The caller must keep no reference to
+    it: it is freed when the backend has released it. The tensor itself is not kept alive.
     """
     if not _ends:
         _ends.append(Finalize(None, _await_releases, exitpriority=RELEASED))

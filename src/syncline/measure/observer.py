@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,13 +27,13 @@ from syncline.torch_private import (
 
 
 class Moment(Enum):
-    """Kinds of events."""
+    """What happens; the comments say what an event's key is, if it has one."""
 
     FORWARD = "forward"  # the model's forward begins: the iteration begins
     ENTER = "enter"  # a submodule's forward begins; key: its name
     EXIT = "exit"  # it ends
-    ACCUMULATE = "accumulate"  # the first forward pass of several is over: its gradients stay here
-    RESUME = "resume"  # the last of them begins, whose gradients are exchanged
+    ACCUMULATE = "accumulate"  # the first forward pass of several is over
+    RESUME = "resume"  # the last of several begins, after which gradients are exchanged
     OUTPUT = "output"  # the model's forward is over
     WALKED = "walked"  # our own walk of the autograd graph is over, in detailed iterations
     NODE = "node"  # a backward operation begins; key: its index in the autograd graph
@@ -43,7 +43,7 @@ class Moment(Enum):
 
 
 class ObservedEvent(NamedTuple):
-    """Something that happened, with the clock's stamp."""
+    """A moment with the clock's stamp."""
 
     moment: Moment
     key: str | int
@@ -57,7 +57,7 @@ class ObservedIteration(NamedTuple):
     end_stamp: Any
     """When the next iteration began."""
     graph: AutogradGraph | None
-    """Present in iterations observed in detail."""
+    """In detailed iterations only."""
     sequence_at: list[int]
     """Autograd's sequence number at each event up to ``OUTPUT``, in detailed iterations."""
     quiet: bool = False
@@ -68,9 +68,10 @@ class Observer:
     """Observes the iterations of one module between :meth:`attach` and :meth:`detach`.
 
     An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
-    pass) and ends with the next one. With ``detail``, every backward operation is recorded, which
-    takes a few microseconds each; without, only gradients and submodules. If ``quiet``, only the
-    whole iteration is recorded, which shows what recording costs.
+    pass) and ends with the next one. Iterations that begin while ``detail`` is set record every
+    backward operation, which takes a few microseconds each; others only gradients and submodules.
+    While ``quiet`` is set, they record only their beginning and end: what recording costs is the
+    difference.
     """
 
     def __init__(
@@ -83,16 +84,14 @@ class Observer:
         self._handles: list[RemovableHandle] = []
         self._kept_alive: list[Any] = []
         self._node_handles: list[RemovableHandle] = []
-        """Handles of this iteration's nodes: a node may run again in a later iteration."""
+        """Of this iteration only: a node may run again in a later one."""
         self._events: list[ObservedEvent] = []
         self._graph: AutogradGraph | None = None
         self._sequence_at: list[int] = []
         self._noting = False
         self._in_forward = False
         self.detail = False
-        """Whether iterations that begin from now on record every backward operation."""
         self.quiet = False
-        """Whether iterations that begin from now on record only their beginning and end."""
         self._was_quiet = False
 
     def attach(self) -> None:
@@ -102,12 +101,12 @@ class Observer:
         for name, parameter in self._parameters.items():
             node = get_gradient_edge(parameter).node
             self._kept_alive.append(node)
-            add(node.register_hook(self._ready_hook(name)))
+            add(node.register_hook(partial(self._gradient_ready, name)))
         add(register_optimizer_step_pre_hook(self._step_hook(Moment.STEP)))
         add(register_optimizer_step_post_hook(self._step_hook(Moment.STEPPED)))
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
-        """Hook a module and its submodules, except inside compiled ones."""
+        """Hook a module and its submodules, but nothing inside compiled modules."""
         if module in seen or isinstance(module, torch.jit.ScriptModule):  # which take no hooks
             return
         seen.add(module)
@@ -116,8 +115,8 @@ class Observer:
         computes = is_leaf or next(module.parameters(recurse=False), None) is not None
         # Hooks of a module that is compiled in place are compiled with it.
         if name and computes and compiled_call(module) is None:
-            enter = _ModuleHook(self, Moment.ENTER, name)
-            leave = _ModuleHook(self, Moment.EXIT, name)
+            enter = _ModuleHook(partial(self._module_reached, Moment.ENTER, name))
+            leave = _ModuleHook(partial(self._module_reached, Moment.EXIT, name))
             self._handles.append(module.register_forward_pre_hook(enter))
             self._handles.append(module.register_forward_hook(leave))
         if not compiled:
@@ -136,7 +135,7 @@ class Observer:
         self._graph = None
 
     def begin(self) -> ObservedIteration | None:
-        """Begin an iteration and return the one that ends with it, if one was being observed."""
+        """Begin an iteration and return the one before, if it was observed."""
         stamp = self._clock.stamp()
         finished = None
         if self._events:
@@ -163,7 +162,7 @@ class Observer:
         if self.detail:
             self._graph = read_graph(output)
             self._node_handles += [
-                node.register_prehook(self._node_hook(index))
+                node.register_prehook(partial(self._node_reached, index))
                 for index, node in enumerate(self._graph.nodes)
             ]
             self._note(Moment.WALKED, "")
@@ -175,7 +174,7 @@ class Observer:
             self._noting = False
 
     def resume(self) -> None:
-        """Go on with the forward pass of the last micro-batch, whose gradients are exchanged."""
+        """Go on recording with the forward pass of the last micro-batch."""
         self._noting = not self._was_quiet
         if self._noting:
             self._note(Moment.RESUME, "")
@@ -183,7 +182,7 @@ class Observer:
     def pause(self) -> None:
         """Stop recording until the next :meth:`begin`, for a forward pass outside an iteration.
 
-        The iteration stays open; the time until its end counts as between iterations.
+        The iteration stays open; the rest of its time counts as between iterations.
         """
         self._noting = False
 
@@ -192,25 +191,18 @@ class Observer:
         if self.detail and self._in_forward:
             self._sequence_at.append(sequence_number())
 
-    def module_reached(self, moment: Moment, name: str) -> None:
-        """Record that a module's forward begins or ends."""
+    def _module_reached(self, moment: Moment, name: str) -> None:
         # Checkpointed modules run again in backward; only the forward pass counts here.
         if self._noting and self._in_forward:
             self._note(moment, name)
 
-    def _node_hook(self, index: int) -> Any:
-        def hook(_: Any) -> None:
-            if self._noting:
-                self._note(Moment.NODE, index)
+    def _node_reached(self, index: int, _: Any) -> None:
+        if self._noting:
+            self._note(Moment.NODE, index)
 
-        return hook
-
-    def _ready_hook(self, name: str) -> Any:
-        def hook(*_: Any) -> None:
-            if self._noting and not self._in_forward:
-                self._note(Moment.READY, name)
-
-        return hook
+    def _gradient_ready(self, name: str, *_: Any) -> None:
+        if self._noting and not self._in_forward:
+            self._note(Moment.READY, name)
 
     def _step_hook(self, moment: Moment) -> Any:
         @disable_dynamo
@@ -226,16 +218,14 @@ class Observer:
 
 
 class _ModuleHook:
-    """Records when a module's forward begins or ends; in a copy of the module it does nothing."""
+    """Records when a module's forward begins or ends; a copy of it does nothing."""
 
-    def __init__(self, observer: Observer, moment: Moment, name: str) -> None:
-        self._observer = observer
-        self._moment = moment
-        self._name = name
+    def __init__(self, record: Callable[[], None]) -> None:
+        self._record = record
 
     def __call__(self, *_: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():  # not a part of what is compiled
-            self._observer.module_reached(self._moment, self._name)
+            self._record()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, (_nothing,)
@@ -249,26 +239,26 @@ ACCUMULATE = "AccumulateGrad"
 
 
 class AutogradGraph(NamedTuple):
-    """The nodes that backward will run, without those that accumulate gradients."""
+    """The nodes that backward will run, except those that accumulate gradients."""
 
     nodes: list[Node]
     names: list[str]
     """Class name of each node's function, such as ``"ConvolutionBackward0"``."""
     sequence: list[int]
-    """Autograd's sequence number of each node: increases in the order of the forward pass."""
+    """Autograd's number of each node, which increases in the order of the forward pass."""
     consumers: list[list[int]]
     """For each node, the nodes that must run before it in backward."""
 
 
 def read_graph(output: Any) -> AutogradGraph:
-    """Walk the autograd graph from every tensor in a model's output.
+    """Walk the autograd graph from every tensor in a model's output. O(nodes + edges).
 
-    O(nodes + edges). The nodes are kept alive by the result; drop it after use.
+    The result keeps the nodes alive; drop it after use.
     """
-    edges: list[tuple[int, int]] = []
     roots = dict.fromkeys(t.grad_fn for t in tensors_in(output) if t.grad_fn is not None)
     nodes, stack = list(roots), list(roots)
     index = {root: number for number, root in enumerate(roots)}
+    consumers: list[list[int]] = [[] for _ in roots]
     while stack:
         node = stack.pop()
         for before, _ in node.next_functions:
@@ -278,10 +268,8 @@ def read_graph(output: Any) -> AutogradGraph:
                 index[before] = len(nodes)
                 nodes.append(before)
                 stack.append(before)
-            edges.append((index[node], index[before]))
-    consumers: list[list[int]] = [[] for _ in nodes]
-    for consumer, node_index in edges:
-        consumers[node_index].append(consumer)
+                consumers.append([])
+            consumers[index[before]].append(index[node])
     return AutogradGraph(
         nodes=nodes,
         names=[node.name() for node in nodes],

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 import torch
@@ -28,25 +29,25 @@ MIN_SWEEPS = 4
 MAX_SWEEPS = 15
 COSTLY_BYTES = 8 * 1024 * 1024
 COSTLY_SWEEPS = 1
-"""Messages above that size are measured only at warm-up and in this many sweeps: they vary less,
-and take longest on a slow network."""
+"""Larger messages are measured only at warm-up and in this many sweeps: they vary less, and take
+longest on a slow network."""
 IN_FLIGHT = 2
 ROW_BYTES = 12 * 1024 * 1024
 SHORTEST_ROW, LONGEST_ROW = 3, 16
 """A row has as many messages as make up ROW_BYTES, within these limits."""
 ROW_SWEEPS = 3
 FOLLOWING_BYTES = (128 * 1024, 256 * 1024, 512 * 1024)
-"""Sizes for rows with one message under way: such as planners make."""
+"""Sizes of the rows with one message under way: planners make such messages."""
 HALVED_FROM_BYTES = 16 * 1024
-"""From this size on, sizes between those of the sweep are measured too: plans use such messages."""
+"""From this size on, rows also have sizes between those of the sweep: plans use such messages."""
 BETWEEN_FROM_BYTES = 16 * 1024
-"""From this size on, all-reduces of sizes between powers of two are measured, too: libraries cut
-messages into chunks of powers of two, and are slower or faster beside them."""
+"""From this size on, sizes between powers of two are measured too: libraries cut messages into
+chunks of powers of two, and are slower or faster at other sizes."""
 SUMMATION_BYTES = 16 * 1024 * 1024
-SUMMATION_REPETITIONS = 3
 """Larger than a core's caches, so that the summation rate is the memory's."""
+SUMMATION_REPETITIONS = 3
 CONTENTION_BYTES = 4 * 1024 * 1024
-"""Takes much longer than a tick of the scheduler, which would look like contention otherwise."""
+"""Takes much longer than a tick of the scheduler, which would otherwise look like contention."""
 CONTENTION_REPETITIONS = 5
 LARGEST_CONTENTION = 4.0
 """A larger factor is noise: four threads that share a core do not slow each other more."""
@@ -70,18 +71,18 @@ def probe(
     messages between the first and the last rank (alpha, beta: half a round trip), the rate of
     adding two arrays in memory (gamma), and by how much computing and communicating slow each
     other (contention). If tensors are on the CPU, it also measures how fast the largest elements
-    are selected and merged. Sizes are measured in sweeps over all of them, so that a disturbance of
-    some milliseconds affects one repetition of many sizes, not all repetitions of one. A size's
-    time is the lower quartile over the sweeps of the slowest rank's. The curve is fitted piecewise
-    by relative error (:func:`syncline.model.fit.fit_cost_curve`).
+    are selected and merged. Each sweep measures all sizes, so that a disturbance of some
+    milliseconds affects one repetition of many sizes, not all repetitions of one. A size's time is
+    the lower quartile over the sweeps of the slowest rank's time. The curve is fitted piecewise by
+    relative error (:func:`syncline.model.fit.fit_cost_curve`).
 
     Args:
         group: the process group; the default group if None.
         device: where the tensors are; a CUDA device for NCCL.
         largest_bytes: largest message of the sweep.
-        seconds: sweep as often as a size and all smaller ones take about this long, but at least 4
-            times (twice above 8 MiB), at most 15: small messages vary most.
-        pipelined: measure rows of messages, too: with two under way at once, and one after the
+        seconds: repeat a size until it and all smaller ones have taken about this long, but at
+            least 4 times and at most 15 (twice above 8 MiB): small messages vary most.
+        pipelined: also measure rows of messages: with two under way at once, and one after the
             other.
         contention: estimate by how much computing and communicating slow each other, from matrix
             products beside a message; the iterations of a training show it more exactly.
@@ -135,7 +136,7 @@ def probe(
 
 
 def probe_sizes(largest_bytes: int = LARGEST_BYTES) -> list[int]:
-    """Return the message sizes of a sweep: by four up to 1 MiB, by two where messages live."""
+    """Return the message sizes of a sweep: factors of 4 up to 1 MiB, then factors of 2."""
     sizes = []
     size = SMALLEST_BYTES
     while size < largest_bytes:
@@ -148,8 +149,8 @@ def probe_sizes(largest_bytes: int = LARGEST_BYTES) -> list[int]:
 def between_powers(sizes: Sequence[int]) -> list[int]:
     """Return the sizes at which all-reduces are measured: of a sweep, and between powers of two.
 
-    Up to 8 MiB, one and a half times each power of two is added. Above, where one message takes as
-    long as all smaller ones together, it takes the place of the power of two.
+    Up to 8 MiB, 1.5 times each power of two is added. Above, where one message takes as long as all
+    smaller ones together, it replaces the power of two.
     """
     smallest, largest = sizes[0], sizes[-1]
     found = {size for size in sizes if size <= COSTLY_BYTES}
@@ -193,17 +194,17 @@ class _Session:
         return self._measurements(times, lower_quartile)
 
     def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
-        """Return what a message takes in a row of them of which two are always under way."""
+        """Return the seconds of a message in a row with two always under way; see :meth:`rows`."""
         chosen = [size for size in sizes if size <= COSTLY_BYTES]
         chosen += [size * 2 for size in chosen if size * 4 in chosen and size >= HALVED_FROM_BYTES]
         return self.rows(sorted(chosen), in_flight=IN_FLIGHT)
 
     def rows(self, sizes: Sequence[int], *, in_flight: int) -> list[Measurement]:
-        """Return what a message takes in a row of them of which some are always under way.
+        """Return the seconds of a message in a row with ``in_flight`` always under way.
 
-        One thread issues and another waits, as in the engine that sends such rows: for small
-        messages, their taking turns is much of the cost. The median counts, not a good case: a row
-        is as long as all of its messages.
+        One thread issues and another waits, as in the engine that sends such rows: switching
+        between them is much of the cost of small messages. The median counts, not the lower
+        quartile: a row is as long as all of its messages.
         """
         buffers = [
             torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
@@ -228,8 +229,7 @@ class _Session:
                 for size, taken in times.items():
                     length = min(max(ROW_BYTES // size, SHORTEST_ROW), LONGEST_ROW)
                     self._meet()
-                    seconds = self._timed(lambda s=size, n=length: row(s, n, waiter))  # type: ignore[misc]
-                    taken.append(seconds / length)
+                    taken.append(self._timed(partial(row, size, length, waiter)) / length)
         return self._measurements(times, median)
 
     def link(self, largest_bytes: int) -> tuple[float, float]:
@@ -251,12 +251,10 @@ class _Session:
                 dist.send(message, peer, group=self._group)
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
-        for number in range(LINK_SWEEPS + 1):
-            for size in sizes:
-                taken = self._timed(lambda size=size: exchange(size))  # type: ignore[misc]
-                if number:
-                    times[size].append(taken)
-        halves = [lower_quartile(self._slowest(taken)) / 2 for taken in times.values()]
+        for _ in range(1 + LINK_SWEEPS):  # the first warms up
+            for size, taken in times.items():
+                taken.append(self._timed(partial(exchange, size)))
+        halves = [lower_quartile(self._slowest(taken[1:])) / 2 for taken in times.values()]
         return relative_line(sizes, halves)
 
     def summation(self) -> float:
@@ -270,8 +268,8 @@ class _Session:
     def contention(self) -> float:
         """Return how many times slower computing and communicating run while both do.
 
-        A message, as much computation as takes as long, and both at once: work that alone takes
-        ``c`` and ``m`` takes ``s min(c, m) + (max(c, m) - min(c, m))`` together.
+        It times a message, a computation that takes as long, and both at once. If they take ``c``
+        and ``m`` alone, they take ``s min(c, m) + (max(c, m) - min(c, m))`` together.
         """
         matrix = torch.ones(MATRIX, MATRIX, device=self.device)
         message = torch.zeros(CONTENTION_BYTES // 4, device=self.device)

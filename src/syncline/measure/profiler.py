@@ -42,15 +42,15 @@ def profile(
 ) -> Profile:
     """Train a model for a few iterations and return what one of them costs.
 
-    The model is trained for real: pass a copy if its parameters matter. It needs no change; hooks
-    on its modules, on the nodes of its autograd graph and on its parameters note what happens
+    The model is really trained: pass a copy if its parameters matter. It needs no change; hooks on
+    its modules, on the nodes of its autograd graph and on its parameters note what happens
     (:class:`syncline.measure.observer.Observer`). A third of the iterations are observed in
     detail, a third only as a whole, to take off what observing costs; the others give the
     durations. The model must not be wrapped for data-parallel training: communication would disturb
-    the computation that is measured here.
+    the measured computation.
 
     Args:
-        model: the model, on the device where it shall compute.
+        model: the model, on the device where it computes.
         batches: yields ``(inputs, targets)``; read again from its start when it ends.
         loss: ``loss(model(inputs), targets)`` returns the scalar to differentiate.
         optimizer: updates the parameters; without one the profile has no update.
@@ -60,9 +60,9 @@ def profile(
             across the default group if there is one.
         name: the model's name in the profile; by default its class name.
         exchange: exchanges the gradients, between the backward pass and the update of every
-            iteration that gives durations; the profile does not hold its time.
+            iteration that gives durations; the profile leaves its time out.
         each: called in the end with the number and the profile of every iteration that gives
-            durations, as this rank measured it; not if its operations were others than in most.
+            durations, as this rank measured it; not if its operations differ from the usual ones.
 
     Raises:
         UserError: the model has no parameter to train, ``batches`` is empty, or too few
@@ -80,9 +80,8 @@ def profile(
     lean: list[SegmentTrace] = []
     detailed: list[SegmentTrace] = []
     quiet_ns: list[int] = []
-    waiting_s: list[float] = []
-    copying_s: list[float] = []
-    lean_data_s: list[tuple[float, float]] = []
+    loading_s: list[tuple[float, float]] = []  # (reading, copying)
+    lean_loading_s: list[tuple[float, float]] = []
     reader = _endless(batches)
     model.train()
     observer.attach()
@@ -94,24 +93,25 @@ def profile(
             inputs, targets = _to_device(inputs, device), _to_device(targets, device)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            copied = time.perf_counter()
+            loading = (read - start, time.perf_counter() - read)
             turn = (index - warmup) % 3
             observer.quiet, observer.detail = turn == 1, turn == 2
             finished = observer.begin()
             if finished is not None and index > warmup:
                 clock.settle()
+                loading_s.append(loading)
                 if finished.quiet:
                     whole_ns = clock.between_ns(finished.events[0].stamp, finished.end_stamp)
                     quiet_ns.append(whole_ns)
+                elif finished.graph is not None:
+                    detailed.append(read_iteration(finished, clock))
                 else:
                     one = read_iteration(finished, clock)
-                    if finished.graph is None:
-                        lean.append(one if exchange is None else _without_exchange(one))
-                        lean_data_s.append((read - start, copied - read))
-                    else:
-                        detailed.append(one)
-                waiting_s.append(read - start)
-                copying_s.append(copied - read)
+                    if exchange is not None:
+                        kept = [s for s in one.segments if s.phase != "finalize"]
+                        one = one._replace(segments=kept)
+                    lean.append(one)
+                    lean_loading_s.append(loading)
             output = model(inputs)
             observer.output(output)
             loss(output, targets).backward()
@@ -125,9 +125,8 @@ def profile(
     trace = median_trace(lean, detailed, quiet_ns)
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
-    workers = 1
-    if group is not None and dist.get_world_size(group) > 1:
-        workers = dist.get_world_size(group)
+    workers = 1 if group is None else dist.get_world_size(group)
+    if group is not None and workers > 1:
         trace = across_ranks(trace, group, device)
 
     def described(
@@ -143,18 +142,15 @@ def profile(
             copy_s=copy_s if device.type == "cuda" else None,
         )
 
-    found = described(trace, workers, len(lean), median(waiting_s), median(copying_s))
+    typical_data_s, typical_copy_s = map(median, zip(*loading_s, strict=True))
+    found = described(trace, workers, len(lean), typical_data_s, typical_copy_s)
     if each is not None:
         usual = [operation.name for operation in found.operations]
-        for index, (one, (data_s, copy_s)) in enumerate(zip(lean, lean_data_s, strict=True)):
+        for index, (one, (data_s, copy_s)) in enumerate(zip(lean, lean_loading_s, strict=True)):
             single = described(median_trace([one], detailed), 1, 1, data_s, copy_s)
             if [operation.name for operation in single.operations] == usual:
                 each(index, single)
     return found
-
-
-def _without_exchange(trace: SegmentTrace) -> SegmentTrace:
-    return trace._replace(segments=[s for s in trace.segments if s.phase != "finalize"])
 
 
 def profile_from_trace(
@@ -168,18 +164,18 @@ def profile_from_trace(
     copy_s: float | None = None,
     exchange: tuple[tuple[str, float], ...] = (),
 ) -> Profile:
-    """Turn segments into the DAG of operations and the gradients in ready order.
+    """Turn the segments of one (median) iteration into a DAG of operations and gradients.
 
     Args:
-        trace: the segments of one (median) iteration.
+        trace: the segments.
         model: the observed model.
         name: the model's name in the profile.
-        workers: over how many workers the medians were taken.
-        iterations: over how many iterations.
-        data_s: seconds of data loading, where it was measured apart; otherwise all that passed
-            between the update and the next forward pass.
-        copy_s: seconds of copying to the device, likewise.
-        exchange: names and seconds of what follows the last message, before the update.
+        workers: over which the medians were taken.
+        iterations: over which the medians were taken.
+        data_s: seconds of data loading; None: all the time between the update and the next forward
+            pass.
+        copy_s: seconds of copying to the device; None: no such operation.
+        exchange: names and seconds of operations between the last message and the update.
     """
     data = sum(s.duration_ns for s in trace.segments if s.phase == "data") / NS_PER_S
     operations: list[Operation] = []
@@ -233,7 +229,7 @@ def across_ranks(
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that get gradients, by name; a shared one once."""
+    """Return the parameters that get gradients, by name; shared ones once."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -246,7 +242,7 @@ def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
     """Return how long it takes to copy exchanged buckets back into gradients.
 
     DistributedDataParallel does so after the last all-reduce, unless gradients are views of the
-    buckets. On CUDA the copies run behind the launches and cost next to nothing: 0 is returned.
+    buckets. Returns 0 on CUDA, where the copies run behind the launches and cost next to nothing.
     """
     first = next(iter(parameters.values()))
     if first.device.type != "cpu":
@@ -347,8 +343,8 @@ def _gradients(
 def _called(owner: str, entered: Mapping[str, int]) -> str | None:
     """Return the module that reads a parameter: its owner, or the innermost one around it that ran.
 
-    Attention reads the weights of its projection without calling it. None where only the whole
-    model ran around the owner: that may read the parameter at any time.
+    Attention reads the weights of its projection without calling it. None if only the whole model
+    ran around the owner, as it may read the parameter at any time.
     """
     if owner in entered:
         return owner

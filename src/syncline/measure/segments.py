@@ -12,13 +12,13 @@ from syncline.measure.statistics import median
 from syncline.model.profile import COMPUTING, Phase
 
 ACCUMULATING = "(earlier micro-batches)"
-"""What lies between the forward passes of an iteration's first and last micro-batch."""
+"""Name of what lies between the forward passes of an iteration's first and last micro-batch."""
 LEAST_LEFT = 0.7
-"""Subtracting the cost of recording leaves at least this share: less would be noise."""
+"""Least share that is left when the cost of recording is subtracted: less would be noise."""
 
 
 class Segment(NamedTuple):
-    """A stretch of an iteration between two events: one operation."""
+    """One operation: the part of an iteration between two events."""
 
     name: str
     phase: Phase
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
     node: int | None = None
     """Index of the autograd node that it runs."""
     first_event: int = -1
-    """Forward segments: index of the event that it begins with."""
+    """Index of the event that it begins with, for forward segments."""
 
 
 class SegmentTrace(NamedTuple):
@@ -47,11 +47,11 @@ class SegmentTrace(NamedTuple):
 def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
     """Cut an iteration into segments.
 
-    The forward pass is cut where submodules begin and end and a stretch is named by the innermost
-    of them. With gradient accumulation it begins with the first micro-batch, whose modules are the
-    first to read parameters. The backward pass is cut where an operation begins or a gradient
-    becomes final; then come the exchange, the update and, as ``data``, everything until the next
-    forward pass.
+    The forward pass is cut where submodules begin and end, and a segment is named after the
+    innermost one. With gradient accumulation it begins with the first micro-batch, whose modules
+    are the first to read parameters. The backward pass is cut where an operation begins or a
+    gradient becomes final. Then come the exchange, the update and, as ``data``, everything until
+    the next forward pass.
     """
     # In a static graph a gradient may be accumulated several times: the last one is final.
     final = {e.key: index for index, e in enumerate(iteration.events) if e.moment is Moment.READY}
@@ -79,8 +79,7 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
 def _forward(events: Sequence[ObservedEvent], times: Sequence[int], output: int) -> list[Segment]:
     segments: list[Segment] = []
     active: list[str] = []
-    for index in range(output):
-        event = events[index]
+    for index, event in enumerate(events[:output]):
         if event.moment is Moment.ENTER:
             active.append(str(event.key))
         elif event.moment is Moment.EXIT and str(event.key) in active:
@@ -112,11 +111,10 @@ def _backward(
     name, node = "loss", None
     phase: Phase = "forward"
     start_ns = times[begin]
-    for index in range(begin + 1, last_ready + 1):
-        event = events[index]
+    for index, event in enumerate(events[begin + 1 : last_ready + 1], start=begin + 1):
         duration_ns = times[index] - start_ns
         if event.moment is Moment.NODE:
-            # What passes between a gradient and the next operation belongs to the latter.
+            # The time between a gradient and the next operation belongs to the latter.
             if name:
                 segments.append(Segment(name, phase, duration_ns, node=node))
                 start_ns = times[index]
@@ -138,15 +136,15 @@ def median_trace(
 ) -> SegmentTrace:
     """Join traces of one model into one of medians.
 
+    Only iterations with the most frequent structure count: a stray one (a logging step, another
+    branch) would mix up its operations with theirs.
+
     Args:
         lean: iterations observed without detail; at least one. They give every duration.
         detailed: iterations observed in detail. Noting each operation takes time, so they only
             say how the time between two gradients is divided among the operations there.
-        quiet_ns: durations of iterations in which nothing was noted. Lean iterations that take
-            longer owe the difference to noting; it is taken off their forward and backward passes.
-
-    Only iterations with the most frequent structure count: a stray one (a logging step, another
-    branch) would mix up its operations with theirs.
+        quiet_ns: durations of iterations in which nothing was noted. Lean iterations take longer by
+            the cost of noting, which is taken off their forward and backward passes.
     """
     lean_trace = _without_noting(_median_of(lean), quiet_ns)
     if not detailed:
@@ -154,25 +152,22 @@ def median_trace(
     detailed_trace = _median_of(detailed)
     if detailed_trace.ready_order != lean_trace.ready_order:
         return lean_trace
-    lean_groups = _groups(lean_trace)
-    detailed_groups = _groups(detailed_trace)
     segments: list[Segment] = []
-    for lean_group, detailed_group in zip(lean_groups, detailed_groups, strict=True):
+    for lean_group, detailed_group in zip(
+        _groups(lean_trace), _groups(detailed_trace), strict=True
+    ):
         if any(segment.phase in ("finalize", "update", "data") for segment in lean_group):
             segments += lean_group
             continue
         forward = [s for s in lean_group if s.first_event >= 0]
-        same_forward = [s.name for s in forward] == [
-            s.name for s in detailed_group if s.first_event >= 0
-        ]
+        observed = [s for s in detailed_group if s.first_event >= 0]
         rest = [s for s in detailed_group if s.first_event < 0]
-        if forward and same_forward:
-            segments += [
+        if [s.name for s in forward] == [s.name for s in observed]:
+            forward = [
                 d._replace(duration_ns=s.duration_ns)
-                for s, d in zip(forward, detailed_group, strict=False)
+                for s, d in zip(forward, observed, strict=True)
             ]
-        else:
-            segments += forward
+        segments += forward
         total_ns = sum(s.duration_ns for s in lean_group if s.first_event < 0)
         segments += _scaled(rest, total_ns)
     return SegmentTrace(segments, detailed_trace.graph, detailed_trace.sequence_at)
@@ -186,8 +181,8 @@ def _median_of(traces: Sequence[SegmentTrace]) -> SegmentTrace:
         first._replace(duration_ns=round(median([t.segments[i].duration_ns for t in same])))
         for i, first in enumerate(same[-1].segments)
     ]
-    # Delays are rare for one operation but not for all of them: the sum of the medians is less
-    # than the median of the sums. The whole is what an iteration takes, so the parts follow it.
+    # A delay is rare in each operation but not in their sum, so the sum of the medians is less than
+    # the median of the sums. An iteration takes the latter, so the operations are stretched to it.
     whole_ns = median([_computing_ns(trace.segments) for trace in same])
     return same[-1]._replace(segments=_computing_in(segments, whole_ns))
 
@@ -246,5 +241,5 @@ def first_forward_segment(trace: SegmentTrace) -> Mapping[str, int]:
 
 
 def _indices_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> list[int]:
-    """Return where events of a kind are, or the default alone."""
+    """Return the indices of a kind of events; ``[default]`` if there are none."""
     return [i for i, e in enumerate(events) if e.moment is moment] or [default]

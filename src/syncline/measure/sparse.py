@@ -12,12 +12,12 @@ from syncline import _native
 from syncline.model.sparse_costs import SparseSpeeds
 
 ELEMENTS = 1 << 22
-"""Gradient, residual and average of so many take 50 MB, more than most caches, as a model's do."""
+"""Gradient, residual and average then take 50 MB, more than most caches, as a model's do."""
 DRAWN = 1 << 16
-"""Different numbers among them: drawing all would take longer than what is measured."""
+"""Different numbers among them: drawing all would take longer than the measurement."""
 ENTRIES = 20_000
 FEW = 64
-"""Elements, and entries, of a message so small that its time is all overhead."""
+"""Elements, and entries, of a message whose time is all overhead."""
 REPETITIONS = 3
 DENSITY = 0.001
 WIDEST = -1
@@ -27,9 +27,9 @@ SEED = 6
 def sparse_speeds() -> SparseSpeeds:
     """Measure selecting and merging on this worker, in some hundredths of a second.
 
-    The steps of an exchange are measured: a gradient is checked for values that are not finite and
-    added to its residual, the largest elements are taken out, the average is written; two vectors
-    are encoded, decoded and merged. The network and the interpreter's part are not measured.
+    These steps of an exchange are measured: a gradient is checked for values that are not finite
+    and added to its residual, the largest elements are taken out, the average is written; two
+    vectors are encoded, decoded and merged. The network and the interpreter are not measured.
     """
     random = np.random.default_rng(SEED)
     return SparseSpeeds(

@@ -17,9 +17,9 @@ ERROR_PER_SIGMA = 1.2533
 def lower_quartile(values: Sequence[float]) -> float:
     """Return the value below which a quarter of ``values`` lie.
 
-    For times that disturbances can only lengthen. They often do: on a host whose cores are all
-    busy, a message of 0.4 ms waits for the scheduler's next tick, up to 4 ms, in a third of all
-    repetitions. That wait is no cost of the message: computation uses the core meanwhile.
+    For times that disturbances only lengthen. On a host whose cores are all busy, a message of
+    0.4 ms waits for the scheduler's next tick, up to 4 ms, in a third of all repetitions. That wait
+    is no cost of the message: computation uses the core meanwhile.
     """
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4]

@@ -1,14 +1,10 @@
-"""The cost lines of collectives, by formula.
-
-Every formula is ``(workers, alpha, beta, gamma) -> (a, b)`` of ``T(M) = a + b M``.
+"""The costs of collectives by formula: all-reduces, parameter servers and the linear pipeline.
 
 All-reduces: MG-WFBP, Table 2, and the two-tree algorithm. The paper states its table for powers of
 two. Here ``log N`` is ``ceil(log2 N)``, a whole number of rounds; that many suffice for any N
 (Bruck et al. for the all-gather and, reversed, for the reduce-scatter; Bar-Noy et al. for recursive
 doubling). A library that first folds surplus workers into a power of two takes one round more. The
 ring's formula holds for any N.
-
-Push and pull through parameter servers, and the linear pipeline.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from syncline.model.quantities import LARGEST_WORKERS
 
 
 def require_workers(workers: int) -> None:
-    """Raise :class:`UserError` for no worker, or an absurd number of them."""
+    """Raise :class:`UserError` for fewer than one worker, or more than a network can have."""
     if not 1 <= workers <= LARGEST_WORKERS:
         raise UserError(
             f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
@@ -29,12 +25,12 @@ def require_workers(workers: int) -> None:
 
 
 def doubling_rounds(workers: int) -> int:
-    """Return ``ceil(log2 workers)``: rounds until one worker's data can have reached all."""
+    """Return ``ceil(log2 workers)``: the rounds until one worker's data can reach all others."""
     return (workers - 1).bit_length()
 
 
 def folded_rounds(workers: int) -> int:
-    """Return the rounds of a butterfly; surplus workers send theirs first and get the result last.
+    """Return the rounds of a butterfly in which surplus workers send first and receive last.
 
     ``log2 workers`` for a power of two, else ``floor(log2 workers) + 2``. Needed where partial
     results must not overlap.
@@ -44,48 +40,37 @@ def folded_rounds(workers: int) -> int:
 
 
 Line = tuple[float, float]
-"""(a_s, b_s_per_byte)"""
 LineFormula = Callable[[int, float, float, float], Line]
-"""(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte)."""
-
-
-def _binary_tree(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    rounds = doubling_rounds(workers)
-    return 2 * alpha * rounds, (2 * beta + gamma) * rounds
-
-
-def _recursive_doubling(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    rounds = doubling_rounds(workers)
-    return alpha * rounds, (beta + gamma) * rounds
-
-
-def _halving_doubling(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    a_s = 2 * alpha * doubling_rounds(workers)
-    return a_s, 2 * beta - (2 * beta + gamma) / workers + gamma
-
-
-def _double_binary_trees(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    return 2 * alpha * doubling_rounds(workers), beta + gamma
-
-
-def _two_tree(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    return 2 * alpha * doubling_rounds(workers), 2 * beta + gamma
-
-
-def _ring(workers: int, alpha: float, beta: float, gamma: float) -> Line:
-    share = (workers - 1) / workers
-    return 2 * (workers - 1) * alpha, share * (2 * beta + gamma)
+"""(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte) of ``a + b M``."""
 
 
 ALL_REDUCE_ALGORITHMS: dict[str, LineFormula] = {
-    "binary-tree": _binary_tree,
-    "recursive-doubling": _recursive_doubling,
-    "halving-doubling": _halving_doubling,
-    "double-binary-trees": _double_binary_trees,
-    "two-tree": _two_tree,
-    "ring": _ring,
+    "binary-tree": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        (2 * beta + gamma) * doubling_rounds(n),
+    ),
+    "recursive-doubling": lambda n, alpha, beta, gamma: (
+        alpha * doubling_rounds(n),
+        (beta + gamma) * doubling_rounds(n),
+    ),
+    "halving-doubling": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        2 * beta - (2 * beta + gamma) / n + gamma,
+    ),
+    "double-binary-trees": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        beta + gamma,
+    ),
+    "two-tree": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        2 * beta + gamma,
+    ),
+    "ring": lambda n, alpha, beta, gamma: (
+        2 * (n - 1) * alpha,
+        (n - 1) / n * (2 * beta + gamma),
+    ),
 }
-"""The rows of MG-WFBP, Table 2, and ``two-tree``: name -> (workers, alpha, beta, gamma) -> (a, b).
+"""The rows of MG-WFBP, Table 2, and ``two-tree``.
 
 ``double-binary-trees`` is the paper's row, ``two-tree`` the same algorithm with the bytes that its
 workers really send; see :func:`all_reduce_line`. ``binary-tree`` is also linear-pipeline's Table 1
@@ -121,7 +106,7 @@ def all_reduce_line(
         gamma_s_per_byte: summation time in one node, in seconds a byte of result.
 
     Raises:
-        UserError: the algorithm is unknown, or there is no worker or an absurd number of them.
+        UserError: the algorithm is unknown, or the number of workers is out of range.
     """
     require_known("all-reduce algorithm", algorithm, ALL_REDUCE_ALGORITHMS)
     require_workers(workers)
@@ -142,19 +127,12 @@ def server_line(
 ) -> CostCurve:
     """Return the cost of sending all gradients to the servers and adding them there.
 
-    Without adding it is also that of fetching the sums. Each of P workers sends ``M / S`` bytes to
+    Without adding, fetching the sums costs the same. Each of P workers sends ``M / S`` bytes to
     each of S servers, and a port passes one message at a time. A server's port passes P messages
     and a worker's S, so ``max(P, S)`` rounds are needed; as the messages form a complete bipartite
-    graph, that many suffice (König). So the cost is ``max(P, S) (alpha + beta M / S)``, or
-    ``P M beta / S`` for the bytes of few servers. A server adds P vectors: ``(P - 1) gamma M / S``.
-    Servers stand beside the workers, on their own links.
-
-    Args:
-        workers: P, at least 1; one worker needs no server and costs nothing.
-        alpha_s: startup time of one message.
-        beta_s_per_byte: transmission time of the link of a worker or a server.
-        gamma_s_per_byte: time to add.
-        servers: S, at least 1; gradients are spread evenly.
+    graph, that many suffice (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
+    adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own, and gradients are
+    spread evenly over them. One worker needs no server and costs nothing.
 
     Raises:
         UserError: there is no worker or no server.
@@ -170,15 +148,15 @@ def server_line(
 
 
 SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
-"""One server, unless more are named; and one for each worker, or for each host."""
+"""One server unless more are named; one for each worker or, on hosts, for each host."""
 
 
 def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
     """Return (steps in which blocks are added, steps in which they are only passed on).
 
-    Of an all-reduce of m blocks by a linear pipeline of at least 2 workers, in which blocks travel
-    in one direction round a ring. Source: linear-pipeline, section 3, with the errata in
-    docs/algorithms.md.
+    They are those of an all-reduce of ``blocks`` by a linear pipeline of at least 2 workers, in
+    which blocks travel in one direction round a ring. Source: linear-pipeline, section 3, with the
+    errata in docs/algorithms.md.
     """
     # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
     return workers - 2 + blocks, 1 if workers == 2 else max(blocks, workers) - 1
@@ -191,7 +169,7 @@ def pipeline_line(
     beta_s_per_byte: float,
     gamma_s_per_byte: float = 0.0,
 ) -> CostCurve:
-    """Return the cost of a message in so many blocks b, in which every step moves one.
+    """Return the cost of a message in blocks of b bytes each, of which every step moves one.
 
     ``alpha + (beta + gamma) b`` for each step in which blocks are added, ``alpha + beta b`` for
     each of the others.

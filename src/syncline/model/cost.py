@@ -1,13 +1,14 @@
-"""``CostCurve``: what a collective costs as a function of the message size.
+"""``CostCurve``: what a collective costs, a piecewise linear function of the message size.
 
-The one form that planners and the simulator read is :class:`CostCurve`, a piecewise linear function
-of the message size. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a curve with a single segment;
-a measured network has several, and so has the best of several algorithms (:func:`lower_envelope`).
+Planners and the simulator read no other form. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a
+curve with a single segment; a measured network has several, and so has the best of several
+algorithms (:func:`lower_envelope`).
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -23,7 +24,7 @@ class Measurement(Value, frozen=True, kw_only=True):
 
     size_bytes: int
     time_s: float
-    """Lower quartile over the repetitions of the slowest rank's time, in seconds."""
+    """Lower quartile over the repetitions of the slowest rank's time."""
     repetitions: int
 
 
@@ -36,7 +37,7 @@ class CostSegment(Value, frozen=True, kw_only=True):
     s_per_byte: float
 
     def seconds(self, size_bytes: int) -> float:
-        """Return the seconds that a message of ``size_bytes`` takes, which lies on this piece."""
+        """Return the seconds of a message of ``size_bytes``, which must lie on this piece."""
         return self.cost_s + self.s_per_byte * (size_bytes - self.start_bytes)
 
 
@@ -62,24 +63,21 @@ class CostCurve(Value, frozen=True, kw_only=True):
                 "cost curve: segments[0]: expected start_bytes 0, found "
                 f"{self.segments[0].start_bytes}"
             )
-        previous: CostSegment | None = None
         for index, segment in enumerate(self.segments):
             where = f"cost curve: segments[{index}]"
             require_finite(f"{where}: cost_s", segment.cost_s)
             require_finite(f"{where}: s_per_byte", segment.s_per_byte)
-            if previous is not None:
-                if segment.start_bytes <= previous.start_bytes:
-                    raise UserError(f"{where}: start_bytes must increase: {segment.start_bytes}")
-                if segment.start_bytes > LARGEST_BYTES:
-                    raise UserError(
-                        f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
-                    )
+            if index and segment.start_bytes <= self.segments[index - 1].start_bytes:
+                raise UserError(f"{where}: start_bytes must increase: {segment.start_bytes}")
+            if segment.start_bytes > LARGEST_BYTES:
+                raise UserError(
+                    f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
+                )
             if segment.cost_s < self.startup_s * (1 - 1e-9):
                 raise UserError(
                     f"{where}: the cost falls to {segment.cost_s:.3e} s, below the "
                     f"{self.startup_s:.3e} s of an empty message; no message must cost less"
                 )
-            previous = segment
 
     @classmethod
     def line(cls, a_s: float, b_s_per_byte: float) -> CostCurve:
@@ -114,7 +112,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         )
 
     def less(self, line: CostCurve) -> CostCurve:
-        """Return the curve less a straight line that ``in_turn`` has added; below 0 is 0."""
+        """Return the curve minus a straight line that :meth:`in_turn` has added, at least 0."""
         a_s, b = line.linearised(0)
         if a_s == b == 0:
             return self
@@ -150,14 +148,11 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return self.segments[max(index, 0)]
 
     def seconds(self, size_bytes: int) -> float:
-        """Return the seconds that a message of ``size_bytes`` takes."""
+        """Return the seconds of a message of ``size_bytes``."""
         return self.segment_at(size_bytes).seconds(size_bytes)
 
     def rebased(self, startup_s: float, rate: float) -> CostCurve:
-        """Return the curve with another startup, and the rest multiplied by a rate.
-
-        ``T'(M) = startup + rate (T(M) - T(0))``.
-        """
+        """Return ``T'(M) = startup + rate (T(M) - T(0))``."""
         return _above_startup(
             (s.start_bytes, startup_s + rate * (s.cost_s - self.startup_s), rate * s.s_per_byte)
             for s in self.segments
@@ -172,14 +167,14 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """
         pieces: list[CostSegment] = []  # from the last to the first
         rate = 0.0  # the largest cost a byte of any larger message
-        following: int | None = None
+        stop: float = math.inf  # where the piece ends
         for segment in reversed(self.segments):
             start, slope = segment.start_bytes, segment.s_per_byte
             intercept_s = segment.cost_s - slope * start
             if intercept_s <= 0:  # the cost a byte is largest at the end of the piece
-                last = following - 1 if following is not None else math.inf
+                last = stop - 1
                 rate = max(rate, slope + intercept_s / last if last else slope)
-            following = start
+            stop = start
             # Above the line through the origin first, then along it.
             crossing = start if intercept_s <= 0 else math.inf
             if rate > slope and intercept_s > 0:
@@ -203,8 +198,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def never_falling(self) -> CostCurve:
         """Return the least curve above this one that never falls: the running maximum.
 
-        For algorithms that are proved for such curves: what they plan costs no more than they
-        count. The curve itself if it never falls. O(n) for n segments.
+        For planners that are proved for such curves: their plans cost no more than they predict.
+        The curve itself if it never falls. O(n) for n segments.
         """
         pieces: list[tuple[int, float, float]] = []
         highest_s = 0.0  # of all smaller messages
@@ -243,7 +238,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return a_s, (self.seconds(up_to_bytes) - a_s) / up_to_bytes
 
     def cheapest_s(self, total_bytes: int) -> float:
-        """Return a lower bound on the seconds to move ``total_bytes``, however it is cut.
+        """Return a lower bound on the seconds to move ``total_bytes``, however they are cut.
 
         Every message moves its bytes at no less than the smallest ``T(M) / M`` over
         ``0 < M <= total``, which a piecewise linear curve attains at an end of a segment.
@@ -257,23 +252,24 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
 
 def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
-    """Return the curve of (start_bytes, cost_s, s_per_byte), lifted to its startup at least."""
-    startup_s = 0.0
-    made: list[tuple[int, float, float]] = []
-    for start, cost_s, rate in rows:
-        cost_s = max(cost_s, startup_s)
-        if not made:
-            startup_s = cost_s
-        made.append((start, cost_s, rate))
-    return CostCurve.of_rows(made)
+    """Return the curve of (start_bytes, cost_s, s_per_byte), no cost below that of its start."""
+    (start, cost_s, rate), *others = rows
+    startup_s = max(cost_s, 0.0)
+    lifted = ((start, max(cost_s, startup_s), rate) for start, cost_s, rate in others)
+    return CostCurve.of_rows([(start, startup_s, rate), *lifted])
 
 
 class _Line(NamedTuple):
-    """A piece of one of the curves, in exact numbers."""
+    """The line ``a + b M`` of a piece, in exact numbers."""
 
-    cost_s: Fraction
-    s_per_byte: Fraction
+    a_s: Fraction
+    b: Fraction
     segment: CostSegment
+
+
+def _line_of(segment: CostSegment) -> _Line:
+    b = Fraction(segment.s_per_byte)
+    return _Line(Fraction(segment.cost_s) - b * segment.start_bytes, b, segment)
 
 
 def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
@@ -285,47 +281,23 @@ def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
     Raises:
         UserError: there are no curves.
     """
-    rows: list[tuple[int, float, float]] = []
-    previous: CostSegment | None = None
-    for start, line in _pieces(curves):
-        if line.segment is not previous:
-            previous = line.segment
-            rows.append((start, previous.seconds(start), previous.s_per_byte))
-    return CostCurve.of_rows(rows)
-
-
-def _pieces(curves: Sequence[CostCurve]) -> list[tuple[int, _Line]]:
-    """Return (start_bytes, line) of the lower envelope, in order."""
     if not curves:
         raise UserError("the cheapest of no algorithms was asked for; name at least one")
-    ends = sorted({s.start_bytes for curve in curves for s in curve.segments})
-    pieces: list[tuple[int, _Line]] = []
-    for start, stop in zip(ends, [*ends[1:], None], strict=True):
-        lines = [_line_at(curve, start) for curve in curves]
+    starts = sorted({s.start_bytes for curve in curves for s in curve.segments})
+    rows: list[tuple[int, float, float]] = []
+    previous: CostSegment | None = None
+    for start, stop in itertools.pairwise([*starts, LARGEST_BYTES + 1]):
+        lines = [_line_of(curve.segment_at(start)) for curve in curves]
         at = start
-        best = min(lines, key=lambda line: (line.cost_s, line.s_per_byte))
-        while True:
-            pieces.append((at, best))
-            flatter = [line for line in lines if line.s_per_byte < best.s_per_byte]
-            if not flatter:
-                break
-            at = min(_overtaken_at(best, line, start) for line in flatter)
-            if at > LARGEST_BYTES or (stop is not None and at >= stop):
-                break
-            offset = at - start
-            best = min(
-                lines, key=lambda line: (line.cost_s + line.s_per_byte * offset, line.s_per_byte)
+        while at < stop:
+            best = min(lines, key=lambda line: (line.a_s + line.b * at, line.b))
+            if best.segment is not previous:
+                previous = best.segment
+                rows.append((at, previous.seconds(at), previous.s_per_byte))
+            overtaken_at = (
+                math.ceil((line.a_s - best.a_s) / (best.b - line.b))
+                for line in lines
+                if line.b < best.b
             )
-    return pieces
-
-
-def _line_at(curve: CostCurve, start: int) -> _Line:
-    segment = curve.segment_at(start)
-    rate = Fraction(segment.s_per_byte)
-    cost = Fraction(segment.cost_s) + rate * (start - segment.start_bytes)
-    return _Line(cost, rate, segment)
-
-
-def _overtaken_at(best: _Line, line: _Line, start: int) -> int:
-    """Return the first whole size at which ``line``, which grows less, costs no more."""
-    return start + math.ceil((line.cost_s - best.cost_s) / (best.s_per_byte - line.s_per_byte))
+            at = min(overtaken_at, default=stop)
+    return CostCurve.of_rows(rows)

@@ -1,4 +1,4 @@
-"""Reading and writing of Syncline's JSON files: one header, strict validation, atomic writes.
+"""Syncline's JSON files: one header, strict validation, atomic writes.
 
 A file is one JSON object: the fields of the noun after ``"format": "syncline/<kind>"`` and
 ``"version": <int>``. Unknown fields, missing fields, wrong types, NaN and infinity are refused with
@@ -46,7 +46,7 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
     """Return the content of a regular file or a pipe.
 
     Raises:
-        FileError: as for :func:`open_file`, and if there are more bytes or reading fails.
+        FileError: as for :func:`open_file`, and if it holds more bytes or reading fails.
     """
     content = bytearray()
     with open_file(path) as file:
@@ -67,9 +67,9 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
 
 FORMAT_PREFIX = "syncline/"
 LONGEST_HEADER_BYTES = 1000
-"""Longest kind or version in a header; longer text is no header."""
+"""Longest kind or version in a header."""
 LARGEST_FILE_BYTES = 64 << 20
-"""The largest file that is read: what it decodes to then stays below 2 GB."""
+"""Largest file that is read; decoded it takes less than 2 GB."""
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def described(text: str, metavar: str | None = None) -> msgspec.Meta:
-    """Return the annotation that gives a field's option its help, and a name for its value."""
+    """Return the annotation with the help of a field's option and the name of its value."""
     return msgspec.Meta(description=text, extra={"metavar": metavar})
 
 
@@ -91,7 +91,7 @@ class Document(Value, frozen=True, kw_only=True):
     VERSION: ClassVar[int]
 
     def to_json(self) -> str:
-        """Return the document as indented JSON text with its header."""
+        """Return indented JSON text with a header."""
         body = msgspec.to_builtins(self)
         header = {"format": FORMAT_PREFIX + self.KIND, "version": self.VERSION}
         text = msgspec.json.encode({**header, **body})
@@ -123,8 +123,8 @@ class Document(Value, frozen=True, kw_only=True):
             )
         body = {k: v for k, v in fields.items() if k not in ("format", "version")}
         try:
-            # Text again, which is decoded straight into the noun: generic lists and dictionaries
-            # in between would take thirty times the memory of the file.
+            # Encoded again and decoded straight into the noun: generic lists and dictionaries in
+            # between would take thirty times the memory of the file.
             return msgspec.json.decode(msgspec.json.encode(body), type=cls)
         except msgspec.ValidationError as error:
             raise FileError(
@@ -172,7 +172,7 @@ def _read_fields(path: str | os.PathLike[str]) -> dict[str, msgspec.Raw]:
 
 
 NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What msgspec raises of bytes that are not JSON, or not of the type."""
+"""What msgspec raises for bytes that are not JSON, or not of the type."""
 
 
 def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
@@ -217,7 +217,7 @@ def _kind_of(fields: dict[str, msgspec.Raw], source: str) -> str:
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write ``content``, text as UTF-8, to ``path`` through a temporary file in the same folder.
 
-    A link is followed, and a pipe or a device such as ``/dev/stdout`` is written to directly.
+    Links are followed; a pipe or a device such as ``/dev/stdout`` is written to directly.
 
     Raises:
         FileError: the folder does not exist or cannot be written.

@@ -1,11 +1,8 @@
-"""``Exchange``: the algorithm and the workers of a gradient exchange, and what that costs.
+"""``Exchange``: the algorithm and the workers of a gradient exchange, and its cost.
 
-Also the all-reduce over hosts of several workers: inside a host, between hosts, inside again.
-
-An exchange passes resources one after another or beside each other: the links between workers or
-hosts (:class:`Link`), the links inside a host, the ports of parameter servers, and the stages that
-hosts and switches are (:class:`Stage`). Each has a capacity, of which every user gets an equal
-share.
+The bytes of an exchange pass links between workers or hosts (:class:`Link`), links inside a host,
+the ports of parameter servers, and hosts and switches (:class:`Stage`), one after another or at the
+same time. Each has a capacity that its users share equally.
 """
 
 from __future__ import annotations
@@ -38,7 +35,11 @@ from syncline.model.sparse_costs import (
 
 
 class Link(Value, frozen=True, kw_only=True):
-    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
+    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5).
+
+    Raises:
+        UserError: on construction, if a value is negative or not finite.
+    """
 
     alpha_s: float
     beta_s_per_byte: float
@@ -48,51 +49,6 @@ class Link(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             require_finite(f"link: {field}", getattr(self, field))
-
-    @classmethod
-    def of_line(
-        cls,
-        algorithm: str,
-        *,
-        workers: int,
-        a_s: float,
-        b_s_per_byte: float,
-        gamma_s_per_byte: float = 0.0,
-        servers: int | None = None,
-    ) -> Link:
-        """Return the link over which an all-reduce of at least 2 workers costs ``a + b M``.
-
-        Source: MG-WFBP, section 6.4, which takes a measured line to other worker counts with the
-        ring. With gamma unknown leave it 0: summation is then part of beta. For the ring that makes
-        no difference at any worker count, since both terms grow with ``(N - 1) / N``. For
-        ``parameter-server`` say how many servers there are; None: one.
-
-        Raises:
-            UserError: the algorithm is no key of ``ALL_REDUCE_ALGORITHMS`` and has no servers, a
-                single worker has no link, or summation alone takes longer than the line.
-        """
-        known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
-        require_known("all-reduce algorithm", algorithm, ALL_REDUCE_ALGORITHMS, also=known)
-        if workers < 2:
-            raise UserError(f"a link needs an all-reduce of at least 2 workers, found {workers}")
-
-        def line(alpha_s: float, beta: float, gamma: float) -> tuple[float, float]:
-            link = cls(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma)
-            exchange = Exchange(algorithm=algorithm, workers=workers, link=link, servers=servers)
-            return exchange.curve().linearised(0)
-
-        (startups, _), (_, sent), (_, added) = line(1, 0, 0), line(0, 1, 0), line(0, 0, 1)
-        transmission = b_s_per_byte - added * gamma_s_per_byte
-        if transmission < 0:
-            raise UserError(
-                f"link: adding alone takes {added * gamma_s_per_byte:.3g} s a byte, more than the "
-                f"{b_s_per_byte:.3g} s a byte of the whole all-reduce; lower gamma"
-            )
-        return cls(
-            alpha_s=a_s / startups,
-            beta_s_per_byte=transmission / sent,
-            gamma_s_per_byte=gamma_s_per_byte,
-        )
 
     def with_(
         self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
@@ -115,14 +71,13 @@ class Link(Value, frozen=True, kw_only=True):
 class Stage(Value, frozen=True, kw_only=True):
     """A resource beside the links, with a capacity that its users share equally.
 
-    ``"host"``: what a host does with a message before it is sent and after it has arrived: copies
+    ``"host"``: the work of a host on a message before it is sent and after it has arrived: copies
     over the PCIe lane, staging, passes over all elements. The whole message of each worker passes
-    once, also where only some of its elements are sent, in turn with the links. The workers of a
-    host share it.
+    once, even if only some of its elements are sent; links wait meanwhile. The workers of a host
+    share it.
 
     ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. All
-    bytes that the exchange sends pass it, while they pass the links, and the slower of the two
-    counts.
+    bytes that the exchange sends pass it while they pass the links; the slower of the two counts.
 
     Raises:
         UserError: on construction, if the capacity is not finite and above 0.
@@ -146,8 +101,8 @@ def all_reduce_curve(
     """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`.
 
     One worker costs nothing. The linear pipeline cuts each message into as many blocks as cost
-    least. Through a switch pass the bytes of all workers: ``P ceil(log2 P) M`` by recursive
-    doubling, ``2 (P - 1) M`` by any other.
+    least. The bytes of all workers pass the switch: ``P ceil(log2 P) M`` by recursive doubling,
+    ``2 (P - 1) M`` by any other algorithm.
 
     Raises:
         UserError: the algorithm is unknown, or there is no worker.
@@ -176,20 +131,20 @@ def hierarchical_all_reduce(
     """Return the cost of an all-reduce in three stages, one after another.
 
     The L workers of a host reduce-scatter round a ring; worker i of each host all-reduces its
-    ``M / L`` bytes with worker i of the others; an all-gather inside the host. The L all-reduces
-    share the host's link, so together they load it as one of M bytes would; their startups overlap,
-    and each worker adds only its own part.
+    ``M / L`` bytes with worker i of the others; the workers of a host all-gather the results. The L
+    all-reduces share the host's link, so together they load it as one of M bytes would; their
+    startups overlap, and each worker adds only its own part.
 
     With one worker a host this is the flat all-reduce between hosts, with one host the flat ring
     inside.
 
     Args:
-        hosts: H, at least 1.
+        hosts: at least 1.
         workers_a_host: L, at least 1.
         inside: link between two workers of a host.
         between: link between two hosts, shared by the workers of a host.
         algorithm: the all-reduce between hosts; one of :data:`DENSE_ALGORITHMS`.
-        switch_bytes_per_s: what passes all bytes between hosts together; None: enough.
+        switch_bytes_per_s: capacity for all bytes between hosts together; None: no limit.
 
     Raises:
         UserError: a count is below 1, or the algorithm is unknown.
@@ -201,20 +156,12 @@ def hierarchical_all_reduce(
     return CostCurve.in_turn((local, across))
 
 
-EXCHANGES = (
-    *DENSE_ALGORITHMS,
-    *SERVER_ALGORITHMS,
-    *SPARSE_ALGORITHMS,
-)
-"""Every algorithm by which gradients can be exchanged.
-
-``parameter-server`` has one server unless more are named, ``sharded-parameter-server`` as many as
-there are workers or, on hosts, as many as there are hosts.
-"""
+EXCHANGES = (*DENSE_ALGORITHMS, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
+"""Every algorithm by which gradients can be exchanged."""
 
 
 class Exchange(Value, frozen=True, kw_only=True):
-    """An exchange of gradients that a formula gives the cost of.
+    """An exchange of gradients whose cost a formula gives.
 
     Raises:
         UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
@@ -233,14 +180,14 @@ class Exchange(Value, frozen=True, kw_only=True):
     inside: Link | None = None
     """Link between two workers of one host."""
     speeds: SparseSpeeds | None = None
-    """Of selecting and merging, where a sparse algorithm's is counted."""
+    """Of selecting and merging, if the cost of a sparse algorithm includes them."""
     servers: int | None = None
     """Of ``parameter-server``: how many share every message evenly; None: one."""
     stages: tuple[Stage, ...] = ()
-    """What the bytes pass beside the links."""
+    """What the bytes pass besides the links."""
 
     def __post_init__(self) -> None:
-        require_exchange(self.algorithm)
+        require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
         sparse = self.algorithm in SPARSE_ALGORITHMS
         if sparse and self.density is None:
             raise UserError(f"{self.algorithm} needs a density, such as 0.001")
@@ -277,9 +224,8 @@ class Exchange(Value, frozen=True, kw_only=True):
     def curve(self) -> CostCurve:
         """Return the cost as a function of the bytes of the dense message."""
         if self.algorithm in SERVER_ALGORITHMS:
-            return CostCurve.in_turn((self.push_curve(), self.pull_curve()))
-        links, beside = self.links_curve(), self.computing_curve()
-        return links if beside == _NOTHING else CostCurve.in_turn((links, beside))
+            return CostCurve.in_turn(self.push_and_pull())
+        return CostCurve.in_turn((self.links_curve(), self.computing_curve()))
 
     def links_curve(self) -> CostCurve:
         """Return the part of the cost that links and switches take."""
@@ -297,79 +243,64 @@ class Exchange(Value, frozen=True, kw_only=True):
                 index_bytes=self.index_bytes,
                 switch_bytes_per_s=self._switch_bytes_per_s,
             )
-        if self.hosts is None or self.inside is None:
-            return all_reduce_curve(
-                self.algorithm,
-                self.workers,
-                self.link,
-                switch_bytes_per_s=self._switch_bytes_per_s,
-            )
         return hierarchical_all_reduce(
-            hosts=self.hosts,
-            workers_a_host=self.workers // self.hosts,
-            inside=self.inside,
+            hosts=self.workers // self._workers_a_host,
+            workers_a_host=self._workers_a_host,
+            inside=self.inside or _FREE,
             between=self.link,
             algorithm=self.algorithm,
             switch_bytes_per_s=self._switch_bytes_per_s,
         )
 
-    def push_curve(self) -> CostCurve:
-        """Return the cost of sending all gradients to parameter servers.
+    def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
+        """Return the costs of sending all gradients to parameter servers and of fetching the sums.
 
         On hosts, the workers of a host first add theirs by a ring's reduce-scatter, and each sends
-        its part, so that a host sends every byte once. Half of what hosts take for a message is
-        part of the push, the other half of the pull.
+        its part, so that a host sends every byte once; the pull ends with an all-gather inside each
+        host. Half of what hosts take for a message is part of the push, the other half of the pull.
 
         Raises:
             UserError: the algorithm has no servers.
         """
-        return self._one_way(adding=True)
-
-    def pull_curve(self) -> CostCurve:
-        """Return the cost of fetching all sums; on hosts, with an all-gather inside each.
-
-        Raises:
-            UserError: the algorithm has no servers.
-        """
-        return self._one_way(adding=False)
-
-    def _one_way(self, *, adding: bool) -> CostCurve:
         require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
+        link, inside = self.link, self.inside or _FREE
+        return self._one_way(link, inside), self._one_way(_not_adding(link), _not_adding(inside))
+
+    def _one_way(self, link: Link, inside: Link) -> CostCurve:
+        local = self._workers_a_host
+        ends = self.workers // local
         sharded = self.algorithm == "sharded-parameter-server"
-        ends = self.hosts or self.workers
         servers = ends if sharded else self.servers or 1
-        link, inside = self.link, self.inside
-        if not adding:
-            link = msgspec.structs.replace(link, gamma_s_per_byte=0.0)
         way = server_line(ends, *msgspec.structs.astuple(link), servers=servers)
         if self._switch_bytes_per_s is not None and ends > 1:
             way = way.at_least(way.startup_s, ends / self._switch_bytes_per_s)
-        parts = [way, CostCurve.line(0.0, self._host_s_per_byte / 2)]
-        if self.hosts is not None and inside is not None:
-            local = self.workers // self.hosts
-            rate = inside.beta_s_per_byte + (inside.gamma_s_per_byte if adding else 0.0)
-            parts.append(CostCurve.line((local - 1) * inside.alpha_s, rate * (local - 1) / local))
-        return CostCurve.in_turn(parts)
+        rate = inside.beta_s_per_byte + inside.gamma_s_per_byte
+        within = CostCurve.line((local - 1) * inside.alpha_s, rate * (local - 1) / local)
+        return CostCurve.in_turn((way, CostCurve.line(0.0, self._host_s_per_byte / 2), within))
+
+    @property
+    def _workers_a_host(self) -> int:
+        return 1 if self.hosts is None else self.workers // self.hosts
 
     @property
     def _switch_bytes_per_s(self) -> float | None:
-        """What passes the bytes of all workers; None: no limit."""
+        """Capacity for the bytes of all workers; None: no limit."""
         return min((s.bytes_per_s for s in self.stages if s.at == "switch"), default=None)
 
     @property
     def _host_s_per_byte(self) -> float:
-        """What the stages of hosts take, shared by the workers of a host."""
+        """Seconds a byte of the stages of a host, which its workers share."""
         if self.workers == 1:
             return 0.0
-        users = 1 if self.hosts is None else self.workers // self.hosts
+        users = self._workers_a_host
         return math.fsum(users / s.bytes_per_s for s in self.stages if s.at == "host")
 
     def transmitting(self) -> Exchange:
         """Return the exchange whose :meth:`links_curve` is how long links and switches are busy.
 
-        Without startups, adding and what happens inside hosts.
+        It has no startups, adds nothing, and takes no time inside hosts.
         """
-        link = msgspec.structs.replace(self.link, alpha_s=0.0, gamma_s_per_byte=0.0)
+        link = msgspec.structs.replace(_not_adding(self.link), alpha_s=0.0)
         inside = None if self.inside is None else _FREE
         stages = tuple(stage for stage in self.stages if stage.at == "switch")
         return msgspec.structs.replace(self, link=link, inside=inside, stages=stages)
@@ -382,12 +313,15 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     @property
     def index_bytes(self) -> float:
-        """What an index takes on the wire, of a sparse algorithm."""
+        """Bytes of an index on the wire, for a sparse algorithm."""
         assert self.density is not None
         return INDEX_BYTES if self.speeds is None else coded_index_bytes(self.density)
 
     def computing_curve(self, *, element_bytes: float = 4) -> CostCurve:
-        """Return the part of the cost that no link changes: the hosts', selecting and merging."""
+        """Return the cost of the hosts' stages, of selecting and of merging, which no link affects.
+
+        ``element_bytes`` is the width of a dense element.
+        """
         staged = CostCurve.line(0.0, self._host_s_per_byte)
         if self.speeds is None:
             return staged
@@ -402,13 +336,11 @@ class Exchange(Value, frozen=True, kw_only=True):
         return CostCurve.in_turn((selected, staged))
 
 
-_NOTHING = CostCurve.line(0.0, 0.0)
+def _not_adding(link: Link) -> Link:
+    return msgspec.structs.replace(link, gamma_s_per_byte=0.0)
+
+
 _FREE = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
-
-
-def require_exchange(algorithm: str) -> None:
-    """Raise :class:`UserError` for an algorithm that is none of :data:`EXCHANGES`."""
-    require_known("all-reduce algorithm", algorithm, EXCHANGES)
 
 
 def rescaled(
@@ -416,24 +348,22 @@ def rescaled(
 ) -> CostCurve:
     """Return a measured curve of the exchange ``before`` for the exchange ``after``.
 
-    A formula is wrong by what it leaves out: the library's own work in each round, protocols that
-    change with the size. Such work grows with the rounds and bytes that the formula counts, so what
-    was measured is multiplied by the ratio of the formulas after and before, one ratio for the
-    startup and one for the rest. So a curve that is the formula of ``before`` becomes that of
-    ``after``, and one of which nothing changes stays as it is.
+    A formula leaves out the library's own work in each round, and protocols that change with the
+    size. Such work grows with the rounds and bytes that the formula counts. So the measured curve
+    is multiplied by the ratio of the formulas after and before, one ratio for the startup and one
+    for the rest. A curve that is the formula of ``before`` thus becomes that of ``after``.
 
-    The shape kept is the measured one if ``after`` costs a straight line of the same messages. Else
-    (linear pipeline, sparse instead of dense) it is the formula's, multiplied by the ratios of what
-    was measured to the formula before. The stages of hosts, selecting and merging are no part of
-    what was measured; they are added as they are.
+    The measured shape is kept if ``after`` costs a straight line of the same messages. Otherwise
+    (linear pipeline, sparse instead of dense) the formula's shape is taken, multiplied by the
+    ratios of the measured curve to the formula before. The stages of hosts, selecting and merging
+    were not measured; they are added as they are.
 
     A curve that is not straight counts as the line through its cost at 0 and ``reference_bytes``.
     """
     if before == after:
         return curve
-    beside = after.computing_curve()
     scaled = _link_rescaled(curve.less(before.computing_curve()), before, after, reference_bytes)
-    return scaled if beside == _NOTHING else CostCurve.in_turn([scaled, beside])
+    return CostCurve.in_turn((scaled, after.computing_curve()))
 
 
 def _link_rescaled(
@@ -465,20 +395,6 @@ def _same(one: CostCurve, other: CostCurve) -> bool:
         for row, twin in zip(one.rows(), other.rows(), strict=True)
         for x, y in zip(row, twin, strict=True)
     )
-
-
-def hosts_for(workers: int, workers_a_host: int) -> int:
-    """Return how many hosts of that size the workers fill.
-
-    Raises:
-        UserError: a host would not be full.
-    """
-    if workers % workers_a_host:
-        raise UserError(
-            f"{workers} workers cannot be spread over hosts of {workers_a_host}; "
-            "give a multiple, or say how many hosts"
-        )
-    return workers // workers_a_host
 
 
 def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from statistics import median_high, median_low
 from typing import NamedTuple
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import UserError
-from syncline.model.cost import CostCurve, CostSegment, Measurement
+from syncline.model.cost import CostCurve, Measurement
 
 HIDDEN_UP_TO_BYTES = 1024 * 1024
 """Up to this size the startup is a visible part of the cost."""
@@ -24,14 +25,14 @@ POINTS_PER_SEGMENT = 2
 KNOWN_BEFOREHAND = 0.15
 """Relative width within which a new piece's two values are expected before they are measured."""
 RESOLUTION = 0.01
-"""Relative error below which a better fit is noise: keeps the number of pieces finite."""
+"""Relative error below which a better fit is noise; it bounds the number of pieces."""
 JITTER = 0.05
-"""Noise of every time as a share of the shortest: what the start of a message varies by."""
+"""Noise of every time, as a share of the shortest time: the start of a message varies by it."""
 TAIL_FACTOR = 16
-"""Beyond the largest size, the cost a byte is the mean over sizes down to this part of it."""
+"""The cost a byte beyond the largest size is the mean from this part of the largest size on."""
 CREDIBLE_GAIN = 0.1
-"""Least gain from cutting a large message that counts. Less is noise, or an effect of a link's
-buffer, and a search would cut messages into hundreds of pieces for it."""
+"""Least gain from cutting a large message that counts. A smaller gain is noise, or an effect of a
+link's buffer, and a search would cut messages into hundreds of pieces for it."""
 
 
 class Fit(NamedTuple):
@@ -48,12 +49,12 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
 
     A library switches algorithm at certain sizes, so an all-reduce is no straight line over six
     decades; and least squares of seconds would let the largest message decide alone. The pieces
-    are lines of least squared *relative* error, weighted by the logarithm of size, so that sizes
-    that were sampled densely do not decide for the others. How many pieces there are and where they
-    begin is found exactly by dynamic programming over the points: the likeliest, each piece with
-    noise of its own. Its line then follows long messages more closely, whose start varies by less
-    of their time. No piece falls, but the next may begin lower: a library may switch to a faster
-    algorithm. Beyond the largest size the curve goes on with the mean cost a byte from a
+    are lines of least squared *relative* error, weighted by the logarithm of size, so that densely
+    sampled sizes do not decide for the others. Dynamic programming over the points finds exactly
+    the likeliest number of pieces and where they begin; each piece has noise of its own. The line
+    of a piece then follows its long messages more closely, as the variation of a start is a smaller
+    share of their time. No piece falls, but the next may begin lower: a library may switch to a
+    faster algorithm. Beyond the largest size the curve continues with the mean cost a byte from a
     sixteenth of that size on.
 
     Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
@@ -79,7 +80,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
             f"a cost curve is fitted to at most {MOST_SIZES} sizes, found {len(sizes)}; "
             "leave some out"
         )
-    times = _without_spikes(sizes, [_lower_median(ordered) for ordered in repeated.values()])
+    times = _without_spikes(sizes, [median_low(several) for several in repeated.values()])
     octaves = _octaves(sizes)
     curve = _join(sizes, times, octaves, _best_pieces(sizes, times, octaves))
     errors = [abs(curve.seconds(p.size_bytes) / p.time_s - 1) for p in points]
@@ -121,9 +122,9 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     by ``CREDIBLE_GAIN``. The extra time of a message alone is the startup that the other message
     hides: its median over the sizes at which the startup is visible.
 
-    A larger message that took less is taken for noise, which rows of small messages have most of:
-    otherwise it would hide where the startup ends and the rate begins, and one line through both
-    promises a sixth less than large messages take.
+    If a larger message took less time, that is taken for noise, which is largest in rows of small
+    messages. Otherwise the fit could miss where the startup ends and the rate begins, and one line
+    through both predicts a sixth less than large messages take.
 
     ``points`` are seconds a message, of messages two at a time; ``alone`` is the cost of one at a
     time. Errors are those of :func:`fit_cost_curve`.
@@ -133,34 +134,39 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     cheapest = min(p.time_s / p.size_bytes for p in points if p.size_bytes)
     if cheapest * largest_bytes > occupied.seconds(largest_bytes) * (1 - CREDIBLE_GAIN):
         occupied = occupied.without_gain_from_cutting()
-    hidden = sorted(
+    hidden = [
         max(alone.seconds(p.size_bytes) - occupied.seconds(p.size_bytes), 0.0)
         for p in points
         if p.size_bytes <= HIDDEN_UP_TO_BYTES
-    )
-    hidden_s = hidden[len(hidden) // 2] if hidden else 0.0
-    first, *others = occupied.segments
-    rows = [(0, hidden_s, 0.0)]
-    if not others or others[0].start_bytes > 1:
-        rows.append((1, hidden_s + first.cost_s + first.s_per_byte, first.s_per_byte))
-    rows += [(s.start_bytes, hidden_s + s.cost_s, s.s_per_byte) for s in others]
-    return CostCurve.of_rows(rows)
+    ]
+    hidden_s = median_high(hidden) if hidden else 0.0
+    rows = [(start, hidden_s + cost_s, rate) for start, cost_s, rate in occupied.rows()]
+    return CostCurve.of_rows(_with_startup(rows, hidden_s))
+
+
+def _with_startup(
+    rows: Sequence[tuple[int, float, float]], startup_s: float
+) -> list[tuple[int, float, float]]:
+    """Return (start_bytes, cost_s, s_per_byte) of a curve with another cost of an empty message."""
+    (_, cost_s, rate), *others = rows
+    one = [] if others and others[0][0] == 1 else [(1, cost_s + rate, rate)]
+    return [(0, startup_s, 0.0), *one, *others]
 
 
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
-    """Return the points with times that never fall, nearest in absolute logarithms (isotonic).
+    """Return the points with the nearest times, in absolute logarithms, that never fall.
 
-    Neighbours that are out of order take their (lower) median: a mean would let a single slow
-    measurement lift those after it.
+    An isotonic regression. Neighbours that are out of order take their (lower) median: a mean would
+    let a single slow measurement lift those after it.
     """
     ordered = sorted(points, key=lambda point: point.size_bytes)
-    pools: list[list[float]] = []  # each sorted; its value is its lower median
+    pools: list[list[float]] = []  # the value of each is its lower median
     for point in ordered:
         pool = [point.time_s]
-        while pools and _lower_median(pools[-1]) > _lower_median(pool):
-            pool = sorted(pools.pop() + pool)
+        while pools and median_low(pools[-1]) > median_low(pool):
+            pool = pools.pop() + pool
         pools.append(pool)
-    times = (_lower_median(pool) for pool in pools for _ in pool)
+    times = (median_low(pool) for pool in pools for _ in pool)
     return [
         msgspec.structs.replace(point, time_s=seconds)
         for point, seconds in zip(ordered, times, strict=True)
@@ -168,11 +174,11 @@ def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
-    """Return the times, those of single sizes that stand out replaced by the nearer neighbour's.
+    """Return the times; a single one that stands out is replaced by its nearer neighbour's.
 
     A line ``a + b M`` with ``a, b >= 0`` neither falls nor grows faster than the size. A time that
-    is on no such line with either of its neighbours, above both or below both, is noise. One that
-    is on a line with one of them is an end of a piece, and stays.
+    is on no such line with either of its neighbours, above both or below both, is noise. A time on
+    a line with one of them is an end of a piece, and stays.
     """
     found = list(times)
     for i in range(1, len(times) - 1):
@@ -184,12 +190,8 @@ def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]
     return found
 
 
-def _lower_median(ordered: Sequence[float]) -> float:
-    return ordered[(len(ordered) - 1) // 2]
-
-
 def _octaves(sizes: Sequence[int]) -> list[float]:
-    """Return the share of the logarithmic scale that each size stands for; 1 on average."""
+    """Return each size's share of the logarithmic scale; 1 on average."""
     places = [math.log1p(size) for size in sizes]
     gaps = [larger - smaller for smaller, larger in itertools.pairwise(places)]
     # Sizes that differ by less than rounding keep a weight.
@@ -205,7 +207,7 @@ def _best_pieces(
     count = len(sizes)
     squared = _squared_errors(sizes, times, weights)
     sums = np.concatenate([[0.0], np.cumsum(weights)])
-    # What a piece's two parameters cost: their width beforehand, and log(n) each, as in the
+    # The cost of a piece's two parameters: their width beforehand, and log(n) each, as in the
     # Bayesian information criterion.
     per_piece = 4 * math.log(KNOWN_BEFOREHAND) + 2 * math.log(count)
     # best[j]: the criterion of the first j points; last[j]: where the last of their pieces begins.
@@ -231,12 +233,12 @@ def _best_pieces(
 def _unlikelihood(
     squared: NDArray[np.float64], weight: NDArray[np.float64], lengths: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return, for pieces, -2 times the logarithm of how likely each makes its points.
+    """Return -2 times the logarithm of each piece's likelihood.
 
     Every piece has noise of its own: that of small messages, which may be half of their time, says
-    nothing of how exactly a line fits large ones. The likelihood is integrated over the line's two
-    parameters, so two points, which every line fits, tell nothing. Points that stand for more than
-    their share of the logarithmic scale count for more.
+    nothing about how exactly a line fits large ones. The likelihood is integrated over the line's
+    two parameters, so two points, which some line always fits, say nothing. Points with more than
+    an average share of the logarithmic scale count for more.
 
     Args:
         squared: weighted squared errors.
@@ -256,7 +258,7 @@ def _squared_errors(
     """Return, for points i to j - 1, the squared error of their :func:`relative_line`.
 
     Of shape (n, n + 1); infinite where there are fewer than two points. Sums over the points from i
-    on give the line of every j at once. Sizes are taken from that of point i, which keeps the
+    on give the line of every j at once. Sizes are relative to that of point i, which keeps the
     difference of two sums accurate.
     """
     count = len(sizes)
@@ -293,7 +295,7 @@ def _join(
     sizes: Sequence[int], times: Sequence[float], octaves: Sequence[float], starts: Sequence[int]
 ) -> CostCurve:
     """Build the curve of the pieces that begin at these points, and what follows the last."""
-    segments: list[CostSegment] = []
+    rows: list[tuple[int, float, float]] = []
     jitter_s = min(times) * JITTER
     weights = [
         w / (RESOLUTION**2 + (jitter_s / t) ** 2) for w, t in zip(octaves, times, strict=True)
@@ -302,30 +304,22 @@ def _join(
         own = slice(start, stop)
         a, b = relative_line(sizes[own], times[own], weights[own])
         begin_bytes = 0
-        if segments:
+        if rows:
             # Between the last point of one piece and the first of the next, switch in the middle
             # on the logarithmic scale on which the points were chosen.
             begin_bytes = math.isqrt(max(sizes[start - 1], 1) * sizes[start])
             begin_bytes = min(max(begin_bytes, sizes[start - 1] + 1), sizes[start])
-        segments.append(
-            CostSegment(start_bytes=begin_bytes, cost_s=a + b * begin_bytes, s_per_byte=b)
-        )
-    # No message costs less than an empty one.
-    first, *others = segments
-    least_s = min(segment.cost_s for segment in segments)
-    if least_s < first.cost_s:
-        segments = [CostSegment(start_bytes=0, cost_s=least_s, s_per_byte=0.0)]
-        if others[0].start_bytes > 1:
-            one_s = first.seconds(1)
-            segments.append(CostSegment(start_bytes=1, cost_s=one_s, s_per_byte=first.s_per_byte))
-        segments += others
-    return _continued(CostCurve(segments=tuple(segments)), sizes)
+        rows.append((begin_bytes, a + b * begin_bytes, b))
+    least_s = min(cost_s for _, cost_s, _ in rows)
+    if least_s < rows[0][1]:  # no message costs less than an empty one
+        rows = _with_startup(rows, least_s)
+    return _continued(CostCurve.of_rows(rows), sizes)
 
 
 def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
-    """Return the curve with the mean cost a byte of its end beyond the largest size.
+    """Return the curve, continued beyond the largest size with the mean cost a byte of its end.
 
-    The last piece alone may be a stair between two jumps, and then says little of what follows.
+    The last piece alone may be a stair between two jumps, and then says little about larger sizes.
     """
     last = sizes[-1]
     first = next(size for size in sizes if size * TAIL_FACTOR >= last)
@@ -333,8 +327,6 @@ def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
     if first == last or first >= before.start_bytes:
         return curve
     rate = (end - curve.seconds(first)) / (last - first)
-    if rate <= 0:  # a fall: what follows can only be told from the piece after it
+    if rate <= 0:  # the curve fell there: only the piece after the fall says what follows
         return curve
-    tail = CostSegment(start_bytes=last, cost_s=end, s_per_byte=rate)
-    kept = curve.segments if before.start_bytes < last else curve.segments[:-1]
-    return CostCurve(segments=(*kept, tail))
+    return CostCurve.of_rows([*(row for row in curve.rows() if row[0] < last), (last, end, rate)])

@@ -8,17 +8,16 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from syncline.errors import UserError, quoted, unknown
+from syncline.errors import UserError, quoted, require_known, unknown
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
 from syncline.model.cost import CostCurve, Measurement
 from syncline.model.document import Document, Value
 from syncline.model.exchange import (
+    EXCHANGES,
     Exchange,
     Link,
     Stage,
     difference,
-    hosts_for,
-    require_exchange,
     rescaled,
 )
 from syncline.model.fit import fit_cost_curve
@@ -37,9 +36,9 @@ from syncline.model.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement", "Network"]
 
 ETHERNET_LATENCY_S = 20e-6
-"""Startup of a message on a link of which nothing was measured: TCP inside a rack."""
+"""Startup of a message on a link that was not measured: TCP inside a rack."""
 REFERENCE_BYTES = 64 * 1024 * 1024
-"""A curve without measured points counts as the line from its startup to its cost at these."""
+"""Where one line must stand for a curve without measured points, it ends at this size."""
 
 
 class Contention(Value, frozen=True, kw_only=True):
@@ -87,9 +86,9 @@ class Network(Document, frozen=True, kw_only=True):
     """Worker count and communication costs.
 
     Raises:
-        UserError: on construction, for fewer than one worker, a measured point that
-            cannot be, a fit error or an issue gap that is negative or not finite, or an exchange
-            that cannot be (:class:`syncline.model.exchange.Exchange`).
+        UserError: on construction, for fewer than one worker, an impossible measured point, a fit
+            error or an issue gap that is negative or not finite, or an impossible exchange
+            (:class:`syncline.model.exchange.Exchange`).
     """
 
     KIND: ClassVar[str] = "network"
@@ -99,9 +98,8 @@ class Network(Document, frozen=True, kw_only=True):
     workers: int
     all_reduce: CostCurve
     pipelined: CostCurve | None = None
-    """Cost of an all-reduce while another is under way: its value at 0 bytes is hidden behind the
-    other one, the rest occupies the channel. None: ``all_reduce``, with all of its startup
-    hidden."""
+    """Cost of an all-reduce while another is under way: the other one hides its value at 0 bytes,
+    the rest occupies the channel. None: ``all_reduce``, with all of its startup hidden."""
     issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
     """Extra time per message when messages are sent back to back, one at a time: until a thread has
     noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
@@ -113,7 +111,7 @@ class Network(Document, frozen=True, kw_only=True):
     link: Link | None = None
     """Between two workers, or between two hosts where there are hosts."""
     algorithm: str = "ring"
-    """The algorithm that the curve is scaled by when the network changes."""
+    """The algorithm by which the curve is scaled when the network changes."""
     density: float | None = None
     """Share of the elements that each worker sends, for a sparse algorithm."""
     hosts: int | None = None
@@ -123,17 +121,17 @@ class Network(Document, frozen=True, kw_only=True):
     servers: int | None = None
     """Of ``parameter-server``: how many share every message evenly; None: one."""
     stages: tuple[Stage, ...] = ()
-    """What the bytes of an exchange pass beside the links; see :class:`Stage`."""
+    """What the bytes of an exchange pass besides the links."""
     jobs: int = 1
     """How many equal jobs share the links and switches, each with its own servers, if any. The
-    curve is that of one alone: what the others do to it depends on when they send, so that only
-    the simulator knows."""
+    curve is that of one job alone: how the others slow it depends on when they send, which only the
+    simulator knows."""
     sparse: SparseSpeeds | None = None
     """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
     then includes it."""
     whole: CostCurve | None = None
-    """If ``all_reduce`` is the cost of a compressed exchange: the cost of an exchange of every
-    element, which dense messages beside compressed ones have."""
+    """If ``all_reduce`` is the cost of a compressed exchange: that of an exchange of every element,
+    for the dense messages among compressed ones."""
     points: tuple[Measurement, ...] = ()
     """The measured all-reduces that the curve was fitted to."""
     fit_error: float | None = None
@@ -145,17 +143,15 @@ class Network(Document, frozen=True, kw_only=True):
         require_count("network: workers", self.workers, LARGEST_WORKERS)
         _require_points(self.points)
         require_time("network: handing_over_s", self.issue_gap_s)
-        require_exchange(self.algorithm)
+        require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
+        known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
         if self.link is not None:
             _ = self.exchange  # checks itself
-        else:
-            known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
-            beside = self.hosts or self.density or self.stages
-            if beside or self.algorithm not in known:
-                raise UserError(
-                    f"network: without a link the curve must be of one of {', '.join(known)}, "
-                    "without hosts, density or stages"
-                )
+        elif self.hosts or self.density or self.stages or self.algorithm not in known:
+            raise UserError(
+                f"network: without a link the curve must be of one of {', '.join(known)}, "
+                "without hosts, density or stages"
+            )
         if not 1 <= self.jobs <= LARGEST_JOBS:
             raise UserError(
                 f"network: at least 1 job and at most {LARGEST_JOBS} share it, found {self.jobs}"
@@ -211,8 +207,8 @@ class Network(Document, frozen=True, kw_only=True):
 
         Args:
             sizes_bytes: of the messages, in any order; repeated sizes count by their median.
-            times_s: seconds that an all-reduce of each size took.
-            workers: that took part.
+            times_s: of an all-reduce of each size.
+            workers: how many took part.
             name: of the network.
             algorithm: by which the curve is scaled to other worker counts.
 
@@ -288,9 +284,9 @@ class Network(Document, frozen=True, kw_only=True):
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
 
-        The two halves cost half of the all-reduce each, as the simulator has it. That is exact for
-        the ring and for halving and doubling without gamma; adding belongs to the reduce-scatter
-        alone, so with gamma the halves are off by half of it, and their sum is right.
+        The two halves cost half of the all-reduce each, also in the simulator. That is exact for
+        the ring and for halving and doubling without gamma. Only the reduce-scatter adds, so with
+        gamma each half is off by half of it, but their sum is right.
 
         Raises:
             UserError: it is none of the three.
@@ -326,14 +322,14 @@ class Network(Document, frozen=True, kw_only=True):
 
         The cost is rescaled by the ratio of the formulas after and before the change
         (:func:`syncline.model.exchange.rescaled`), so that a measured curve keeps its shape and the
-        formula of a link remains a formula. A network without a link gets the one that its line has
-        by its algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing changes the
-        network itself is returned.
+        formula of a link remains a formula. For a network without a link, the link is inferred from
+        its line and its algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing
+        changes, the network itself is returned.
 
         Args:
             workers: in all; on hosts, as many on each as before.
-            bandwidth_bytes_per_s: of the link, one way; beta becomes its inverse.
-            latency_s: of the link; alpha becomes it.
+            bandwidth_bytes_per_s: of the link, one way: ``1 / beta``.
+            latency_s: of the link: ``alpha``.
             algorithm: one of :data:`syncline.model.exchange.EXCHANGES`; a dense one drops the
                 density.
             density: share of the elements sent. If no algorithm is given and that of the network is
@@ -341,8 +337,7 @@ class Network(Document, frozen=True, kw_only=True):
             hosts: how many; the link is then the one between hosts.
             inside: between two workers of one host.
             servers: of ``parameter-server``.
-            stages: instead of the network's; the cost of those of hosts is added to what was
-                measured, as none of it was.
+            stages: instead of the network's; the cost of hosts, which was not measured, is added.
             jobs: how many equal ones share the links, this one included.
 
         Raises:
@@ -374,7 +369,13 @@ class Network(Document, frozen=True, kw_only=True):
         count = self.workers if workers is None else workers
         require_count("network: workers", count, LARGEST_WORKERS)
         if hosts is None and self.hosts is not None:
-            hosts = hosts_for(count, self.workers // self.hosts)
+            workers_a_host = self.workers // self.hosts
+            if count % workers_a_host:
+                raise UserError(
+                    f"{count} workers cannot be spread over hosts of {workers_a_host}; "
+                    "give a multiple, or say how many hosts"
+                )
+            hosts = count // workers_a_host
         if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
             density = self.density
         if algorithm is None:
@@ -412,14 +413,11 @@ class Network(Document, frozen=True, kw_only=True):
         )
 
     def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:
-        """Return the cost of exchanging every element beside a compressed exchange."""
-        if after.density is None:
+        sparse = before.density is not None
+        curve = self.whole if sparse else self.all_reduce
+        if after.density is None or curve is None:
             return None
-        algorithm = "ring" if before.density is not None else before.algorithm
-        curve = self.whole if before.density is not None else self.all_reduce
-        if curve is None:
-            return None
-        servers = before.servers
+        algorithm, servers = "ring" if sparse else before.algorithm, before.servers
         before, after = (
             each.of_every_element(algorithm, servers=servers) for each in (before, after)
         )
@@ -429,24 +427,29 @@ class Network(Document, frozen=True, kw_only=True):
     def exchange(self) -> Exchange:
         """The exchange whose cost the curve is, with an inferred link if there is none.
 
+        The link is the one over which the exchange costs as much as the curve's line. Source:
+        MG-WFBP, section 6.4, which takes a measured line to other worker counts with the ring.
+        Gamma is unknown, so summation is part of beta. For the ring that makes no difference at any
+        worker count, since both terms grow with ``(N - 1) / N``.
+
         Raises:
             UserError: no link can be inferred.
         """
-        link = self.link
-        if link is None:
-            if self.workers < 2:
-                raise UserError(
-                    f"network {quoted(self.name)} has no point-to-point measurement to "
-                    "extrapolate from; measure it again with syncline.probe()"
-                )
-            a_s, b = self.all_reduce.linearised(self._reference_bytes())
-            link = Link.of_line(
-                self.algorithm,
-                workers=self.workers,
-                a_s=a_s,
-                b_s_per_byte=b,
-                servers=self.servers,
+        if self.link is not None:
+            return self._exchange_over(self.link)
+        if self.workers < 2:
+            raise UserError(
+                f"network {quoted(self.name)} has no point-to-point measurement to "
+                "extrapolate from; measure it again with syncline.probe()"
             )
+        unit = Link(alpha_s=1.0, beta_s_per_byte=1.0, gamma_s_per_byte=0.0)
+        startups, sent = self._exchange_over(unit).curve().linearised(0)
+        a_s, b = self.all_reduce.linearised(self._reference_bytes())
+        return self._exchange_over(
+            Link(alpha_s=a_s / startups, beta_s_per_byte=b / sent, gamma_s_per_byte=0.0)
+        )
+
+    def _exchange_over(self, link: Link) -> Exchange:
         return Exchange(
             algorithm=self.algorithm,
             workers=self.workers,

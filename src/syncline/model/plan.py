@@ -1,8 +1,8 @@
 """``Plan``: which gradients are exchanged together, and in what order.
 
 A message is a contiguous slice of the gradients in the order in which they become ready, counted in
-elements. Merging is a slice over several tensors; splitting is a slice of one. The order of the
-messages is fixed and the same on every rank, so no rank has to negotiate.
+elements. A slice over several tensors merges them; a slice of one splits it. The order of the
+messages is fixed and the same on every rank, so ranks need not negotiate.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ MessageCollective = Literal["all-reduce", "reduce-scatter", "all-gather"]
 to all. Together they are an all-reduce in two halves, which may be sent at different times."""
 
 Payload = Literal["dense", "sparse", "bfloat16", "float16"]
-"""What is sent: every element unchanged; the largest elements, by the recipe of the job; or every
-element rounded to 16 bits. All but the first are lossy."""
+"""What is sent: every element unchanged; the largest elements, selected by the job's recipe; or
+every element rounded to 16 bits. All but ``dense`` are lossy."""
 
 Wait = Literal["update", "need"]
-"""Which part waits for the messages. ``update``: the update waits for all of them (DDP:
-``backward`` ends when everything has arrived). ``need``: only the forward operation of the next
-iteration that reads a parameter, for the messages that hold its gradient; the parameter is updated
-just before.
+"""What waits for the messages. ``update``: the update, for all of them (as in DDP, whose
+``backward`` ends when everything has arrived). ``need``: each forward operation of the next
+iteration, for the messages that hold gradients of parameters that it reads; these are updated just
+before it.
 """
-
 
 BYTES_PER_NORM = 8
 """Norms are sent as float64."""
@@ -54,7 +53,7 @@ class Message(Value, frozen=True, kw_only=True):
     stop: int
     collective: MessageCollective = "all-reduce"
     delay_s: float = 0.0
-    """Seconds from the readiness of its last gradient until it may leave (Horovod's cycle)."""
+    """From when its last gradient is ready until it may be sent (Horovod's cycle)."""
     payload: Payload = "dense"
 
 
@@ -63,8 +62,8 @@ class Plan(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, if there is no tensor, two tensors share a name, the messages
-            overlap or leave a gap, what is scattered is not gathered later, or a lossy message is
-            no all-reduce of float32, or a sparse one of parts of tensors.
+            overlap or leave a gap, what is scattered is not gathered later, a lossy message is no
+            all-reduce of float32, or a sparse one holds a part of a tensor.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -82,9 +81,9 @@ class Plan(Document, frozen=True, kw_only=True):
     """How many messages may be under way at once: with 2, the startup of one overlaps the
     transmission of another (ByteScheduler's credit, counted in messages)."""
     norm: Norm | None = None
-    """The norm of the averaged gradients that every update waits for, as for clipping. Each worker
-    computes it for its share of the sums, and one more message after the last sum exchanges these:
-    a number of 8 bytes for each tensor. None where no update waits for a norm."""
+    """The norm of the averaged gradients that every update waits for, as for clipping; None if none
+    does. Each worker computes it for its share of the sums, and one more message after the last sum
+    exchanges these norms: 8 bytes for each tensor."""
 
     def __post_init__(self) -> None:
         require_count("plan: workers", self.workers)
@@ -95,9 +94,8 @@ class Plan(Document, frozen=True, kw_only=True):
         for index, message in enumerate(self.messages):
             require_time(f"plan: messages[{index}]: delay_s", message.delay_s)
         covered = 0
-        for start, stop in sorted(
-            (m.start, m.stop) for m in self.messages if m.collective != "all-gather"
-        ):
+        summed = ((m.start, m.stop) for m in self.messages if m.collective != "all-gather")
+        for start, stop in sorted(summed):
             if start != covered or stop < start:
                 raise UserError(
                     f"plan: expected a message that starts at element {covered}, found "
@@ -132,12 +130,11 @@ class Plan(Document, frozen=True, kw_only=True):
                     f"{where} and holds a part of a tensor; the largest are selected from whole "
                     "ones, so let it begin and end with a tensor"
                 )
-            for tensor in tensors:
-                dtype = self.tensors[tensor].dtype
-                if dtype != "float32":
+            for tensor in self.tensors[tensors.start : tensors.stop]:
+                if tensor.dtype != "float32":
                     raise UserError(
-                        f"{where} and holds {quoted(self.tensors[tensor].name)} of {dtype}; only "
-                        "float32 can"
+                        f"{where} and holds {quoted(tensor.name)} of {tensor.dtype}; only float32 "
+                        "can"
                     )
 
     def _check_gathering(self) -> None:
@@ -166,8 +163,7 @@ class Plan(Document, frozen=True, kw_only=True):
     ) -> Plan:
         """Build the plan whose messages end with the given tensors.
 
-        ``last_tensors`` are increasing indices into the gradients of the profile; the last one
-        must be the last gradient.
+        ``last_tensors`` are increasing indices into the profile's gradients, up to the last one.
         """
         tensors = tuple(
             Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
@@ -220,37 +216,34 @@ class Plan(Document, frozen=True, kw_only=True):
         return any(message.payload != "dense" for message in self.messages)
 
     def waiting_for_all(self) -> Plan:
-        """Return the plan with an update that waits for all messages, and so for no norm."""
+        """Return the plan whose update waits for all messages, and so needs no norm."""
         return msgspec.structs.replace(self, wait="update", norm=None)
 
     def _ends(self) -> list[int]:
         """Return the element after the last one of each tensor."""
         return list(itertools.accumulate(t.elements for t in self.tensors))
 
-    def tensors_of(self, message: Message) -> range:
-        """Return the indices of the tensors of which the message holds elements.
+    def message_tensors(self) -> tuple[range, ...]:
+        """Return, for each message, the indices of the tensors of which it holds elements.
 
         A tensor without elements belongs to the message that holds the element before it.
         """
-        return _tensors_between(self._ends(), message)
-
-    def message_tensors(self) -> tuple[range, ...]:
-        """Return :meth:`tensors_of` for every message, in one pass."""
         ends = self._ends()
         return tuple(_tensors_between(ends, message) for message in self.messages)
 
     def message_bytes(self) -> tuple[int, ...]:
         """Return the bytes of each message."""
-        ends = self._ends()
-        sizes = []
-        for message, tensors in zip(self.messages, self.message_tensors(), strict=True):
-            size = 0
-            for index in tensors:
-                start = ends[index] - self.tensors[index].elements
-                taken = min(message.stop, ends[index]) - max(message.start, start)
-                size += max(taken, 0) * bytes_per_element(self.tensors[index].dtype)
-            sizes.append(size)
-        return tuple(sizes)
+        spans = [
+            (end - tensor.elements, end, bytes_per_element(tensor.dtype))
+            for tensor, end in zip(self.tensors, self._ends(), strict=True)
+        ]
+        return tuple(
+            sum(
+                max(min(message.stop, stop) - max(message.start, start), 0) * element_bytes
+                for start, stop, element_bytes in spans[tensors.start : tensors.stop]
+            )
+            for message, tensors in zip(self.messages, self.message_tensors(), strict=True)
+        )
 
     def label(self, tensors: range) -> str:
         """Return a short name for a message over ``tensors``, such as ``"fc.weight ... conv1"``."""
@@ -262,7 +255,7 @@ class Plan(Document, frozen=True, kw_only=True):
         return f"{names[0]} .. {names[-1]} ({len(names)})"
 
     def difference(self, tensors: Sequence[Tensor], workers: int) -> str | None:
-        """Return how a job's gradients, in any order, differ from the plan's; None: not at all."""
+        """Return how a job's gradients, in any order, differ from the plan's; None: they agree."""
         if workers != self.workers:
             return f"the plan is for {self.workers} workers, this job has {workers}"
         planned = {t.name: t for t in self.tensors}

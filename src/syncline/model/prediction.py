@@ -11,12 +11,12 @@ from syncline.model.quantities import NS_PER_S, require_finite
 
 LEAST_GAIN = 1.05
 """Least speed-up at which a lossy exchange is worth mentioning."""
-TEN = 10.0
-"""Speed-up from which on the digit after the point is not shown."""
+WHOLE_FROM = 10.0
+"""Speed-up from which on it is shown as a whole number."""
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
-    """The fastest sparse exchange, as predicted, beside what is exchanged whole.
+    """The fastest sparse exchange, as predicted, beside the dense one.
 
     Raises:
         UserError: on construction, if a time is not above 0 or not finite.
@@ -27,12 +27,12 @@ class Suggestion(Value, frozen=True, kw_only=True):
     density: float
     iteration_s: float
     dense_s: float
-    """Seconds an iteration without compression."""
+    """The iteration without compression."""
     selecting_counted: bool
-    """Whether the network holds how fast its workers select and merge."""
+    """Whether the network says how fast its workers select and merge."""
     on_gpu: bool = False
-    """Whether gradients are on a GPU. The copy of sent data through the host is then not counted;
-    selecting is counted at the speed of a CPU."""
+    """Whether gradients are on a GPU. Selecting is then counted at the speed of a CPU, and copying
+    through the host is not counted."""
 
     def __post_init__(self) -> None:
         for field in ("iteration_s", "dense_s"):
@@ -45,7 +45,7 @@ class Suggestion(Value, frozen=True, kw_only=True):
 
     @property
     def pays(self) -> bool:
-        """Whether it is worth speaking of."""
+        """Whether it is worth mentioning."""
         return self.gain >= LEAST_GAIN
 
     @property
@@ -60,7 +60,7 @@ class Suggestion(Value, frozen=True, kw_only=True):
                 f"would gain nothing: dense is as fast ({which}: {_time(self.iteration_s)} instead "
                 f"of {_time(self.dense_s)} an iteration{left_out})"
             )
-        times = f"{self.gain:.1f}" if self.gain < TEN else f"{self.gain:.0f}"
+        times = f"{self.gain:.1f}" if self.gain < WHOLE_FROM else f"{self.gain:.0f}"
         return (
             f"{which} would take {_time(self.iteration_s)} instead of {_time(self.dense_s)} an "
             f"iteration ({times}x{left_out}); lossy, so never switched on by itself: see "
@@ -73,7 +73,7 @@ def _time(seconds: float) -> str:
 
 
 class Sharing(Value, frozen=True, kw_only=True):
-    """What other jobs that share the links do to an iteration.
+    """How other jobs that share the links lengthen an iteration.
 
     Raises:
         UserError: on construction, if a time is not finite or negative.
@@ -82,11 +82,11 @@ class Sharing(Value, frozen=True, kw_only=True):
     jobs: int
     """How many there are, all alike."""
     alone_s: float
-    """Seconds an iteration without the others."""
+    """The iteration without the others."""
     shortest_s: float
-    """The iteration where the jobs are offset against one another in the best way simulated."""
+    """The iteration at the best of the simulated offsets between the jobs."""
     longest_s: float
-    """The same in the worst way."""
+    """The iteration at the worst of them."""
 
     def __post_init__(self) -> None:
         for field in ("alone_s", "shortest_s", "longest_s"):
@@ -94,7 +94,7 @@ class Sharing(Value, frozen=True, kw_only=True):
 
 
 class Prediction(Value, frozen=True, kw_only=True):
-    """What one iteration under one plan is predicted to take."""
+    """The predicted times of one iteration under one plan."""
 
     planner: str
     messages: int
@@ -111,8 +111,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     error_s: float = 0.0
     """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
     sharing: Sharing | None = None
-    """Where other jobs share the links: ``iteration_s`` is then a mean, and the bound is that of a
-    job alone."""
+    """If other jobs share the links. ``iteration_s`` is then a mean, and the bound is that of a job
+    alone."""
 
     def __post_init__(self) -> None:
         where = f"prediction of {quoted(self.planner)}"
@@ -141,10 +141,10 @@ class Prediction(Value, frozen=True, kw_only=True):
 
     @property
     def sharing_sentence(self) -> str:
-        """What sharing the links comes to, as a sentence for the user; empty for a job alone."""
-        if self.sharing is None:
-            return ""
+        """The effect of sharing the links as a sentence for the user; empty for a job alone."""
         shared = self.sharing
+        if shared is None:
+            return ""
         return (
             f"{shared.jobs} jobs share the links: an iteration of each takes "
             f"{_time(self.iteration_s)} in the mean, {_time(shared.shortest_s)} to "
@@ -171,7 +171,11 @@ def of_planner(predictions: Iterable[Prediction], planner: str, where: str) -> P
 
 
 class Comparison(Document, frozen=True, kw_only=True):
-    """The predictions of several planners for one profile and network."""
+    """The predictions of several planners for one profile and network.
+
+    Raises:
+        UserError: on construction, if the chosen planner has no prediction.
+    """
 
     KIND: ClassVar[str] = "comparison"
     VERSION: ClassVar[int] = 1

@@ -1,10 +1,9 @@
 """``Profile``: what one training iteration costs on one worker.
 
 A profile is a DAG of operations (dag-model, section IV: the computing tasks of one worker and the
-communication tasks that read and copy its data) and the gradient tensors that must be exchanged.
-Operations are listed in the order in which the worker runs them, so every operation comes after
-those it waits for; the simulator may use the order (a real device), the dependencies alone (PACE's
-view), or both.
+communication tasks that read and copy its data) and the gradient tensors to exchange. Operations
+are listed in the order in which the worker runs them. The simulator may use that order (a real
+device), the dependencies alone (PACE's view), or both.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Norm = Literal["1", "2", "inf"]
 """The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
 
 WAIT = "wait for the slowest worker"
-"""Name of the operation that holds what an exchange took longer than its messages cost."""
+"""Name of the operation that lasts as long as an exchange took beyond the cost of its messages."""
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
 
@@ -43,11 +42,10 @@ Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers"
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
 
 ``stream 2`` to ``stream 4`` are further streams of the device. ``peers`` is communication with
-other workers that is no exchange of gradients, such as an all-to-all, and waiting for workers whose
+other workers other than exchanging gradients, such as an all-to-all, and waiting for workers whose
 gradients are ready later; it runs beside the computing.
 
-Reading (phase ``data``) runs on the disk and copying (phase ``copy``) on the copy engine, whatever
-the field says.
+Reading (phase ``data``) always runs on the disk and copying (phase ``copy``) on the copy engine.
 """
 
 
@@ -62,7 +60,7 @@ class Operation(Value, frozen=True, kw_only=True):
     name: str
     phase: Phase
     duration_s: float
-    """Median seconds over the profiled iterations, without communication in flight."""
+    """Median over the profiled iterations, without messages under way."""
     after: tuple[int, ...] = ()
     """Indices of the operations whose results it needs; all smaller than its own."""
     resource: Resource = "device"
@@ -70,12 +68,12 @@ class Operation(Value, frozen=True, kw_only=True):
 
     @property
     def duration_ns(self) -> int:
-        """Its duration on the simulator's clock."""
+        """The duration on the simulator's clock."""
         return round(self.duration_s * NS_PER_S)
 
     @property
     def is_device_update(self) -> bool:
-        """Whether the device runs it with exchanged gradients."""
+        """Whether the device runs it after the exchange."""
         return self.phase in ("finalize", "update") and self.resource != "host"
 
     @property
@@ -95,7 +93,7 @@ class Tensor(Value, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the tensor in its own dtype."""
+        """Bytes in its own dtype."""
         return self.elements * bytes_per_element(self.dtype)
 
 
@@ -132,14 +130,13 @@ def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
 
 
 class Baseline(Value, frozen=True, kw_only=True):
-    """What stock DistributedDataParallel took, measured beside the profile."""
+    """Iterations of stock DistributedDataParallel, measured beside the profile."""
 
     iteration_s: float
-    """Median seconds an iteration."""
+    """Median."""
     noise_s: float
-    """Standard error of that median, in seconds (1.2533 sigma / sqrt(n), sigma from the MAD)."""
+    """Standard error of that median: 1.2533 sigma / sqrt(n), sigma from the MAD."""
     iterations: int
-    """Iterations measured."""
 
     def __post_init__(self) -> None:
         require_time("baseline: iteration_s", self.iteration_s)
@@ -173,8 +170,8 @@ class Profile(Document, frozen=True, kw_only=True):
     """In the order in which they become ready."""
     baseline: Baseline | None = None
     norm: Norm | None = None
-    """What every update waits for beside its own gradient: this norm of the averaged gradients, as
-    for clipping; None where it waits for nothing else."""
+    """The norm of the averaged gradients that every update waits for, as for clipping; None if
+    updates wait for their own gradients only."""
 
     def __post_init__(self) -> None:
         require_count("profile: workers", self.workers)
@@ -231,12 +228,12 @@ class Profile(Document, frozen=True, kw_only=True):
 
     @property
     def has_host(self) -> bool:
-        """Whether launches are modelled, so that the host may run ahead of the device."""
+        """Whether it has operations of the host, which may run ahead of the device."""
         return any(operation.lane == "host" for operation in self.operations)
 
     @property
     def has_lanes(self) -> bool:
-        """Whether anything runs beside the compute stream, and so beside the iteration before."""
+        """Whether anything runs beside the compute stream and so beside the previous iteration."""
         return any(o.lane not in ("disk", "copy", "device") for o in self.operations)
 
     @property
@@ -265,12 +262,11 @@ class Profile(Document, frozen=True, kw_only=True):
         return math.fsum(o.duration_s for o in self.operations if o.phase in phases)
 
     def finish_ns(self) -> list[int]:
-        """When each operation ends in an iteration of its own, without communication.
+        """When each operation ends in a single iteration without communication, from its start.
 
-        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, and
-        whatever computes or copies waits for the batch: the data and copy operations before it.
-        Counted from the start of the iteration. Each duration is rounded by itself, as the
-        simulator does it: rounded sums would differ from its clock.
+        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order.
+        Computing and copying wait for the batch: the data and copy operations listed before. Each
+        duration is rounded by itself, as in the simulator: sums would differ from its clock.
         """
         finish: list[int] = []
         free: dict[str, int] = {}
@@ -287,9 +283,9 @@ class Profile(Document, frozen=True, kw_only=True):
         return finish
 
     def ready_ns(self) -> list[int]:
-        """When each gradient is ready: the :meth:`finish_ns` of the operations that end them.
+        """When each gradient is ready, by :meth:`finish_ns`; ``tau_b + t_b`` of MG-WFBP, Eq. 6.
 
-        From the start of the iteration, non-decreasing; ``tau_b + t_b`` of MG-WFBP, Eq. 6.
+        The times never decrease.
         """
         finish = self.finish_ns()
         ready = (finish[gradient.ready_after] for gradient in self.gradients)
@@ -302,9 +298,9 @@ class Profile(Document, frozen=True, kw_only=True):
     def need_operations(self) -> list[int]:
         """Return the operation of the next iteration that must wait for each gradient.
 
-        The forward operation that first reads the parameter; where none does before the first
-        backward operation, that one, because the backward pass will overwrite the gradient. What
-        reads or copies a batch needs no parameter; what follows it does.
+        The forward operation that first reads the parameter; if none does before the first
+        backward operation, that one, because the backward pass will overwrite the gradient. Reading
+        and copying a batch need no parameter, so the operation after them waits instead.
         """
         backward = self._first("backward")
         needs = []
@@ -317,12 +313,11 @@ class Profile(Document, frozen=True, kw_only=True):
         return needs
 
     def gates_ns(self) -> dict[int, int]:
-        """How long the update takes before each operation where parameters are updated on need.
+        """How long updating takes before each operation if parameters are updated on need.
 
-        Where the forward pass waits for each parameter by itself, the device unpacks and updates
-        (phases ``finalize`` and ``update``) piece by piece, just before the operation that needs
-        the parameter, each in proportion to its bytes (evenly if there are none). A host that
-        launches this does so at the end of the iteration as before.
+        The device then unpacks and updates (phases ``finalize`` and ``update``) piece by piece,
+        just before the operation that needs the parameter, in proportion to the parameters' bytes
+        (evenly if there are none). A host launches this at the end of the iteration in any case.
 
         Returns:
             Nanoseconds by the index of the operation that waits, in the order of the operations.

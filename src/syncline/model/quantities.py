@@ -1,4 +1,4 @@
-"""Quantities: how large they may be, bytes of element types, and values with units as text."""
+"""Quantities: their limits, the bytes of element types, and parsing of values with units."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LARGEST_JOBS = 64
 LARGEST_WORKERS = 1 << 31
 """Workers of a network."""
 LONGEST_NS = 1 << 46
-"""All operations, or all messages, of one iteration: 19.5 hours."""
+"""All operations, or all messages, of one iteration together: 19.5 hours."""
 
 
 def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
-    """Check a number that is at least 0, or above 0.
+    """Require a finite number of at least 0, or above 0.
 
     Raises:
         UserError: it is too small or not finite; the message begins with ``what``.
@@ -35,10 +35,10 @@ def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
 
 
 def require_count(what: str, value: int, most: int | None = None) -> None:
-    """Check a number of things; ``what`` says in the message which.
+    """Require a count from 1 to ``most``.
 
     Raises:
-        UserError: it is below 1, or above ``most``.
+        UserError: it is below 1, or above ``most``; the message begins with ``what``.
     """
     if value < 1 or (most is not None and value > most):
         limit = "" if most is None else f" and at most {most}"
@@ -46,10 +46,10 @@ def require_count(what: str, value: int, most: int | None = None) -> None:
 
 
 def require_time(what: str, seconds: float) -> None:
-    """Check a time; ``what`` says in the message what it is of.
+    """Require a time from 0 to ``LONGEST_NS``.
 
     Raises:
-        UserError: it is negative, not finite or longer than 19.5 hours.
+        UserError: it is negative, not finite or longer; the message begins with ``what``.
     """
     if not (math.isfinite(seconds) and seconds >= 0):
         raise UserError(f"{what} must be a finite time of at least 0 s, found {seconds}")
@@ -82,20 +82,19 @@ def bytes_per_element(dtype: str) -> int:
 
 
 NS_PER_S = 1_000_000_000
-"""Nanoseconds a second."""
 
 NUMBER = r"\s*(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)\s*"
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_PREFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 PER_SECOND = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}
 MOST_COUNTS = 1000
-"""Worker counts that one list may stand for."""
+"""Most worker counts that one list may stand for."""
 BANDWIDTH_HELP = "write bits as 10gbit or 10Gbps, and bytes as 1.25GB/s or 1.25GiB/s"
 WORKERS_HELP = "write one as 16, some as 4,8,16, and many as 4,8,...,2048 or 2..64"
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return the bytes a second that ``text`` says.
+    """Return a bandwidth in bytes a second.
 
     Bits: ``10gbit``, ``100mbit/s``, ``10Gbps``. Bytes: ``1.25GB/s``, ``900MB/s``, ``1GiB/s``. The
     prefixes k, M, G and T are powers of 1000 and may be small in bits; Ki, Mi, Gi, Ti are of 1024.
@@ -128,7 +127,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that ``text`` says: ``20us``, ``1.5ms``, ``300ns`` or ``2s``.
+    """Return the seconds of a duration such as ``20us``, ``1.5ms``, ``300ns`` or ``2s``.
 
     Raises:
         UserError: it is no duration, or has no unit.
@@ -142,10 +141,10 @@ def parse_duration(text: str) -> float:
 
 
 def parse_workers(text: str) -> tuple[int, ...]:
-    """Return the worker counts that ``text`` says, in its order.
+    """Return worker counts in the order of the text.
 
     ``16``; ``4,8,16``; ``2..64`` (doubling); ``4,8,...,2048``. A list with an ellipsis goes on as
-    it began: by the same factor if that reaches the end, else by the same difference.
+    it began: by the same factor if that reaches the end, otherwise by the same difference.
 
     Raises:
         UserError: it is no list of different counts of at least 1, does not reach its end, or
@@ -182,7 +181,7 @@ def _counts(words: Sequence[str], text: str) -> tuple[int, ...]:
 
 
 def _continued(begun: Sequence[int], last: int, text: str) -> tuple[int, ...]:
-    """Return the series that begins so, up to ``last``, by a factor or a difference; else ()."""
+    """Return the geometric or else arithmetic series that begins so, up to ``last``; else ()."""
     for ratio, step in ((Fraction(begun[1], begun[0]), 0), (Fraction(1), begun[1] - begun[0])):
         counts = _series(begun[0], last, ratio, step, text)
         if counts[: len(begun)] == tuple(begun):

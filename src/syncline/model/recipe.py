@@ -46,8 +46,8 @@ class Recipe(Value, frozen=True, kw_only=True):
     unit: SelectionUnit = "layer"
     """The unit in which the largest elements are selected, and kept when those of two ranks are
     merged: each parameter, each message (such as DDP's bucket), or the whole model, which can only
-    be exchanged once it is complete. DDP forms other buckets in its first step than later, so with
-    ``message`` a resumed run differs from one that was not interrupted."""
+    be exchanged once all gradients are ready. DDP's first step has other buckets than later steps,
+    so with ``message`` a resumed run differs from an uninterrupted one."""
     wire: Wire = "float32"
     """The type in which values are sent. The rounding error stays in the residuals."""
     momentum: float = 0.0
@@ -55,18 +55,18 @@ class Recipe(Value, frozen=True, kw_only=True):
     instead of its gradient. The optimizer then has no momentum of its own. Deep Gradient
     Compression, 3.2."""
     factor_masking: bool = False
-    """Whether an element's velocity is cleared when it is delivered. The velocity then restarts
-    with every update; the more frequent updates are, the less momentum is left. Deep Gradient
-    Compression, 3.3."""
+    """Whether an element's velocity is cleared when the element is delivered. The velocity then
+    restarts with every update; the more frequent updates are, the less momentum is left. Deep
+    Gradient Compression, 3.3."""
     clip_norm: float | None = None
     """Largest norm of a unit's average gradient, as for clipping without compression. Each worker
-    clips its own to ``clip_norm * sqrt(P)`` before it is added: where workers' gradients are
-    independent, their average then has this norm. Deep Gradient Compression, 3.2, whose limit is
-    that of the sum."""
+    clips its gradient to ``clip_norm * sqrt(P)`` before adding it: if workers' gradients are
+    independent, their average then has this norm. Deep Gradient Compression, 3.2, limits the sum
+    instead."""
     dense_below_elements: int = 0
     """Parameters with fewer elements are exchanged whole."""
     dense_names: tuple[str, ...] = ()
-    """Parameters whose names match one of these patterns (``*bias``) are exchanged whole."""
+    """Parameters whose names match one of these patterns, such as ``*bias``, are too."""
 
     def __post_init__(self) -> None:
         for name, several in (("warmup", self.warmup), ("dense_names", self.dense_names)):
@@ -117,11 +117,11 @@ class Recipe(Value, frozen=True, kw_only=True):
         return self.density
 
     def count_at(self, step: int, elements: int) -> int:
-        """Return k, at least 1, for so many elements; 0 for none."""
+        """Return k of so many elements, at least 1; 0 if there are none."""
         return min(elements, max(1, round(self.density_at(step) * elements)))
 
     def is_dense(self, name: str, elements: int) -> bool:
-        """Return whether a parameter is exchanged whole."""
+        """Return whether the parameter is exchanged whole."""
         return elements < self.dense_below_elements or any(
             fnmatch.fnmatchcase(name, pattern) for pattern in self.dense_names
         )

@@ -1,4 +1,4 @@
-"""``Run``: the record of a training run: what was measured, decided and gained."""
+"""``Run``: the record of a training run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ tried, lost and was dropped; ``undecided``: training ended before the measuremen
 
 
 class Event(Value, frozen=True, kw_only=True):
-    """Something the run decided, with its iteration."""
+    """A decision of the run."""
 
     iteration: int
     text: str
@@ -30,9 +30,9 @@ class Rate(Value, frozen=True, kw_only=True):
 
     name: str
     iteration_s: float
-    """Median seconds an iteration."""
+    """Median."""
     noise_s: float
-    """Standard error of the median, seconds."""
+    """Standard error of the median."""
     iterations: int
     samples_per_s: float | None = None
 
@@ -43,7 +43,7 @@ class Rate(Value, frozen=True, kw_only=True):
 
 
 class Sent(Value, frozen=True, kw_only=True):
-    """What the first rank of a compressed training has sent, since it was started or resumed.
+    """What the first rank of a compressed training has sent since it was started or resumed.
 
     Raises:
         UserError: on construction, if a number is negative.
@@ -52,9 +52,9 @@ class Sent(Value, frozen=True, kw_only=True):
     steps: int
     """Steps whose gradients were compressed."""
     sent_bytes: int
-    """In all of them."""
+    """In all of these steps."""
     gradient_bytes: int
-    """Bytes of the gradients of one step, uncompressed."""
+    """Of one step, uncompressed."""
 
     def __post_init__(self) -> None:
         if min(self.steps, self.sent_bytes, self.gradient_bytes) < 0:
@@ -62,7 +62,7 @@ class Sent(Value, frozen=True, kw_only=True):
 
 
 class Run(Document, frozen=True, kw_only=True):
-    """The record of a run, saved beside its profile, network, plan and timelines."""
+    """What a training run measured, decided, did and reached."""
 
     KIND: ClassVar[str] = "run"
     VERSION: ClassVar[int] = 1
@@ -71,7 +71,7 @@ class Run(Document, frozen=True, kw_only=True):
     workers: int
     backend: str
     machine: str
-    """Processor, cores and versions, in a line."""
+    """Processor, cores and versions in one line."""
     decision: Decision
     reason: str
     planner: str
@@ -84,17 +84,16 @@ class Run(Document, frozen=True, kw_only=True):
     planned: Rate | None = None
     """The best plan that was tried, in the iterations right after."""
     steady: Rate | None = None
-    """What ran in the end, over its last iterations."""
+    """The plan or DDP that ran in the end, over its last iterations."""
     predicted_baseline_s: float | None = None
     predicted_planned_s: float | None = None
     overhead_iterations: float | None = None
     """Time spent on measuring and planning, in iterations of stock DDP."""
     compression: Compression | None = None
-    """How gradients were compressed, if that was asked for."""
+    """How gradients were compressed, if at all."""
     sent: Sent | None = None
-    """What the compressed steps have sent."""
     suggestion: Suggestion | None = None
-    """The prediction for sparse exchange; it is never switched on by itself."""
+    """The prediction for sparse exchange, which is never switched on by itself."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
     """Rates over the whole run, of Syncline and of the baselines."""
@@ -106,7 +105,7 @@ class Run(Document, frozen=True, kw_only=True):
         # JSON has no NaN: the loss of a run that diverged is written as null.
         try:
             results = msgspec.json.decode(fields["results"], type=dict[str, float | None])
-        except (KeyError, *NOT_JSON):  # absent, or wrong, which the next line reports
+        except (KeyError, *NOT_JSON):  # missing, or wrong, which the next line reports
             return super()._from_fields(fields, source)
         if None not in results.values():
             return super()._from_fields(fields, source)
@@ -124,12 +123,12 @@ class Run(Document, frozen=True, kw_only=True):
 
     @property
     def measured(self) -> Rate | None:
-        """What ran in the end, as measured: in the long run if it was long enough."""
+        """Measured rate of what ran in the end: over its last iterations if there were enough."""
         return self.steady or (self.planned if self.decision == "planned" else self.baseline)
 
     @property
     def prediction_error(self) -> float | None:
-        """Relative error of the predicted against the measured iteration time, signed."""
+        """Signed error of the predicted iteration time, relative to the measured one."""
         measured, predicted_s = self.measured, self.predicted_s
         if measured is None or predicted_s is None or measured.iteration_s <= 0:
             return None

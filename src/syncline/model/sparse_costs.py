@@ -2,9 +2,9 @@
 
 Each worker keeps the k largest of m elements, ``k = rho m``, and sends values and indices. The
 paper sends "2k values", which is right for indices as wide as the values; here a kept element takes
-its own bytes and those of its index. Its beta is a time per byte (section IV.C), so its m and k
-must be read as bytes, as in its Fig. 9 (m = 100 MB), and not as numbers of elements. Read so, Eq. 6
-and 7 agree with Table I and with the algorithms. k is not rounded to whole elements.
+its own bytes and those of its index. The paper's beta is a time per byte (section IV.C), so its m
+and k must be bytes, as in its Fig. 9 (m = 100 MB), not numbers of elements. Then its Eq. 6 and 7
+agree with Table I and with the algorithms. k is not rounded to whole elements.
 
 ``P`` workers; per kept byte of value ``w = 1 + index width / value width`` bytes travel:
 
@@ -16,11 +16,11 @@ and 7 agree with Table I and with the algorithms. k is not rounded to whole elem
   needed: ``log2 P (alpha + rho w M beta)``, half of Eq. 7. A merge of overlapping parts would count
   values twice, so surplus workers fold in first: ``floor(log2 P) + 2`` rounds for no power of two.
 
-The paper counts no selecting and merging, though selecting takes as long as computing on two of its
-models (Fig. 11). With :class:`SparseSpeeds` they are counted, on the worker on which they take
-longest, and so is our coding of the indices: MG-WFBP, section 8, asks for merging that knows what
-compressing costs. For a dense exchange (Eq. 5) take the ring of ``ALL_REDUCE_ALGORITHMS``, which is
-the same without gamma.
+The paper does not count selecting and merging, though selecting takes as long as computing on two
+of its models (Fig. 11). With :class:`SparseSpeeds` they are counted, on the worker on which they
+take longest, and so is our coding of the indices: MG-WFBP, section 8, asks for merging that knows
+what compressing costs. A dense exchange (Eq. 5) is the ring of ``ALL_REDUCE_ALGORITHMS`` without
+gamma.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from syncline.model.document import Value
 from syncline.model.quantities import require_finite
 
 INDEX_BYTES = VALUE_BYTES = 4
-"""Of an index as it is, and of a value."""
 CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
-"""Of an index as a distance; a distance of so many elements takes 4 bytes more."""
+"""An index coded as a distance; a distance of ``ESCAPE`` elements or more takes 4 bytes more."""
 
 
 class SparseSpeeds(Value, frozen=True, kw_only=True):
@@ -49,14 +48,14 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
     """
 
     select_s_per_element: float
-    """Seconds an element of the dense message: it is checked, added to its residual, selected or
-    not, and the average is written into its place."""
+    """For an element of the dense message: to check it, add it to its residual, perhaps select it,
+    and write the average into its place."""
     merge_s_per_entry: float
-    """Seconds an entry that a merge is given, with writing and reading it on the wire."""
+    """For an entry that is merged, including writing it to the wire and reading it."""
     message_s: float = 0.0
-    """Seconds a message, whatever its size."""
+    """For a message of any size."""
     round_s: float = 0.0
-    """Seconds a round, whatever its size, beside the link's startup."""
+    """For a round of any size, in addition to the link's startup."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -64,21 +63,21 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
 
 
 class SparseWork(NamedTuple):
-    """What an exchange comes to on the worker on which it takes longest."""
+    """The work of an exchange on its slowest worker, in vectors of k entries."""
 
     startups: int
     """Rounds one after another."""
     vectors: int
-    """Vectors of k entries that pass its link one after another."""
+    """How many pass its link one after another."""
     merged: int
-    """Vectors of k entries that its merges are given."""
+    """How many its merges take as input."""
     sent: int
-    """Vectors of k entries that all workers send together."""
+    """How many all workers send together."""
 
 
 def _top_k(workers: int) -> SparseWork:
     rounds = doubling_rounds(workers)
-    # The gathered vectors are added up in pairs, and nothing is dropped: P vectors a level.
+    # The gathered vectors are added in pairs, and nothing is dropped: P vectors a level.
     return SparseWork(rounds, workers - 1, workers * rounds, workers * (workers - 1))
 
 
@@ -88,7 +87,7 @@ def _gtop_k(workers: int) -> SparseWork:
 
 
 def _gtop_k_butterfly(workers: int) -> SparseWork:
-    # A worker that took in a surplus one merges once more, and hands the result back at the end.
+    # A worker that serves a surplus one merges once more, and sends it the result at the end.
     rounds = folded_rounds(workers)
     paired = 1 << (workers.bit_length() - 1)
     sent = paired * (paired.bit_length() - 1) + 2 * (workers - paired)
@@ -100,7 +99,6 @@ SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
     "gtop-k": _gtop_k,
     "gtop-k-butterfly": _gtop_k_butterfly,
 }
-"""name -> workers -> what there is to do."""
 
 
 def coded_index_bytes(density: float) -> float:
@@ -123,16 +121,16 @@ def sparse_line(
 ) -> CostCurve:
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
 
-    Selecting and merging are not counted; see :func:`computing_line`.
+    Selecting and merging are not counted; see :func:`computing_line`. One worker exchanges nothing.
 
     Args:
         algorithm: a key of :data:`SPARSE_ALGORITHMS`.
-        workers: P, at least 1; one worker exchanges nothing.
+        workers: P, at least 1.
         alpha_s: startup time between two workers.
         beta_s_per_byte: transmission time between two workers.
         density: rho, above 0 and at most 1: the share of elements that each worker sends.
-        index_bytes: width of an index, beside values of 4 bytes.
-        switch_bytes_per_s: what passes all bytes of all workers together (``Stage``); None: enough.
+        index_bytes: width of an index; values have 4 bytes.
+        switch_bytes_per_s: capacity for the bytes of all workers; None: no limit.
 
     Raises:
         UserError: the algorithm is unknown, or a value is out of its range.
@@ -158,10 +156,9 @@ def computing_line(
     work = _work_of(algorithm, workers, density)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
-    an_element_s = speeds.select_s_per_element + work.merged * density * speeds.merge_s_per_entry
-    return CostCurve.line(
-        speeds.message_s + work.startups * speeds.round_s, an_element_s / element_bytes
-    )
+    startup_s = speeds.message_s + work.startups * speeds.round_s
+    element_s = speeds.select_s_per_element + work.merged * density * speeds.merge_s_per_entry
+    return CostCurve.line(startup_s, element_s / element_bytes)
 
 
 def _work_of(algorithm: str, workers: int, density: float) -> SparseWork:

@@ -1,10 +1,10 @@
-"""``Timeline``: what ran when, predicted or measured, in the same form; its rows."""
+"""``Timeline``: what ran when, predicted or measured, and its rows in a picture."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -116,27 +116,23 @@ class Timeline(Document, frozen=True, kw_only=True):
         one was. The time until a ready message is issued does not count, since every order has it.
         Messages without ``ready_ns`` count as ready when they are issued. O(n log n) for n spans.
         """
-        messages = sorted(
-            (span for span in self.spans if span.kind == "message"),
-            key=lambda span: (span.start_ns, span.stop_ns),
-        )
+        messages = sorted(self._messages(), key=lambda span: (span.start_ns, span.stop_ns))
         ready_ns = [s.start_ns if s.ready_ns is None else s.ready_ns for s in messages]
-        # Of each message: when the first of it and those after it is ready.
+        # For each message: when the first of it and those after it is ready.
         later_ns = list(itertools.accumulate(reversed(ready_ns), min))[::-1]
         total_ns = free_ns = 0
-        for index, message in enumerate(messages):
-            if index + 1 < len(messages):
-                idle_ns = max(free_ns, later_ns[index + 1])
-                total_ns += max(min(message.start_ns, ready_ns[index]) - idle_ns, 0)
+        for message, own_ns, next_ns in zip(messages, ready_ns, later_ns[1:], strict=False):
+            total_ns += max(min(message.start_ns, own_ns) - max(free_ns, next_ns), 0)
             free_ns = max(free_ns, message.stop_ns)
         return total_ns
 
     def line_share(self) -> float:
         """Return the share of the iteration in which at least one message was under way."""
-        if not self.iteration_ns:
-            return 0.0
-        busy = busy_ns(union(span for span in self.spans if span.kind == "message"))
-        return busy / self.iteration_ns
+        busy = busy_ns(union(self._messages()))
+        return busy / self.iteration_ns if self.iteration_ns else 0.0
+
+    def _messages(self) -> Iterator[Span]:
+        return (span for span in self.spans if span.kind == "message")
 
 
 def _is_stall(span: Span) -> bool:
@@ -149,7 +145,7 @@ def union(spans: Iterable[Span]) -> list[Interval]:
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the union of intervals as disjoint ones, in order; empty ones are left out."""
+    """Return the union of intervals as disjoint ones, in order and without empty ones."""
     found: list[Interval] = []
     for start, stop in sorted(intervals):
         if start == stop:
@@ -168,7 +164,7 @@ def busy_ns(intervals: Iterable[Interval]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Spans of one lane that do not overlap, in order of time."""
+    """Spans of one lane that do not overlap, ordered by time."""
 
     lane: str
     index: int
@@ -177,15 +173,15 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Name of the row: that of the lane, numbered from its second row on."""
+        """The lane's name, numbered from its second row on."""
         return self.lane if self.index == 0 else f"{self.lane} {self.index + 1}"
 
 
 def rows(timeline: Timeline) -> tuple[Row, ...]:
     """Return the rows of a timeline: computing first, communication next, then the other lanes.
 
-    Each span goes to the first row of its lane that is free when it starts, so that a lane has as
-    many rows as it ever has spans at once. O(n log n) for n spans.
+    Each span goes to the first row of its lane that is free when it starts, so a lane has as many
+    rows as it ever has spans at once. O(n log n) for n spans.
     """
     lanes = sorted(timeline.lanes(), key=lambda lane: (lane != COMPUTE, lane != COMMUNICATION))
     by_lane: dict[str, list[Span]] = {lane: [] for lane in lanes}
@@ -224,7 +220,7 @@ def exposed_intervals(timeline: Timeline) -> list[Interval]:
 
 
 def difference(intervals: Iterable[Interval], hidden: Sequence[Interval]) -> list[Interval]:
-    """Return what of disjoint intervals lies outside of others; both are in order."""
+    """Return the parts of disjoint intervals outside of ``hidden``; both are in order."""
     exposed: list[Interval] = []
     index = 0
     for start, stop in intervals:

@@ -19,8 +19,7 @@ from syncline.model.quantities import (
 )
 
 BOUND_SHARE = 0.05
-"""Least share of an iteration that something other than computing must take to count as its
-limit."""
+"""Least share of an iteration at which something other than computing counts as its limit."""
 
 Bound = Literal["compute", "communication", "loading", "straggler"]
 
@@ -30,11 +29,11 @@ class Setting(Value, frozen=True, kw_only=True):
 
     workers: int
     algorithm: str
-    """By which gradients are exchanged."""
+    """Of the gradient exchange."""
     bandwidth_bytes_per_s: float | None = None
-    """Of the link; None for that of the network."""
+    """Of the link; None: the network's."""
     latency_s: float | None = None
-    """Startup of one message over the link; None: as the network has it."""
+    """Startup of a message over the link; None: the network's."""
     density: float | None = None
     """Share of the elements that each worker sends; None: all of them."""
     wire: str | None = None
@@ -66,10 +65,7 @@ class Setting(Value, frozen=True, kw_only=True):
 
 
 class Split(Value, frozen=True, kw_only=True):
-    """An iteration in four parts, which add up to it.
-
-    Each part is the extra time over the same iteration without the cause of that part.
-    """
+    """An iteration in four parts, each the extra time over an iteration without its cause."""
 
     computing_s: float
     loading_s: float
@@ -81,7 +77,7 @@ class Split(Value, frozen=True, kw_only=True):
 
     @property
     def iteration_s(self) -> float:
-        """All of it."""
+        """The sum of the parts."""
         return self.computing_s + self.loading_s + self.straggling_s + self.exposed_s
 
     @property
@@ -98,7 +94,7 @@ class Split(Value, frozen=True, kw_only=True):
 
     @property
     def bound(self) -> Bound:
-        """What limits the iteration: the largest part beside computing from 5 % on, else that."""
+        """The largest part besides computing, if it takes at least 5 %; otherwise computing."""
         others = {name: share for name, share in self.shares.items() if name != "compute"}
         largest = max(others, key=lambda name: others[name])
         return largest if others[largest] >= BOUND_SHARE else "compute"
@@ -115,7 +111,7 @@ class Point(Value, frozen=True, kw_only=True):
     computing_s: float
     """The same, without reading and copying the batch."""
     predictions: tuple[Prediction, ...]
-    """One a planner, in the order in which they were asked for."""
+    """One for each planner, in the requested order."""
 
     def __post_init__(self) -> None:
         if not self.predictions:
@@ -125,7 +121,7 @@ class Point(Value, frozen=True, kw_only=True):
 
     @property
     def best(self) -> Prediction:
-        """The fastest prediction; of equals the one with the fewest messages."""
+        """The fastest prediction; among equals the one with the fewest messages."""
         return min(self.predictions, key=lambda p: (p.iteration_s, p.messages))
 
     def of(self, planner: str) -> Prediction:
@@ -159,54 +155,54 @@ class Crossing(Value, frozen=True, kw_only=True):
     """A place between two neighbouring points of a sweep where the order or the limit changes."""
 
     axis: Literal["workers", "bandwidth_bytes_per_s"]
-    """The setting along which the points differ; everything else is equal."""
+    """The only setting in which the points differ."""
     point: int
     """Index of the point after it."""
     before: float
     """Value of the setting at the point before."""
     after: float
-    """Value at the point after."""
+    """Value of the setting at the point after."""
     at: float
     """Where the two lines cross, if they are straight between the points on a logarithmic axis."""
     planner: str
-    """Who overtakes, or whose iterations turn."""
+    """The one that overtakes, or whose limit changes."""
     kind: Literal["overtakes", "communication-bound", "compute-bound"]
     other: str | None = None
-    """Who was the fastest until then."""
+    """The planner that is overtaken."""
 
 
 class PathPart(Value, frozen=True, kw_only=True):
-    """What part of the critical path is made of."""
+    """A part of the critical path."""
 
     kind: str
     """A phase of the profile, ``message``, or ``delay``."""
     label: str
     """Operation or message."""
     time_s: float
-    """Seconds on the critical path in one iteration."""
+    """On the critical path of one iteration."""
     rank: int | None = None
-    """First rank of the workers that ran it; None for a message, or where all are alike."""
+    """First rank of the workers that ran it; None for a message, or if all workers are alike."""
 
 
 class Bottleneck(Value, frozen=True, kw_only=True):
     """What limits one planner at one point, and what would lift that limit."""
 
     point: int
-    """Index of the point."""
+    """Its index."""
     planner: str
     kind: Bound
     share: float
-    """Share of the iteration that this limit takes (of computing: all that it takes)."""
+    """Share of the iteration that this limit takes."""
     sentence: str
     """The limit and the remedy."""
     split: Split
     path: tuple[PathPart, ...] = ()
-    """The critical path of one iteration in the steady state, in the order of time; neighbouring
-    steps of the same kind and worker are joined, except messages."""
+    """The critical path of one iteration in the steady state, ordered by time; neighbouring steps
+    of the same kind and worker are joined, except messages."""
     cure_bandwidth_bytes_per_s: float | None = None
     """Smallest bandwidth of the ladder that makes the point compute-bound."""
     cure_workers: int | None = None
-    """Largest power of two of workers that makes it so, where no bandwidth does."""
+    """Largest power of two of workers that makes the point compute-bound, if no bandwidth does."""
 
     def by_kind(self) -> dict[str, float]:
         """Return the seconds of the path by kind, the longest first."""
@@ -228,12 +224,12 @@ class WhatIf(Document, frozen=True, kw_only=True):
 
     model: str
     network: str
-    """Name of the network from which the points depart."""
+    """Name of the network that the points change."""
     points: tuple[Point, ...]
     crossings: tuple[Crossing, ...] = ()
     bottleneck: Bottleneck
     notes: tuple[str, ...] = ()
-    """What the figures leave out, one sentence each."""
+    """What the predictions leave out, one sentence each."""
 
     def __post_init__(self) -> None:
         if not self.points:
@@ -284,7 +280,7 @@ class WhatIf(Document, frozen=True, kw_only=True):
 
     @property
     def planners(self) -> tuple[str, ...]:
-        """The planners, in the order in which they were asked for."""
+        """The planners, in the requested order."""
         return tuple(dict.fromkeys(p.planner for point in self.points for p in point.predictions))
 
     @property
@@ -298,5 +294,5 @@ class WhatIf(Document, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Point:
-        """The point that the bottleneck is about."""
+        """The point whose bottleneck was looked for."""
         return self.points[self.bottleneck.point]

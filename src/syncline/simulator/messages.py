@@ -251,7 +251,7 @@ def _push_and_pull(network: Network, *, transmitting: bool = False) -> tuple[Cos
     exchange = network.exchange.of_every_element("parameter-server")
     if transmitting:
         exchange = exchange.transmitting()
-    return exchange.push_curve(), exchange.pull_curve()
+    return exchange.push_and_pull()
 
 
 def _require_possible(network: Network, total_ns: int) -> None:
