@@ -27,8 +27,8 @@ SMALL_SHARED_BYTES = 64 * 1024
 SMALL_BETWEEN_BYTES = 8 * 1024
 """The same between hosts."""
 FEW_RANKS = 4
-"""Up to this many ranks of a host, a tree reduces to one rank faster than if each reduced a part:
-for that, all ranks but the root would need memory of their own."""
+"""Up to this many ranks of a host, a tree reduces to one rank faster than the direct algorithm, in
+which each rank reduces a part and all ranks but the root need memory of their own."""
 BLOCK_BYTES = 64 * 1024
 """A block of a pipeline between hosts is as large as a fragment."""
 MOST_BLOCKS = 1024
@@ -133,9 +133,7 @@ class Choices(Document, frozen=True, kw_only=True):
     release: str
     """The version of Syncline that was measured."""
     measured: Annotated[dt.datetime, msgspec.Meta(tz=True)]
-    """When it was measured."""
     place: str
-    """Where, in words."""
     machine: str
     """The processor that measured."""
     site: Site
@@ -294,10 +292,6 @@ class Chooser(Value, frozen=True):
             return choose(collective, self.hosts, size_bytes)
         index = bisect_right(regions, size_bytes, key=lambda region: region.from_bytes) - 1
         return regions[index].choice(size_bytes)
-
-    def source_of(self, collective: Collective) -> str:
-        """Return where the choice of one collective comes from, in words."""
-        return self.source if collective in self.regions else BUILT_IN
 
 
 def chooser_for(wanted: Wanted, site: Site) -> Chooser:
