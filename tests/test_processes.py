@@ -17,9 +17,9 @@ from syncline.processes import (
     end_of,
     ended_by_signals,
     exit_code_of,
+    handled_signals,
     place_variables,
     received_signals,
-    restored_signals,
 )
 
 
@@ -63,8 +63,8 @@ def test_signals_are_read_instead_of_acting_and_handlers_come_back() -> None:
 
 def test_replaced_handlers_come_back_after_an_error() -> None:
     before = signal.getsignal(signal.SIGHUP)
-    with contextlib.suppress(KeyError), restored_signals():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with contextlib.suppress(KeyError), handled_signals(lambda *_: None):
+        assert signal.getsignal(signal.SIGHUP) != before
         raise KeyError
     assert signal.getsignal(signal.SIGHUP) == before
 
@@ -152,7 +152,6 @@ def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
         process = LocalProcess(["sh", "-c", FAMILY], {}, stdout=out)
     while not (said := (tmp_path / "out").read_text()):
         time.sleep(0.01)
-    assert not process.ended
     assert process.close(time.monotonic()) == -signal.SIGKILL
     for number in said.split():
         wait_for_end(int(number))
@@ -162,5 +161,5 @@ def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
 def test_a_process_may_end_by_itself() -> None:
     process = LocalProcess(["sh", "-c", "exit $CODE"], {"CODE": "7"})
     assert process.close(time.monotonic() + 30) == 7
-    assert process.ended
+    assert process.close(time.monotonic()) == 7
     process.terminate()  # to no effect

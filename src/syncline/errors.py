@@ -53,13 +53,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def unknown(what: str, name: object, known: Iterable[str], *, also: Iterable[str] = ()) -> str:
-    """Return the message for a name that is none of those known, with the nearest that is.
+    """Return the message for an unknown name, with the nearest known one.
 
-    Args:
-        what: kind of the name, such as ``"planner"``.
-        name: what was found.
-        known: the names that the message lists.
-        also: further names that are known, such as abbreviations, and may be the nearest.
+    ``what`` is the kind of name, such as ``"planner"``. Names in ``also``, such as abbreviations,
+    are known too, but not listed.
     """
     names = tuple(known)
     hint = did_you_mean(str(name), (*also, *names))

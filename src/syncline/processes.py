@@ -14,13 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""The signals on which a launcher ends its workers."""
 
 TIED = """
 import ctypes, os, signal, sys
@@ -37,13 +36,8 @@ class LocalProcess:
     """A process of this host that ends with the process that started it, even if that is killed.
 
     It has a session of its own, so that Ctrl-C reaches only the process that started it. It can be
-    selected on: it is readable once the command has ended.
-
-    Args:
-        command: and its arguments.
-        environment: variables besides those of this process.
-        stdout: a descriptor for its output; None: where that of this process goes.
-        stderr: likewise.
+    selected on: it is readable once the command has ended. The environment is given besides that of
+    this process. Streams are descriptors; None: where those of this process go.
 
     The kernel ties a process to the thread that started it, so that thread must outlive it.
     """
@@ -71,64 +65,45 @@ class LocalProcess:
         """Return the descriptor to select on."""
         return self._ended
 
-    @property
-    def ended(self) -> bool:
-        """Whether the command has ended."""
-        return self._popen.returncode is not None or self._ends_by(0)
-
     def terminate(self) -> None:
         """Send SIGTERM to the command and all that it has started."""
         if self._popen.returncode is None:
             os.killpg(self._popen.pid, signal.SIGTERM)
 
     def close(self, deadline_s: float) -> int:
-        """Let the command end by itself until then; kill what is left, also of what it has started.
+        """Wait for the command until the deadline; then kill it and all that it has started.
 
-        Args:
-            deadline_s: on the monotonic clock.
-
-        Returns:
-            The exit code, or minus the number of the signal that ended it.
+        The deadline is on the monotonic clock. Returns the exit code, or minus the number of the
+        signal that ended it.
         """
         if self._popen.returncode is None:
-            self._ends_by(deadline_s)
+            select.select([self], [], [], max(deadline_s - time.monotonic(), 0))
             # It runs or was not waited for yet, so no other process group can have its number.
             os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
             os.close(self._ended)
         return self._popen.returncode
 
-    def _ends_by(self, deadline_s: float) -> bool:
-        wait_s = max(deadline_s - time.monotonic(), 0)
-        return bool(select.select([self._ended], [], [], wait_s)[0])
-
 
 def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that share out the cores; none where the user has set them."""
     if "OMP_NUM_THREADS" in environment:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, _cores() // workers))}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers))}
 
 
 def machine_name() -> str:
     """Return the processor and how many cores this process may use."""
-    cores = _cores()
+    cores = len(os.sched_getaffinity(0))
     return f"{processor_name()}, {cores} core{'' if cores == 1 else 's'}"
 
 
 def processor_name() -> str:
     """Return the model of the processor."""
-    with contextlib.suppress(OSError):  # other systems than Linux have no such file
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:
@@ -166,14 +141,16 @@ def exit_code_of(code: int) -> int:
 
 
 @contextmanager
-def restored_signals() -> Iterator[None]:
-    """Restore the handlers of the ending signals at the end."""
-    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+def handled_signals(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """Handle the ending signals; restore their handlers at the end."""
+    before = {number: signal.getsignal(number) for number in _not_ignored()}
     try:
+        for number in before:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @contextmanager
@@ -195,9 +172,7 @@ def ended_by_signals() -> Iterator[None]:
             raise KeyboardInterrupt
         raise SystemExit(exit_code_of(-number))
 
-    with restored_signals():
-        for number in _not_ignored():
-            signal.signal(number, leave)
+    with handled_signals(leave):
         yield
 
 
@@ -229,12 +204,11 @@ def received_signals() -> Iterator[socket.socket]:
     """
     reading, writing = socket.socketpair()
     writing.setblocking(False)
-    with reading, writing, restored_signals():
+    with reading, writing:
         before = signal.set_wakeup_fd(writing.fileno())
         try:
-            for number in _not_ignored():
-                signal.signal(number, lambda *_: None)
-            yield reading
+            with handled_signals(lambda *_: None):
+                yield reading
         finally:
             signal.set_wakeup_fd(before)
 
@@ -270,18 +244,15 @@ def _made(prefix: str) -> tuple[Path, int]:
 
 
 def _remove_if_unused(path: Path) -> None:
-    try:
+    # It may have been removed, be another user's, be in use, or lie where there are no locks.
+    with contextlib.suppress(OSError):
         lock = _opened(path)
-    except OSError:
-        return  # it was removed meanwhile, or is another user's
-    try:
-        if os.fstat(lock).st_uid == os.getuid():
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(path)
-    except OSError:
-        return  # it is in use, or lies where there are no locks
-    finally:
-        os.close(lock)
+        try:
+            if os.fstat(lock).st_uid == os.getuid():
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+        finally:
+            os.close(lock)
 
 
 def _remove(path: Path) -> None:

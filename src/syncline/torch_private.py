@@ -181,7 +181,7 @@ STEP_CALLED = "_opt_called"
 
 
 def is_made_by_torch(optimizer: object) -> bool:
-    """Say whether ``Optimizer.__init__`` has made an optimizer: some classes around one skip it."""
+    """Say whether ``Optimizer.__init__`` has made an optimizer: some wrapper classes skip it."""
     return "_zero_grad_profile_name" in vars(optimizer)
 
 
@@ -335,12 +335,8 @@ def remake_reducer(
 ) -> None:
     """Put a new reducer in place of DDP's, which cannot be given other buckets.
 
-    Args:
-        ddp: whose reducer.
-        parameters: that it exchanges.
-        sparse: of each, whether its gradient is sparse.
-        names: of parameters by their index, for torch's messages.
-        sample_every: how many iterations pass between two that the reducer measures.
+    ``sparse`` says of each parameter whether its gradient is sparse. Names are by the parameters'
+    indices, for torch's messages. The reducer measures one in ``sample_every`` iterations.
     """
     del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
     ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)

@@ -75,17 +75,7 @@ class ThisHost:
     """The host of this process."""
 
     name = "localhost"
-
-    def start(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        stdout: int | None = None,
-        stderr: int | None = None,
-    ) -> LocalProcess:
-        """Start a command; None as a stream is that of this process."""
-        return LocalProcess(command, environment, stdout=stdout, stderr=stderr)
+    start = LocalProcess
 
 
 def module_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
@@ -114,7 +104,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """Name of the class of the error."""
     traceback: str | None = None
-    """None for an error whose message says all."""
+    """None if the message says all."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -155,7 +145,6 @@ class WorkerGroup:
     ) -> None:
         self.name = name
         self.path = str(folder / f"{name.replace(' ', '-')}.socket")
-        """Of the socket."""
         self._hosts = hosts or {}
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._started: list[_Started] = []

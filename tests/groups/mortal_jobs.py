@@ -141,6 +141,7 @@ def forks_of_torch(place: Place, transport: Transport) -> None:
     dist.all_reduce(values)
     work = dist.all_reduce(values, async_op=True)
     future = work.get_future()
+    without_future = dist.all_reduce(torch.ones(3), async_op=True)
 
     class Data(torch.utils.data.Dataset[int]):
         def __len__(self) -> int:
@@ -158,13 +159,14 @@ def forks_of_torch(place: Place, transport: Transport) -> None:
     if child == 0:
         refused(dist.barrier)
         refused(lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future())
-        refused(lambda: work.then([], []).get_future().wait())
+        refused(lambda: without_future.get_future().wait())
         dist.destroy_process_group()
-        del work, future
+        del work, future, without_future
         gc.collect()
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
     future.wait()
+    without_future.wait()
     dist.all_reduce(values)
     assert values.unique().tolist() == [place.ranks**3]
     dist.destroy_process_group()

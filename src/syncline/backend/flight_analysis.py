@@ -58,8 +58,8 @@ def unfinished(dumps: Mapping[str, Dump]) -> list[str]:
 def analyse(dumps: Mapping[str, Dump]) -> Any:
     """Return what torch's analyser makes of dumps, which also logs what does not match.
 
-    It is given collectives alone: it expects every rank of a group to take part in a message. Of
-    each group it is given those that all ranks still have.
+    It gets collectives only, because it expects every rank of a group to take part in a message. Of
+    each group it gets those that all ranks still have.
     """
     first: dict[tuple[str, str], int] = {}
     for dump in dumps.values():

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +29,28 @@ FLAT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 POLL_S = 0.25
 """How often a rank checks whether another has asked for dumps."""
 LONGEST_WAIT_S = 2.0
-"""How long a rank whose operation has failed waits for the other ranks' dumps. It may end then, and
-``torchrun`` then ends the others."""
+"""How long a rank whose operation has failed waits for the other ranks' dumps. After that its
+process may end, and ``torchrun`` then ends the others."""
 
 Kind = tuple[tuple[int, ...], torch.dtype]
 """Size and dtype of a tensor."""
 
 
+@dataclass(slots=True, eq=False)
 class Record:
     """One operation."""
 
-    __slots__ = ("created_ns", "ended_ns", "inputs", "name", "number", "outputs", "peer", "tasks")
-
-    def __init__(self, name: str, inputs: Sequence[Kind], outputs: Sequence[Kind]) -> None:
-        self.name = name
-        self.inputs = inputs
-        self.outputs = outputs
-        self.number = (0, 0)
-        """The numbers of collectives and messages so far, including this one."""
-        self.peer: int | None = None
-        """The peer of a message; -1 is any rank. None: this is a collective."""
-        self.tasks: Sequence[_native.Task | None] | None = None
-        """The native tasks, once begun. They do not keep the tensors alive."""
-        self.created_ns = time.time_ns()
-        self.ended_ns = 0
+    name: str
+    inputs: Sequence[Kind]
+    outputs: Sequence[Kind]
+    number: tuple[int, int]
+    """The numbers of collectives and messages so far, including this one."""
+    peer: int | None
+    """The peer of a message; -1 is any rank. None: this is a collective."""
+    created_ns: int
+    ended_ns: int = 0
+    tasks: Sequence[_native.Task | None] | None = None
+    """The native tasks, once begun. They do not keep the tensors alive."""
 
     def end(self) -> None:
         """Note that the results are in place."""
@@ -110,16 +109,16 @@ class FlightRecorder:
             self.messages += 1
         if not self.records.maxlen:
             return None
-        record = Record(name, _kinds(inputs), _kinds(inputs if outputs is None else outputs))
-        record.peer = peer
-        record.number = self.collectives, self.messages
+        kinds = _kinds(inputs), _kinds(inputs if outputs is None else outputs)
+        number = self.collectives, self.messages
+        record = Record(name, *kinds, number, peer, time.time_ns())
         self.records.append(record)
         return record
 
     def entries(self, group: Any, number: int) -> list[dict[str, Any]]:
-        """Return the records in NCCL's form, but for their ``record_id``.
+        """Return the records in NCCL's form without ``record_id``.
 
-        The group has this number in this process.
+        ``number`` is the group's number in this process.
         """
         return [
             {
@@ -246,7 +245,6 @@ def _kinds(tensors: Sequence[torch.Tensor]) -> Sequence[Kind]:
 
 
 def _ends(record: Record, rank: int) -> str:
-    """Return the ranks of a message, for its name."""
     if record.peer is None:
         return ""
     return f" {rank}{'->' if record.name == 'send' else '<-'}{record.source}"

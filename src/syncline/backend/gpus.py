@@ -52,7 +52,7 @@ class Gpus:
     def other(self, device: torch.device) -> Any:
         """Return the process group of another backend for a device, or None if it is this one's.
 
-        All ranks of the group call it, for the first time together: it is made then.
+        The first call makes it, so all ranks of the group must make their first call together.
 
         Raises:
             UserError: the group was made without a backend for the device.

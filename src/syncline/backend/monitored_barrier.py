@@ -17,16 +17,9 @@ def monitored_barrier(
 ) -> None:
     """Return once all ranks have come; they meet in the store, so also where their group failed.
 
-    Source: the same as Gloo's ``monitored_barrier``: rank 0 waits for the others, one after the
-    other, and then lets them go on.
-
-    Args:
-        store: where the ranks of the group look.
-        key: unique to this barrier in the store.
-        rank: this one.
-        ranks: how many there are.
-        timeout_s: how long rank 0 waits for the others, and they for rank 0.
-        wait_all_ranks: name all that are missing, not only the first.
+    As in Gloo's ``monitored_barrier``, rank 0 waits for the others, one after the other, and then
+    lets them go on; each waits for at most ``timeout_s``. The key is unique to this barrier in the
+    store. With ``wait_all_ranks`` the error names all ranks that are missing, not only the first.
 
     Raises:
         PeerError: a rank did not come, or rank 0 did not let this one go on.
@@ -53,7 +46,6 @@ def monitored_barrier(
 
 
 def _comes(store: Any, key: str, deadline: float) -> bool:
-    """Say whether a key is set in the store in time."""
     pause_s = SHORTEST_POLL_S
     while not store.check([key]):
         if time.monotonic() > deadline:

@@ -122,8 +122,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def _group(self) -> Group:
         """The group that a collective runs on.
 
-        Collectives begun by a future's callback have a group of their own: mixed with those of the
-        main thread, they would have another order on every rank.
+        Collectives that a future's callback begins have a group of their own: among those of the
+        main thread, their order would differ between the ranks.
         """
         if threading.get_ident() != self._completer.ident:
             return self._outer
@@ -156,7 +156,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Return the name to give to ``init_process_group``."""
         return NAME
 
-    # Torch's own class has these in its backends; this group has none.
+    # Torch's own class asks its backends for these; this group has none.
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -213,14 +213,6 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def _has_hooks(self) -> bool:
         """Return False: no hooks are called on completion, as on Gloo."""
         return False
-
-    def size(self) -> int:
-        """Return how many ranks there are."""
-        return self._size
-
-    def rank(self) -> int:
-        """Return this rank."""
-        return self._rank
 
     def shutdown(self) -> None:
         """Leave the group, even if operations are under way, once the ranks' GPUs are done."""
@@ -495,40 +487,22 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Send tensors to one rank."""
         if other := self._other(tensors):
             return other.send(tensors, peer, tag)
-        return self._begun("send", tensors, lambda: self._send(tensors, peer, tag), peer=peer)
-
-    def _send(
-        self, tensors: list[Tensor], peer: int, tag: int = 0, part_of: Parted | None = None
-    ) -> BackendWork:
-        return self._each(
-            tensors,
-            partial(self._group.send, peer=peer, tag=tag, part_of=part_of),
-            copies=True,
-            changes=False,
-            ordered=False,
-        )
+        begin = partial(self._messages, tensors, peer, tag, receives=False)
+        return self._begun("send", tensors, begin, peer=peer)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int = 0) -> BackendWork:
         """Receive what a rank sends next."""
         if other := self._other(tensors):
             return other.recv(tensors, peer, tag)
-        return self._begun("recv", tensors, lambda: self._receive(tensors, peer, tag), peer=peer)
-
-    def _receive(
-        self, tensors: list[Tensor], peer: int | None, tag: int = 0, part_of: Parted | None = None
-    ) -> BackendWork:
-        return self._each(
-            tensors,
-            partial(self._group.receive, peer=peer, tag=tag, part_of=part_of),
-            copies=True,
-            ordered=False,
-        )
+        begin = partial(self._messages, tensors, peer, tag, receives=True)
+        return self._begun("recv", tensors, begin, peer=peer)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> BackendWork:
         """Receive from whichever rank sends first; ``BackendWork._source_rank()`` says which."""
         if other := self._other(tensors):
             return other.recv_anysource(tensors, tag)
-        return self._begun("recv", tensors, lambda: self._receive(tensors, None, tag), peer=-1)
+        begin = partial(self._messages, tensors, None, tag, receives=True)
+        return self._begun("recv", tensors, begin, peer=-1)
 
     # ------------------------------------------------------------------ inside
 
@@ -605,6 +579,19 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             pending.append(start(given))
         return BackendWork(pending, tensors, self._completer if ordered else None, finishes)
 
+    def _messages(
+        self,
+        tensors: Sequence[Tensor],
+        peer: int | None,
+        tag: int = 0,
+        part_of: Parted | None = None,
+        *,
+        receives: bool,
+    ) -> BackendWork:
+        call: Callable[..., Pending] = self._group.receive if receives else self._group.send
+        start = partial(call, peer=peer, tag=tag, part_of=part_of)
+        return self._each(tensors, start, copies=True, changes=receives, ordered=False)
+
     def _into(
         self,
         output: Tensor,
@@ -626,9 +613,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             work = self._gather_single(whole, given.reshape(-1), attended=False)
             chunks = whole.view(len(parts), given.numel())
             pairs = zip(parts, chunks, strict=True)
-            return work.then(
-                [copying(part, chunk.view(part.shape)) for part, chunk in pairs], parts
-            )
+            finishes = [copying(part, chunk.view(part.shape)) for part, chunk in pairs]
+            return self._together([work], parts, finishes)
         copying(parts[self._rank], given.reshape(parts[self._rank].shape))()
         works = [
             self._each([part], partial(self._group.broadcast, root=rank), copies=True)
@@ -646,12 +632,17 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             for rank, part in enumerate(dense)
         ]
         own = dense[self._rank].view(output.shape)
-        return self._together(works, [output]).then([copying(output, own)], [output])
+        return self._together(works, [output], [copying(output, own)])
 
-    def _together(self, works: Iterable[BackendWork], results: Any) -> BackendWork:
+    def _together(
+        self,
+        works: Iterable[BackendWork],
+        results: Any,
+        finishes: Sequence[Callable[[], None]] = (),
+    ) -> BackendWork:
         works = list(works)
         pending = [pending for work in works for pending in work.pending]
-        finishes = [finish for work in works for finish in work.finishes]
+        finishes = [*(finish for work in works for finish in work.finishes), *finishes]
         return BackendWork(pending, results, self._completer, finishes)
 
     def _to_each(
@@ -665,14 +656,12 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if self._rank in sent and self._rank in taken:
             copying(taken[self._rank], sent[self._rank].reshape(taken[self._rank].shape))()
         works = [
-            self._send([t], peer, part_of=part_of) for peer, t in sent.items() if peer != self._rank
-        ]
-        works += [
-            self._receive([t], peer, part_of=part_of)
-            for peer, t in taken.items()
+            self._messages([tensor], peer, part_of=part_of, receives=receives)
+            for receives, tensors in ((False, sent), (True, taken))
+            for peer, tensor in tensors.items()
             if peer != self._rank
         ]
-        return self._together(works, results if results is not None else list(taken.values()))
+        return self._together(works, results)
 
 
 def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
@@ -689,8 +678,7 @@ def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
 def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup, list[int]]]]:
     """Return this process's rank, and its groups with their global ranks.
 
-    Args:
-        group: the one that has failed; torch may not know it.
+    ``group`` is the one that has failed; torch may not know it.
     """
     known = [each for each in known_groups() if isinstance(each, ProcessGroup)]
     groups = [(each, dist.get_process_group_ranks(each)) for each in known]

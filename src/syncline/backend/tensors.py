@@ -46,16 +46,12 @@ def as_dense(tensor: Tensor) -> Tensor:
     Of a tensor on a GPU the host waits for its current stream, so that what is copied is complete,
     and nothing on that stream uses the tensor any more when a result is copied back.
     """
-    _require_dense(tensor)
-    return tensor.cpu().resolve_conj().resolve_neg().contiguous()
-
-
-def _require_dense(tensor: Tensor) -> None:
     if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
         raise UserError(
             f"backend syncline exchanges dense tensors on the CPU or CUDA, not {tensor.layout} on "
             f"{tensor.device}; convert them"
         )
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
@@ -63,7 +59,6 @@ def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
 
     If ``copies``, they are only moved, so they may be treated as bytes.
     """
-    _require_dense(tensor)
     if not tensor.is_cpu:
         raise UserError(
             f"expected a tensor on the CPU, found one on {tensor.device}; move it there"

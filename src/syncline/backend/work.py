@@ -24,7 +24,7 @@ from syncline.groups import Pending
 from syncline.torch_private import RecordFunction, end_range, tree_leaves, untraced
 
 Device = int | str | torch.device
-"""As futures of torch take them."""
+"""A device, as torch's futures take it."""
 
 
 @untraced
@@ -69,7 +69,7 @@ class BackendWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Say whether nothing went wrong so far."""
+        """Say whether nothing has failed so far."""
         return self._error is None
 
     def exception(self) -> BaseException | None:
@@ -111,10 +111,6 @@ class BackendWork(dist.Work):
         if self.profiled is not None and not self.profiled.done():
             self.profiled.set_result(None)
 
-    def then(self, finishes: Sequence[Callable[[], None]], results: Any) -> BackendWork:
-        """Return the same work with more functions to call, and other results."""
-        return BackendWork(self.pending, results, self._completer, [*self.finishes, *finishes])
-
     def synchronize(self) -> None:
         """Return once the results are in place."""
         self.wait()
@@ -141,7 +137,7 @@ class BackendWork(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            # Whoever waits for the future has their streams wait for those of this thread.
+            # Waiting for the future makes the waiter's streams wait for those of this thread.
             tensors = [each for each in tree_leaves(self._results) if torch.is_tensor(each)]
             devices: list[Device] = list({each.device for each in tensors if not each.is_cpu})
             future: torch.futures.Future[Any] = (

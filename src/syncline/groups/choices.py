@@ -27,11 +27,13 @@ SMALL_SHARED_BYTES = 64 * 1024
 SMALL_BETWEEN_BYTES = 8 * 1024
 """The same between hosts."""
 FEW_RANKS = 4
-"""Up to this many ranks of a host, a tree reduces to one rank faster than if each reduced a part:
-for that, all ranks but the root would need memory of their own."""
+"""Up to this many ranks of a host, a tree reduces to one rank faster than the direct algorithm, in
+which each rank reduces a part and all ranks but the root need memory of their own."""
 BLOCK_BYTES = 64 * 1024
 """A block of a pipeline between hosts is as large as a fragment."""
 MOST_BLOCKS = 1024
+HIERARCHICAL = "hierarchical"
+"""The all-reduce that depends on the hosts of a group, so it is in no table of programs."""
 
 
 class Choice(NamedTuple):
@@ -48,33 +50,20 @@ def choose(collective: Collective, hosts: Hosts, size_bytes: int) -> Choice:
     slow, so every byte crosses each link as seldom as possible: in a ring (of hosts, if they have
     several ranks), or along a pipeline.
     """
-    if len(hosts) == 1:
-        return _inside(collective, len(hosts[0]), size_bytes)
-    small = size_bytes <= SMALL_BETWEEN_BYTES
-    if collective == "all-reduce":
-        if small:
+    inside, ranks = len(hosts) == 1, len(hosts[0])
+    small = size_bytes <= (SMALL_SHARED_BYTES if inside else SMALL_BETWEEN_BYTES)
+    match collective:
+        case "all-reduce" if small:
             return Choice("recursive-doubling")
-        return Choice("ring" if all(len(host) == 1 for host in hosts) else "hierarchical")
-    if collective in ("broadcast", "reduce"):
-        if small:
+        case "all-reduce" if not inside and any(len(host) > 1 for host in hosts):
+            return Choice(HIERARCHICAL)
+        case "broadcast" | "reduce" if not inside and not small:
+            return Choice("linear-pipeline", min(-(-size_bytes // BLOCK_BYTES), MOST_BLOCKS))
+        case "broadcast" if small and (ranks > 2 or not inside):
             return Choice("minimum-spanning-tree")
-        return Choice("linear-pipeline", min(-(-size_bytes // BLOCK_BYTES), MOST_BLOCKS))
-    return Choice("ring")
-
-
-def _inside(collective: Collective, ranks: int, size_bytes: int) -> Choice:
-    small = size_bytes <= SMALL_SHARED_BYTES
-    if collective == "all-reduce":
-        return Choice("recursive-doubling" if small else "direct")
-    if collective == "broadcast":
-        return Choice("minimum-spanning-tree" if small and ranks > 2 else "direct")
-    if collective == "reduce":
-        return Choice("minimum-spanning-tree" if small or ranks <= FEW_RANKS else "direct")
-    return Choice("direct")
-
-
-HIERARCHICAL = "hierarchical"
-"""The all-reduce that depends on the hosts of a group, so it is in no table of programs."""
+        case "reduce" if small or (inside and ranks <= FEW_RANKS):
+            return Choice("minimum-spanning-tree")
+    return Choice("direct" if inside else "ring")
 
 
 class Region(Value, frozen=True, kw_only=True):
@@ -133,9 +122,7 @@ class Choices(Document, frozen=True, kw_only=True):
     release: str
     """The version of Syncline that was measured."""
     measured: Annotated[dt.datetime, msgspec.Meta(tz=True)]
-    """When it was measured."""
     place: str
-    """Where, in words."""
     machine: str
     """The processor that measured."""
     site: Site
@@ -294,10 +281,6 @@ class Chooser(Value, frozen=True):
             return choose(collective, self.hosts, size_bytes)
         index = bisect_right(regions, size_bytes, key=lambda region: region.from_bytes) - 1
         return regions[index].choice(size_bytes)
-
-    def source_of(self, collective: Collective) -> str:
-        """Return where the choice of one collective comes from, in words."""
-        return self.source if collective in self.regions else BUILT_IN
 
 
 def chooser_for(wanted: Wanted, site: Site) -> Chooser:

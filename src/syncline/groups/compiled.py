@@ -23,8 +23,8 @@ class Compiled(NamedTuple):
     native: _native.Program
     out_of_place: bool
     """Whether it can leave its input unchanged and write elsewhere."""
-    changed: tuple[bool, ...]
-    """Of each block: whether this rank changes it."""
+    changes: bool
+    """Whether this rank changes any block."""
     spills: bool
     """Whether it changes blocks outside this rank's equal part."""
     variant: int
@@ -54,14 +54,14 @@ def compiled(
     steps = [(s.step, ACTIONS[s.action], *s[2:]) for s in schedule.program(rank)]
     rows = np.array(steps, dtype=np.int32).reshape(-1, 5)
     native = _native.make_program(rank, ranks, schedule.blocks, rows)
-    changed = tuple(native.changes(block) for block in range(schedule.blocks))
+    changed = [block for block in range(schedule.blocks) if native.changes(block)]
     part = schedule.blocks // ranks
     own = range(rank * part, (rank + 1) * part)
     meaning = f"{choice.algorithm}/{choice.blocks}/{root}"
     return Compiled(
         native=native,
         out_of_place=native.out_of_place,
-        changed=changed,
-        spills=any(changes for block, changes in enumerate(changed) if block not in own),
+        changes=bool(changed),
+        spills=any(block not in own for block in changed),
         variant=zlib.crc32(meaning.encode()),
     )

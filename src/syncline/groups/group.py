@@ -30,9 +30,9 @@ Transport = Literal["auto", "shared", "ucx"]
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
 WINDOW, LEAST_WINDOW = 16, 8
-"""Fragments under way in shared memory, from one rank to all others together and to each of them.
-To one rank: as much as a core's own cache holds, so that most lines have left it when they are
-written again. To several: only a small part of the cache that all share."""
+"""Fragments under way in shared memory: to all peers together, and at least to each. To one peer
+16, which fill a core's own cache, so most lines have left it before they are written again. To
+several 8 each, which are a small part of the shared cache."""
 REMOTE_WINDOW = 8
 """Fragments under way to each rank of another host."""
 PAUSE_S = 20e-6
@@ -58,7 +58,6 @@ class PreparedCall(NamedTuple):
     """A collective on vectors of one count and dtype, ready to be called."""
 
     start: Callable[[int, int, int, bool], _native.Operation | None]
-    """Of the native call."""
     code: Compiled
     part_bytes: int
     """Of each rank's part of the vector, where it has equal parts."""
@@ -67,29 +66,25 @@ class PreparedCall(NamedTuple):
 class Pending:
     """A collective under way."""
 
-    __slots__ = ("_group", "_keep", "_native")
+    __slots__ = ("_group", "_keep", "task")
 
-    def __init__(self, group: Group | None, native: _native.Task | None, keep: object) -> None:
+    def __init__(self, group: Group | None, task: _native.Task | None, keep: object) -> None:
         self._group = group
-        self._native = native
+        self.task = task
+        """The native task, which does not keep the memory alive; None: it was done at once."""
         self._keep = keep  # memory that it reads or writes
 
     @property
     def done(self) -> bool:
         """Whether the result is in place."""
-        return self._native is None or self._native.done
+        return self.task is None or self.task.done
 
     @property
     def peer(self) -> int | None:
         """The other rank of a message, once it is known; None for a collective."""
-        if not isinstance(self._native, _native.Message) or self._native.peer == ANY_RANK:
+        if not isinstance(self.task, _native.Message) or self.task.peer == ANY_RANK:
             return None
-        return self._native.peer
-
-    @property
-    def task(self) -> _native.Task | None:
-        """The native task, which does not keep the memory alive; None: it was done at once."""
-        return self._native
+        return self.task.peer
 
     @property
     def ended(self) -> bool:
@@ -100,19 +95,19 @@ class Pending:
         """Return once the result is in place.
 
         Args:
-            timeout_s: how long at most; None: as long as the group's own timeout. After less than
-                that the collective stays under way, and may be waited for again; after as long as
-                that the rank gives up, which ends the group on all ranks.
+            timeout_s: how long at most; None: the group's own timeout. After a shorter time the
+                collective stays under way, and may be waited for again; after that time or longer
+                the rank gives up, which ends the group on all ranks.
 
         Raises:
             PeerError: a rank has ended, or did not take part in time.
             MismatchError: the ranks called different collectives.
             UserError: this is a fork of the process that began it.
         """
-        if self._native is None or self._group is None:
+        if self.task is None or self._group is None:
             return
-        if not self._native.done:
-            self._group._wait(self._native, timeout_s)
+        if not self.task.done:
+            self._group._wait(self.task, timeout_s)
         self._keep = None
         self._group._let_go()
 
@@ -172,13 +167,12 @@ class Group:
             near = [rank] if transport == "ucx" else reception.neighbours
             remote = [other for other in range(ranks) if other not in near]
             if remote and transport == "shared":
-                cards = reception.cards
+                there, here = (reception.cards[each].name for each in (remote[0], rank))
                 raise UserError(
-                    f"rank {remote[0]} is on host {cards[remote[0]].name!r} and rank {rank} on "
-                    f"{cards[rank].name!r}: shared memory joins ranks of one host"
+                    f"rank {remote[0]} is on host {there!r} and rank {rank} on {here!r}: shared "
+                    "memory joins ranks of one host"
                 )
             self.site = reception.site("ucx" if transport == "ucx" else "auto")
-            """Where the ranks are."""
             notes = reception.notes
             self.meeting = notes.prefix
             """The same on all ranks, and unique to this group, even if another has its name."""
@@ -217,13 +211,14 @@ class Group:
                     max(deadline - time.monotonic(), 0.0),
                 )
             except _native.LinkFailure as error:
-                self._abandon(error, own)
                 what, peer, _ = error.args
-                notes.require_joining(peer)
-                raise PeerError(
+                lost = PeerError(
                     f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
                     "a network in common: UCX_NET_DEVICES names its device"
-                ) from None
+                )
+                self._abandon(lost, own)
+                notes.require_joining(peer)
+                raise lost from None
             except OSError as error:  # memory cannot be mapped, or a thread not started
                 refused = out_of_descriptors(rank, error) or UserError(
                     f"rank {rank}: {error}; see the limits of this process (ulimit -v, -u)"
@@ -243,7 +238,7 @@ class Group:
             self,
             _leave,
             os.getpid(),
-            Watch(self._peers, self._buffers.lose, self._buffers.take),
+            Watch(self._peers, self._buffers),
             self._native,
             self._peers,
             own,
@@ -264,7 +259,7 @@ class Group:
 
         Args:
             given: this rank's elements.
-            result: as many, where the result goes; None: in place.
+            result: where the result goes, as many elements; None: in place.
             reduction: sum, avg, min, max, product, band, bor or bxor.
             choice: the algorithm; None: what :attr:`chooser` says for the size.
             attended: whether the caller will wait at once. Otherwise a thread of the group works
@@ -313,7 +308,7 @@ class Group:
         key = "reduce", given.count, given.dtype, choice, reduction, root
         call = self._calls.get(key) or self._prepared(key, root, ours)
         if result is None:
-            elsewhere = self.rank != root and any(call.code.changed)
+            elsewhere = self.rank != root and call.code.changes
             work = _scratch(given) if elsewhere else given
         else:
             work = _fitting(given, result, 1)
@@ -391,12 +386,7 @@ class Group:
         return self._message(self._native.send, given, peer, tag, part_of)
 
     def receive(
-        self,
-        result: Elements,
-        *,
-        peer: int | None,
-        tag: int = 0,
-        part_of: Parted | None = None,
+        self, result: Elements, *, peer: int | None, tag: int = 0, part_of: Parted | None = None
     ) -> Pending:
         """Receive what ``peer`` sends next with this tag, of the same count and dtype.
 
@@ -530,7 +520,7 @@ class Group:
         return DONE if native is None else self._under_way(native, (owner, other))
 
     def _under_way(self, native: _native.Task, keep: object) -> Pending:
-        """Return what is under way; its memory is kept even if nobody waits for it."""
+        """Return the pending operation, whose memory is kept even if nobody waits for it."""
         pending = Pending(self, native, keep)
         self._begun.append(pending)
         self._let_go()
@@ -658,7 +648,6 @@ def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elem
 
 
 def _fitting(part: Elements, whole: Elements, times: int) -> Elements:
-    """Return ``whole``, which must be ``times`` as large as ``part``."""
     if part.dtype != whole.dtype or part.count * times != whole.count:
         raise UserError(
             f"expected {part.count * times} elements of {part.dtype}, {part.count} for each rank, "

@@ -129,9 +129,7 @@ class Meeting:
     _addresses: Sequence[str]
     """Where each rank of the group listens."""
     _secret: bytes
-    """Known to all ranks of the group, and to nobody else."""
     _listening: socket.socket
-    """This rank's own."""
     _passed: Sequence[int]
     """Descriptors for each rank that is met; each rank passes equally many."""
     _talks: dict[socket.socket, Talk] = field(default_factory=dict)
@@ -300,7 +298,6 @@ class Meeting:
         return Introduced(rank=other, connection=connection, process=process, passed=passed)
 
     def _watchable(self, connection: socket.socket, other: int) -> int:
-        """Return a descriptor of the process at the other end."""
         try:
             return os.pidfd_open(_credentials(connection)[0])
         except OSError as error:

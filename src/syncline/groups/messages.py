@@ -49,7 +49,6 @@ def out_of_descriptors(rank: int, error: OSError) -> UserError | None:
 SHUTDOWN = b"goodbye"
 """The start of a rank's last message to another; the reason may follow."""
 MOST_BYTES = 1024
-"""The longest message."""
 
 
 def take_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:

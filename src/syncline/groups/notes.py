@@ -15,7 +15,7 @@ LOOK_S = 0.25
 """How often a waiting rank checks whether its peer has ended or has posted a failure."""
 LEAST_LOOK_S = 0.05
 REFUSAL = "not joining"
-"""The start of the names of notes why a rank does not join."""
+"""The names of notes that say why a rank does not join begin with this."""
 
 
 class Store(Protocol):
@@ -68,7 +68,6 @@ class Notes:
     prefix: str
     """Of their keys in the store; no other group has it."""
     rank: int
-    """This rank."""
     deadline: float
     """When to give up waiting for one, on the monotonic clock, in seconds."""
 

@@ -69,7 +69,6 @@ class Roll:
     """The processes of a group, on which all of them agree."""
 
     cards: tuple[RankCard, ...]
-    """One for each rank."""
     prefix: str
     """Prefix of further notes in the store; no other roll call has it."""
     secret: bytes
@@ -107,14 +106,14 @@ class RollCall:
 
     _store: Store
     _name: str
-    """Of the group."""
     _rank: int
     _ranks: int
 
     def join(self, card: RankCard, deadline: float) -> Roll:
-        """Return the roll with this process on it, whose socket listens, once all have answered.
+        """Answer the roll call; return the roll once all ranks have answered.
 
-        The deadline is a time of the monotonic clock, in seconds.
+        This process's socket must listen already. The deadline is on the monotonic clock, in
+        seconds.
 
         Raises:
             PeerError: a rank does not answer in time, or says that it does not join.
@@ -133,7 +132,6 @@ class RollCall:
     # ------------------------------------------------------------------ rank 0
 
     def _gathered(self, own: _Answer, deadline: float) -> Roll:
-        """Call the roll."""
         identifier = secrets.token_hex(16)
         prefix = f"{self._name}/{identifier}"
         call = _Call(identifier=identifier, ranks=self._ranks, card=own.card)
@@ -274,9 +272,9 @@ def _did_not_join(ranks: Sequence[int]) -> str:
 class Reception:
     """Where ranks of one host meet this one and exchange memory.
 
-    That a rank is on this host is verified: a connection through Unix sockets, which do not leave a
-    host, passes its memory, and the kernel attests its process and user. Arguments as for
-    :class:`RollCall`, and the deadline on the monotonic clock, in seconds.
+    It is verified that a rank is on this host: its memory comes through a Unix socket, which does
+    not leave a host, and the kernel attests its process and user. The deadline is on the monotonic
+    clock, in seconds.
 
     Raises:
         PeerError: on construction, if a rank does not join.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import socket
 import struct
@@ -87,7 +88,7 @@ class SharedBuffers:
         self._rank = rank
         self._peers = peers
         self._native = native
-        self._made = 0
+        self._numbers = itertools.count(1)
         self._changed = threading.Condition()
         self._arrived: dict[tuple[int, int], int] = {}
         """Sizes of peers' buffers that have arrived, not awaited yet, by rank and number."""
@@ -98,18 +99,13 @@ class SharedBuffers:
     ) -> SharedBuffer:
         """Return this rank's buffer, once those of all peers are mapped; see ``Group.allocate``.
 
-        Args:
-            size_bytes: as many on all ranks.
-            timeout_s: how long peers may take.
-            close: called with a function when the buffer is closed; calls that function once the
-                collectives before are done.
+        When the buffer is closed, ``close`` is called with a function, which it must call once the
+        collectives begun before are done.
         """
         if size_bytes < 1:
             raise UserError(f"a shared buffer has at least 1 byte, found {size_bytes}")
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
-            self._made += 1
-            number = self._made
+        number = next(self._numbers)
         descriptor = _new_memory(size_bytes, self._rank)
         try:
             memory = _mapped(descriptor, size_bytes, self._rank)
@@ -130,7 +126,6 @@ class SharedBuffers:
         return buffer
 
     def _await(self, peer: int, number: int, size_bytes: int, deadline_s: float) -> None:
-        """Wait until a peer's buffer is mapped here."""
         with self._changed:
             there = self._changed.wait_for(
                 lambda: (peer, number) in self._arrived or peer in self._lost,

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from syncline.groups.meeting import Introduced
 from syncline.groups.messages import SHUTDOWN, USED_UP, reason_in, take_descriptors
-
-MOST_DESCRIPTORS = 1
+from syncline.groups.shared_buffers import SharedBuffers
 
 _NOTHING: tuple[bytes, Sequence[int]] = b"", ()
-Take = Callable[[int, bytes, Sequence[int]], None]
 
 
 class Watch:
@@ -21,18 +19,10 @@ class Watch:
 
     It blocks in the kernel until there is something to report. A process that has died is reported
     at once, whether or not its parent has waited for it.
-
-    Args:
-        peers: the ranks to watch.
-        lost: called on the thread with the peer's rank and what happened to it.
-        take: called on the thread with the peer's rank, its message, and the files it passed.
     """
 
-    def __init__(
-        self, peers: Sequence[Introduced], lost: Callable[[int, str], None], take: Take
-    ) -> None:
-        self._lost = lost
-        self._take = take
+    def __init__(self, peers: Sequence[Introduced], buffers: SharedBuffers) -> None:
+        self._buffers = buffers
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._stop, select.POLLIN)
@@ -47,38 +37,30 @@ class Watch:
     def _run(self) -> None:
         while self._sources:
             ready = [descriptor for descriptor, _ in self._poll.poll()]
-            for descriptor in ready:
-                if descriptor == self._stop:
-                    return
-                if descriptor not in self._sources:
-                    continue  # reported together with the one before it
-                peer = self._sources[descriptor]
-                rank = peer.rank
-                if descriptor == peer.process and peer.connection.fileno() in ready:
-                    continue  # its last messages come first
+            if self._stop in ready:
+                return
+            peers = [self._sources[descriptor] for descriptor in ready]
+            for rank, peer in {peer.rank: peer for peer in peers}.items():
+                # The last messages of a process come before its end.
+                spoke = peer.connection.fileno() in ready
                 try:
-                    message, descriptors = (
-                        _NOTHING if descriptor == peer.process else _received(peer)
-                    )
+                    message, descriptors = _received(peer) if spoke else _NOTHING
                 except OSError as error:
-                    self._forget(peer)
-                    self._lost(rank, f"no descriptor is left for a buffer of rank {rank}: {error}")
+                    self._lose(peer, f"no descriptor is left for a buffer of rank {rank}: {error}")
                     continue
                 if message.startswith(SHUTDOWN):
-                    said = f"rank {rank} has left the group{reason_in(message)}"
+                    self._lose(peer, f"rank {rank} has left the group{reason_in(message)}")
                 elif message:
-                    self._take(rank, message, descriptors)
-                    continue
+                    self._buffers.take(rank, message, descriptors)
                 else:
                     # A peer closes its end of the connection just before its process ends.
-                    said = f"the process of rank {rank} has ended"
-                self._forget(peer)
-                self._lost(rank, said)
+                    self._lose(peer, f"the process of rank {rank} has ended")
 
-    def _forget(self, peer: Introduced) -> None:
+    def _lose(self, peer: Introduced, what: str) -> None:
         for descriptor in (peer.process, peer.connection.fileno()):
             self._poll.unregister(descriptor)
             del self._sources[descriptor]
+        self._buffers.lose(peer.rank, what)
 
     def close(self) -> None:
         """End the thread; from itself too, if the group is collected there."""
@@ -96,7 +78,7 @@ def _received(peer: Introduced) -> tuple[bytes, Sequence[int]]:
     """
     for _ in range(2):
         try:
-            return take_descriptors(peer.connection, MOST_DESCRIPTORS)
+            return take_descriptors(peer.connection, 1)
         except ConnectionResetError:
             continue  # it closed with something unread; its earlier messages come next
         except OSError as error:

@@ -52,10 +52,6 @@ class DeviceClock:
         self.idle_ns = 0
         """How long lanes have stood still in :meth:`arrived`, in all."""
 
-    def now_ns(self) -> int:
-        """Return the time."""
-        return self._now_ns()
-
     def free_ns(self, lane: str = "device") -> int:
         """Return when a lane has done all that is in its queue."""
         return self._free_ns.setdefault(lane, self._left_ns)

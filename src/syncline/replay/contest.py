@@ -32,8 +32,6 @@ from syncline.replay.work import SentMessage, measured_timeline
 CPU = torch.device("cpu")
 LONGEST_START = 100
 """Iterations after which a contestant must be ready for its warm-up."""
-
-
 MAX_NORM = 1e-7
 """So small that every step scales the gradients."""
 
@@ -46,18 +44,14 @@ def train_step(
     scaler: torch.amp.GradScaler | None = None,
 ) -> None:
     """Take one step as a training loop does: with a norm it is clipped, with a scaler scaled."""
+    scaler = scaler or torch.amp.GradScaler(CPU.type, enabled=False)
     optimizer.zero_grad()
-    loss = model()
-    (loss if scaler is None else scaler.scale(loss)).backward()
+    scaler.scale(model()).backward()
     if norm is not None:
-        if scaler is not None:
-            scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM, float(norm))
-    if scaler is None:
-        optimizer.step()
-    else:
-        scaler.step(optimizer)
-        scaler.update()
+    scaler.step(optimizer)
+    scaler.update()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +66,13 @@ class Contestant:
     """Takes one step with these two; None for :func:`train_step`, which clips as the profile says.
     """
     is_ready: Callable[[Any], bool] = lambda _: True
-    """Whether the model is past all that it does only at first; the same on every rank."""
+    """Whether the model has done all that it does only at first; the same on every rank."""
     settle: Callable[[Any], None] = lambda _: None
     """Finishes what the model has still to do after the last step."""
     messages: Callable[[Any], Sequence[SentMessage]] = lambda _: ()
     """Returns when the messages of the last two iterations went, where that is known."""
     close: Callable[[Any], None] = lambda _: None
-    """Takes the model apart: threads end, process groups go."""
-
-
-LapProgress = Callable[[str, int, int, int], None]
-"""Takes the contestant of a lap, its round, and how many of how many laps are done."""
+    """Ends the model's threads and process groups."""
 
 
 def run_contest(
@@ -94,7 +84,7 @@ def run_contest(
     warmup: int = 3,
     shapes: dict[str, tuple[int, ...]] | None = None,
     scaled: bool = False,
-    progress: LapProgress | None = None,
+    progress: Callable[[str, int, int, int], None] | None = None,
 ) -> dict[str, tuple[Lap, ...]]:
     """Let every contestant train in every round, each round beginning with another one.
 
@@ -108,7 +98,8 @@ def run_contest(
         warmup: iterations before, from when the contestant is ready.
         shapes: of parameters; see :class:`~syncline.replay.model.Replayed`.
         scaled: whether every step scales the loss, as a training in float16 does.
-        progress: called after each lap, on ranks that pass it.
+        progress: called after each lap, on ranks that pass it, with the contestant, the round, and
+            how many of how many laps are done.
 
     Returns:
         The laps of each contestant, by name; the same on every rank but for :attr:`Lap.steps_s`
@@ -136,7 +127,7 @@ def run_contest(
         first = round_ % len(names)
         for contestant in (*contestants[first:], *contestants[:first]):
             module = Replayed(profile, rank=dist.get_rank(), shapes=shapes)
-            scaler = torch.amp.GradScaler(CPU.type) if scaled else None
+            scaler = torch.amp.GradScaler(CPU.type, enabled=scaled)
             step = functools.partial(train_step, norm=profile.norm, scaler=scaler)
             lap = _lap(contestant, module, iterations, warmup, contestant.step or step)
             laps[contestant.name].append(lap)
@@ -212,7 +203,7 @@ def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
 def planned(plan: Plan, name: str | None = None) -> Contestant:
     """Return Syncline's DistributedDataParallel under a plan, which has the profile's names.
 
-    It is called as the planner unless it is given a name.
+    Its name is the planner's unless one is given.
     """
 
     def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
@@ -258,5 +249,5 @@ def _close(model: DistributedDataParallel) -> None:
         buckets.engine = None
     if buckets._engine_group is not None:
         dist.destroy_process_group(buckets._engine_group)
-    # The reducer holds the engine's hook, which the collector cannot see: a circle for ever.
+    # The reducer holds the engine's hook in C++, where the collector cannot see the cycle.
     del model.reducer, model.logger

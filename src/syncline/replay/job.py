@@ -18,7 +18,6 @@ class Lap(Value, frozen=True, kw_only=True):
     settled_s: float
     """The same, until everything is done: messages left at the end count in full."""
     steps_s: tuple[float, ...]
-    """Each iteration of this rank."""
     idle_s: float
     """How long the device stood still an iteration, waiting for the exchange; median rank."""
     timeline: Timeline

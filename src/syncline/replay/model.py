@@ -27,12 +27,14 @@ RESERVED = frozenset([*dir(nn.Module()), *OWN_ATTRIBUTES])
 def module_names(names: Sequence[str]) -> dict[str, str]:
     """Return the name under which each gradient's parameter stands in a module.
 
-    The parts between dots name submodules, the last one the parameter. Names stay as they are, with
-    spaces and slashes too, but for those that cannot: a name of one part, whose parameter would
-    belong to the outermost module and so be needed before everything else, gets the part
-    ``weight``; a part that is empty, begins with an underscore or is an attribute of every module
-    gets an underscore behind it; and so does the parameter, as often as it takes, where another
-    has its name or a submodule has. The names here are as different as those given.
+    The parts between dots name submodules, the last one the parameter. Different names stay
+    different, and names change only where they must:
+
+    - A name of one part gets the part ``weight``; else its parameter would belong to the outermost
+      module, and be needed before everything else.
+    - A part that is empty, begins with an underscore or is an attribute of every module gets an
+      underscore at its end.
+    - A parameter with the name of another or of a submodule gets as many underscores as it needs.
     """
     paths = [[_allowed(part) for part in name.split(".")] for name in names]
     for path in paths:
@@ -66,8 +68,8 @@ class ReplayedOptimizer(Optimizer):
 
     Args:
         params: as for every optimizer.
-        work: whose update it is; may be left out where every group of ``params`` names it, as
-            groups of another such optimizer do.
+        work: whose update it is; not needed if every group of ``params`` names it, as the groups
+            of another such optimizer do.
     """
 
     def __init__(self, params: Any, work: Computation | None = None) -> None:
@@ -100,13 +102,13 @@ def gradient_value(rank: int, iteration: int, tensor: int) -> float:
 
 
 RECYCLED_BYTES = 64 * 1024
-"""Memory of this size and more malloc may take from the kernel anew each time, which clears every
-page. A device's allocator does not, and on the host it would take half a second of an iteration of
-VGG-16, and a tenth of one of ResNet-50 on four hosts that share two cores."""
+"""malloc may take memory of this size or more from the kernel each time, which clears every page. A
+device's allocator does not. On four hosts that share two cores, clearing would take half a second
+of an iteration of VGG-16, and a tenth of one of ResNet-50."""
 
 
 class Replayed(nn.Module):
-    """A module with the gradients of a profile, which computes nothing and takes as long.
+    """A module with the gradients of a profile, which waits as long as the profile computes.
 
     Called without arguments it runs the forward operations, by waiting, and returns a loss whose
     ``backward()`` runs the backward operations and hands out every gradient when the profile says.
@@ -224,7 +226,6 @@ class _Part(NamedTuple):
     """Its index in ready order."""
     ready_after: int
     parameter: str
-    """Its name in the module."""
 
 
 class _Owner(nn.Module):
@@ -266,7 +267,7 @@ class _Ready(Function):
         part: _Part = ctx.part
         part.work.backward(part.ready_after)
         if part.made is None:
-            # One element seen as many: torch makes the whole tensor where it keeps the gradient.
+            # One element, expanded: torch makes the whole tensor when it stores the gradient.
             made = torch.full((), ctx.value, dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
         else:
             # torch keeps this very tensor.

@@ -69,7 +69,6 @@ def render(outcome: ReplayOutcome) -> str:
 
 
 def _best(outcome: ReplayOutcome) -> Bundle:
-    """Return all that is known of the plan that was the fastest."""
     number = outcome.replay.entries.index(outcome.replay.best)
     return Bundle(
         profile=outcome.profile,
@@ -228,7 +227,6 @@ def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
 
 
 def _short(number: str) -> str:
-    """Return a number without zeros behind its point."""
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 

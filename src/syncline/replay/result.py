@@ -107,7 +107,6 @@ class Replay(Document, frozen=True, kw_only=True):
     """Name of the network that was planned for and predicted with."""
     workers: int
     machine: str
-    """What the hosts were emulated on."""
     warmup: int
     """Iterations before those measured, in each round."""
     iterations: int

@@ -16,6 +16,7 @@ from syncline.model.document import Value, described
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.quantities import require_count
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
@@ -78,8 +79,7 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
         for name in self.planners:
             planner_named(name)
         for field in ("rounds", "iterations", "warmup"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field} must be at least 1, found {getattr(self, field)}")
+            require_count(field, getattr(self, field))
         if self.cluster.workers < 2:
             raise UserError("a replay needs at least 2 workers; emulate more hosts or workers")
         if self.network is not None and self.network.workers != self.cluster.workers:
@@ -97,26 +97,22 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
 
 
 class ReplayOutcome(NamedTuple):
-    """What a replay found."""
+    """What a replay found; plans, forecasts and timelines are those of its entries."""
 
     replay: Replay
     profile: Profile
     network: Network
     """What was planned and predicted with."""
     plans: tuple[Plan, ...]
-    """Of each entry."""
     forecasts: tuple[Forecast, ...]
-    """Of each entry."""
     timelines: tuple[Timeline, ...]
-    """Of each entry: the last iteration of rank 0 in the last round."""
+    """The last iteration of rank 0 in the last round."""
 
 
 def replay(request: ReplayRequest, *, progress: Progress | None = None) -> ReplayOutcome:
-    """Measure plans on an emulated cluster, with computation that is waited for.
+    """Measure plans on an emulated cluster, where workers wait instead of computing.
 
-    Args:
-        request: what to replay.
-        progress: called before every part.
+    ``progress`` is called before every part.
 
     Raises:
         UserError: a planner cannot plan the profile, a plan cannot be run, the machine cannot
@@ -144,7 +140,17 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         iterations = request.rounds * (request.warmup + request.iterations)
         predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
         usual_s = START_S + PATIENCE * predicted_s
-        laps: Laps = ask(_contest_job(request, names, plans), Laps, usual_s)
+        contenders: dict[str, Plan | None] = dict(zip(names, plans, strict=True))
+        if Ddp.NAME in request.planners:
+            contenders[Ddp.NAME] = None  # torch's own class, not its buckets as a plan
+        job = ContestJob(
+            profile=request.profile,
+            contenders=contenders,
+            rounds=request.rounds,
+            iterations=request.iterations,
+            warmup=request.warmup,
+        )
+        laps: Laps = ask(job, Laps, usual_s)
     entries = tuple(
         _entry(name, plan, forecast, laps[name])
         for name, plan, forecast in zip(names, plans, forecasts, strict=True)
@@ -179,10 +185,7 @@ def require_memory(profile: Profile, workers: int) -> None:
         UserError: they do not.
     """
     needed = workers * (COPIES * profile.gradient_bytes + WORKER_BYTES)
-    free = Path("/proc/meminfo")
-    if not free.exists():
-        return  # not Linux: the testbed refuses it
-    for line in free.read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
             if needed > available:
@@ -197,11 +200,10 @@ def require_memory(profile: Profile, workers: int) -> None:
 def _workers(
     request: ReplayRequest, progress: Progress
 ) -> Iterator[Callable[[Job, Any, float], Any]]:
-    """Start the workers on the hosts of a testbed.
+    """Start the workers on the hosts of a testbed; yield a function that has them do a job.
 
-    Yields:
-        A function that has them do a job and returns what rank 0 found, of the type given. Its last
-        argument is how many seconds the job may take where the user has set no deadline.
+    It returns what rank 0 found, of the type given. Its last argument is how many seconds the job
+    may take if the user has set no deadline.
     """
     progress("starting the workers", 0, 1)
     cluster, timeout_s = request.cluster, request.timeout_s
@@ -228,24 +230,10 @@ def _workers(
         yield ask
 
 
-def _contest_job(request: ReplayRequest, names: Sequence[str], plans: Sequence[Plan]) -> ContestJob:
-    # Asked for by its name, DDP is torch's own class, not its buckets as a plan.
-    stock = {name for name in request.planners if name == Ddp.NAME}
-    return ContestJob(
-        profile=request.profile,
-        contenders={
-            name: None if name in stock else plan for name, plan in zip(names, plans, strict=True)
-        },
-        rounds=request.rounds,
-        iterations=request.iterations,
-        warmup=request.warmup,
-    )
-
-
 def _overdue(timeout_s: float) -> str:
     return (
         f"the replay was stopped after {timeout_s:.0f} s; take fewer rounds or iterations, or "
-        "give it more with --timeout"
+        "allow more time with --timeout"
     )
 
 

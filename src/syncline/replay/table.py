@@ -24,7 +24,7 @@ def headline(replay: Replay) -> str:
 
 
 def measured_how(replay: Replay) -> str:
-    """Return how the medians came about."""
+    """Return how many rounds and iterations the medians cover."""
     rounds = units.counted(replay.rounds, "round")
     iterations = units.counted(replay.iterations, "iteration")
     return f"medians of {rounds} of {iterations}, in turns"
@@ -36,12 +36,10 @@ LESS = frozenset({"messages", "rounds", "above bound"})
 
 def print_replay(console: Console, replay: Replay) -> None:
     """Print the table; a terminal that is too narrow gets fewer columns."""
-    table = replay_table(replay)
     terminal.widen(console)
     needed = terminal.width(console, _plans(replay, frozenset()))
-    if console.is_terminal and needed > console.width:
-        table = replay_table(replay, without=LESS)
-    console.print(table)
+    narrow = console.is_terminal and needed > console.width
+    console.print(replay_table(replay, without=LESS if narrow else frozenset()))
 
 
 def replay_table(replay: Replay, *, without: frozenset[str] = frozenset()) -> RenderableType:

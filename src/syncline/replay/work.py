@@ -40,7 +40,7 @@ def measured_timeline(
     ran: Sequence[Ran],
     messages: Iterable[SentMessage],
 ) -> Timeline:
-    """Return the timeline of one iteration under the plan ``name``: what lay in it, clipped to it.
+    """Return the timeline of one iteration under the plan ``name``, with spans clipped to it.
 
     It lasts from ``begun_ns`` to ``ended_ns`` on the monotonic clock; messages of the iteration
     before may reach into it.
@@ -88,24 +88,18 @@ class Computation:
         self.profile = profile
         self.clock = clock
         operations = profile.operations
-        self._updates = [i for i, o in enumerate(operations) if o.phase in ("finalize", "update")]
-        self._exchanged = self._updates[0] if self._updates else len(operations)
+        updates = [i for i, o in enumerate(operations) if o.phase in ("finalize", "update")]
+        self._exchanged = updates[0] if updates else len(operations)
         """Index of the first operation that waits for the exchange."""
         backward = (i for i, o in enumerate(operations) if o.phase == "backward")
         self.turn = next(backward, self._exchanged)
-        """Index of the first backward operation; where there is none, of what comes after all."""
+        """Index of the first backward operation; if there is none, :attr:`_exchanged`."""
         self._device_update_ns = sum(
-            operations[i].duration_ns for i in self._updates if operations[i].is_device_update
+            operations[i].duration_ns for i in updates if operations[i].is_device_update
         )
-        self._finish_ns: dict[int, int] = {}
-        self._batch_ns = 0
-        self._next = 0
         self._is_due = False
         self._launched_ns = 0
-        self.begun_ns = clock.free_ns()
-        """When the iteration began: the device had done all of the one before."""
-        self.ran: list[Ran] = []
-        """What has run in the iteration so far."""
+        self.begin()
 
     # Copies of an optimizer's settings share the one device.
     def __copy__(self) -> Computation:
@@ -117,11 +111,12 @@ class Computation:
     def begin(self) -> None:
         """Begin an iteration."""
         self._end()
-        self._finish_ns.clear()
+        self._finish_ns: dict[int, int] = {}
         self._batch_ns = 0
         self._next = 0
         self.begun_ns = self.clock.free_ns()
-        self.ran = []
+        """When the iteration began: the device had done all of the one before."""
+        self.ran: list[Ran] = []
 
     def forward(self, operation: int) -> None:
         """Run everything before an operation of the profile; wait until the device is free."""
@@ -217,5 +212,4 @@ class Computation:
 
 
 def _shown(lane: str) -> str:
-    """Return the name of a lane in timelines."""
     return COMPUTE if lane == "device" else lane

@@ -11,7 +11,7 @@ import msgspec
 
 from syncline.errors import UserError
 from syncline.model.document import Value
-from syncline.model.quantities import parse_bandwidth, parse_duration
+from syncline.model.quantities import parse_bandwidth, parse_duration, require_count
 
 DEVICE = "eth0"
 """The network device of every host."""
@@ -57,8 +57,7 @@ class Cluster(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 1 <= self.hosts <= MOST_HOSTS:
             raise UserError(f"hosts must be from 1 to {MOST_HOSTS}, found {self.hosts}")
-        if self.workers_per_host < 1:
-            raise UserError(f"workers per host must be at least 1, found {self.workers_per_host}")
+        require_count("workers per host", self.workers_per_host)
         if self.workers > MOST_WORKERS:
             raise UserError(
                 f"{self.hosts} hosts with {self.workers_per_host} workers each are {self.workers} "
@@ -137,10 +136,10 @@ class Cluster(Value, frozen=True, kw_only=True):
 
     @property
     def domain(self) -> str:
-        """The domain of the hosts: the same for clusters that are described alike, and only then.
+        """The domain of the hosts, which is the same only for clusters with the same description.
 
-        By it a group knows which hosts these are: measured choices of algorithms hold for hosts
-        with such links.
+        It is part of a host's identity in measured choices of algorithms, which are valid only for
+        hosts with the same links.
         """
         rates = dict(sorted(self.host_rates_bytes_per_s.items()))
         described = msgspec.structs.replace(self, host_rates_bytes_per_s=rates)
@@ -161,9 +160,9 @@ class Cluster(Value, frozen=True, kw_only=True):
     def processors_of(self, host: int, processors: Sequence[int]) -> list[int]:
         """Return which of the machine's processors a host's commands may use.
 
-        Hosts have equal shares, each as long as the job lasts: where all may use all, the kernel
-        lets two workers share one processor for tens of milliseconds while a third has another to
-        itself, and the job waits for the slower ones. All may where equal shares cannot be cut.
+        Each host has an equal share. If all hosts used all processors, the kernel would let two
+        workers share one for tens of milliseconds while a third has another to itself, and the job
+        would wait for the slower ones. All hosts use all only if there are no equal shares.
         """
         count = len(processors)
         if count >= self.hosts:

@@ -1,4 +1,4 @@
-"""A sandbox from the caller's side: its places, and the commands that run there."""
+"""The caller's side of a sandbox: its places, and the commands that run there."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from syncline.errors import PeerError, UserError
@@ -40,30 +41,26 @@ class Process:
     """A command that was started in a place.
 
     It can be selected on: it is readable once the command has ended.
+
+    Raises:
+        UserError: on construction, if the command cannot be run.
     """
 
     def __init__(self, control: socket.socket, what: str) -> None:
         self._control = control
-        self.what = what
+        self._what = what
         self.code: int | None = None
         """None while it runs; then its exit code, or minus the signal that ended it."""
         self.ended_at_ns = 0
         """On the monotonic clock."""
+        answer = self._receive(START_S, "start")
+        if "failed" in answer:
+            self._control.close()
+            raise UserError(f"{what} cannot be run: {answer['failed']}; check the command")
 
     def fileno(self) -> int:
         """Return the descriptor to select on."""
         return self._control.fileno()
-
-    def confirm(self) -> None:
-        """Wait until it runs.
-
-        Raises:
-            UserError: it cannot be run.
-        """
-        answer = self._receive(START_S, "start")
-        if "failed" in answer:
-            self._control.close()
-            raise UserError(f"{self.what} cannot be run: {answer['failed']}; check the command")
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the command and all that it has started, as a terminal does."""
@@ -90,13 +87,10 @@ class Process:
         self.send_signal(signal.SIGTERM)
 
     def close(self, deadline_s: float = 0.0) -> int:
-        """Let the command end by itself until then; then kill it and all that it has started.
+        """Wait for the command until the deadline; then kill it and all that it has started.
 
-        Args:
-            deadline_s: on the monotonic clock.
-
-        Returns:
-            :attr:`code`, as of SIGKILL where it was killed or was killed before.
+        The deadline is on the monotonic clock. Returns :attr:`code`, or that of SIGKILL if it was
+        killed, now or before.
         """
         if self.code is None and self.fileno() >= 0:
             with contextlib.suppress(PeerError):
@@ -117,13 +111,13 @@ class Process:
         except TimeoutError:
             self._control.close()
             raise PeerError(
-                f"{self.what} did not {what} within {timeout_s:g} s and was killed"
+                f"{self._what} did not {what} within {timeout_s:g} s and was killed"
             ) from None
         except ConnectionError:
             message = b""
         if not message:
             self._control.close()
-            raise PeerError(lost(self.what))
+            raise PeerError(lost(self._what))
         answer: dict[str, Any] = json.loads(message)
         return answer
 
@@ -152,7 +146,7 @@ class Sandbox:
     They are made on entry and gone on exit, with every process in them.
 
     Raises:
-        UserError: on entry, if the machine has not what it takes.
+        UserError: on entry, if this machine cannot emulate a cluster.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -222,49 +216,9 @@ class Sandbox:
             self._process.wait()
             self._errors.close()
 
-    def start(
-        self,
-        place: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        streams: Sequence[int],
-        what: str,
-    ) -> Process:
-        """Start a command in a place.
-
-        Args:
-            place: 0 is the switch, host i is place i + 1.
-            command: and its arguments.
-            environment: all of its variables.
-            streams: descriptors of its standard input, output and error.
-            what: names it in messages.
-
-        Raises:
-            UserError: there is no such command, or it cannot be run.
-            PeerError: the cluster has ended.
-        """
-        wanted = {
-            "place": place,
-            "command": list(command),
-            "environment": dict(environment),
-            "folder": os.getcwd(),  # noqa: PTH109
-        }
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, tempfile.TemporaryFile() as request:
-            request.write(json.dumps(wanted).encode())
-            request.flush()
-            request.seek(0)
-            descriptors = [request.fileno(), theirs.fileno(), *streams]
-            try:
-                socket.send_fds(self.connection, [b"start"], descriptors)
-            except OSError:
-                ours.close()
-                raise PeerError(lost(what)) from None
-        process = Process(ours, what)
-        process.confirm()
-        # Held here, so that one whose handle is dropped goes on running until the cluster ends.
+    def keep(self, process: Process) -> None:
+        """Let a command go on until the cluster ends, even if its handle is dropped."""
         self._processes = [p for p in self._processes if p.code is None] + [process]
-        return process
 
 
 COMMAND_S = 60.0
@@ -272,16 +226,13 @@ COMMAND_S = 60.0
 
 
 class Place:
-    """The switch or a host: somewhere to run commands.
-
-    Attributes:
-        name: ``switch``, ``host0``, ...
-    """
+    """Somewhere to run commands: the switch, which is place 0, or host i, which is place i + 1."""
 
     def __init__(self, sandbox: Sandbox, number: int, name: str) -> None:
         self._sandbox = sandbox
         self._number = number
         self.name = name
+        """``switch``, ``host0``, ..."""
 
     def start(
         self,
@@ -300,14 +251,31 @@ class Place:
             UserError: the command cannot be run.
             PeerError: the cluster has ended.
         """
-        variables = {**os.environ, **(environment or {})}
+        wanted = {
+            "place": self._number,
+            "command": list(command),
+            "environment": {**os.environ, **(environment or {})},
+            "folder": os.getcwd(),  # noqa: PTH109
+        }
         what = f"{command[0]!r} on {self.name}"
-        nothing = os.open(os.devnull, os.O_RDWR)
-        try:
-            streams = [nothing if s is None else s for s in (stdin, stdout, stderr)]
-            return self._sandbox.start(self._number, command, variables, streams, what)
-        finally:
-            os.close(nothing)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with (
+            theirs,
+            tempfile.TemporaryFile() as request,
+            Path(os.devnull).open("r+b", buffering=0) as nothing,
+        ):
+            request.write(json.dumps(wanted).encode())
+            request.seek(0)
+            streams = [nothing.fileno() if s is None else s for s in (stdin, stdout, stderr)]
+            descriptors = [request.fileno(), theirs.fileno(), *streams]
+            try:
+                socket.send_fds(self._sandbox.connection, [b"start"], descriptors)
+            except OSError:
+                ours.close()
+                raise PeerError(lost(what)) from None
+        process = Process(ours, what)
+        self._sandbox.keep(process)
+        return process
 
     def run(
         self,
@@ -319,11 +287,7 @@ class Place:
     ) -> Completed:
         """Run a command to its end; return how it ended and what it printed.
 
-        Args:
-            command: and its arguments.
-            environment: variables besides those of this process.
-            text: its standard input.
-            timeout_s: it is killed after this long.
+        The environment is given besides that of this process, and ``text`` is the standard input.
 
         Raises:
             UserError: the command cannot be run.

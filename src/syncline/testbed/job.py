@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from syncline.model.document import Value
 from syncline.processes import end_of, exit_code_of, place_variables, threads_a_worker
@@ -16,7 +17,7 @@ from syncline.testbed.control import Place, Process
 from syncline.testbed.output import Lines
 
 TIMED_OUT = 124
-"""Exit code of a job that was stopped for its time, as of timeout(1)."""
+"""Exit code of a job that took too long, as of timeout(1)."""
 
 
 class WorkerEnd(Value, frozen=True, kw_only=True):
@@ -29,7 +30,7 @@ class WorkerEnd(Value, frozen=True, kw_only=True):
     after_s: float
     """Since the start of the job."""
     stopped: bool
-    """Whether it had got a signal to end by then."""
+    """Whether it had been sent a signal to end before."""
 
 
 def name_of(end: WorkerEnd) -> str:
@@ -47,12 +48,12 @@ class JobResult(Value, frozen=True, kw_only=True):
     stderr: tuple[str, ...] = ()
     wall_s: float
     signal: int | None = None
-    """That the job was stopped by."""
+    """The signal that stopped the job."""
     timed_out: bool = False
 
     @property
     def cause(self) -> WorkerEnd | None:
-        """The worker that failed first, by itself."""
+        """The worker that failed first without being stopped."""
         failed = [end for end in self.ends if end.code != 0 and not end.stopped]
         return min(failed, key=lambda end: end.after_s, default=None)
 
@@ -83,10 +84,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the variables that a worker is given besides those of this process.
 
-    Args:
-        cluster: where it runs.
-        rank: of the worker.
-        environment: variables that the user has set, which decide where they are a preference.
+    ``environment`` is what the user has set; preferences in it are kept.
     """
     each = cluster.workers_per_host
     place = place_variables(rank=rank, workers=cluster.workers, workers_per_host=each)
@@ -110,7 +108,6 @@ class Job:
         self._began_ns = time.monotonic_ns()
         self._running: dict[int, Process] = {}
         self._ends: dict[int, WorkerEnd] = {}
-        self._streams = 0
         self._stopped_at_ns: int | None = None
         """When workers first got a signal to end."""
         self._orders: list[tuple[float, int]] = []
@@ -122,12 +119,15 @@ class Job:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _Stream):
-                os.close(key.fd)
+        for key in self._streams:
+            os.close(key.fd)
         self._selector.close()
         for process in self._running.values():
             process.close()
+
+    @property
+    def _streams(self) -> list[selectors.SelectorKey]:
+        return [key for key in self._selector.get_map().values() if isinstance(key.data, _Stream)]
 
     def listen(self, signals: socket.socket) -> bool:
         """Take signals from here; return whether one has come before any worker was started."""
@@ -146,8 +146,8 @@ class Job:
         """
         pipes = [os.pipe(), os.pipe()]
         for error, (reading, _) in enumerate(pipes):
-            self._selector.register(reading, selectors.EVENT_READ, _Stream(rank, bool(error)))
-            self._streams += 1
+            stream = _Stream(rank, bool(error), Lines())
+            self._selector.register(reading, selectors.EVENT_READ, stream)
         try:
             process = host.start(
                 command, environment=environment, stdout=pipes[0][1], stderr=pipes[1][1]
@@ -174,9 +174,8 @@ class Job:
         drained_s = time.monotonic() + DRAIN_S
         while self._streams and time.monotonic() < drained_s:
             self._step(drained_s)
-        for key in self._selector.get_map().values():
-            if isinstance(key.data, _Stream):
-                self._say(key.data, key.data.lines.finish())
+        for key in self._streams:
+            self._say(key.data, key.data.lines.finish())
         return JobResult(
             ends=tuple(self._ends[rank] for rank in sorted(self._ends)),
             wall_s=wall_s,
@@ -209,7 +208,6 @@ class Job:
         self._say(stream, stream.lines.finish())
         self._selector.unregister(descriptor)
         os.close(descriptor)
-        self._streams -= 1
 
     def _say(self, stream: _Stream, lines: Sequence[bytes]) -> None:
         for line in lines:
@@ -264,10 +262,9 @@ class Job:
             process.send_signal(number)
 
 
-class _Stream:
+class _Stream(NamedTuple):
     """One of a worker's two streams."""
 
-    def __init__(self, rank: int, error: bool) -> None:
-        self.rank = rank
-        self.error = error
-        self.lines = Lines()
+    rank: int
+    error: bool
+    lines: Lines

@@ -71,11 +71,9 @@ def die_with_parent() -> None:
 
 def may_make_namespaces() -> bool:
     """Return whether this process may make network namespaces without a user namespace."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            held = int(line.split()[1], 16)
-            return bool(held >> _CAP_NET_ADMIN & 1 and held >> _CAP_SYS_ADMIN & 1)
-    return False
+    status = Path("/proc/self/status").read_text()
+    held = int(status.partition("CapEff:")[2].split()[0], 16)
+    return bool(held >> _CAP_NET_ADMIN & 1 and held >> _CAP_SYS_ADMIN & 1)
 
 
 def _checked(result: int, name: str | None = None) -> None:
@@ -118,15 +116,12 @@ def require_tools() -> None:
 def refusal(what: str, number: int, reason: str, *, rootless: bool) -> str:
     """Return the sentence that says why there is no cluster and what to do.
 
-    Args:
-        what: was to be made.
-        number: of the kernel's error.
-        reason: the kernel's words for it.
-        rootless: whether it was tried in a user namespace.
+    The kernel refused ``what``, in a user namespace if ``rootless``, with the error ``number``,
+    which is called ``reason``.
     """
     if not rootless:
         return (
-            f"this machine refuses {what} for an emulated cluster ({reason}), though to root; in a "
+            f"this machine refuses {what} for an emulated cluster, even to root ({reason}); in a "
             "container, start it with --privileged"
         )
     closed = [

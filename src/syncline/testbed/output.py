@@ -11,15 +11,15 @@ from rich.text import Text
 LONGEST_LINE_BYTES = 1 << 16
 """What comes without an end of line is passed on in parts of this size."""
 REDRAW_S = 1.0
-"""How often a line that a worker draws over, as progress bars do, is passed on."""
+"""How often a line that a worker overwrites, as progress bars do, is passed on."""
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
 
 
 class Lines:
     """Cuts what one worker writes into lines.
 
-    A carriage return ends a line too, but of lines that are drawn over only the newest is passed on
-    every second: that is what a terminal would have left to read.
+    A carriage return ends a line too. Of lines that overwrite each other, the newest is passed on
+    once a second, as a terminal would still show it.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,9 @@ def _last_drawn(line: bytes) -> bytes:
 
 
 class Printer:
-    """Writes lines behind the name of the worker that wrote them, each to the stream it was for.
+    """Writes each line after the name of its worker, to the stream to which the worker wrote it.
 
-    Args:
-        names: of the workers, by rank.
-        hosts: the host of each; a colour is a host.
-        out: where standard output goes; by default this process's.
-        err: where standard error goes.
+    Names and hosts are by rank; each host has a colour. By default the streams are this process's.
     """
 
     def __init__(

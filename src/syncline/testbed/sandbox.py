@@ -1,11 +1,11 @@
-"""The process that everything on an emulated cluster lives under.
+"""The process under which all processes of an emulated cluster run.
 
 It makes namespaces of its own for processes, mounts and the network, and in them one set of
 namespaces for every host. In its process namespace it is process 1: when it ends, the kernel kills
 every process of the cluster, and with the last of them all namespaces, bridges and links go. It
 ends when its connection to the process that asked for the cluster is closed, which the kernel does
-however that process ends. So nothing is ever left behind, and nothing of it is visible in the
-network of the machine: two clusters cannot meet.
+however that process ends. So nothing is ever left behind. The machine's network does not see the
+cluster, and two clusters cannot meet.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _make_places(names: list[str], addresses: list[str]) -> list[Place]:
     """Return the switch, where this process stays, and the hosts."""
     switch = _here()
     places = [switch]
-    # Both forms of an address: sockets for IPv4 and IPv6 alike know their peers by the second.
+    # Both forms of an address: a socket for IPv4 and IPv6 knows its peers by the second.
     table = "127.0.0.1 localhost\n" + "".join(
         f"{address} {name}\n::ffff:{address} {name}\n"
         for name, address in zip(names, addresses, strict=True)

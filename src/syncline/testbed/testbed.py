@@ -24,8 +24,8 @@ SWITCH = "switch"
 """The bridge that joins all hosts."""
 PREFIX_LENGTH = 24
 BURST_PACKETS = 2
-"""Packets of segmentation offload that a bucket holds: with one it would have to be full for each,
-and a timer that fires late would lose tokens every time."""
+"""Packets of segmentation offload that a bucket holds. If it held one, it would have to be full for
+each, and a timer that fires late would lose tokens every time."""
 LARGEST_PACKET_BYTES = 65536
 """The kernel's default."""
 DELAYED_PACKETS = 100_000
@@ -92,8 +92,8 @@ def _largest_packet(cluster: Cluster, host: int) -> str:
 def delaying(cluster: Cluster, host: int) -> Iterator[str]:
     """Yield the lines for ``tc -batch`` on a host that add latency.
 
-    Only what a host sends is delayed, so that the latency counts once on a way. It comes after
-    :func:`shaping`, inside the token bucket, which releases what has been delayed.
+    Only what a host sends is delayed, so that the latency counts once in each direction. It comes
+    after :func:`shaping`, inside the token bucket, which releases the delayed packets.
     """
     if cluster.latency_s > 0:
         parent = "root" if cluster.rate_of(host) is None else "parent 1:1"
@@ -126,7 +126,7 @@ class Testbed:
     Whatever happens to this process, nothing is left behind.
 
     Raises:
-        UserError: on entry, if the machine has not what it takes; the message says what to do.
+        UserError: on entry, if this machine cannot emulate a cluster; the message says what to do.
     """
 
     __test__ = False  # pytest takes names that begin with Test for tests
@@ -229,7 +229,6 @@ class Testbed:
 
 
 def _batch(place: Place, name: str, commands: Iterable[str]) -> None:
-    """Have ``ip`` or ``tc`` carry out commands on a host or the switch."""
     text = "".join(f"{command}\n" for command in commands)
     if not text:
         return
