@@ -417,6 +417,7 @@ REFUSALS: dict[str, tuple[str, Callable[[], Any]]] = {
     "permission": ("auto", lambda: mock.patch.object(os, "memfd_create", refused)),
     "memory": ("auto", lambda: limited(resource.RLIMIT_FSIZE, 64 * 1024)),
     "descriptors": ("auto", lambda: limited(resource.RLIMIT_NOFILE, free_descriptor() + 6)),
+    "a descriptor": ("auto", lambda: limited(resource.RLIMIT_NOFILE, free_descriptor() + 1)),
     "processes": ("auto", lambda: mock.patch.object(os, "pidfd_open", refused)),
     "sockets": ("auto", lambda: mock.patch.object(RankCard, "own", refused)),
     "ucx": ("ucx", lambda: mock.patch.dict(os.environ, {"UCX_TLS": "carrier-pigeon"})),

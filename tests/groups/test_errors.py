@@ -80,10 +80,12 @@ def test_a_rank_that_never_joins(workers: WorkerPool, tmp_path: Path) -> None:
             assert seconds < DEADLINE_S
 
 
+DESCRIPTORS = "rank 1 has run out of file descriptors .*the limit of its process is .*ulimit"
 REASONS = {
     "permission": "rank 1: no .* bytes of shared memory to be had: .*not permitted",
     "memory": "rank 1: no .* bytes of shared memory to be had: .*too large",
-    "descriptors": "rank 1 has run out of file descriptors .*the limit of its process is .*ulimit",
+    "descriptors": DESCRIPTORS,
+    "a descriptor": DESCRIPTORS,
     "processes": "rank 1 cannot watch the process of rank 0: .*not permitted",
     "sockets": r"rank 1: processes of this host are not allowed to meet .*not permitted",
     "ucx": "rank 1: UCX could not begin: .*; groups that span hosts need UCX",

@@ -25,7 +25,7 @@ import msgspec
 
 from syncline.errors import PeerError, UserError
 from syncline.groups.meeting import Introduced, Meeting, listening_at, listens
-from syncline.groups.messages import out_of_descriptors
+from syncline.groups.messages import out_of_descriptors, require_descriptors
 from syncline.groups.notes import LOOK_S, Notes, Store, arrived
 from syncline.groups.site import Route, Site, machine_identity
 from syncline.model.document import Value
@@ -269,6 +269,10 @@ def _did_not_join(ranks: Sequence[int]) -> str:
     )
 
 
+MEETING_DESCRIPTORS = 2
+"""Of the socket that listens, and of a store in a file while it is read."""
+
+
 class Reception:
     """Where ranks of one host meet this one and exchange memory.
 
@@ -278,11 +282,17 @@ class Reception:
 
     Raises:
         PeerError: on construction, if a rank does not join.
-        UserError: on construction, if this host does not let processes meet.
+        UserError: on construction, if this host does not let processes meet, or this one may open
+            too few files.
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:
         call = RollCall(store, name, rank, ranks)
+        try:
+            require_descriptors(MEETING_DESCRIPTORS, rank)
+        except UserError as refused:
+            call.refuse(refused, deadline)
+            raise
         try:
             card = RankCard.own()
             self._listening = listening_at(card.socket)
