@@ -290,8 +290,8 @@ class Reception:
         call = RollCall(store, name, rank, ranks)
         try:
             require_descriptors(MEETING_DESCRIPTORS, rank)
-        except UserError as refused:
-            call.refuse(refused, deadline)
+        except UserError as error:
+            call.refuse(error, deadline)
             raise
         try:
             card = RankCard.own()
