@@ -170,7 +170,7 @@ def test_overlap_is_tried_and_kept_where_it_gains() -> None:
 
 @pytest.mark.parametrize(
     ("stock_s", "noise_s", "iterations"),
-    [(0.2, 1e-3, 16), (0.2, 1.5e-3, 36), (0.2, 1e-2, 48), (0.05, 1e-5, 30), (1e-3, 1e-5, 48)],
+    [(0.2, 2e-3, 16), (0.2, 3e-3, 36), (0.2, 1e-2, 48), (0.05, 1e-5, 30), (1e-3, 1e-5, 48)],
 )
 def test_short_and_uneven_iterations_are_compared_longer(
     monkeypatch: pytest.MonkeyPatch, stock_s: float, noise_s: float, iterations: int

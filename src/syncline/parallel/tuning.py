@@ -48,7 +48,7 @@ DEFERRED = REBUILT + 1
 COMPARED_ITERATIONS = 16
 """Iterations of the baseline and of a trial, at least."""
 COMPARED_S = 1.5
-COMPARED_NOISE = 0.005
+COMPARED_NOISE = 0.01
 MOST_COMPARED_ITERATIONS = 48
 """Short or uneven iterations are compared over this time, and until the standard error of their
 median would be this share of it, up to so many."""
