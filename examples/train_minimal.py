@@ -14,7 +14,7 @@ from torch import nn
 
 import syncline
 
-STEPS = 200
+STEPS = 500
 BATCH = 64
 
 dist.init_process_group("gloo")
