@@ -226,21 +226,7 @@ class Tuning:
 
     def _compress_unchecked(self, compression: Compression) -> Stages:
         """Compress from the first step on: measure under one message, plan, and train on."""
-        profile, network = self._settings.profile, self._settings.network
-        if profile is None or network is None:
-            result = yield Stage(
-                name="profiling",
-                plan=compressed(self._measurements.everything_at_once(), compression),
-                warmup=WARMUP,
-                iterations=PROFILED_ITERATIONS,
-                observe=True,
-            )
-            # All ranks must probe for equally long.
-            iteration_s = self._measurements.rate("profiling", result).iteration_s
-            network = network or self._measurements.network(iteration_s, contention=True)
-            costs = compressing(network, compression)
-            profile = profile or self._measurements.profile(result, costs)
-        self.profile, self.network = profile, network
+        profile, network = yield from self._measure(compression)
         forecasts = self._forecast(profile, network, [])
         if forecasts.held_back:
             self._flushes.say_held_back(self._settings.planner)
@@ -248,23 +234,32 @@ class Tuning:
             "planned", forecasts.comparison.reason, plan=forecasts.plan, forecasts=forecasts
         )
 
-    def _measure(self) -> Generator[Stage, StageResult, tuple[Profile, Network]]:
-        """Profile the computation undisturbed by communication, and probe the network."""
+    def _measure(
+        self, compression: Compression | None = None
+    ) -> Generator[Stage, StageResult, tuple[Profile, Network]]:
+        """Profile the computation undisturbed by communication, and probe the network.
+
+        With ``compression`` these iterations are compressed too, and none will tell contention.
+        """
         profile, network = self._settings.profile, self._settings.network
-        if profile is None:
+        guesses = compression is not None
+        if profile is None or (network is None and guesses):
             # One message after the last gradient: nothing is in flight while operations run.
+            plan = self._measurements.everything_at_once()
             result = yield Stage(
                 name="profiling",
-                plan=self._measurements.everything_at_once(),
+                plan=plan if compression is None else compressed(plan, compression),
                 warmup=WARMUP,
                 iterations=PROFILED_ITERATIONS,
                 observe=True,
             )
             # All ranks must probe for equally long.
             iteration_s = self._measurements.rate("profiling", result).iteration_s
-            network = network or self._measurements.network(iteration_s)
-            profile = self._measurements.profile(result, network)
-            profile = msgspec.structs.replace(profile, norm=self._norm)
+            network = network or self._measurements.network(iteration_s, contention=guesses)
+            costs = network if compression is None else compressing(network, compression)
+            if profile is None:
+                profile = self._measurements.profile(result, costs)
+                profile = msgspec.structs.replace(profile, norm=self._norm)
         elif network is None:
             network = self._measurements.network(profile.phase_s(*COMPUTING))
         self.profile, self.network = profile, network
