@@ -19,7 +19,7 @@ from syncline.measure.profiler import (
     unpack_seconds,
 )
 from syncline.measure.segments import ACCUMULATING, SegmentTrace, median_trace
-from syncline.measure.statistics import median, standard_error
+from syncline.measure.statistics import median, typical
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import COMPUTING, WAIT, Norm, Profile
@@ -117,7 +117,7 @@ class RankMeasurements:
 
     def _typical(self, times_s: Sequence[float]) -> tuple[float, float] | None:
         """Return the medians of all ranks' medians and errors; None if a rank has no times."""
-        everyone = self.gather([median(times_s), standard_error(times_s)] if times_s else None)
+        everyone = self.gather([*typical(times_s)] if times_s else None)
         if None in everyone:
             return None
         value_s, error_s = map(median, zip(*everyone, strict=True))

@@ -8,7 +8,7 @@ import platform
 import torch
 import torch.distributed as dist
 
-from syncline.measure.statistics import median, standard_error
+from syncline.measure.statistics import typical
 from syncline.model.run import Event, Rate, Run
 from syncline.parallel.stage_runner import StageRunner
 from syncline.parallel.wrapped import Wrapped
@@ -48,10 +48,11 @@ def record_of(
     times_s = runner.steady_iteration_s
     steady = None
     if len(times_s) >= MIN_STEADY:
+        iteration_s, noise_s = typical(times_s)
         steady = Rate(
             name=plan.planner if plan else "stock DDP",
-            iteration_s=median(times_s),
-            noise_s=standard_error(times_s),
+            iteration_s=iteration_s,
+            noise_s=noise_s,
             iterations=len(times_s),
         )
     overhead = None

@@ -10,7 +10,7 @@ from typing import Any
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.observer import ObservedIteration, Observer
 from syncline.measure.segments import read_iteration
-from syncline.measure.statistics import median, standard_error
+from syncline.measure.statistics import median, typical
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import needs_engine
@@ -260,8 +260,7 @@ class StageRunner:
         self._note_flushes()
         own = [
             float(result.flushed is not None),
-            median(result.iteration_s),
-            standard_error(result.iteration_s),
+            *typical(result.iteration_s),
             *self._drift.take_summary(),
         ]
         everyone = gather_numbers(own, self._job.group, self._job.device)
