@@ -8,7 +8,8 @@ The prediction is the one made before the plan was tried (or, where DDP's bucket
 the decision rests on); the measurement is the median of the steady iterations that follow. Stock
 DDP itself may take longer or shorter then than when it was measured for the prediction, because the
 machine has changed: that is the drift. What is left of the error without it is the error of the
-predicted speed-up.
+predicted speed-up. A plan that was tried and dropped has an error of its own: of its prediction
+against its trial.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def said_of(row: dict[str, Any]) -> str:
         f"predicted {row['predicted_s'] * 1e3:.1f} ms, measured {row['measured_s'] * 1e3:.1f} ms: "
         f"{row['error']:+.1%}, drift of DDP {row['drift']:+.1%}, without it "
         f"{row['error_without_drift']:+.1%}, speed-up {row['speed_up']:.3f}"
+        + (f", dropped {dropped[0]} {dropped[1]:+.1%}" if (dropped := row["dropped"]) else "")
     )
 
 
@@ -95,6 +97,10 @@ def one(place: str, model: str) -> dict[str, Any]:
     assert run.measured is not None
     assert run.predicted_s is not None
     assert run.predicted_baseline_s is not None
+    dropped = None
+    if run.planned is not None and run.predicted_planned_s is not None:
+        error = run.predicted_planned_s / run.planned.iteration_s - 1
+        dropped = (run.planned.name, error) if run.decision == "reverted" else None
     rates = {rate.name: rate for rate in run.rates}
     if SYNCLINE not in rates:
         raise SystemExit(f"{model} on {place} was still measuring after its steps; give it more")
@@ -109,6 +115,7 @@ def one(place: str, model: str) -> dict[str, Any]:
         "measured_s": run.measured.iteration_s,
         "noise_s": run.measured.noise_s,
         "error": run.prediction_error,
+        "dropped": dropped,
         "drift": ddp_s / run.predicted_baseline_s - 1,
         "error_without_drift": run.predicted_s / run.predicted_baseline_s * ddp_s / ours_s - 1,
         "syncline_s": ours_s,
