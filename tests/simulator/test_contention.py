@@ -146,6 +146,26 @@ def test_few_messages_and_many_tell_what_each_takes_from_computing(
         )
 
 
+@some.few
+@given(st.integers(0, 100), st.floats(0, 2e-3))
+def test_a_plan_of_many_messages_tells_what_each_takes_under_the_reducer(
+    seed: int, per_message_s: float
+) -> None:
+    profile, _ = instance(seed)
+    stock, many, others = (
+        in_equal_parts(profile, SLOW, parts, by_need=False) for parts in (2, 12, 7)
+    )
+    handling = Contention(per_message_s=per_message_s, free_messages=len(stock.messages))
+    truth = under(handling, SLOW)
+    runs = [measured(profile, truth, plan) for plan in (stock, many)]
+    found = fit_contention(profile, SLOW, runs)
+    assert found.contention.free_messages == len(stock.messages)
+    for plan, error in ((stock, 2e-3), (many, 0.03), (others, 0.03)):
+        assert predict_iteration_s(profile, found, plan) == pytest.approx(
+            predict_iteration_s(profile, truth, plan), rel=error
+        )
+
+
 def test_what_the_reducer_and_the_engine_send_is_fitted_apart() -> None:
     profile, (ddp, *_) = instance()
     of_reducer, of_engine = Contention(exchange=2.0), Contention(computing=1.5)
@@ -160,12 +180,12 @@ def test_what_the_reducer_and_the_engine_send_is_fitted_apart() -> None:
     assert only_stock.contention_by_need == of_engine
 
 
-def test_messages_take_time_from_computing_only_where_they_are_waited_for_by_need() -> None:
-    profile, (ddp, *_) = instance()
+@pytest.mark.parametrize("by_need", [False, True])
+def test_each_message_takes_time_from_computing(by_need: bool) -> None:
+    profile, _ = instance()
     costly = under(Contention(per_message_s=1e-3), Network.line(workers=4, a_s=0.0, b_s_per_byte=0))
     alone_s = math.fsum(operation.duration_s for operation in profile.operations)
-    assert predict_iteration_s(profile, costly, ddp) == pytest.approx(alone_s)
-    plan = in_equal_parts(profile, costly, 5)
+    plan = in_equal_parts(profile, costly, 5, by_need=by_need)
     expected_s = alone_s + 1e-3 * len(plan.messages)
     assert predict_iteration_s(profile, costly, plan) == pytest.approx(expected_s)
 

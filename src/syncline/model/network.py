@@ -57,8 +57,10 @@ class Contention(Value, frozen=True, kw_only=True):
     exchange: float = 1.0
     """What computing does to messages."""
     per_message_s: float = 0.0
-    """Seconds that a worker computes longer for each message of a plan that waits by need: the
-    engine's own work, on a processor that computes as well."""
+    """Seconds that a worker computes longer for each message: the library that sends it works on a
+    processor that computes as well."""
+    free_messages: int = 0
+    """So many cost nothing, because the factors, or the profile, hold their cost."""
     fitted: bool = False
     """Fitted to iterations of a training; otherwise measured by the probe, or given."""
 
@@ -70,6 +72,15 @@ class Contention(Value, frozen=True, kw_only=True):
                     f"found {factor} for {name}"
                 )
         require_time("network: contention.per_message_s", self.per_message_s)
+        if self.free_messages < 0:
+            raise UserError(
+                "network: contention.free_messages must not be negative, found "
+                f"{self.free_messages}"
+            )
+
+    def handling_s(self, messages: int) -> float:
+        """Return the seconds that a worker computes longer for so many messages an iteration."""
+        return self.per_message_s * max(messages - self.free_messages, 0)
 
     @classmethod
     def of_both(cls, factor: float) -> Contention:

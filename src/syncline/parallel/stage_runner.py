@@ -179,7 +179,7 @@ class StageRunner:
         broadcast_s = self._job.take_broadcast_s()
         if self._done > stage.warmup:
             self._result.broadcast_s.append(broadcast_s)
-        if stage.plan is None and not stage.observe:
+        if self._buckets.engine is None and not stage.observe:
             self._note_computing()
             stamp = self._clock.stamp()
         elif self._buckets.engine is not None and self._job.device.type == "cpu":
@@ -207,7 +207,7 @@ class StageRunner:
         self._advance()
 
     def _note_computing(self) -> None:
-        """Keep what the reducer's timers say of computing beside DDP's own buckets.
+        """Keep what the reducer's timers say of computing beside its own messages.
 
         They time only some iterations, each of which is known in the next one.
         """

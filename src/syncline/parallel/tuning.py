@@ -21,6 +21,7 @@ from syncline.model.profile import COMPUTING, Baseline, Norm, Profile
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
+from syncline.parallel.engine.layout import needs_engine
 from syncline.parallel.engine.recording import recorded_timeline
 from syncline.parallel.forecasts import Forecasts, forecast
 from syncline.parallel.log import logger
@@ -61,7 +62,7 @@ OTHER_ORDER = (
 RECORDED_ITERATIONS = 3
 EXPLORED_PARTS = (4, 12)
 """Messages, in halves if there is a norm, under which the engine is measured before planning: few
-and many show what each takes from computing."""
+and many show what each takes from computing. DDP's reducer is measured under the many only."""
 EXPLORED_GAIN = 0.05
 """Share of an iteration that overlapping must gain, if it cost nothing, to be measured then."""
 TRIALS = 3
@@ -207,9 +208,15 @@ class Tuning:
             self._flushes.say_held_back(settings.planner)
         while True:
             known, measured, trials = self._known, [own], []
-            if self._explores(profile, network, first):
-                measured += yield from self._explore(profile, network)
-            if len(measured) > 1:
+            unexplored = [False, True]  # waiting by need?
+            while self._known == known:
+                # What is learnt of one kind of plan may bring up the other.
+                kinds = (k for k in unexplored if self._explores(k, own.plan, first, network))
+                by_need = next(kinds, None)
+                if by_need is None:
+                    break
+                unexplored.remove(by_need)
+                measured += yield from self._explore(profile, network, by_need=by_need)
                 first = self._forecast(profile, network, measured)
             if self._known == known:
                 trials = yield from self._try_best(first, profile, network, measured)
@@ -313,10 +320,12 @@ class Tuning:
             return None
         rate = self._measurements.rate(plan.planner, result)
         excess_s = None
-        if self.profile is not None:
+        if self.profile is not None and needs_engine(plan):
             excess_s = self._measurements.busy_excess_s(
                 result, self.profile, broadcast_s=self._broadcast_s
             )
+        elif self.profile is not None:
+            excess_s = self._measurements.excess_s(result, self.profile)
         return _Trial(plan, rate, forecasts, excess_s)
 
     def _try_best(
@@ -343,37 +352,46 @@ class Tuning:
                 break
         return trials
 
-    def _explores(self, profile: Profile, network: Network, forecasts: Forecasts) -> bool:
-        """Whether messages of the engine are to be measured before they are planned.
+    def _explores(self, by_need: bool, stock: Plan, forecasts: Forecasts, network: Network) -> bool:
+        """Whether messages of a kind of plan are to be measured before such a plan is tried.
 
-        Stock DDP's messages may overlap so little that they do not tell what overlapping costs. So
-        the engine is also measured where it would gain much if that cost nothing. On a GPU its
-        messages take no time from what computes.
+        Stock DDP's messages do not tell what each of many takes from computing. Nor may they
+        overlap enough to tell what that costs: the engine, which sends those of plans that wait by
+        need, is also measured where it would gain much if that cost nothing. On a GPU messages take
+        no time from what computes.
         """
+        plan = forecasts.plan
         if self._settings.compression is not None or self._job.device.type != "cpu":
             return False
+        if not by_need:
+            return (
+                plan is not None
+                and not needs_engine(plan)
+                and len(plan.messages) > len(stock.messages)
+            )
         if not self._flushes.defers:  # no plan of the engine can run
             return False
-        if forecasts.plan is None or forecasts.plan.wait != "need":
-            forecasts = self._forecast(profile, network, [])
-            stock_s = forecasts.predicted_s(Ddp.NAME)
-            gain_s = stock_s - forecasts.predicted_s(forecasts.comparison.chosen)
+        if plan is None or plan.wait != "need":
+            free = self._forecast(forecasts.profile, network, [])
+            stock_s = free.predicted_s(Ddp.NAME)
+            gain_s = stock_s - free.predicted_s(free.comparison.chosen)
             if gain_s < EXPLORED_GAIN * stock_s:
                 return False
-        return forecasts.plan is not None and forecasts.plan.wait == "need"
+            plan = free.plan
+        return plan is not None and plan.wait == "need"
 
     def _explore(
-        self, profile: Profile, network: Network
+        self, profile: Profile, network: Network, *, by_need: bool
     ) -> Generator[Stage, StageResult, list[Measured]]:
-        """Train under a few messages of equal size, and under many; return nothing if that fails.
+        """Train under many messages of equal size; return nothing if that fails.
 
-        Nothing that is measured before tells what the engine takes from computing: stock DDP's
-        messages hardly overlap, and are another library's. The plans are simple ones, not those
-        that will be predicted.
+        Under few as well if they wait by need: nothing that is measured before tells what the
+        engine takes from computing, as stock DDP's messages are another library's. The plans are
+        simple ones, not those that will be predicted.
         """
         found: list[Measured] = []
-        for parts in EXPLORED_PARTS:
-            plan = in_equal_parts(profile, network, parts)
+        for parts in EXPLORED_PARTS if by_need else EXPLORED_PARTS[-1:]:
+            plan = in_equal_parts(profile, network, parts, by_need=by_need)
             trial = yield from self._try(plan, None)
             if trial is None:
                 return []

@@ -60,16 +60,18 @@ def plan_in_halves(
     return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
 
 
-def in_equal_parts(profile: Profile, network: Network, parts: int) -> Plan:
+def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: bool = True) -> Plan:
     """Return a plan of whole tensors in ready order, in about so many messages of equal size.
 
-    They overlap as far as simple messages can: two are under way, and updates wait by need. If
-    every update waits for a norm, each is sent in halves, and the gathers follow in the order of
-    need.
+    Those ``by_need`` overlap as far as simple messages can: two are under way, and updates wait by
+    need. If every update waits for a norm, each is sent in halves, and the gathers follow in the
+    order of need. The others are DDP's buckets of that size.
     """
     size_bytes = -(-profile.gradient_bytes // parts)
     cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)
-    plan = cut.plan(profile, network)
+    plan = msgspec.structs.replace(cut.plan(profile, network), planner=f"{parts} equal parts")
+    if not by_need:
+        return plan
     messages = plan.messages
     if profile.norm is not None:
         messages = (
@@ -78,7 +80,6 @@ def in_equal_parts(profile: Profile, network: Network, parts: int) -> Plan:
         )
     return msgspec.structs.replace(
         plan,
-        planner=f"{parts} equal parts",
         messages=messages,
         wait="need",
         in_flight=2,

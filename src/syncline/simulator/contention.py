@@ -92,15 +92,18 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
     The profile's operations were timed with nothing under way, and the network's messages with
     nothing computed. Where both overlap, an iteration takes longer than they say. What messages do
     to computing follows from how much longer the passes took; what computing does to messages, from
-    what the iterations still take longer, in the mean of the relative differences. Where plans that
-    wait by need were timed with few messages and with many, what each message takes from computing
-    follows too, by least squares. Where the passes were not timed under any plan, both factors are
-    the same. Each is between 1 and 4.
+    what the iterations still take longer, in the mean of the relative differences. Where the passes
+    were not timed under any plan, both factors are the same. Each is between 1 and 4.
+
+    Where few messages and many were timed, what each message takes from computing follows too, by
+    least squares. The reducer's timers leave out what its messages take after the backward pass, so
+    of its plans whole iterations tell that: by how much those of more than twice as many messages
+    as stock DDP take longer than the others say. Stock DDP itself is then predicted as measured.
 
     Args:
         profile: what a worker computes.
         network: what messages cost; its own contention is replaced if anything was measured.
-        measured: iterations under some plans.
+        measured: iterations under some plans; the first under the reducer are stock DDP's.
 
     Bisections, one in the other: 200 simulations of each plan.
     """
@@ -110,9 +113,27 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
         found = _fitted(profile, network, by_need)
         network = msgspec.structs.replace(network, contention_by_need=found)
     if others:
-        found = _fitted(profile, network, others)
+        stock = len(others[0].plan.messages)
+        many = [m for m in others if len(m.plan.messages) > 2 * stock]
+        found = _fitted(profile, network, [m for m in others if m not in many])
         network = msgspec.structs.replace(network, contention=found)
+        if many:
+            found = _with_handling(profile, network, many, stock)
+            network = msgspec.structs.replace(network, contention=found)
     return network
+
+
+def _with_handling(
+    profile: Profile, network: Network, many: Sequence[Measured], stock: int
+) -> Contention:
+    """Return the network's contention, with what each message beyond those of stock DDP takes."""
+    more = [len(m.plan.messages) - stock for m in many]
+    late_s = [m.iteration_s - predict_iteration_s(profile, network, m.plan) for m in many]
+    weight = sum(count * count for count in more)
+    cost_s = math.fsum(count * late for count, late in zip(more, late_s, strict=True))
+    return msgspec.structs.replace(
+        network.contention, per_message_s=max(cost_s / weight, 0.0), free_messages=stock
+    )
 
 
 def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) -> Contention:

@@ -136,7 +136,7 @@ def build(
         )
     contention = network.contention_under(by_need=on_need)
     lanes = _add_lanes(dag, contention, strategy)
-    handling_s = contention.per_message_s * len(plan.messages) if on_need and plan else 0.0
+    handling_s = contention.handling_s(len(plan.messages)) if plan else 0.0
     _add_tasks(dag, lanes, workers, handling_s)
     for before, after in layout.edges:
         dag.graph.add_edges(dag.slot_tasks(before), dag.slot_tasks(after))
