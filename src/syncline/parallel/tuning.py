@@ -37,7 +37,7 @@ from syncline.planners.auto import CONFIDENCE, Auto
 from syncline.planners.compressed import compressed, compressing
 from syncline.planners.ddp import Ddp
 from syncline.planners.halves import in_equal_parts
-from syncline.simulator.contention import Measured, as_under_stock
+from syncline.simulator.contention import MANY, Measured, as_under_stock
 
 Stages = Generator[Stage, StageResult, None]
 
@@ -62,7 +62,8 @@ OTHER_ORDER = (
 RECORDED_ITERATIONS = 3
 EXPLORED_PARTS = (4, 12)
 """Messages, in halves if there is a norm, under which the engine is measured before planning: few
-and many show what each takes from computing. DDP's reducer is measured under the many only."""
+and many show what each takes from computing. DDP's reducer is measured under the many only, or
+under more if stock DDP has as many."""
 EXPLORED_GAIN = 0.05
 """Share of an iteration that overlapping must gain, if it cost nothing, to be measured then."""
 TRIALS = 3
@@ -208,15 +209,16 @@ class Tuning:
             self._flushes.say_held_back(settings.planner)
         while True:
             known, measured, trials = self._known, [own], []
-            unexplored = [False, True]  # waiting by need?
+            explorers = [self._to_explore_reducer, self._to_explore_engine]
             while self._known == known:
                 # What is learnt of one kind of plan may bring up the other.
-                kinds = (k for k in unexplored if self._explores(k, own.plan, first, network))
-                by_need = next(kinds, None)
-                if by_need is None:
+                for explorer in explorers:
+                    if plans := explorer(first, network, own.plan):
+                        break
+                else:
                     break
-                unexplored.remove(by_need)
-                measured += yield from self._explore(profile, network, by_need=by_need)
+                explorers.remove(explorer)
+                measured += yield from self._explore(plans)
                 first = self._forecast(profile, network, measured)
             if self._known == known:
                 trials = yield from self._try_best(first, profile, network, measured)
@@ -352,46 +354,47 @@ class Tuning:
                 break
         return trials
 
-    def _explores(self, by_need: bool, stock: Plan, forecasts: Forecasts, network: Network) -> bool:
-        """Whether messages of a kind of plan are to be measured before such a plan is tried.
+    def _to_explore_reducer(self, first: Forecasts, network: Network, stock: Plan) -> list[Plan]:
+        """Return the plan under which DDP's reducer is to be measured before one is tried, if any.
 
-        Stock DDP's messages do not tell what each of many takes from computing. Nor may they
-        overlap enough to tell what that costs: the engine, which sends those of plans that wait by
-        need, is also measured where it would gain much if that cost nothing. On a GPU messages take
-        no time from what computes.
+        Stock DDP's messages do not tell what each of many takes from computing.
         """
-        plan = forecasts.plan
-        if self._settings.compression is not None or self._job.device.type != "cpu":
-            return False
-        if not by_need:
-            return (
-                plan is not None
-                and not needs_engine(plan)
-                and len(plan.messages) > len(stock.messages)
-            )
-        if not self._flushes.defers:  # no plan of the engine can run
-            return False
+        plan, many = first.plan, MANY * len(stock.messages)
+        if not self._shares_processors or plan is None or needs_engine(plan):
+            return []
+        parts = max(EXPLORED_PARTS[-1], many + len(stock.messages))
+        explored = in_equal_parts(first.profile, network, parts, by_need=False)
+        return [explored] if min(len(p.messages) for p in (plan, explored)) > many else []
+
+    def _to_explore_engine(self, first: Forecasts, network: Network, _: Plan) -> list[Plan]:
+        """Return the plans under which the engine is to be measured before one is tried, if any.
+
+        Nothing that is measured before tells what it takes from computing, as stock DDP's messages
+        are another library's. They may overlap so little that they do not tell what overlapping
+        costs. So the engine is also measured where it would gain much if that cost nothing.
+        """
+        plan = first.plan
+        # Unless updates can wait, no plan of the engine can run.
+        if not self._shares_processors or not self._flushes.defers:
+            return []
         if plan is None or plan.wait != "need":
-            free = self._forecast(forecasts.profile, network, [])
+            free = self._forecast(first.profile, network, [])
             stock_s = free.predicted_s(Ddp.NAME)
             gain_s = stock_s - free.predicted_s(free.comparison.chosen)
-            if gain_s < EXPLORED_GAIN * stock_s:
-                return False
-            plan = free.plan
-        return plan is not None and plan.wait == "need"
+            plan = free.plan if gain_s >= EXPLORED_GAIN * stock_s else None
+        if plan is None or plan.wait != "need":
+            return []
+        return [in_equal_parts(first.profile, network, parts) for parts in EXPLORED_PARTS]
 
-    def _explore(
-        self, profile: Profile, network: Network, *, by_need: bool
-    ) -> Generator[Stage, StageResult, list[Measured]]:
-        """Train under many messages of equal size; return nothing if that fails.
+    @property
+    def _shares_processors(self) -> bool:
+        """Whether messages may take time from what computes; on a GPU they do not."""
+        return self._settings.compression is None and self._job.device.type == "cpu"
 
-        Under few as well if they wait by need: nothing that is measured before tells what the
-        engine takes from computing, as stock DDP's messages are another library's. The plans are
-        simple ones, not those that will be predicted.
-        """
+    def _explore(self, plans: Sequence[Plan]) -> Generator[Stage, StageResult, list[Measured]]:
+        """Train under simple plans, not those that are predicted; return nothing if one fails."""
         found: list[Measured] = []
-        for parts in EXPLORED_PARTS if by_need else EXPLORED_PARTS[-1:]:
-            plan = in_equal_parts(profile, network, parts, by_need=by_need)
+        for plan in plans:
             trial = yield from self._try(plan, None)
             if trial is None:
                 return []

@@ -18,6 +18,8 @@ from syncline.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, si
 
 Floats = NDArray[np.float64]
 
+MANY = 2
+"""A plan of more than this many times stock DDP's messages tells what each takes from computing."""
 LARGEST = 4.0
 """A larger factor is an error of the model and no contention."""
 EXACT = 1e-3
@@ -97,8 +99,8 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
     Where few messages and many were timed, what each message takes from computing follows too, by
     least squares. The reducer's timers leave out what its messages take after the backward pass, so
-    of its plans whole iterations tell that: by how much those of more than twice as many messages
-    as stock DDP take longer than the others say. Stock DDP itself is then predicted as measured.
+    of its plans whole iterations tell that: by how much those of :data:`MANY` messages take longer
+    than the others say. Stock DDP itself is then predicted as measured.
 
     Args:
         profile: what a worker computes.
@@ -114,7 +116,7 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
         network = msgspec.structs.replace(network, contention_by_need=found)
     if others:
         stock = len(others[0].plan.messages)
-        many = [m for m in others if len(m.plan.messages) > 2 * stock]
+        many = [m for m in others if len(m.plan.messages) > MANY * stock]
         found = _fitted(profile, network, [m for m in others if m not in many])
         network = msgspec.structs.replace(network, contention=found)
         if many:
