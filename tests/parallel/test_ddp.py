@@ -27,13 +27,8 @@ def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: s
     for result in workers.run(jobs.compare_with_stock, 2, model, optimizer, {"planner": "wfbp"}):
         assert result["differences"] == []
         assert result["decision"] == "planned", result["reason"]
-        assert result["phases"] == [
-            "profiling",
-            "baseline",
-            "trying wfbp",
-            "recording",
-            "steady",
-        ]
+        phases = [phase for phase in result["phases"] if not phase.endswith("equal parts")]
+        assert phases == ["profiling", "baseline", "trying wfbp", "recording", "steady"]
 
 
 @pytest.mark.parametrize(
