@@ -98,9 +98,10 @@ def one(place: str, model: str) -> dict[str, Any]:
     assert run.predicted_s is not None
     assert run.predicted_baseline_s is not None
     dropped = None
-    if run.planned is not None and run.predicted_planned_s is not None:
-        error = run.predicted_planned_s / run.planned.iteration_s - 1
-        dropped = (run.planned.name, error) if run.decision == "reverted" else None
+    if run.decision == "reverted":
+        assert run.planned is not None
+        assert run.predicted_planned_s is not None
+        dropped = (run.planned.name, run.predicted_planned_s / run.planned.iteration_s - 1)
     rates = {rate.name: rate for rate in run.rates}
     if SYNCLINE not in rates:
         raise SystemExit(f"{model} on {place} was still measuring after its steps; give it more")

@@ -27,8 +27,10 @@ def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: s
     for result in workers.run(jobs.compare_with_stock, 2, model, optimizer, {"planner": "wfbp"}):
         assert result["differences"] == []
         assert result["decision"] == "planned", result["reason"]
-        phases = [phase for phase in result["phases"] if not phase.endswith("equal parts")]
-        assert phases == ["profiling", "baseline", "trying wfbp", "recording", "steady"]
+        # Only this model has more than twice as many messages under the plan as under stock DDP.
+        explored = ["trying 12 equal parts"] if model == "shared" else []
+        tried = [*explored, "trying wfbp"]
+        assert result["phases"] == ["profiling", "baseline", *tried, "recording", "steady"]
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
     Where few messages and many were timed, what each message takes from computing follows too, by
     least squares. The reducer's timers leave out what its messages take after the backward pass, so
-    of its plans whole iterations tell that: by how much those of :data:`MANY` messages take longer
-    than the others say. Stock DDP itself is then predicted as measured.
+    of its plans whole iterations tell that: by how much those of more than :data:`MANY` times stock
+    DDP's messages take longer than the others say. Stock DDP is then predicted as measured.
 
     Args:
         profile: what a worker computes.
