@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.network import PRESETS, Contention, Network
-from syncline.model.plan import Plan
+from syncline.model.plan import Message, Plan
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.planners import PLANNERS
 from syncline.planners.overlap import Overlap, Round
@@ -88,6 +88,19 @@ def test_the_channel_is_as_stated(instance: Instance, shuffle: random.Random) ->
     for in_flight in (1, 2):
         end = round_of(instance).end_ns(messages, instance.curve.curve(), in_flight)
         assert end == instance.end_ns(messages, in_flight)
+
+
+def test_an_element_is_needed_as_early_as_the_empty_tensor_that_travels_with_it() -> None:
+    profile = chain(backward_s=[20e-9, 10e-9], elements=[3, 0], forward_s=[7e-9, 5e-9])
+    round_ = Round.of(profile)
+    assert round_ == Round([20, 30], [2, 1], [4, 4], [5, 12])
+    network = Network.line(workers=2, a_s=100e-9, b_s_per_byte=1e-9)
+    plan = msgspec.structs.replace(Overlap().own_plan(profile, network), in_flight=1)
+    for messages in ([(0, 3)], [(0, 2), (2, 3)], [(2, 3), (0, 2)]):
+        cut = tuple(Message(start=start, stop=stop) for start, stop in messages)
+        other = msgspec.structs.replace(plan, messages=cut)
+        simulated = predict_iteration_s(profile, network, other)
+        assert simulated == pytest.approx(one_period_s(profile, other, network), abs=1e-12)
 
 
 # --- optimality ---
