@@ -309,24 +309,55 @@ def test_a_slower_plan_is_dropped_after_another_look() -> None:
 @pytest.mark.parametrize(
     ("first_s", "stock_s", "again_s", "decision"),
     [
-        (1.001, 1.0, 0.997, "planned"),  # 0.999 in the mean
-        (0.999, 1.0, 1.003, "reverted"),
-        (1.3, 1.4, 1.4, "planned"),  # the machine has become slower meanwhile
+        (0.999, 1.0, 1.0, "planned"),  # 0.9995 in the mean
+        (1.001, 1.0, 1.0, "reverted"),
         (0.999, 1.0, 1.001, "planned"),  # as fast
     ],
 )
 def test_a_plan_that_is_not_clearly_faster_must_show_it(
     first_s: float, stock_s: float, again_s: float, decision: str
 ) -> None:
-    times = {"checking again": stock_s, "trying by hand": first_s, "trying again by hand": again_s}
+    times = {"trying by hand": first_s, "trying again by hand": again_s}
     run = tuning(plan=GIVEN)
-    stages = play(run.stages(), lambda stage: times.get(stage.name, STOCK_S))
-    assert names(stages)[:4] == ["baseline", *list(times)[1:2], "checking again", list(times)[2]]
+    stages = play(run.stages(), lambda stage: times.get(stage.name, stock_s))
+    first, again = times
+    assert names(stages) == ["baseline", first, "checking again", again, "recording", "steady"]
     assert run.decision == decision
     assert run.planned is not None
     assert run.baseline is not None
     assert run.planned.iteration_s == pytest.approx((first_s + again_s) / 2)
     assert run.baseline.iteration_s == stock_s
+
+
+@pytest.mark.parametrize(
+    ("times_s", "decision"),
+    [
+        ((1.0, 1.3, 1.4, 1.3, 1.4, 1.3), "planned"),  # the machine has become slower meanwhile
+        ((1.0, 1.2, 1.5, 1.2, 1.0, 1.2), "reverted"),  # it was slow for a moment
+        ((1.0, 0.999, 1.0, 1.1, 1.0, 0.8), "planned"),  # 0.95 in the mean
+        ((1.0, 0.999, 1.0, 1.1, 1.0, 1.1), "reverted"),
+    ],
+)
+def test_two_looks_that_disagree_are_followed_by_a_third(
+    times_s: tuple[float, ...], decision: str
+) -> None:
+    """Stock DDP and the plan in turns."""
+    turns = iter(times_s[1:])
+
+    def time_s(stage: Stage) -> float:
+        return next(turns) if stage.name.startswith(("trying", "checking")) else times_s[0]
+
+    run = tuning(plan=GIVEN)
+    stages = play(run.stages(), time_s)
+    assert [name for name in names(stages) if "again" in name] == [
+        "checking again",
+        "trying again by hand",
+    ] * 2
+    assert run.decision == decision
+    assert run.planned is not None
+    assert run.planned.iteration_s == pytest.approx((times_s[3] + times_s[5]) / 2)
+    assert run.baseline is not None
+    assert run.baseline.iteration_s == times_s[4]
 
 
 def test_a_plan_that_is_clearly_faster_needs_no_second_look() -> None:
@@ -346,13 +377,16 @@ def test_a_plan_that_has_become_slow_is_compared_again(again_s: float, decision:
         before=StageResult(iteration_s=[1.6] * 50, slower=True),
     )
     *looks, recording, steady = names(stages)
-    assert looks == ["checking again", "trying again overlap"]
+    # It was the slower one so far: it must be the faster one twice.
+    turns = 2 if decision == "planned" else 1
+    assert looks == ["checking again", "trying again overlap"] * turns
     assert (recording, steady) == ("recording", "steady")
     assert run.decision == decision
     assert run.can_revert is (decision == "planned")
     assert len(told(run, "overlap takes longer than stock DDP did; measuring both again")) == 1
     assert run.planned is not None
-    assert run.planned.iteration_s == pytest.approx((1.6 + again_s) / 2)
+    measured_s = [again_s] * 2 if decision == "planned" else [1.6, again_s]
+    assert run.planned.iteration_s == pytest.approx(sum(measured_s) / 2)
     assert run.predicted_planned_s == expected  # made before the first trial
 
 
