@@ -5,11 +5,11 @@ Two workers train in this host's memory, or on two emulated hosts (docs/emulate.
 and under stock DDP in turns on the same batches; the cases take turns, too.
 
 The prediction is the one made before the plan was tried (or, where DDP's buckets stay, the one that
-the decision rests on); the measurement is the median of the steady iterations that follow. Stock
-DDP itself may take longer or shorter then than when it was measured for the prediction, because the
-machine has changed: that is the drift. What is left of the error without it is the error of the
-predicted speed-up. A plan that was tried and dropped has an error of its own: of its prediction
-against its trial.
+the decision rests on); the measurement is the median of the steady iterations that follow. A
+prediction for stock DDP is compared with the iterations of stock DDP that it was made from. Stock
+DDP itself may take longer or shorter later, because the machine has changed: that is the drift.
+What is left of the error without it is the error of the predicted speed-up. A plan that was tried
+and dropped has an error of its own: of its prediction against its trial.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def main() -> None:
             print(f"{number} {said_of(rows[-1])}", flush=True)
             save(NAME, {"workers": 2, "rows": rows})
     for place, model in cases:
-        print(summary(place, model, rows))
+        found = [row for row in rows if (row["place"], row["model"]) == (place, model)]
+        print(f"{place:8} {model:9} {summary(found)}")
+    print(f"{'all':18} {summary(rows)}")
 
 
-def summary(place: str, model: str, rows: list[dict[str, Any]]) -> str:
-    found = [row for row in rows if (row["place"], row["model"]) == (place, model)]
-
+def summary(found: list[dict[str, Any]]) -> str:
     def errors(key: str) -> str:
         sizes = [abs(row[key]) for row in found]
         return f"{median(sizes):.1%} (worst {max(sizes):.1%})"
 
     return (
-        f"{place:8} {model:9} error {errors('error')}, drift of DDP {errors('drift')}, without it "
-        f"{errors('error_without_drift')}; DDP over Syncline "
+        f"error {errors('error')}, of the baseline {errors('baseline_error')}, drift of DDP "
+        f"{errors('drift')}, without it {errors('error_without_drift')}; DDP over Syncline "
         f"{spread([row['speed_up'] for row in found])}, overhead "
         f"{spread([row['overhead_iterations'] for row in found])} iterations, "
         f"{len(found)} runs, decisions {sorted({row['planner'] for row in found})}"
@@ -81,15 +81,16 @@ def said_of(row: dict[str, Any]) -> str:
     return (
         f"{row['place']:8} {row['model']:9} -> {row['planner']:8} ({row['messages']} messages) "
         f"predicted {row['predicted_s'] * 1e3:.1f} ms, measured {row['measured_s'] * 1e3:.1f} ms: "
-        f"{row['error']:+.1%}, drift of DDP {row['drift']:+.1%}, without it "
-        f"{row['error_without_drift']:+.1%}, speed-up {row['speed_up']:.3f}"
+        f"{row['error']:+.1%}, baseline {row['baseline_error']:+.1%}, drift of DDP "
+        f"{row['drift']:+.1%}, without it {row['error_without_drift']:+.1%}, speed-up "
+        f"{row['speed_up']:.3f}"
         + (f", dropped {dropped[0]} {dropped[1]:+.1%}" if (dropped := row["dropped"]) else "")
     )
 
 
 def one(place: str, model: str) -> dict[str, Any]:
     here = place == SHARED
-    run = beside_ddp(
+    run, profile = beside_ddp(
         *("--model", model, *CASES[model], "--epochs", "1000", "--timeout", "120"),
         *(("--workers", "2") if here else ()),
         hosts=() if here else ("--hosts", "2", "--rate", place),
@@ -97,6 +98,7 @@ def one(place: str, model: str) -> dict[str, Any]:
     assert run.measured is not None
     assert run.predicted_s is not None
     assert run.predicted_baseline_s is not None
+    assert profile.baseline is not None
     dropped = None
     if run.decision == "reverted":
         assert run.planned is not None
@@ -117,6 +119,7 @@ def one(place: str, model: str) -> dict[str, Any]:
         "noise_s": run.measured.noise_s,
         "error": run.prediction_error,
         "dropped": dropped,
+        "baseline_error": run.predicted_baseline_s / profile.baseline.iteration_s - 1,
         "drift": ddp_s / run.predicted_baseline_s - 1,
         "error_without_drift": run.predicted_s / run.predicted_baseline_s * ddp_s / ours_s - 1,
         "syncline_s": ours_s,

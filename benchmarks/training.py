@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import median, save, spread
+from syncline.model.profile import Profile
 from syncline.model.run import Run
 from syncline.training.result import BASELINE, DIFFERENCE, SYNCLINE
 
@@ -52,11 +53,12 @@ def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     """Train once and return the figures."""
     steps = ("--steps", str(arguments.steps), "--seed", str(seed))
     hosts = ("--hosts", str(arguments.hosts), "--rate", arguments.rate)
-    return row_of(beside_ddp("--model", "transformer", "--data", "text", *steps, hosts=hosts), seed)
+    run, _ = beside_ddp("--model", "transformer", "--data", "text", *steps, hosts=hosts)
+    return row_of(run, seed)
 
 
-def beside_ddp(*options: str, hosts: Sequence[str] = ()) -> Run:
-    """Train with Syncline and stock DDP in turns, and return the record.
+def beside_ddp(*options: str, hosts: Sequence[str] = ()) -> tuple[Run, Profile]:
+    """Train with Syncline and stock DDP in turns, and return the record and the profile.
 
     Args:
         options: of ``syncline train``.
@@ -77,7 +79,7 @@ def beside_ddp(*options: str, hosts: Sequence[str] = ()) -> Run:
             check=True,
             timeout=DEADLINE_S,
         )
-        return Run.load(Path(folder) / "run.json")
+        return Run.load(Path(folder) / "run.json"), Profile.load(Path(folder) / "profile.json")
 
 
 def row_of(run: Run, seed: int) -> dict[str, Any]:
