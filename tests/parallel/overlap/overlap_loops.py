@@ -212,7 +212,8 @@ def stale_graph(side: Side) -> None:
                 loss.backward()
                 side.note("no error")
             except RuntimeError as error:
-                side.note("error", "modified by an inplace operation" in str(error))
+                # The first weight that is read, before any gradient is there.
+                side.note("error", str(error).partition(" is at version")[0])
             optimizer.zero_grad()
     side.finish(ddp, optimizer)
 
