@@ -172,8 +172,8 @@ class Session:
             after: marks of :attr:`memory` after which the gradients are complete.
 
         The function raises:
-            UserError: a gradient is infinite or NaN on some rank; raised on all of them. Nothing
-                was exchanged: gradients that are finite have gone into the residuals.
+            UserError: a gradient is infinite or NaN on some rank, and no scaler skips the step;
+                raised on all ranks, which cannot go on.
             MismatchError: ranks exchange different messages.
             PeerError: a rank failed, or did not answer in time.
         """
@@ -268,8 +268,6 @@ class Session:
         outcome = self.transport.run(ALGORITHMS[self.recipe.algorithm], share, wire)
         delivered = outcome.delivered
         if isinstance(delivered, Refusal):
-            if isinstance(own, SparseVector):
-                self.residuals.add(names, own)
             error = refusal_error(delivered, self._names, together=len(gradients))
             if delivered.reason == UNREADABLE:
                 raise error
