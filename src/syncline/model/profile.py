@@ -115,12 +115,12 @@ def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
     """
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
-        which = f"{where}[{index}] {quoted(tensor.name)}"
-        if tensor.name in seen:
-            raise UserError(f"{which}: another {kind} has this name")
+        if tensor.name in seen or tensor.elements < 0:
+            wrong = f"elements must not be negative: {tensor.elements}"
+            if tensor.name in seen:
+                wrong = f"another {kind} has this name"
+            raise UserError(f"{where}[{index}] {quoted(tensor.name)}: {wrong}")
         seen.add(tensor.name)
-        if tensor.elements < 0:
-            raise UserError(f"{which}: elements must not be negative: {tensor.elements}")
         bytes_per_element(tensor.dtype)
     size_bytes = sum(tensor.size_bytes for tensor in tensors)
     if size_bytes > LARGEST_BYTES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from syncline import _native
@@ -40,6 +41,7 @@ class Terms(NamedTuple):
     """The period without communication."""
 
 
+@lru_cache(maxsize=4)  # of one profile, a planner needs them for each plan that it compares
 def terms(profile: Profile) -> Terms:
     """Return the terms of a profile's gradients, the update spread over the forward pass."""
     phases = [operation.phase for operation in profile.operations]
