@@ -33,6 +33,7 @@ except ImportError:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 WAIT_S = 5.0
+pytestmark = pytest.mark.xdist_group("browser")  # which is started once
 
 
 def _absent(reason: str) -> None:

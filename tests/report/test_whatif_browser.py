@@ -14,6 +14,7 @@ from .test_browser import Page, driver
 from .whatif_examples import few, scaling
 
 __all__ = ["driver"]  # a fixture
+pytestmark = pytest.mark.xdist_group("browser")
 
 OVERLAPPING = """
 const found = [];

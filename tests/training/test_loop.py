@@ -29,6 +29,7 @@ from tests.workers import WorkerPool
 
 BSP = ("bsp-1", "bsp-2", "bsp-3")
 STEPS_PER_EPOCH = 11  # 1,438 digits, two workers, 64 a batch
+pytestmark = pytest.mark.xdist_group("trainings")  # which are made once
 
 
 def trainings(folder: Path) -> dict[str, TrainingConfig]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from syncline import _native
-from syncline.model.cost import CostCurve
 from syncline.model.network import Network
-from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners.base import MergingPlanner
-from syncline.simulator.predict import predict_iteration_s
 
 
 class Merge(MergingPlanner, frozen=True, kw_only=True):
@@ -27,33 +24,12 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
     end of the backward pass counts as the transmission time that fits into it, which keeps the
     order. Where the network's curve falls, its running maximum is taken instead, so the last
     message may finish earlier than planned but not later. O(N^2) at worst.
-
-    Where messages take time from computing, startups are raised by 1, 2, 4, ... times that time,
-    until so few messages are left that they take none. The simulator judges the optimum of each.
     """
 
     NAME: ClassVar[str] = "merge"
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the last tensor of each message of an optimal merge."""
-        handling_s = network.contention.per_message_s
-        found = self._optimum(profile, network, network.all_reduce)
-        if not handling_s:
-            return found
-        optima = [found]
-        while len(found) > max(network.contention.free_messages, 1):
-            found = self._optimum(profile, network, network.all_reduce.raised(handling_s))
-            optima.append(found)
-            handling_s *= 2
-
-        def iteration_s(last: list[int]) -> float:
-            plan = Plan.merging(self.NAME, profile, network.workers, last)
-            return predict_iteration_s(profile, network, plan)
-
-        return min(optima, key=iteration_s)
-
-    def _optimum(self, profile: Profile, network: Network, curve: CostCurve) -> list[int]:
-        """Return the last tensor of each message of a merge that is optimal for the curve."""
         contention = network.contention
         # What a message transmits while the device computes for a nanosecond beside it.
         pace = contention.computing / contention.exchange
@@ -73,5 +49,5 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
                 ready.append(now)
                 sizes.append(gradient.size_bytes)
                 last.append(index)
-        rows = curve.never_falling().rows()
+        rows = network.all_reduce.never_falling().rows()
         return [last[index] for index in _native.merge(ready, sizes, rows)]

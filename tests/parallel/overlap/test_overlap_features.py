@@ -17,7 +17,7 @@ BEGIN, END = "<!-- rows: begin -->\n", "<!-- rows: end -->\n"
 AT_ONCE = 6
 """Rows that one job runs."""
 HELD = 0.0
-SHORT = 15
+SHORT = 13
 """Steps under other plans. Every script has done what it does at some step by the twelfth."""
 OTHERS = [
     (Style(aligned=True, piece_elements=60, in_flight=1), 0.5),
