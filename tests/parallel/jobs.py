@@ -206,7 +206,7 @@ def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
     """Train under a plan made elsewhere."""
     ddp = DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json), check=check)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    phases = train(ddp, optimizer, 260)
+    phases = train(ddp, optimizer, 360)
     return {"phases": list(dict.fromkeys(phases)), "decision": ddp.run_record().decision}
 
 
