@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from syncline.training.group import Worker
 from syncline.training.replica import StepTime
-from syncline.training.result import rates
+from syncline.training.result import of_all_workers, rates
+from tests.workers import WorkerPool
 
 
 def steps(seconds: list[float], measuring: set[int], first: set[int]) -> list[StepTime]:
@@ -32,3 +36,15 @@ def test_measuring_steps_and_first_steps_are_left_out_of_both() -> None:
 def test_training_that_ends_while_measuring_has_no_rates() -> None:
     times = {"a": steps([1, 1], {0, 1}, {0}), "b": steps([1, 1], set(), {0})}
     assert rates(times, 1) == ()
+
+
+def steps_that_end_late_in_turns() -> list[StepTime]:
+    rank = dist.get_rank()
+    worker = Worker(rank=rank, workers=2, device=torch.device("cpu"))
+    seconds = [1.0, 3.0, 1.0, 3.0] if rank == 0 else [3.0, 1.0, 3.0, 1.0]
+    return of_all_workers(steps(seconds, measuring={0} if rank == 0 else {1}, first=set()), worker)
+
+
+def test_a_step_that_ends_late_on_one_worker_is_not_a_longer_one(workers: WorkerPool) -> None:
+    for found in workers.run(steps_that_end_late_in_turns, 2):
+        assert found == steps([2.0] * 4, measuring={0, 1}, first=set())

@@ -61,7 +61,7 @@ def record(
     if isinstance(ddp, BspSgd) and (divided := ddp.iteration_profile):
         results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
     measured = rates(
-        {replica.name: _slowest(replica.times, worker) for replica in replicas},
+        {replica.name: of_all_workers(replica.times, worker) for replica in replicas},
         config.samples_per_step,
     )
     run = msgspec.structs.replace(ddp.run_record(), rates=measured, results=results)
@@ -96,9 +96,13 @@ def speed_ratio(run: Run) -> tuple[float, float] | None:
     return ratio, ratio * relative
 
 
-def _slowest(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
-    """Return the steps with the slowest worker's times, measuring where any worker was."""
-    seconds = worker.largest([step.seconds for step in times])
+def of_all_workers(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
+    """Return the steps with the mean of all workers' times, measuring where any worker was.
+
+    With updates left to the next forward pass, workers begin and end a step at different times. The
+    mean cancels that, where the largest time would count it in every step.
+    """
+    seconds = worker.sum(*(step.seconds / worker.workers for step in times))
     measuring = worker.largest([float(step.measuring) for step in times])
     return [
         StepTime(seconds=s, measuring=m > 0, first_of_block=step.first_of_block)
@@ -131,7 +135,7 @@ def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[
     has one if training ended while the first was measuring.
 
     Args:
-        times: name of a twin -> its steps, as long as the slowest worker took for each.
+        times: name of a twin -> its steps, with the mean of the workers' times.
         samples_per_step: samples of all workers together.
     """
     reference = next(iter(times.values()))
