@@ -14,6 +14,7 @@ from syncline.model.network import Contention, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Norm
 from syncline.model.run import Rate
+from syncline.model.timeline import Timeline
 from syncline.parallel import tuning as module
 from syncline.parallel.rank_measurements import Settings, Stage, StageResult
 from syncline.parallel.tuning import TRIALS, Tuning
@@ -358,6 +359,27 @@ def test_two_looks_that_disagree_are_followed_by_a_third(
     assert run.planned.iteration_s == pytest.approx((times_s[3] + times_s[5]) / 2)
     assert run.baseline is not None
     assert run.baseline.iteration_s == times_s[4]
+
+
+def test_the_timeline_shown_is_of_a_usual_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the others, the program did something else as well."""
+    run = tuning(plan=GIVEN)
+    play(run.stages(), faster)
+    assert run.planned is not None
+    usual_ns = round(run.planned.iteration_s * 1e9)
+
+    def timeline(_: object, recorded: int, *__: object) -> Timeline:
+        return Timeline(name="", source="measured", iteration_ns=recorded, spans=())
+
+    monkeypatch.setattr(module, "recorded_timeline", timeline)
+    monkeypatch.setattr(run._job, "clock", None, raising=False)
+    recording = run._record()
+    next(recording)
+    recorded: list[Any] = [(None, ns) for ns in (3 * usual_ns, usual_ns + 5, 2 * usual_ns)]
+    with pytest.raises(StopIteration):
+        recording.send(StageResult(iteration_s=[1.0], recorded=recorded))
+    assert run.measured_timeline is not None
+    assert run.measured_timeline.iteration_ns == usual_ns + 5
 
 
 def test_a_plan_that_is_clearly_faster_needs_no_second_look() -> None:

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from syncline.measure.statistics import median
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import COMPUTING, Baseline, Norm, Profile
+from syncline.model.quantities import NS_PER_S
 from syncline.model.recipe import Compression
 from syncline.model.run import Decision, Event, Rate
 from syncline.model.timeline import Timeline
@@ -542,9 +544,13 @@ class Tuning:
             for iteration, recorded in result.recorded
             if (timeline := recorded_timeline(iteration, recorded, running, self._job.clock))
         ]
-        timelines.sort(key=lambda timeline: timeline.iteration_ns)
         if timelines:
-            self.measured_timeline = timelines[len(timelines) // 2]
+            # The program may have done something else in one of them, such as to evaluate.
+            rate = self.planned if self.plan is not None else self.baseline
+            usual_ns = median(t.iteration_ns for t in timelines)
+            if rate is not None:
+                usual_ns = rate.iteration_s * NS_PER_S
+            self.measured_timeline = min(timelines, key=lambda t: abs(t.iteration_ns - usual_ns))
 
     def _say(self, text: str, level: int = logging.INFO) -> None:
         self.events.append(Event(iteration=self.iteration, text=text))
