@@ -115,10 +115,12 @@ def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
     """
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
-        if tensor.name in seen or tensor.elements < 0:
+        wrong = None
+        if tensor.name in seen:
+            wrong = f"another {kind} has this name"
+        elif tensor.elements < 0:
             wrong = f"elements must not be negative: {tensor.elements}"
-            if tensor.name in seen:
-                wrong = f"another {kind} has this name"
+        if wrong is not None:  # quoting every name would take longer than all the rest
             raise UserError(f"{where}[{index}] {quoted(tensor.name)}: {wrong}")
         seen.add(tensor.name)
         bytes_per_element(tensor.dtype)

@@ -547,8 +547,9 @@ class Tuning:
         if timelines:
             # The program may have done something else in one of them, such as to evaluate.
             rate = self.planned if self.plan is not None else self.baseline
-            usual_ns = median(t.iteration_ns for t in timelines)
-            if rate is not None:
+            if rate is None:
+                usual_ns = median(t.iteration_ns for t in timelines)
+            else:
                 usual_ns = rate.iteration_s * NS_PER_S
             self.measured_timeline = min(timelines, key=lambda t: abs(t.iteration_ns - usual_ns))
 
