@@ -42,8 +42,8 @@ WHOLE_S = 440.0
 """After which no part is begun, nor one left running; less where SYNCLINE_GPU_SECONDS says so."""
 ROUNDS = 5
 STEPS = 20
-MEASURING_TURNS = 4
-"""Turns of so many steps in which a wrapper measures and plans, before what counts."""
+MEASURING_TURNS = 40
+"""Turns of so many steps in which wrappers measure and plan at most, before what counts."""
 PIPELINE_BYTES = (64 << 10, 1 << 20, 16 << 20, 64 << 20)
 Row = dict[str, Any]
 
@@ -170,7 +170,15 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
             optimizer = model.overlap(optimizer)
         contestants[name] = model, optimizer
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(MEASURING_TURNS + rounds):
+    wrappers = {
+        name: module
+        for name, (module, _) in contestants.items()
+        if isinstance(module, syncline.DistributedDataParallel)
+    }
+    turns = MEASURING_TURNS
+    while len(times["stock DDP"]) < rounds:
+        turns -= 1
+        counts = turns < 0 or not any(wrapper.measuring for wrapper in wrappers.values())
         for name, (module, optimizer) in contestants.items():
             finish(device)
             began_s = time.perf_counter()
@@ -178,10 +186,10 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
                 optimizer.zero_grad()
                 module(batch).square().mean().backward()
                 optimizer.step()
-            if isinstance(module, syncline.DistributedDataParallel):
-                module.settle()
+            if name in wrappers:
+                wrappers[name].settle()
             finish(device)
-            if turn >= MEASURING_TURNS:
+            if counts:
                 times[name].append((time.perf_counter() - began_s) / STEPS)
     return [
         {
@@ -189,6 +197,7 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
             "value": median(found),
             "unit": "s",
             "rounds": found,
+            "decision": wrappers[name].run_record().reason if name in wrappers else None,
         }
         for name, found in times.items()
     ]

@@ -186,7 +186,8 @@ class CudaDevice:
     def divide(self, stream: Stream, into: Tensor, divisor: int) -> None:
         """Divide elements by a number."""
         with torch.cuda.stream(stream):
-            into.div_(divisor)
+            # By a tensor: by a number, torch multiplies by the rounded reciprocal on a GPU.
+            into.div_(into.new_full((), divisor))
 
     # ------------------------------------------------------------------ inside
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from syncline.errors import MismatchError, UserError
 from syncline.measure.clock import clock_for
 from syncline.measure.exchange import gather_json, share_json
-from syncline.measure.observer import Observer
+from syncline.measure.observer import ObservedIteration, Observer
 from syncline.measure.segments import (
     Segment,
     SegmentTrace,
@@ -77,41 +77,25 @@ def profile(
     device = next(iter(parameters.values())).device
     clock = clock_for(device)
     observer = Observer(model, parameters, clock)
-    lean: list[SegmentTrace] = []
-    detailed: list[SegmentTrace] = []
-    quiet_ns: list[int] = []
-    loading_s: list[tuple[float, float]] = []  # (reading, copying)
-    lean_loading_s: list[tuple[float, float]] = []
+    observed: list[tuple[_Loading, ObservedIteration]] = []
     reader = _endless(batches)
     model.train()
     observer.attach()
     try:
+        before: _Loading | None = None
         for index in range(warmup + iterations + 1):
             start = time.perf_counter()
             inputs, targets = next(reader)
             read = time.perf_counter()
+            copying = clock.stamp()
             inputs, targets = _to_device(inputs, device), _to_device(targets, device)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            loading = (read - start, time.perf_counter() - read)
+            loading = _Loading(read - start, copying, clock.stamp())
             turn = (index - warmup) % 3
             observer.quiet, observer.detail = turn == 1, turn == 2
             finished = observer.begin()
-            if finished is not None and index > warmup:
-                clock.settle()
-                loading_s.append(loading)
-                if finished.quiet:
-                    whole_ns = clock.between_ns(finished.events[0].stamp, finished.end_stamp)
-                    quiet_ns.append(whole_ns)
-                elif finished.graph is not None:
-                    detailed.append(read_iteration(finished, clock))
-                else:
-                    one = read_iteration(finished, clock)
-                    if exchange is not None:
-                        kept = [s for s in one.segments if s.phase != "finalize"]
-                        one = one._replace(segments=kept)
-                    lean.append(one)
-                    lean_loading_s.append(loading)
+            if finished is not None and before is not None and index > warmup:
+                observed.append((before, finished))
+            before = loading
             output = model(inputs)
             observer.output(output)
             loss(output, targets).backward()
@@ -122,6 +106,26 @@ def profile(
             model.zero_grad(set_to_none=True)
     finally:
         observer.detach()
+    # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
+    clock.settle()
+    lean: list[SegmentTrace] = []
+    detailed: list[SegmentTrace] = []
+    quiet_ns: list[int] = []
+    loading_s: list[tuple[float, float]] = []  # (reading, copying)
+    lean_loading_s: list[tuple[float, float]] = []
+    for loading, finished in observed:
+        copied_s = clock.between_ns(loading.copying, loading.copied) / NS_PER_S
+        loading_s.append((loading.reading_s, copied_s))
+        if finished.quiet:
+            quiet_ns.append(clock.between_ns(finished.events[0].stamp, finished.end_stamp))
+        elif finished.graph is not None:
+            detailed.append(read_iteration(finished, clock))
+        else:
+            one = read_iteration(finished, clock)
+            if exchange is not None:
+                one = one._replace(segments=[s for s in one.segments if s.phase != "finalize"])
+            lean.append(one)
+            lean_loading_s.append(loading_s[-1])
     trace = median_trace(lean, detailed, quiet_ns)
     if group is None and dist.is_initialized():
         group = dist.group.WORLD
@@ -151,6 +155,14 @@ def profile(
             if [operation.name for operation in single.operations] == usual:
                 each(index, single)
     return found
+
+
+class _Loading(NamedTuple):
+    """How long reading a batch took, and the clock's stamps around its copy to the device."""
+
+    reading_s: float
+    copying: Any
+    copied: Any
 
 
 def profile_from_trace(

@@ -186,12 +186,15 @@ class StageRunner:
             self._note_busy(broadcast_s)
         self._start = stamp
         if self._noted is not None:
-            self._read_noted(*self._noted)
+            self._observed.append(self._noted)
             self._noted = None
         # What is observed is known once the next forward pass has begun.
         if self._done < stage.warmup + stage.iterations + stage.observe:
             return
+        # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
         self._clock.settle()
+        for finished, recorded in self._observed:
+            self._read_observed(finished, recorded)
         times = [self._clock.between_ns(a, b) / NS_PER_S for a, b in self._stamps]
         warming = times[: stage.warmup]
         self._result.iteration_s = times[stage.warmup : stage.warmup + stage.iterations]
@@ -224,8 +227,7 @@ class StageRunner:
         if pace is not None and self._done > self.stage.warmup:
             self._result.busy_s.append(pace.computation_s - broadcast_s)
 
-    def _read_noted(self, finished: ObservedIteration, recorded: Recorded) -> None:
-        self._clock.settle()
+    def _read_observed(self, finished: ObservedIteration, recorded: Recorded) -> None:
         if self.stage.record:
             self._result.recorded.append((finished, recorded))
         elif finished.quiet:
@@ -294,6 +296,7 @@ class StageRunner:
         self.stage = stage
         self._result = StageResult()
         self._stamps: list[tuple[Any, Any]] = []
+        self._observed: list[tuple[ObservedIteration, Recorded]] = []
         self._done = 0
         # The engine notes its messages all the time; only the reducer's need a hook.
         record = stage.record and not (stage.plan is not None and needs_engine(stage.plan))

@@ -180,8 +180,9 @@ class _LayerOrder(TorchFunctionMode):
         the forward pass, and the indices of the parameters.
         """
         entered = [self._entered.get(gate, START) for gate in self._gates]
-        seen = torch.tensor([self._gates, entered], dtype=torch.int64)
-        self._job.channel.start("broadcast", seen).wait()
+        channel = self._job.channel
+        seen = torch.tensor([self._gates, entered], dtype=torch.int64, device=channel.device)
+        channel.start("broadcast", seen).wait()
         gates, entered = seen.tolist()
         found: dict[int, list[int]] = {}
         for index in sorted(range(len(gates)), key=lambda index: entered[index]):
