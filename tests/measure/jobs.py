@@ -38,21 +38,13 @@ def link_beside_a_device() -> set[str]:
     assert group is not None
     session = _Session(group, torch.device("meta"))
     places = set()
-    send, receive = dist.send, dist.recv
+    make = dist.P2POp
 
-    def noted(message: torch.Tensor, *given: Any, **named: Any) -> None:
+    def noted(way: Any, message: torch.Tensor, *given: Any, **named: Any) -> dist.P2POp:
         places.add(message.device.type)
-        send(message, *given, **named)
+        return make(way, message, *given, **named)
 
-    def noted_receive(message: torch.Tensor, *given: Any, **named: Any) -> None:
-        places.add(message.device.type)
-        receive(message, *given, **named)
-
-    with (
-        mock.patch.object(session, "_slowest", list),
-        mock.patch.object(dist, "send", noted),
-        mock.patch.object(dist, "recv", noted_receive),
-    ):
+    with mock.patch.object(session, "_slowest", list), mock.patch.object(dist, "P2POp", noted):
         session.link(1 << 16)
     return places
 

@@ -235,11 +235,19 @@ def test_the_reducer_is_measured_under_many_messages_where_such_a_plan_is_to_be_
         assert run.predicted_planned_s == pytest.approx(STOCK_S + 5e-3 * count, rel=0.05)
 
 
-def test_a_gpus_engine_is_not_measured_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_computing_is_not_timed_tells_by_whole_iterations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a GPU: both factors are the same."""
     monkeypatch.setattr(Deferring, "device", torch.device("cuda"))
-    stages = play(tuning().stages(), faster)
-    assert not set(EXPLORING) & set(names(stages))
-    assert "trying overlap" in names(stages)
+    run = tuning()
+    stages = play(run.stages(), slower)
+    assert set(EXPLORING) <= set(names(stages))
+    assert run._forecasts is not None
+    found = run._forecasts.network.contention_by_need
+    assert found is not None
+    assert found.computing == found.exchange > 1.5
+    assert run.plan is None
 
 
 def test_what_is_predicted_is_what_runs() -> None:
@@ -297,7 +305,7 @@ def test_an_iteration_more_warms_up_where_updates_are_deferred() -> None:
 
 
 def test_a_slower_plan_is_dropped_after_another_look() -> None:
-    run = tuning()
+    run = tuning(Waiting, planner="single")
     stages = play(run.stages(), slower)
     *_, checking, again, recording, steady = names(stages)
     assert (checking, recording, steady) == ("checking again", "recording", "steady")
@@ -581,7 +589,7 @@ def test_without_an_optimizer_nothing_is_deferred(
 
 
 def test_auto_without_an_optimizer_asks_for_none() -> None:
-    run = tuning(Waiting)
+    run = tuning(Waiting, planner="single")
     stages = play(run.stages(), faster)
     assert not told(run, "model.overlap")
     assert "trying overlap" not in names(stages)

@@ -363,7 +363,7 @@ class Tuning:
         Stock DDP's messages do not tell what each of many takes from computing.
         """
         plan, many = first.plan, MANY * len(stock.messages)
-        if not self._shares_processors or plan is None or needs_engine(plan):
+        if self._settings.compression is not None or plan is None or needs_engine(plan):
             return []
         parts = max(EXPLORED_PARTS[-1], many + len(stock.messages))
         explored = in_equal_parts(first.profile, network, parts, by_need=False)
@@ -378,7 +378,7 @@ class Tuning:
         """
         plan = first.plan
         # Unless updates can wait, no plan of the engine can run.
-        if not self._shares_processors or not self._flushes.defers:
+        if self._settings.compression is not None or not self._flushes.defers:
             return []
         if plan is None or plan.wait != "need":
             free = self._forecast(first.profile, network, [])
@@ -389,11 +389,6 @@ class Tuning:
             return []
         return [in_equal_parts(first.profile, network, parts) for parts in EXPLORED_PARTS]
 
-    @property
-    def _shares_processors(self) -> bool:
-        """Whether messages may take time from what computes; on a GPU they do not."""
-        return self._settings.compression is None and self._job.device.type == "cpu"
-
     def _explore(self, plans: Sequence[Plan]) -> Generator[Stage, StageResult, list[Measured]]:
         """Train under simple plans, not those that are predicted; return nothing if one fails."""
         found: list[Measured] = []
@@ -401,8 +396,7 @@ class Tuning:
             trial = yield from self._try(plan, None)
             if trial is None:
                 return []
-            if trial.excess_s is not None:
-                found.append(trial.measured())
+            found.append(trial.measured())
         return found
 
     def _learns_norm(self, result: StageResult) -> bool:

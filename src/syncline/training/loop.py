@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ def _prepare(
     ``group`` is that of a BSP strategy.
     """
     task = task_of(config)
+    if config.baseline and worker.device.type == "cuda":
+        _compute_alike()
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
     checkpoint = None
@@ -118,6 +121,18 @@ def _prepare(
         kept = None if checkpoint is None else checkpoint.compression_files
         drop_states(Path(config.checkpoint), kept)
     return training
+
+
+def _compute_alike() -> None:
+    """Let twins on a GPU get the same bits from the same numbers.
+
+    Many of CUDA's algorithms add in an order that varies, and training multiplies the difference.
+    torch warns of an operation that has no other.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Nobody reads memory before it is written here, so it need not be filled.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
