@@ -135,24 +135,31 @@ def test_any_guess_gives_the_largest(guess: int | None, monkeypatch: pytest.Monk
     assert largest(magnitudes(values), [2000, 3000], counts).tolist() == expected
 
 
-def test_a_sample_leaves_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not everything is sorted, and all that is needed is."""
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_sample_leaves_few_candidates(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """Not everything is compared, and all that is needed is."""
     seen: list[int] = []
-    argsort = torch.Tensor.argsort
+    argsort, are_largest = torch.Tensor.argsort, torch_memory._are_largest
 
-    def counted(values: torch.Tensor, **rest: bool) -> object:
+    def sorted_(values: torch.Tensor, **rest: bool) -> object:
         seen.append(len(values))
         return argsort(values, **rest)
 
-    monkeypatch.setattr(torch.Tensor, "argsort", counted)
+    def compared(values: torch.Tensor, k: int) -> torch.Tensor:
+        seen.append(len(values))
+        return are_largest(values, k)
+
+    monkeypatch.setattr(torch.Tensor, "argsort", sorted_)
+    monkeypatch.setattr(torch_memory, "_are_largest", compared)
     generator = torch.Generator().manual_seed(2)
     for elements in (1 << 17, 1 << 20, (1 << 22) + 5):
         seen.clear()
         k = elements // 1000
-        found = largest(magnitudes(torch.randn(elements, generator=generator)), [elements], [k])
-        assert len(found) == k
+        values = torch.randn(parts * elements, generator=generator)
+        found = largest(magnitudes(values), [elements] * parts, [k] * parts)
+        assert len(found) == parts * k
         (candidates,) = seen
-        assert k < candidates < 4 * k + 2000
+        assert k < candidates / parts < 4 * k + 2000
 
 
 @given(st.data(), sizes)

@@ -146,8 +146,8 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
     """Return the indices of the largest magnitudes of each part that are not zero, ascending.
 
     A threshold for each part is guessed from a sample, a little low; what is above it is compacted,
-    and the k largest of that are found by sorting, for all parts at once. So some thousands of
-    candidates are sorted instead of everything. Where a guess was too high, everything of that part
+    and the k largest of that are found, for all parts at once by sorting. So some thousands of
+    candidates are compared instead of everything. Where a guess was too high, everything of that part
     that is not zero is a candidate: the result is exact whatever the guesses. The host waits for
     the device a few times, however many parts there are.
 
@@ -163,19 +163,19 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
     device = magnitude.device
     guessed = map(_guessed, magnitude.split([*lengths]), counts)
     guesses = {n: guess for n, guess in enumerate(guessed) if guess is not None}
-    ends = torch.tensor(lengths, device=device).cumsum(0)
     while True:
         candidates = torch.nonzero(magnitude > _expanded(guesses, lengths, device)).view(-1)
-        parts = torch.searchsorted(ends, candidates, right=True)
-        found = torch.bincount(parts, minlength=len(lengths)).tolist()
+        parts, found = _by_part(candidates, lengths)
         lacking = [n for n in guesses if found[n] < counts[n]]
         if not lacking:
             break
         for part in lacking:
             del guesses[part]
-    wanted = torch.tensor(counts, device=device)
     if all(n <= k for n, k in zip(found, counts, strict=True)):
         return candidates
+    if parts is None:
+        return candidates[_are_largest(magnitude[candidates], counts[0])]
+    wanted = torch.tensor(counts, device=device)
     # By part, then from the largest on; the sort is stable, so of equal ones by index.
     order = (parts * (MAGNITUDE_BITS + 1) + (MAGNITUDE_BITS - magnitude[candidates])).argsort(
         stable=True
@@ -187,11 +187,28 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
     return candidates[order[ranks < wanted[ordered]].sort().values]
 
 
+def _by_part(candidates: Tensor, lengths: Sequence[int]) -> tuple[Tensor | None, list[int]]:
+    """Return which part each candidate is of, None if there is one, and how many each part has."""
+    if len(lengths) == 1:
+        return None, [len(candidates)]
+    ends = torch.tensor(lengths, device=candidates.device).cumsum(0)
+    parts = torch.searchsorted(ends, candidates, right=True)
+    return parts, torch.bincount(parts, minlength=len(lengths)).tolist()
+
+
+def _are_largest(magnitude: Tensor, k: int) -> Tensor:
+    """Say of each magnitude whether it is one of the k largest, of equal ones the first."""
+    if k == 0:
+        return torch.zeros_like(magnitude, dtype=torch.bool)
+    least = torch.topk(magnitude, k, sorted=False).values.amin()
+    above, equal = magnitude > least, magnitude == least
+    return above | (equal & (equal.cumsum(0) <= k - above.sum()))
+
+
 def _expanded(guesses: dict[int, Tensor], lengths: Sequence[int], device: torch.device) -> Tensor:
     """Return the threshold of every element, or one for all."""
-    thresholds = torch.zeros(len(lengths), dtype=torch.int32, device=device)
-    if guesses:
-        thresholds[torch.tensor([*guesses], device=device)] = torch.stack([*guesses.values()])
+    zero = torch.zeros((), dtype=torch.int32, device=device)
+    thresholds = torch.stack([guesses.get(n, zero) for n in range(len(lengths))])
     if len(lengths) == 1:
         return thresholds
     repeats = torch.tensor(lengths, device=device)
