@@ -175,10 +175,11 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
         for name, (module, _) in contestants.items()
         if isinstance(module, syncline.DistributedDataParallel)
     }
-    turns = MEASURING_TURNS
+    turns = 0
     while len(times["stock DDP"]) < rounds:
-        turns -= 1
-        counts = turns < 0 or not any(wrapper.measuring for wrapper in wrappers.values())
+        measuring = any(wrapper.measuring for wrapper in wrappers.values())
+        counts = not measuring or turns >= MEASURING_TURNS
+        turns += 1
         for name, (module, optimizer) in contestants.items():
             finish(device)
             began_s = time.perf_counter()

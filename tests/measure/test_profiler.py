@@ -69,6 +69,14 @@ def test_the_graph_of_a_residual_model() -> None:
     assert gradients["never.weight"].ready_after == loss
 
 
+def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting in every iteration would empty a GPU's queue, and the next one would take longer."""
+    waits: list[CpuClock] = []
+    monkeypatch.setattr(CpuClock, "settle", lambda clock: waits.append(clock))
+    profile_of(Residual())
+    assert len(waits) == 1
+
+
 def test_phases_in_order_and_positive() -> None:
     found = profile_of(Residual())
     order = list(dict.fromkeys(o.phase for o in found.operations))

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import UserError
+from syncline.measure.clock import CpuClock
 from syncline.measure.segments import ACCUMULATING
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
@@ -117,12 +118,15 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
     our_optimizer = OPTIMIZERS[optimizer](ours.parameters())
     stock_optimizer = OPTIMIZERS[optimizer](stock.parameters())
     phases: list[str] = []
+    settled: list[str] = []
     step = 0
-    while ours.measuring or step % 20:
-        phases += train(ours, our_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
-        train(stock, stock_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
-        step += 1
-        assert step < 500, phases
+    noted = mock.patch.object(CpuClock, "settle", side_effect=lambda: settled.append(ours.phase))
+    with noted:
+        while ours.measuring or step % 20:
+            phases += train(ours, our_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
+            train(stock, stock_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
+            step += 1
+            assert step < 500, phases
     phases += train(ours, our_optimizer, 20, first=step, accumulate=accumulate, bf16=bf16)
     train(stock, stock_optimizer, 20, first=step, accumulate=accumulate, bf16=bf16)
     mine, theirs = ours.state_dict(), stock.state_dict()
@@ -143,6 +147,7 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
     return {
         "differences": differences,
         "phases": list(dict.fromkeys(phases)),
+        "settled": settled,
         "steps": step + 20,
         "needed_by": [gradient.needed_by for gradient in ours.profile.gradients],
         "accumulating": [n for n, name in enumerate(operations) if name == ACCUMULATING],

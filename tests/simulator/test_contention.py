@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from syncline.model.cost import CostCurve
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import WAIT, Operation, Profile
@@ -237,7 +238,8 @@ def test_a_disturbed_profile_still_predicts_the_baseline(
     disturbed = msgspec.structs.replace(profile, operations=(*operations, wait))
     noticed = profile.phase_s("forward", "backward") * (1 - slower)
     stock = stock._replace(excess_s=noticed)
-    found, stock = as_under_stock(stock, disturbed, NETWORK)
+    found, same, stock = as_under_stock(stock, disturbed, NETWORK)
+    assert same == NETWORK
     assert found.phase_s("forward", "backward") == pytest.approx(
         profile.phase_s("forward", "backward")
     )
@@ -250,7 +252,7 @@ def test_a_profile_that_was_not_disturbed_is_kept() -> None:
     stock = measured(profile, under(Contention.of_both(1.5)), ddp)
     for excess_s in (None, 0.0, stock.excess_s):
         same = stock._replace(excess_s=excess_s)
-        assert as_under_stock(same, profile, NETWORK) == (profile, same)
+        assert as_under_stock(same, profile, NETWORK) == (profile, NETWORK, same)
 
 
 def test_what_no_contention_explains_is_waiting() -> None:
@@ -262,8 +264,8 @@ def test_what_no_contention_explains_is_waiting() -> None:
     alone_s = predict_iteration_s(profile, NETWORK, plan)
     for waited_s, noise_s in ((0.03, 0.0), (0.002, 0.005), (-0.0005, 0.0)):
         stock = Measured(plan, alone_s + waited_s, noise_s, excess_s=0.0)
-        found, same = as_under_stock(stock, profile, NETWORK)
-        assert same == stock
+        found, network, same = as_under_stock(stock, profile, NETWORK)
+        assert (network, same) == (NETWORK, stock)
         assert found.operations[:-1] == profile.operations[:-1]
         assert found.operations[-1].duration_s == pytest.approx(0.001 + waited_s, abs=1e-8)
         network = fit_contention(found, NETWORK, [stock])
@@ -281,6 +283,31 @@ def test_computing_that_no_contention_explains_was_slower() -> None:
     fast = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-11)
     excess_s = 2 * profile.phase_s("forward", "backward")
     stock = Measured(ddp, predict_iteration_s(slower, fast, ddp), 0.0, excess_s)
-    found, stock = as_under_stock(stock, profile, fast)
+    found, network, stock = as_under_stock(stock, profile, fast)
+    assert network == fast
     assert found.phase_s("backward") == pytest.approx(3 * profile.phase_s("backward"))
     assert fit_contention(found, fast, [stock]).contention == Contention(fitted=True)
+
+
+@pytest.mark.parametrize("faster", [1.2, 2.0, 3.5])
+def test_messages_that_were_faster_than_in_the_probe(faster: float) -> None:
+    """As on a GPU, where the probe waits for the device after each of them."""
+    profile, (ddp, *_) = instance()
+    wait = Operation(name=WAIT, phase="finalize", duration_s=1e-5)
+    profile = msgspec.structs.replace(profile, operations=(*profile.operations, wait))
+    curve = CostCurve.line(1e-4 / faster, 2e-9 / faster)
+    probed = Network.line(workers=4, a_s=1e-4, b_s_per_byte=2e-9)
+    truth = msgspec.structs.replace(probed, all_reduce=curve)
+    stock = measured(profile, truth, ddp)._replace(excess_s=0.0)
+    found, network, same = as_under_stock(stock, profile, probed)
+    assert same == stock
+    assert found.operations[-1].duration_s == 0
+    assert network.all_reduce.seconds(1 << 20) == pytest.approx(curve.seconds(1 << 20), rel=0.02)
+    assert predict_iteration_s(found, network, ddp) == pytest.approx(stock.iteration_s, rel=2e-3)
+
+
+def test_messages_do_not_explain_what_computing_takes() -> None:
+    profile, (ddp, *_) = instance()
+    stock = Measured(ddp, profile.computation_s / 2)
+    found, network, _ = as_under_stock(stock, profile, NETWORK)
+    assert (found, network) == (profile, NETWORK)

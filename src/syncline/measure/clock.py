@@ -29,7 +29,7 @@ class CudaClock:
 
     MG-WFBP (section 5.1) calls ``torch.cuda.synchronize`` after every tensor's gradient, which
     empties the launch queue each time and so measures a device that never runs ahead. An event is
-    a marker in the stream: the host goes on, the times are read once after the iteration, and a
+    a marker in the stream: the host goes on, the times are read once after all iterations, and a
     profiled iteration runs as fast as any other.
     """
 
@@ -45,7 +45,7 @@ class CudaClock:
         return event
 
     def settle(self) -> None:
-        """Wait until every stamp so far has a time; called once an iteration or less."""
+        """Wait until every stamp so far has a time; called once after many iterations."""
         if self._last is not None:
             self._last.synchronize()
 

@@ -204,8 +204,8 @@ class Tuning:
             profile = msgspec.structs.replace(profile, baseline=stock)
         excess_s = self._measurements.excess_s(result, profile)
         own = _Trial(settings.ddp.plan(profile, network), self.baseline, None, excess_s).measured()
-        profile, own = as_under_stock(own, profile, network)
-        self.profile = profile
+        profile, network, own = as_under_stock(own, profile, network)
+        self.profile, self.network = profile, network
         first = self._forecast(profile, network, [own])
         if first.held_back:
             self._flushes.say_held_back(settings.planner)

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncline.model.cost import CostCurve
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import COMPUTING, WAIT, Operation, Profile
@@ -43,15 +44,25 @@ class Measured(NamedTuple):
     was not measured."""
 
 
-def as_under_stock(stock: Measured, profile: Profile, network: Network) -> tuple[Profile, Measured]:
-    """Return the profile with what stock DDP's iterations tell of it, and these beside it.
+class UnderStock(NamedTuple):
+    """What stock DDP's iterations have corrected, and these iterations beside it."""
 
-    The machine may have been faster or slower while the profile was measured. If forward and
-    backward pass took less time beside messages than alone, or more than contention explains, they
-    are scaled to what was timed beside messages. The wait for the slowest worker, which every plan
-    has, becomes as long as it was under stock DDP: shorter if the iteration was faster than
-    predicted without contention, and longer if it was slower by no more than noise, or by more than
-    contention explains.
+    profile: Profile
+    network: Network
+    stock: Measured
+
+
+def as_under_stock(stock: Measured, profile: Profile, network: Network) -> UnderStock:
+    """Return the profile and the network with what stock DDP's iterations tell of them.
+
+    The machine may have been faster or slower while they were measured. If forward and backward
+    pass took less time beside messages than alone, or more than contention explains, they are
+    scaled to what was timed beside messages. The wait for the slowest worker, which every plan has,
+    becomes as long as it was under stock DDP: shorter if the iteration was faster than predicted
+    without contention, and longer if it was slower by no more than noise, or by more than
+    contention explains. If the iteration was faster even without a wait, messages cost less in
+    training than in the probe, which waits for each: they are scaled, unless even a quarter is too
+    much.
 
     Args:
         stock: iterations under DDP's own buckets.
@@ -66,11 +77,35 @@ def as_under_stock(stock: Measured, profile: Profile, network: Network) -> tuple
         stock = stock._replace(excess_s=0.0)
         contention = fit_contention(profile, network, [stock]).contention
     if 1 < contention.exchange < LARGEST:
-        return profile, stock
+        return UnderStock(profile, network, stock)
     computing = 1.0 if stock.excess_s is None else contention.computing
-    slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
-    over_s = predict_iteration_s(profile, slowed, stock.plan) - stock.iteration_s
-    return _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - over_s, 0.0)), stock
+
+    def over_s(faster: float) -> float:
+        slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
+        return predict_iteration_s(profile, _faster(slowed, faster), stock.plan) - stock.iteration_s
+
+    longer_s = over_s(1.0)
+    profile = _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - longer_s, 0.0))
+    if over_s(1.0) > EXACT * stock.iteration_s:
+        faster = _root(lambda faster: -over_s(faster))
+        if faster < LARGEST:  # else it was not the messages
+            network = _faster(network, faster)
+    return UnderStock(profile, network, stock)
+
+
+def _faster(network: Network, factor: float) -> Network:
+    """Return the network on which every message costs so many times less."""
+
+    def scaled(curve: CostCurve | None) -> CostCurve | None:
+        return None if curve is None else curve.rebased(curve.startup_s / factor, 1 / factor)
+
+    return msgspec.structs.replace(
+        network,
+        all_reduce=scaled(network.all_reduce),
+        pipelined=scaled(network.pipelined),
+        whole=scaled(network.whole),
+        issue_gap_s=network.issue_gap_s / factor,
+    )
 
 
 def _changed(

@@ -147,9 +147,9 @@ def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) ->
 
     A threshold for each part is guessed from a sample, a little low; what is above it is compacted,
     and the k largest of that are found, for all parts at once by sorting. So some thousands of
-    candidates are compared instead of everything. Where a guess was too high, everything of that part
-    that is not zero is a candidate: the result is exact whatever the guesses. The host waits for
-    the device a few times, however many parts there are.
+    candidates are compared instead of everything. Where a guess was too high, everything of that
+    part that is not zero is a candidate: the result is exact whatever the guesses. The host waits
+    for the device a few times, however many parts there are.
 
     Args:
         magnitude: of shape (elements,), int32, none below 0: the concatenation of the parts.
