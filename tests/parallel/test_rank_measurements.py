@@ -51,6 +51,13 @@ class OfTwoRanks(RankMeasurements):
         return [value, [2.0, 0.0] if isinstance(value, list) else 2.0]
 
 
+@pytest.mark.parametrize(("alone_s", "excess_s"), [(1.0, 1.0), (1.99, 0.0), (2.01, -0.01)])
+def test_only_slower_passes_can_be_noise(alone_s: float, excess_s: float) -> None:
+    one = profile(("a", "forward", 0.5), ("b", "backward", alone_s - 0.5))
+    found = OfTwoRanks().excess_s(StageResult(computing_s=[1.9, 2.0, 2.1] * 4), one)
+    assert found == pytest.approx(excess_s)
+
+
 @pytest.mark.parametrize(("own_s", "longest_s"), [([1.0, 1.0, 9.0], 2.0), ([3.0], 3.0), ([], 2.0)])
 def test_a_broadcast_takes_as_long_as_on_the_slowest_rank(
     own_s: list[float], longest_s: float

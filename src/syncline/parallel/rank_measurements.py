@@ -126,8 +126,9 @@ class RankMeasurements:
     def excess_s(self, result: StageResult, profile: Profile) -> float | None:
         """Return how much longer forward and backward pass took than the profile says, seconds.
 
-        0 where the difference is noise, negative where they were faster beside messages than alone;
-        the profile's error counts as large as that of the stage.
+        0 where they were slower by noise alone; the profile's error counts as large as that of the
+        stage. Negative where they were faster beside messages than alone, however little: it is
+        these iterations that are to be predicted.
         None if some rank's reducer has not timed them.
         """
         typical = self._typical(result.computing_s)
@@ -135,7 +136,7 @@ class RankMeasurements:
             return None
         excess_s = typical[0] - last_batch_s(profile)
         noise_s = math.sqrt(2) * typical[1]
-        return excess_s if abs(excess_s) > CONFIDENCE * noise_s else 0.0
+        return 0.0 if 0 < excess_s <= CONFIDENCE * noise_s else excess_s
 
     def broadcast_s(self, result: StageResult) -> float:
         """Return how long DDP broadcast buffers, seconds: the longest of the ranks' medians."""
