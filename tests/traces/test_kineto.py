@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FileError, MismatchError, UserError
-from syncline.model.network import Network
+from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.timeline import busy_ns, merged
@@ -19,7 +19,7 @@ from syncline.simulator.predict import predict_iteration_s
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.transformations import with_compute_scale
 from syncline.traces.execution_trace import read_execution_trace
-from syncline.traces.kineto import KinetoTrace, in_turn, read_kineto
+from syncline.traces.kineto import KinetoTrace, in_turn, read_kineto, with_waiting
 from syncline.traces.kineto_profile import exchange_of, make_profile, make_timeline
 from syncline.traces.kineto_steps import MeasuredCollective, message_parts
 from syncline.traces.sizes import GradientSizes, read_sizes
@@ -219,6 +219,35 @@ def test_waiting_inside_gradient_messages_is_replayed(
         assert predicted_us(trace, own) == pytest.approx(measured_us, rel=0.01)
         waiting_s = sum(o.duration_s for o in own.operations if o.lane == "peers")
         assert (waiting_s > 0.5 * late_us * 1e-6) == (step.number == 4)
+
+
+def test_all_ranks_wait_until_a_message_begins(tmp_path: Path) -> None:
+    """So that it begins in the mean of the ranks when the last one is ready."""
+    late = read(tmp_path, Job(message_us=2000)).steps[0]
+    first, second = late.collectives
+    sooner = first._replace(start_ns=first.start_ns - 1_000_000)
+    early = late._replace(rank=1, collectives=[sooner, second])
+    points = [Measurement(size_bytes=8000, time_s=2e-3, repetitions=1)]
+    found = with_waiting([early, late], points)
+    waiting, queued = (message.ready_after for message in late.messages)
+    for step in found:
+        assert step.tasks[waiting].stop_ns == first.start_ns
+        assert step.tasks[queued] == late.tasks[queued]
+
+
+@pytest.mark.parametrize(("ranks", "message_us"), [(1, 200), (2, 220)])
+def test_where_all_ranks_were_traced_the_usual_message_counts(
+    tmp_path: Path, ranks: int, message_us: int
+) -> None:
+    """The rank that comes last does not wait, so the shortest of all is a lucky one."""
+    paths = [
+        Job(rank=rank, pid=rank, late_us=-20, late_step=1, message_us=220).write(
+            tmp_path / f"{rank}.json"
+        )
+        for rank in range(ranks)
+    ]
+    (point,) = read_kineto(paths).points
+    assert point.time_s == pytest.approx(message_us * 1e-6)
 
 
 @pytest.mark.parametrize("wait_us", [50, 3000])

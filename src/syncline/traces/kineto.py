@@ -12,10 +12,11 @@ import itertools
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.errors import MismatchError, UserError
+from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -160,8 +161,9 @@ def read_kineto(
             "traces of one job"
         )
     groups = {c.group_size for step in aligned for c in step.collectives if c.group_size}
-    points = _measured_messages(aligned, notes, one_rank=len(files) == 1)
-    aligned = [with_waiting(step, points) for step in aligned]
+    workers = next(iter(stated), None) or max(groups, default=None)
+    points = _measured_messages(aligned, notes, ranks=len(files), workers=workers)
+    aligned = with_waiting(aligned, points)
     alike = alike_steps(aligned)
     exchange_of(alike[0], notes)
     if len(alike) < len(aligned):
@@ -172,7 +174,7 @@ def read_kineto(
     return KinetoTrace(
         model=model_of(files[0][0].source) or "trace",
         device="cuda" if any(events.device for events, _ in files) else "cpu",
-        workers=next(iter(stated), None) or max(groups, default=None),
+        workers=workers,
         steps=tuple(aligned),
         points=points,
         notes=tuple(dict.fromkeys(notes)),
@@ -277,12 +279,13 @@ def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
 
 
 def _measured_messages(
-    steps: Sequence[StepTasks], notes: list[str], *, one_rank: bool
+    steps: Sequence[StepTasks], notes: list[str], *, ranks: int, workers: int | None
 ) -> tuple[Measurement, ...]:
-    """Return an upper bound on the cost of messages of each size.
+    """Return what messages of each size cost: the median where all ranks were traced.
 
-    A measured duration is the cost plus waiting, and no message is faster than a smaller one. So
-    the shortest duration of this size or any larger one is an upper bound.
+    A measured duration is the cost plus waiting, and the rank that comes last does not wait.
+    Without all ranks, the shortest duration is an upper bound. No message is faster than a smaller
+    one.
     """
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for step in steps:
@@ -295,7 +298,7 @@ def _measured_messages(
     by_size: dict[int, list[int]] = {}
     for size, spent in shortest.values():
         by_size.setdefault(size, []).append(spent)
-    if by_size and one_rank:
+    if by_size and ranks == 1:
         notes.append(
             "the trace of one rank only: a message's duration includes waiting for the other "
             "ranks, so its cost is taken as the shortest over the steps; give the traces of all "
@@ -304,7 +307,7 @@ def _measured_messages(
     points: list[Measurement] = []
     least = math.inf
     for size, times in sorted(by_size.items(), reverse=True):
-        least = min(least, *times)
+        least = min(least, statistics.median(times) if ranks == workers else min(times))
         points.append(Measurement(size_bytes=size, time_s=least / NS_PER_S, repetitions=len(times)))
     return tuple(reversed(points))
 
@@ -339,27 +342,52 @@ WAITING_SHARE = 0.05
 """A message that takes this share longer than its cost waited for other workers; less is noise."""
 
 
-def with_waiting(step: StepTasks, points: Sequence[Measurement]) -> StepTasks:
-    """Return the step with the waiting until other workers, too, had the gradients of each message.
+def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> list[StepTasks]:
+    """Return the steps with the waiting until other workers, too, had the gradients of a message.
 
     An all-reduce begins when the last worker has its gradients: its cost without waiting before its
-    end. Until then the operation before the message waits.
+    end. Until then the operation before the message waits. Where it waited on one rank, all ranks
+    wait until it begins, so that it begins in the mean when the last worker is ready.
 
     Args:
-        step: with an operation for each message that ends when the message could leave this rank.
-        points: what messages cost without waiting, for every size in the step.
+        steps: with an operation for each message that ends when the message could leave the rank.
+        points: what messages cost without waiting, for every size in the steps.
     """
-    cost_ns = {point.size_bytes: round(point.time_s * NS_PER_S) for point in points}
-    tasks = list(step.tasks)
-    waited_ns = -(1 << 62)  # until when the waits before lasted
-    for message, (start, stop) in zip(step.messages, in_turn(step.collectives), strict=True):
-        if (cost := cost_ns.get(message.size_bytes or 0)) is None:
-            continue
-        task = tasks[message.ready_after]
-        if stop - start > (1 + WAITING_SHARE) * cost:
+    cost_s = {point.size_bytes: point.time_s for point in points}
+    if len(cost_s) > 1:  # as on the trace's own network
+        curve = fit_cost_curve(points).curve
+        cost_s = {size: curve.seconds(size) for size in cost_s}
+    begins = [_begins(step, cost_s) for step in steps]
+    waited = {
+        (step.number, index)
+        for step, own in zip(steps, begins, strict=True)
+        for index, (_, waits) in own.items()
+        if waits
+    }
+    found = []
+    for step, own in zip(steps, begins, strict=True):
+        tasks = list(step.tasks)
+        waited_ns = -(1 << 62)  # until when the waits before lasted
+        for index, (begin_ns, _) in own.items():
+            if (step.number, index) not in waited:
+                continue
+            ready_after = step.messages[index].ready_after
+            task = tasks[ready_after]
             begun = max(task.start_ns, waited_ns)
-            waited_ns = max(stop - cost, begun)
-            tasks[message.ready_after] = task._replace(
+            waited_ns = max(begin_ns, begun)
+            tasks[ready_after] = task._replace(
                 duration_ns=waited_ns - begun, start_ns=begun, stop_ns=waited_ns
             )
-    return step._replace(tasks=tasks)
+        found.append(step._replace(tasks=tasks))
+    return found
+
+
+def _begins(step: StepTasks, cost_s: Mapping[int, float]) -> dict[int, tuple[int, bool]]:
+    """Return when each message began on all ranks, and whether it had waited for other workers."""
+    found: dict[int, tuple[int, bool]] = {}
+    pairs = zip(step.messages, in_turn(step.collectives), strict=True)
+    for index, (message, (start, stop)) in enumerate(pairs):
+        if (seconds := cost_s.get(message.size_bytes or 0)) is not None:
+            cost = round(seconds * NS_PER_S)
+            found[index] = stop - cost, stop - start > (1 + WAITING_SHARE) * cost
+    return found
