@@ -305,8 +305,8 @@ def test_an_iteration_more_warms_up_where_updates_are_deferred() -> None:
 
 
 def test_a_slower_plan_is_dropped_after_another_look() -> None:
-    run = tuning(Waiting, planner="single")
-    stages = play(run.stages(), slower)
+    run = tuning()
+    stages = play(run.stages(), lambda s: STOCK_S / 2 if s.name in EXPLORING else slower(s))
     *_, checking, again, recording, steady = names(stages)
     assert (checking, recording, steady) == ("checking again", "recording", "steady")
     assert again.replace(" again", "") in names(stages)
@@ -589,7 +589,7 @@ def test_without_an_optimizer_nothing_is_deferred(
 
 
 def test_auto_without_an_optimizer_asks_for_none() -> None:
-    run = tuning(Waiting, planner="single")
+    run = tuning(Waiting)
     stages = play(run.stages(), faster)
     assert not told(run, "model.overlap")
     assert "trying overlap" not in names(stages)

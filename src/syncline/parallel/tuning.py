@@ -213,11 +213,9 @@ class Tuning:
             known, measured, trials = self._known, [own], []
             explored: list[list[Plan]] = [[]]
             # What is learnt of the engine may bring up a plan of the reducer.
-            for to_explore in (
-                self._to_explore_reducer,
-                self._to_explore_engine,
-                self._to_explore_reducer,
-            ):
+            of_reducer, of_engine = self._to_explore_reducer, self._to_explore_engine
+            dense = settings.compression is None
+            for to_explore in (of_reducer, of_engine, of_reducer) if dense else ():
                 plans = to_explore(first, network, own.plan) if self._known == known else []
                 if plans not in explored:
                     explored.append(plans)
@@ -363,7 +361,7 @@ class Tuning:
         Stock DDP's messages do not tell what each of many takes from computing.
         """
         plan, many = first.plan, MANY * len(stock.messages)
-        if self._settings.compression is not None or plan is None or needs_engine(plan):
+        if plan is None or needs_engine(plan):
             return []
         parts = max(EXPLORED_PARTS[-1], many + len(stock.messages))
         explored = in_equal_parts(first.profile, network, parts, by_need=False)
@@ -378,7 +376,7 @@ class Tuning:
         """
         plan = first.plan
         # Unless updates can wait, no plan of the engine can run.
-        if self._settings.compression is not None or not self._flushes.defers:
+        if not self._flushes.defers:
             return []
         if plan is None or plan.wait != "need":
             free = self._forecast(first.profile, network, [])
