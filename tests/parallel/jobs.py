@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import time
 import warnings
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ from syncline.measure.clock import CpuClock
 from syncline.measure.segments import ACCUMULATING
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Rate
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
@@ -417,6 +419,49 @@ def keeps_what_the_user_attached() -> dict[str, Any]:
         "training_in_eval": in_eval,
         "module_is_plain": isinstance(ddp.module, Plain),
     }
+
+
+AWAY_S = 1000.0
+
+
+def leaves_training_after_every_step() -> dict[str, Any]:
+    """Spend ``AWAY_S`` of a clock of our own in evaluation mode after every step."""
+    away = {"s": 0.0}
+    seconds, nanoseconds = time.perf_counter, time.perf_counter_ns
+
+    def later() -> float:
+        return seconds() + away["s"]
+
+    def later_ns() -> int:
+        return nanoseconds() + round(away["s"] * NS_PER_S)
+
+    with (
+        mock.patch.object(time, "perf_counter", later),
+        mock.patch.object(time, "perf_counter_ns", later_ns),
+    ):
+        ddp = DistributedDataParallel(Plain(), check=False)
+        optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+        steps = steady = 0
+        while steady < 10:
+            train(ddp, optimizer, 1, first=steps)
+            steady += not ddp.measuring
+            ddp.eval()
+            away["s"] += AWAY_S / 2
+            with torch.no_grad():
+                ddp(batch(0)[0])
+            ddp.eval()
+            away["s"] += AWAY_S / 2
+            ddp.train()
+            steps += 1
+        profile, run = ddp.profile, ddp.run_record()
+        assert profile is not None
+        assert run.baseline is not None
+        return {
+            "profile": sum(each.duration_ns for each in profile.operations) / NS_PER_S,
+            "baseline": run.baseline.iteration_s,
+            "steady": max(ddp._runner.steady_iteration_s),  # type: ignore[union-attr]
+            "measuring": ddp._runner.measuring_s,  # type: ignore[union-attr]
+        }
 
 
 class ComplexHalves(nn.Module):

@@ -256,6 +256,12 @@ def test_what_the_user_attached_stays(workers: WorkerPool) -> None:
         assert result["module_is_plain"]
 
 
+def test_the_time_in_evaluation_mode_is_no_part_of_an_iteration(workers: WorkerPool) -> None:
+    for seconds in workers.run(jobs.leaves_training_after_every_step, 2):
+        assert min(seconds.values()) > 0
+        assert max(seconds.values()) < jobs.AWAY_S, seconds
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("sparse", "sparse"), ("dtypes", "several dtypes"), ("complex halves", "complex32")],

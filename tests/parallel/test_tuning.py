@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ GIVEN = Plan(
 STOCK_S = 0.19
 """As the simulator predicts without contention."""
 NOISE_S = 9e-4
+"""Of the median of as many iterations as are compared at least."""
 EXPLORING = [f"trying {parts} equal parts" for parts in module.EXPLORED_PARTS]
 """Where parameters are deferred, before planning."""
 READ = "gradients are read before each step"
@@ -54,8 +56,9 @@ class Told:
 
     def rate(self, name: str, result: StageResult) -> Rate:
         iterations = len(result.iteration_s)
+        noise_s = NOISE_S * min(math.sqrt(module.COMPARED_ITERATIONS / iterations), 1)
         return Rate(
-            name=name, iteration_s=result.iteration_s[-1], noise_s=NOISE_S, iterations=iterations
+            name=name, iteration_s=result.iteration_s[-1], noise_s=noise_s, iterations=iterations
         )
 
     def network(self, _: float, **__: Any) -> Network:
@@ -184,6 +187,29 @@ def test_short_and_uneven_iterations_are_compared_longer(
         assert sum(s.iterations for s in stages if s.name == name) == iterations
 
 
+def test_a_plan_is_measured_longer_where_its_iterations_are_more_uneven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rate(told: Told, name: str, result: StageResult) -> Rate:
+        found = Told.rate(told, name, result)
+        is_plan = name.startswith("trying")
+        return msgspec.structs.replace(found, noise_s=found.noise_s * (3 if is_plan else 1))
+
+    monkeypatch.setattr(module, "RankMeasurements", type("Uneven", (Told,), {"rate": rate}))
+    run = tuning()
+    stages = play(run.stages(), faster)
+    assert [(s.name, s.warmup > 0, s.iterations) for s in stages[1:-2]] == [
+        ("baseline", True, 16),
+        *(
+            (name, first, iterations)
+            for name in (*EXPLORING, "trying overlap")
+            for first, iterations in ((True, 16), (False, 32))
+        ),
+    ]
+    assert run.planned is not None
+    assert run.planned.iterations == 48
+
+
 @pytest.mark.parametrize("norm", [None, "2"])
 def test_what_the_engines_messages_take_from_computing_is_planned_for(norm: Norm | None) -> None:
     """5 ms each, found under a few messages and many."""
@@ -211,7 +237,7 @@ def test_the_engine_is_measured_where_overlapping_would_gain_much_if_it_cost_not
     network = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1 / bytes_per_s)
     run = tuning(network=network)
     script = up_to_baseline(run)
-    before = StageResult(iteration_s=[0.25], computing_s=[0.05])
+    before = StageResult(iteration_s=[0.25] * 16, computing_s=[0.05])
     found = names(play(script, faster, before=before))
     assert (found[:2] == EXPLORING) is explored, found
 

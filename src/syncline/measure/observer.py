@@ -68,10 +68,10 @@ class Observer:
     """Observes the iterations of one module between :meth:`attach` and :meth:`detach`.
 
     An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
-    pass) and ends with the next one. Iterations that begin while ``detail`` is set record every
-    backward operation, which takes a few microseconds each; others only gradients and submodules.
-    While ``quiet`` is set, they record only their beginning and end: what recording costs is the
-    difference.
+    pass) and ends with the next one, or with :meth:`end`. Iterations that begin while ``detail`` is
+    set record every backward operation, which takes a few microseconds each; others only gradients
+    and submodules. While ``quiet`` is set, they record only their beginning and end: what recording
+    costs is the difference.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Observer:
         self.detail = False
         self.quiet = False
         self._was_quiet = False
+        self._ended: Any = None
 
     def attach(self) -> None:
         """Register the hooks."""
@@ -139,9 +140,11 @@ class Observer:
         stamp = self._clock.stamp()
         finished = None
         if self._events:
+            end_stamp = stamp if self._ended is None else self._ended
             finished = ObservedIteration(
-                self._events, stamp, self._graph, self._sequence_at, self._was_quiet
+                self._events, end_stamp, self._graph, self._sequence_at, self._was_quiet
             )
+        self._ended = None
         for handle in self._node_handles:
             handle.remove()
         self._node_handles.clear()
@@ -178,6 +181,11 @@ class Observer:
         self._noting = not self._was_quiet
         if self._noting:
             self._note(Moment.RESUME, "")
+
+    def end(self) -> None:
+        """End the iteration before the next one begins: what follows is no part of either."""
+        self._noting = False
+        self._ended = self._clock.stamp()
 
     def pause(self) -> None:
         """Stop recording until the next :meth:`begin`, for a forward pass outside an iteration.

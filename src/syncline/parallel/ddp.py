@@ -288,6 +288,13 @@ class DistributedDataParallel(TorchDDP):
             if self._forward_now() is Forward.EXCHANGED:
                 self._runner.expect_backward(loss)
 
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, as in torch's class; the time in evaluation mode is not measured."""
+        super().train(mode)
+        if self._runner is not None and not mode:
+            self._runner.leave_training()
+        return self
+
     @disable_dynamo
     def _leave_forward(self) -> None:
         deferral = self._deferral()

@@ -97,6 +97,11 @@ class StageResult:
     slower: bool = False
     """Whether they agree that iterations take longer than those of stock DDP did."""
 
+    def add(self, before: StageResult) -> None:
+        """Take in the times that were measured before under the same messages."""
+        for name in ("iteration_s", "computing_s", "busy_s", "broadcast_s"):
+            getattr(self, name).extend(getattr(before, name))
+
 
 class RankMeasurements:
     """Measurements that all ranks make together; all get the same results."""

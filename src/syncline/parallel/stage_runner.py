@@ -59,7 +59,13 @@ class StageRunner:
         self._drift = DriftWatch()
         self._losses = LossWatch()
         self._start: Any = None
+        self._away: tuple[Any, Any] | None = None
+        """When the program left training in this iteration, and when it returned."""
+        self._left_at: Any = None
+        """When it left, if it has not returned."""
         self._left = False
+        self._between = True
+        """Whether no forward pass that trains has begun since the last iteration ended."""
         self._in_iteration = False
         """Whether an observed forward pass has begun whose gradients are not exchanged yet."""
         self._accumulates = False
@@ -113,8 +119,30 @@ class StageRunner:
         """Enter the first stage. Call before the first forward pass."""
         self._enter(next(self._stages))
 
+    def leave_training(self) -> None:
+        """Call when the model is put into evaluation mode.
+
+        The time until the next forward pass that trains is no part of an iteration.
+        """
+        if self.begun and self._between and self._left_at is None:
+            self._left_at = self._stamp()
+            if self._observer is not None:
+                self._observer.end()
+
+    def _return_to_training(self) -> None:
+        self._between = False
+        if self._left_at is not None:
+            self._away = self._left_at, self._stamp()
+            self._left_at = None
+
+    def _stamp(self) -> Any:
+        """Return the time; in the steady state, the host's."""
+        return time.perf_counter() if self.steady else self._clock.stamp()
+
     def begin_forward(self, forward: Forward) -> None:
         """Call just before a forward pass."""
+        if forward is not Forward.OTHER:
+            self._return_to_training()
         observer = self._observer
         if observer is None:
             return
@@ -166,6 +194,7 @@ class StageRunner:
     def end_iteration(self) -> None:
         """Call when a backward pass is over and its gradients are averaged, on all ranks."""
         self._in_iteration = self._accumulates = False
+        self._between = True
         self._done += 1
         self.tuning.iteration += 1
         if self.steady:
@@ -175,7 +204,8 @@ class StageRunner:
 
     def _end_measured_iteration(self) -> None:
         stage, stamp = self.stage, self._clock.stamp()
-        self._stamps.append((self._start, stamp))
+        self._stamps.append((self._start, stamp, self._away))
+        self._away = None
         broadcast_s = self._job.take_broadcast_s()
         if self._done > stage.warmup:
             self._result.broadcast_s.append(broadcast_s)
@@ -195,7 +225,7 @@ class StageRunner:
         self._clock.settle()
         for finished, recorded in self._observed:
             self._read_observed(finished, recorded)
-        times = [self._clock.between_ns(a, b) / NS_PER_S for a, b in self._stamps]
+        times = [self._lasted_s(*stamps) for stamps in self._stamps]
         warming = times[: stage.warmup]
         self._result.iteration_s = times[stage.warmup : stage.warmup + stage.iterations]
         # Not our cost: the first iterations, slow under any wrapper, and what the user's
@@ -208,6 +238,12 @@ class StageRunner:
         self.measuring_s += usual_s * measured
         self.measuring_iterations += measured
         self._advance()
+
+    def _lasted_s(self, start: Any, end: Any, away: tuple[Any, Any] | None) -> float:
+        lasted_ns = self._clock.between_ns(start, end)
+        if away is not None:
+            lasted_ns -= self._clock.between_ns(*away)
+        return lasted_ns / NS_PER_S
 
     def _note_computing(self) -> None:
         """Keep what the reducer's timers say of computing beside its own messages.
@@ -223,7 +259,7 @@ class StageRunner:
 
     def _note_busy(self, broadcast_s: float) -> None:
         """Keep how much of the last iteration the processor did not wait for messages."""
-        pace = self._buckets.pace(self._clock.between_ns(*self._stamps[-1]) / NS_PER_S)
+        pace = self._buckets.pace(self._lasted_s(*self._stamps[-1]))
         if pace is not None and self._done > self.stage.warmup:
             self._result.busy_s.append(pace.computation_s - broadcast_s)
 
@@ -241,6 +277,10 @@ class StageRunner:
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
         iteration_s = now - self._start
+        if self._away is not None:
+            left_s, back_s = self._away
+            iteration_s -= back_s - left_s
+            self._away = None
         if self._done > self.stage.warmup:
             self._history.append(iteration_s)
         self._start = now
@@ -295,7 +335,8 @@ class StageRunner:
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self._result = StageResult()
-        self._stamps: list[tuple[Any, Any]] = []
+        self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
+        """Of each iteration: its beginning and end, and when the program was away."""
         self._observed: list[tuple[ObservedIteration, Recorded]] = []
         self._done = 0
         # The engine notes its messages all the time; only the reducer's need a hook.

@@ -7,6 +7,7 @@ was measured there. All ranks run it in step. Every decision is measured on ever
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Generator, Sequence
@@ -54,7 +55,7 @@ COMPARED_S = 1.5
 COMPARED_NOISE = 0.01
 MOST_COMPARED_ITERATIONS = 48
 """Short or uneven iterations are compared over this time, and until the standard error of their
-median would be this share of it, up to so many."""
+median would be this share of it, up to so many. A plan's can be more uneven than stock DDP's."""
 PROFILED_ITERATIONS = 18
 OTHER_ORDER = (
     "gradients become ready in another order than the plan's. Activation checkpointing may change "
@@ -277,25 +278,29 @@ class Tuning:
 
     def _measure_baseline(self) -> Generator[Stage, StageResult, StageResult]:
         """Train under DDP's own buckets."""
-        result = yield Stage(
-            name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS
-        )
+        stage = Stage(name="baseline", plan=None, warmup=WARMUP, iterations=COMPARED_ITERATIONS)
+        result = yield stage
+        result = yield from self._go_on(stage, result)
         self.baseline = self._measurements.rate("stock DDP", result)
-        iteration_s = max(self.baseline.iteration_s, 1e-6)
-        # The error falls with the square root of the number of iterations.
-        noise = self.baseline.noise_s / iteration_s / COMPARED_NOISE
-        wanted = round(max(COMPARED_S / iteration_s, COMPARED_ITERATIONS * noise**2))
-        self._compared = min(max(wanted, COMPARED_ITERATIONS), MOST_COMPARED_ITERATIONS)
-        if self._compared > COMPARED_ITERATIONS:
-            missing = self._compared - COMPARED_ITERATIONS
-            more = yield Stage(name="baseline", plan=None, warmup=0, iterations=missing)
-            more.iteration_s += result.iteration_s
-            more.computing_s += result.computing_s
-            more.broadcast_s += result.broadcast_s
-            result = more
-            self.baseline = self._measurements.rate("stock DDP", result)
+        self._compared = len(result.iteration_s)
         self._broadcast_s = self._measurements.broadcast_s(result)
         return result
+
+    def _go_on(
+        self, stage: Stage, result: StageResult
+    ) -> Generator[Stage, StageResult, StageResult]:
+        """Train under a stage's messages until their time is known well enough to compare it."""
+        rate = self._measurements.rate(stage.name, result)
+        iteration_s = max(rate.iteration_s, 1e-6)
+        # The error falls with the square root of the number of iterations.
+        noise = rate.noise_s / iteration_s / COMPARED_NOISE
+        wanted = round(max(COMPARED_S / iteration_s, rate.iterations * noise**2))
+        missing = min(wanted, MOST_COMPARED_ITERATIONS) - rate.iterations
+        if missing <= 0:
+            return result
+        more = yield dataclasses.replace(stage, warmup=0, iterations=missing)
+        more.add(result)
+        return more
 
     def _forecast(self, profile: Profile, network: Network, measured: list[Measured]) -> Forecasts:
         return Forecasts.from_shared(
@@ -311,15 +316,17 @@ class Tuning:
         self, plan: Plan, forecasts: Forecasts | None, name: str = "trying"
     ) -> Generator[Stage, StageResult, _Trial | None]:
         """Train under a plan; None if the reducer refuses it, or if deferring was given up."""
-        result = yield Stage(
+        stage = Stage(
             name=f"{name} {plan.planner}",
             plan=plan,
             warmup=_warmup(plan),
             iterations=self._compared,
         )
-        if self._mismatch(plan, result):
+        result = yield stage
+        if self._mismatch(plan, result) or self._learns_of_reads(result):
             return None
-        if self._learns_norm(result) or self._flushes.gives_up(result):
+        result = yield from self._go_on(stage, result)
+        if self._learns_of_reads(result):
             return None
         rate = self._measurements.rate(plan.planner, result)
         excess_s = None
@@ -397,6 +404,10 @@ class Tuning:
             found.append(trial.measured())
         return found
 
+    def _learns_of_reads(self, result: StageResult) -> bool:
+        """Return whether gradients were found to be read in a way that ends the trial."""
+        return self._learns_norm(result) or self._flushes.gives_up(result)
+
     def _learns_norm(self, result: StageResult) -> bool:
         """Note that every update waits for a norm of the gradients; return whether that is new."""
         fixed = self._settings.plan is not None or self._settings.compression is not None
@@ -448,9 +459,11 @@ class Tuning:
         assert self.baseline is not None
         judged, faster = trial, [trial.rate.iteration_s <= self.baseline.iteration_s]
         while faster.count(faster[-1]) < 2:
-            result = yield Stage(
+            stage = Stage(
                 name="checking again", plan=None, warmup=REBUILT, iterations=self._compared
             )
+            result = yield stage
+            result = yield from self._go_on(stage, result)
             self.baseline = self._measurements.rate("stock DDP", result)
             deferred = self._flushes.defers
             again = yield from self._try(trial.plan, trial.forecasts, "trying again")

@@ -152,6 +152,8 @@ class _Training:
     """Optimizer steps done."""
     figures: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
+    _swaps: Iterator[bool] = field(default_factory=lambda: itertools.cycle((False, True)))
+    """Whether the twin goes first, block by block."""
 
     def run(self) -> Run:
         """Train to the end; return the record."""
@@ -178,7 +180,7 @@ class _Training:
             replica.start_epoch()
         start = time.perf_counter()
         losses: list[float] = []
-        for block, swapped in zip(self._blocks(), itertools.cycle((False, True)), strict=False):
+        for block, swapped in zip(self._blocks(), self._swaps, strict=False):
             block_start = time.perf_counter()
             losses += self._run_block(block, swapped=swapped)
             self.step += len(block)
@@ -205,7 +207,8 @@ class _Training:
     def _run_block(self, block: list[tuple[Batch, ...]], *, swapped: bool) -> list[float]:
         """Let every twin take the steps; return the losses of Syncline's.
 
-        The twins take turns in going first, so that neither always finds the batches in the caches.
+        The twins take turns in going first, so that neither always finds the batches in the caches,
+        or an evaluation just before.
         """
         after_twin = len(self.replicas) > 1
         order = reversed(self.replicas) if swapped else iter(self.replicas)

@@ -90,6 +90,8 @@ class Replica:
             UserError: the loss is no longer a finite number.
         """
         losses: list[float] = []
+        if after_twin:
+            self.ddp.train()
         with self._own_random_state():
             for index, batches in enumerate(block):
                 measuring = self._measuring()
@@ -107,6 +109,7 @@ class Replica:
             start = time.perf_counter()
             self.settle()
             self.settling_s += time.perf_counter() - start
+            self.ddp.eval()  # so that Syncline does not count the twin's turn
         return losses
 
     def settle(self) -> None:
@@ -146,13 +149,13 @@ class Replica:
         # the next forward pass. They are the model's, so all workers evaluate with them.
         for buffer in self.module.buffers():
             dist.broadcast(buffer, src=0)
-        self.module.eval()
+        self.ddp.eval()
         try:
             precision = self.worker.autocast(self.config.precision)
             with torch.no_grad(), self._own_random_state(), precision:
                 return self.task.evaluate(self.module, self.worker, final=final)
         finally:
-            self.module.train()
+            self.ddp.train()
 
     def _measuring(self) -> bool:
         return bool(getattr(self.ddp, "measuring", False))
