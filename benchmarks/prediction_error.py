@@ -39,8 +39,10 @@ NAME = "prediction_error"
 SHARED = "shared"
 """Two workers in the memory of this host."""
 PLACES = (SHARED, "1gbit", "100mbit")
+IMAGES = "{images}"
+"""Stands for the folder with the images."""
 CASES = {
-    "resnet20": ["--data", "cifar10", "--batch-size", "16", "--steps", "600"],
+    "resnet20": ["--data", "cifar10", "--data-dir", IMAGES, "--batch-size", "16", "--steps", "600"],
     "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "440"],
     "lstm": ["--data", "text", "--batch-size", "64", "--steps", "440"],
 }
@@ -113,10 +115,10 @@ def said_of(row: dict[str, Any]) -> str:
     )
 
 
-def one(place: str, model: str, data: str) -> dict[str, Any]:
+def one(place: str, model: str, images: str) -> dict[str, Any]:
     here = place == SHARED
     run, profile = beside_ddp(
-        *("--model", model, *CASES[model], "--data-dir", data),
+        *("--model", model, *(images if option == IMAGES else option for option in CASES[model])),
         *("--epochs", "1000", "--timeout", "120"),
         *(("--workers", "2") if here else ()),
         hosts=() if here else ("--hosts", "2", "--rate", place),
