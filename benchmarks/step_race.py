@@ -21,9 +21,10 @@ from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.parallel.tuning import EXPLORED_PARTS
 from syncline.planners import planner_named
+from syncline.planners.ddp import Ddp
 from syncline.planners.halves import in_equal_parts
 from syncline.simulator.contention import Measured as Trained
-from syncline.simulator.contention import fit_contention
+from syncline.simulator.contention import as_under_stock, fit_contention
 from syncline.simulator.predict import predict
 
 __all__ = ["Race", "planned", "spoken"]
@@ -37,7 +38,7 @@ HIDDEN_BY_OURS, HIDDEN_BY_PEERS = 0.4, 0.2
 REACHED_AT_HIGH_RATES = 0.5
 MOST_FAILURES = 2
 """Times that a contestant may fail in a cell; a failure may also be an accident."""
-PREDICTED = ("ddp", *OURS)
+PREDICTED = (Ddp.NAME, *OURS)
 
 
 class Race:
@@ -156,8 +157,10 @@ class Race:
         """Return the network as it is while a training computes, which a run of `train` measures.
 
         Computing is emulated, so messages do not slow it. But what is not emulated, such as the
-        copies of gradients, may slow messages where hosts share cores.
+        copies of gradients, may slow messages where hosts share cores: stock DDP's reducer tells of
+        its own, and few and many parts of the engine's.
         """
+        stock = Ddp().plan(profile, measured.network)
         plans = {
             plan.planner: plan
             for plan in (in_equal_parts(profile, measured.network, n) for n in EXPLORED_PARTS)
@@ -169,7 +172,7 @@ class Race:
 
         ended = race_cell(
             measured.cell,
-            [(name, 0) for name in plans],
+            [(name, 0) for name in (Ddp.NAME, *plans)],
             plans,
             python=self._python,
             iterations=self._arguments.iterations,
@@ -181,9 +184,9 @@ class Race:
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
         found = [Trained(plans[name], times_s[name], excess_s=0.0) for name in plans]
-        fitted = fit_contention(profile, measured.network, found)
-        assert fitted.contention_by_need is not None
-        return msgspec.structs.replace(fitted, contention=fitted.contention_by_need)
+        own = Trained(stock, times_s[Ddp.NAME], excess_s=0.0)
+        _, network, own = as_under_stock(own, profile, measured.network)
+        return fit_contention(profile, network, [own, *found])
 
     def _expecting(self, cell: Cell) -> Callable[[str], float]:
         measured = self._of(cell)
@@ -225,15 +228,13 @@ def planned(
     """Return the plan of each planner, and what it is predicted to take.
 
     Plans are made for the network as it was probed. Where hosts share cores, what slows messages is
-    their number, which a factor does not tell a planner. Stock DDP's messages are not our engine's,
-    with which contention was measured, so its prediction does not count that.
+    their number, which a factor does not tell a planner.
     """
-    probed = msgspec.structs.replace(network, contention=Contention())
+    probed = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
     plans = {name: planner_named(name).plan(profile, probed) for name in names}
     forecasts = {}
     for name, plan in plans.items():
-        where = probed if name == "ddp" else network
-        prediction = predict(profile, where, plan).prediction
+        prediction = predict(profile, network, plan).prediction
         forecasts[name] = Forecast(
             messages=prediction.messages,
             iteration_s=prediction.iteration_s,

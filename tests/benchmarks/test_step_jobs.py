@@ -20,6 +20,7 @@ from rich.console import Console
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
+from syncline.planners.ddp import Ddp
 from syncline.simulator.predict import predict_iteration_s
 from syncline.testbed.job import JobResult, WorkerEnd
 from tests.benchmarks.test_step_targets import cell_of, results_of
@@ -126,11 +127,16 @@ def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
     cell = msgspec.structs.replace(cell_of({}), clip=True, update_s=0.02)
     profile = cell.cell.profile(update_s=cell.update_s)
     race = race_of(results_of(cell), [])
-    slowed = msgspec.structs.replace(cell.network, contention=Contention(exchange=1.2))
+    slowed = msgspec.structs.replace(
+        cell.network,
+        contention=Contention(exchange=1.1),
+        contention_by_need=Contention(exchange=1.2),
+    )
+    stock = Ddp().plan(profile, cell.network)
 
     def race_cell(_: Cell, turns: Any, plans: dict[str, Plan], **others: Any) -> Ended:
         for name, number in turns:
-            iteration_s = predict_iteration_s(profile, slowed, plans[name])
+            iteration_s = predict_iteration_s(profile, slowed, plans.get(name, stock))
             turn = Turn(
                 round=number,
                 iteration_s=iteration_s,
@@ -143,9 +149,11 @@ def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
         return Ended(contestant=None)
 
     monkeypatch.setattr("benchmarks.step_race.race_cell", race_cell)
-    contention = race._explored(cell, profile).contention
-    assert (contention.computing, contention.per_message_s) == (1.0, 0.0)
-    assert contention.exchange == pytest.approx(1.2, rel=0.01)
+    network = race._explored(cell, profile)
+    assert network.contention_by_need is not None
+    for contention, exchange in ((network.contention, 1.1), (network.contention_by_need, 1.2)):
+        assert (contention.computing, contention.per_message_s) == (1.0, 0.0)
+        assert contention.exchange == pytest.approx(exchange, rel=0.01)
 
 
 def test_a_plan_counts_clipping_that_no_replay_emulates() -> None:
