@@ -31,7 +31,7 @@ from syncline.testbed import Cluster, Testbed
 
 FRAMEWORKS = ("lightning", "transformers", "nanogpt")
 WORDS, LENGTH, WIDTH, LAYERS, BATCH = 256, 64, 128, 4, 32
-MEASURED_STEPS = 260
+MEASURED_STEPS = 400
 """Enough for Syncline to measure and try plans."""
 WARM_UP = 6
 """Steps at the start of a timed run that are not counted."""
