@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from syncline.model.cost import CostCurve
 from syncline.model.fit import (
     KNOWN_BEFOREHAND,
     RESOLUTION,
+    Fit,
+    curve_through,
     fit_cost_curve,
     fit_pipelined,
     relative_line,
@@ -71,11 +74,12 @@ measured = st.lists(
 
 
 @some.few
+@pytest.mark.parametrize("fit", [fit_cost_curve, curve_through])
 @given(measured)
 def test_whatever_was_measured_no_message_costs_less_than_an_empty_one(
-    pairs: list[tuple[int, float]],
+    fit: Callable[[list[Measurement]], Fit], pairs: list[tuple[int, float]]
 ) -> None:
-    curve = fit_cost_curve(points(pairs)).curve
+    curve = fit(points(pairs)).curve
     near = {s.start_bytes + d for s in curve.segments for d in (-1, 0, 1)} - {-1}
     beyond = {m << k for m, _ in pairs for k in range(4)}
     for size in beyond | near:
@@ -182,11 +186,37 @@ def test_five_hundred_sizes_are_fitted_without_trying_every_line_anew() -> None:
 
 @some.few
 @given(measured)
-def test_the_errors_are_what_they_claim(pairs: list[tuple[int, float]]) -> None:
-    fit = fit_cost_curve(points(pairs))
-    errors = [abs(fit.curve.seconds(m) / t - 1) for m, t in pairs]
-    assert fit.error == pytest.approx(sum(errors) / len(errors), rel=1e-9, abs=1e-12)
-    assert fit.error_max == max(errors)
+def test_a_curve_through_the_points_is_exact_and_straight_between_them(
+    pairs: list[tuple[int, float]],
+) -> None:
+    distinct = sorted(dict(pairs).items())
+    assume(distinct[0][1] <= min(t for _, t in distinct))  # an empty message costs no more
+    fit = curve_through(points(distinct[::-1]))
+    assert fit == curve_through(points(distinct))
+    assert fit.error_max < 1e-9
+    for (smaller, before), (larger, after) in itertools.pairwise(distinct):
+        if before <= after and (larger - smaller) % 2 == 0:
+            half = fit.curve.seconds((smaller + larger) // 2)
+            assert half == pytest.approx((before + after) / 2, rel=1e-9)
+
+
+def test_a_curve_through_the_points_goes_on_as_they_do() -> None:
+    curve = curve_through(points([(100, 2.0), (200, 3.0), (400, 4.0)])).curve
+    assert [curve.seconds(size) for size in (0, 50)] == pytest.approx([1.0, 1.5])
+    assert curve.seconds(700) == pytest.approx(4 + 300 * 2 / 300)
+    steep = curve_through(points([(100, 1.0), (200, 3.0)])).curve
+    assert steep.seconds(50) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("fit", [fit_cost_curve, curve_through])
+@given(measured)
+def test_the_errors_are_what_they_claim(
+    fit: Callable[[list[Measurement]], Fit], pairs: list[tuple[int, float]]
+) -> None:
+    found = fit(points(pairs))
+    errors = [abs(found.curve.seconds(m) / t - 1) for m, t in pairs]
+    assert found.error == pytest.approx(sum(errors) / len(errors), rel=1e-9, abs=1e-12)
+    assert found.error_max == max(errors)
 
 
 @some.few
@@ -292,8 +322,9 @@ def test_two_points_make_a_line() -> None:
     ],
 )
 def test_points_that_no_curve_goes_through(pairs: list[tuple[int, float]], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        fit_cost_curve(points(pairs))
+    for fit in (fit_cost_curve, curve_through):
+        with pytest.raises(UserError, match=message):
+            fit(points(pairs))
 
 
 @some.few

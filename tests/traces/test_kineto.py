@@ -221,6 +221,28 @@ def test_waiting_inside_gradient_messages_is_replayed(
         assert (waiting_s > 0.5 * late_us * 1e-6) == (step.number == 4)
 
 
+NCCL_MS = {4912: 4.62, 9496: 9.08, 25640: 26.98, 25928: 27.03, 26652: 27.14}
+"""A step's messages by KiB: ResNet-50's buckets over an emulated link of 10 Gbit/s."""
+
+
+def test_few_sizes_of_messages_count_as_measured_and_many_are_fitted(tmp_path: Path) -> None:
+    few = [
+        Measurement(size_bytes=kib << 10, time_s=ms * 1e-3, repetitions=1)
+        for kib, ms in NCCL_MS.items()
+    ]
+    trace = read(tmp_path, Job())
+    network = trace._replace(points=tuple(few)).trace().network(2)
+    for point in few:
+        assert network.all_reduce.seconds(point.size_bytes) == pytest.approx(point.time_s)
+    many = few + [
+        Measurement(size_bytes=kib << 10, time_s=(1 + kib % 2 / 5) * kib * 1e-6, repetitions=1)
+        for kib in range(100, 115)
+    ]
+    fit_error = trace._replace(points=tuple(many)).trace().network(2).fit_error
+    assert fit_error is not None
+    assert fit_error > 0.01
+
+
 def test_all_ranks_wait_until_a_message_begins(tmp_path: Path) -> None:
     """So that it begins in the mean of the ranks when the last one is ready."""
     late = read(tmp_path, Job(message_us=2000)).steps[0]

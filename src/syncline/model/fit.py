@@ -63,6 +63,49 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
         UserError: there are fewer than two sizes or more than 4,096, a size is below 0, or a time
             is not above zero or not finite.
     """
+    sizes, measured = _times_by_size(points)
+    if len(sizes) > MOST_SIZES:
+        raise UserError(
+            f"a cost curve is fitted to at most {MOST_SIZES} sizes, found {len(sizes)}; "
+            "leave some out"
+        )
+    times = _without_spikes(sizes, measured)
+    octaves = _octaves(sizes)
+    curve = _join(sizes, times, octaves, _best_pieces(sizes, times, octaves))
+    return _with_errors(curve, points)
+
+
+def curve_through(points: Sequence[Measurement]) -> Fit:
+    """Return the curve that is exact at every size, and straight between two of them.
+
+    For few sizes that are measured well and are those to be predicted. Below the smallest and
+    beyond the largest size it goes on as that of :func:`fit_cost_curve`.
+
+    Raises:
+        UserError: as there, but any number of sizes may be given.
+    """
+    sizes, times = _times_by_size(points)
+    rates = [
+        max((after - before) / (larger - smaller), 0.0)  # no piece falls, but the next may be lower
+        for (smaller, larger), (before, after) in zip(
+            itertools.pairwise(sizes), itertools.pairwise(times), strict=True
+        )
+    ]
+    rows = list(zip(sizes, times, [*rates, rates[-1]], strict=True))
+    if sizes[0]:
+        rate = min(rates[0], times[0] / sizes[0])
+        rows.insert(0, (0, times[0] - rate * sizes[0], rate))
+    curve = _continued(CostCurve.of_rows(_never_below_an_empty_one(rows)), sizes)
+    return _with_errors(curve, points)
+
+
+def _times_by_size(points: Sequence[Measurement]) -> tuple[list[int], list[float]]:
+    """Return the sizes, in order, and the (lower) median time of each.
+
+    Raises:
+        UserError: there are fewer than two sizes, a size is below 0, or a time is not above zero or
+            not finite.
+    """
     repeated: dict[int, list[float]] = {}
     for size, seconds in sorted((p.size_bytes, p.time_s) for p in points):
         if size < 0:
@@ -72,17 +115,12 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
                 f"a cost curve needs measured times above zero, found {seconds} s for {size} bytes"
             )
         repeated.setdefault(size, []).append(seconds)
-    sizes = list(repeated)
-    if len(sizes) < 2:
+    if len(repeated) < 2:
         raise UserError("a cost curve needs measurements of at least two sizes")
-    if len(sizes) > MOST_SIZES:
-        raise UserError(
-            f"a cost curve is fitted to at most {MOST_SIZES} sizes, found {len(sizes)}; "
-            "leave some out"
-        )
-    times = _without_spikes(sizes, [median_low(several) for several in repeated.values()])
-    octaves = _octaves(sizes)
-    curve = _join(sizes, times, octaves, _best_pieces(sizes, times, octaves))
+    return list(repeated), [median_low(several) for several in repeated.values()]
+
+
+def _with_errors(curve: CostCurve, points: Sequence[Measurement]) -> Fit:
     errors = [abs(curve.seconds(p.size_bytes) / p.time_s - 1) for p in points]
     return Fit(curve, math.fsum(errors) / len(errors), max(errors))
 
@@ -310,10 +348,15 @@ def _join(
             begin_bytes = math.isqrt(max(sizes[start - 1], 1) * sizes[start])
             begin_bytes = min(max(begin_bytes, sizes[start - 1] + 1), sizes[start])
         rows.append((begin_bytes, a + b * begin_bytes, b))
+    return _continued(CostCurve.of_rows(_never_below_an_empty_one(rows)), sizes)
+
+
+def _never_below_an_empty_one(
+    rows: Sequence[tuple[int, float, float]],
+) -> Sequence[tuple[int, float, float]]:
+    """Return the rows of a curve on which no message costs less than an empty one."""
     least_s = min(cost_s for _, cost_s, _ in rows)
-    if least_s < rows[0][1]:  # no message costs less than an empty one
-        rows = _with_startup(rows, least_s)
-    return _continued(CostCurve.of_rows(rows), sizes)
+    return _with_startup(rows, least_s) if least_s < rows[0][1] else rows
 
 
 def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:

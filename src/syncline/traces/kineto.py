@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from syncline.errors import MismatchError, UserError
-from syncline.model.fit import fit_cost_curve
+from syncline.model.fit import Fit, curve_through, fit_cost_curve
 from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -91,6 +91,7 @@ class KinetoTrace(NamedTuple):
             model=self.model,
             profile=self.profile() if known else None,
             points=self.points,
+            fit=_message_costs(self.points),
             workers=self.workers,
             steps=len(alike),
             plan=self.plan() if known else None,
@@ -312,6 +313,18 @@ def _measured_messages(
     return tuple(reversed(points))
 
 
+def _message_costs(points: Sequence[Measurement]) -> Fit | None:
+    """Return what messages cost, as a curve; None for fewer than two sizes.
+
+    A job sends the same few messages at every step. What these cost was measured, and a line
+    through them misses it by some percent; so the curve is exact at few sizes.
+    """
+    sizes = {point.size_bytes for point in points}
+    if len(sizes) < 2:
+        return None
+    return curve_through(points) if len(sizes) <= FEW_SIZES else fit_cost_curve(points)
+
+
 def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
     """Return the interval of each message as if they were sent one after another.
 
@@ -338,6 +351,8 @@ def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
     return spans
 
 
+FEW_SIZES = 16
+"""Up to so many sizes of messages, each of them counts as measured."""
 WAITING_SHARE = 0.05
 """A message that takes this share longer than its cost waited for other workers; less is noise."""
 
@@ -354,9 +369,8 @@ def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> l
         points: what messages cost without waiting, for every size in the steps.
     """
     cost_s = {point.size_bytes: point.time_s for point in points}
-    if len(cost_s) > 1:  # as on the trace's own network
-        curve = fit_cost_curve(points).curve
-        cost_s = {size: curve.seconds(size) for size in cost_s}
+    if (fit := _message_costs(points)) is not None:  # as on the trace's own network
+        cost_s = {size: fit.curve.seconds(size) for size in cost_s}
     begins = [_begins(step, cost_s) for step in steps]
     waited = {
         (step.number, index)

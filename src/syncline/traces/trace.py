@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from syncline.errors import UserError, quoted
-from syncline.model.fit import fit_cost_curve
+from syncline.model.fit import Fit, fit_cost_curve
 from syncline.model.network import Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Gradient, Operation, Profile
@@ -34,6 +34,8 @@ class Trace(NamedTuple):
     profile: Profile | None
     """None where the trace does not hold enough for one; ``notes`` says what is missing."""
     points: tuple[Measurement, ...] = ()
+    fit: Fit | None = None
+    """What messages cost by the points; None: a fit of all sizes, made when it is asked for."""
     """Measured all-reduces: bytes and seconds; empty where the trace times none."""
     workers: int | None = None
     """Workers that exchanged the messages; None where the trace does not say."""
@@ -80,7 +82,7 @@ class Trace(NamedTuple):
                 f"{quoted(self.model)}: the trace times messages of {len(sizes)} different sizes, "
                 "and a cost curve needs at least two; name a network file or a preset instead"
             )
-        fit = fit_cost_curve(self.points)
+        fit = self.fit or fit_cost_curve(self.points)
         return Network(
             name=f"as in {self.model}",
             workers=count,
