@@ -36,6 +36,7 @@ JOB_S = 12.0
 """What starting the processes of a job takes."""
 HIDDEN_BY_OURS, HIDDEN_BY_PEERS = 0.4, 0.2
 REACHED_AT_HIGH_RATES = 0.5
+EXPLORING_ROUNDS = 3
 MOST_FAILURES = 2
 """Times that a contestant may fail in a cell; a failure may also be an accident."""
 PREDICTED = (Ddp.NAME, *OURS)
@@ -165,14 +166,14 @@ class Race:
             plan.planner: plan
             for plan in (in_equal_parts(profile, measured.network, n) for n in EXPLORED_PARTS)
         }
-        times_s: dict[str, float] = {}
+        times_s: dict[str, list[float]] = {name: [] for name in (Ddp.NAME, *plans)}
 
         def take(name: str, turn: Turn) -> None:
-            times_s[name] = turn.iteration_s
+            times_s[name].append(turn.iteration_s)
 
         ended = race_cell(
             measured.cell,
-            [(name, 0) for name in (Ddp.NAME, *plans)],
+            [(name, number) for number in range(EXPLORING_ROUNDS) for name in times_s],
             plans,
             python=self._python,
             iterations=self._arguments.iterations,
@@ -183,8 +184,10 @@ class Race:
         )
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
-        found = [Trained(plans[name], times_s[name], excess_s=0.0) for name in plans]
-        own = Trained(stock, times_s[Ddp.NAME], excess_s=0.0)
+        own, *found = (
+            Trained(plan, median(times_s[name]), excess_s=0.0)
+            for name, plan in {Ddp.NAME: stock, **plans}.items()
+        )
         _, network, own = as_under_stock(own, profile, measured.network)
         return fit_contention(profile, network, [own, *found])
 
