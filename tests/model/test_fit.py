@@ -206,6 +206,8 @@ def test_a_curve_through_the_points_goes_on_as_they_do() -> None:
     assert curve.seconds(700) == pytest.approx(4 + 300 * 2 / 300)
     steep = curve_through(points([(100, 1.0), (200, 3.0)])).curve
     assert steep.seconds(50) == pytest.approx(0.5)
+    rounded = curve_through(points([(97, 0.10949321036740327), (98, 1.0)])).curve
+    assert rounded.startup_s == 0
 
 
 @pytest.mark.parametrize("fit", [fit_cost_curve, curve_through])

@@ -94,7 +94,7 @@ def curve_through(points: Sequence[Measurement]) -> Fit:
     rows = list(zip(sizes, times, [*rates, rates[-1]], strict=True))
     if sizes[0]:
         rate = min(rates[0], times[0] / sizes[0])
-        rows.insert(0, (0, times[0] - rate * sizes[0], rate))
+        rows.insert(0, (0, max(times[0] - rate * sizes[0], 0.0), rate))  # rounding
     curve = _continued(CostCurve.of_rows(_never_below_an_empty_one(rows)), sizes)
     return _with_errors(curve, points)
 
