@@ -64,10 +64,8 @@ class StageRunner:
         self._left_at: Any = None
         """When it left, if it has not returned."""
         self._left = False
-        self._between = True
-        """Whether no forward pass that trains has begun since the last iteration ended."""
         self._in_iteration = False
-        """Whether an observed forward pass has begun whose gradients are not exchanged yet."""
+        """Whether a forward pass that trains has begun since the last iteration ended."""
         self._accumulates = False
         """Whether no forward pass of that iteration has begun whose gradients will be exchanged."""
         self._noted: tuple[ObservedIteration, Recorded] | None = None
@@ -124,13 +122,12 @@ class StageRunner:
 
         The time until the next forward pass that trains is no part of an iteration.
         """
-        if self.begun and self._between and self._left_at is None:
+        if self.begun and not self._in_iteration and self._left_at is None:
             self._left_at = self._stamp()
             if self._observer is not None:
                 self._observer.end()
 
     def _return_to_training(self) -> None:
-        self._between = False
         if self._left_at is not None:
             self._away = self._left_at, self._stamp()
             self._left_at = None
@@ -141,23 +138,25 @@ class StageRunner:
 
     def begin_forward(self, forward: Forward) -> None:
         """Call just before a forward pass."""
+        first = not self._in_iteration
         if forward is not Forward.OTHER:
+            self._in_iteration = True
             self._return_to_training()
         observer = self._observer
         if observer is None:
             return
         if forward is Forward.OTHER:
-            if not self._in_iteration:
+            if first:
                 observer.pause()
         elif forward is Forward.ACCUMULATED:
             # An iteration begins with the first of them, which waits for the update before.
-            if not self._in_iteration:
+            if first:
                 self._begin_observing(observer)
                 self._accumulates = True
         elif self._accumulates:
             self._accumulates = False
             observer.resume()
-        elif self._in_iteration:
+        elif not first:
             # One more before the same backward pass: what came before counts as between iterations.
             again = observer.begin()
             if again is not None and self._noted is not None:
@@ -167,7 +166,6 @@ class StageRunner:
             self._begin_observing(observer)
 
     def _begin_observing(self, observer: Observer) -> None:
-        self._in_iteration = True
         # Choose how closely the iteration that begins now is observed.
         turn = (self._done - self.stage.warmup) % TURNS
         observer.quiet = turn == 0 and not self.stage.record
@@ -194,7 +192,6 @@ class StageRunner:
     def end_iteration(self) -> None:
         """Call when a backward pass is over and its gradients are averaged, on all ranks."""
         self._in_iteration = self._accumulates = False
-        self._between = True
         self._done += 1
         self.tuning.iteration += 1
         if self.steady:
