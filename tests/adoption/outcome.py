@@ -1,9 +1,11 @@
-"""What a framework's run came to, as one line of JSON for the test that has started it."""
+"""Training one kind after another with a framework, and what each came to for the test."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +41,26 @@ class Overlapping:
             self.steps += deferral is not None and deferral.anything_due
 
 
-def write(folder: str, rank: int, module: nn.Module, **noted: Any) -> None:
-    """Write the digest of a model's parameters and what else was noted, and leave the group."""
+def train_all(train: Callable[[str, str, Path], None]) -> None:
+    """Train each kind of ``SCRIPT FOLDER KIND...`` with stock DDP and with Syncline.
+
+    All share the processes, which take longer to import a framework than to train, and their group.
+
+    Args:
+        train: is given the kind, ``"stock"`` or ``"syncline"``, and a folder of its own.
+    """
+    folder, *kinds = sys.argv[1:]
+    for kind in kinds:
+        for which in ("stock", "syncline"):
+            own = Path(folder, kind, which)
+            own.mkdir(parents=True, exist_ok=True)
+            train(kind, which, own)
+            dist.barrier()
+    dist.destroy_process_group()
+
+
+def write(folder: Path, rank: int, module: nn.Module, **noted: Any) -> None:
+    """Write the digest of a model's parameters and what else was noted."""
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))
-    dist.barrier()
-    dist.destroy_process_group()

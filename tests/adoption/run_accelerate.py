@@ -1,8 +1,8 @@
-"""Trains with Accelerate: ``run_accelerate.py KIND stock|syncline FOLDER``, under torchrun."""
+"""Trains with Accelerate: ``run_accelerate.py FOLDER KIND...``, under torchrun."""
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.accelerate import SynclineKwargs
-from tests.adoption.outcome import Overlapping, planned, write
+from tests.adoption.outcome import Overlapping, planned, train_all, write
 
 WIDTH = 48
 
 
-def main(kind: str, which: str, folder: str) -> None:
+def train(kind: str, which: str, folder: Path) -> None:
     torch.manual_seed(0)
     model: Any = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)])
     handlers: list[Any] = [SynclineKwargs(**planned(model))] if which == "syncline" else []
@@ -36,9 +36,9 @@ def main(kind: str, which: str, folder: str) -> None:
             overlapping.note(model)
             optimizer.zero_grad()
         if number == 61 and kind == "saved":
-            accelerator.save_state(folder + "/state")
+            accelerator.save_state(str(folder / "state"))
             accelerator.wait_for_everyone()
-            accelerator.load_state(folder + "/state")
+            accelerator.load_state(str(folder / "state"))
     write(
         folder,
         accelerator.process_index,
@@ -50,4 +50,4 @@ def main(kind: str, which: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    train_all(train)

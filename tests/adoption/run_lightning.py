@@ -1,9 +1,9 @@
-"""Trains with Lightning: ``run_lightning.py KIND stock|syncline FOLDER``, under torchrun."""
+"""Trains with Lightning: ``run_lightning.py FOLDER KIND...``, under torchrun."""
 
 from __future__ import annotations
 
-import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.lightning import SynclineStrategy
-from tests.adoption.outcome import Overlapping, planned, write
+from tests.adoption.outcome import Overlapping, planned, train_all, write
 
 WIDTH = 48
 
@@ -74,7 +74,7 @@ class Watch(lightning.Callback):
         self.kind = type(trainer.strategy.model).__module__
 
 
-def main(kind: str, which: str, folder: str) -> None:
+def train(kind: str, which: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model = Manual() if kind == "manual" else Plain()
@@ -106,10 +106,9 @@ def main(kind: str, which: str, folder: str) -> None:
         enable_model_summary=False,
         **options,
     )
-    train, check = DataLoader(data, 16), DataLoader(TensorDataset(data.tensors[0][:64]), 16)
-    trainer.fit(
-        model, train, check, ckpt_path=f"{folder}/saved.ckpt" if kind == "resumed" else None
-    )
+    batches, check = DataLoader(data, 16), DataLoader(TensorDataset(data.tensors[0][:64]), 16)
+    saved = folder.parents[1] / "automatic" / which / "saved.ckpt"
+    trainer.fit(model, batches, check, ckpt_path=saved if kind == "resumed" else None)
     write(
         folder,
         trainer.global_rank,
@@ -121,4 +120,4 @@ def main(kind: str, which: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    train_all(train)

@@ -1,8 +1,8 @@
-"""Trains with the Trainer: ``run_transformers.py KIND stock|syncline FOLDER``, under torchrun."""
+"""Trains with the Trainer: ``run_transformers.py FOLDER KIND...``, under torchrun."""
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from syncline.integrations.transformers import SynclineCallback
-from tests.adoption.outcome import Overlapping, planned, write
+from tests.adoption.outcome import Overlapping, planned, train_all, write
 
 WORDS, LENGTH = 64, 24
 
@@ -29,7 +29,7 @@ class Watch(TrainerCallback):
         self.overlapping.note(self.trainer.model_wrapped)
 
 
-def main(kind: str, which: str, folder: str) -> None:
+def train(kind: str, which: str, folder: Path) -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
@@ -77,4 +77,4 @@ def main(kind: str, which: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    train_all(train)
