@@ -105,7 +105,7 @@ class Race:
         measured = self._begin(cell)
         profile = cell.profile(update_s=measured.update_s)
         if not measured.forecasts:
-            measured = msgspec.structs.replace(measured, network=self._explored(measured, profile))
+            measured = self._explored(measured, profile)
         plans, forecasts = planned(profile, measured.network, PREDICTED)
         self._keep(msgspec.structs.replace(measured, forecasts=forecasts))
         self._console.print(f"  {summary(measured)}", highlight=False)
@@ -154,8 +154,8 @@ class Race:
             forecasts={},
         )
 
-    def _explored(self, measured: Measured, profile: Profile) -> Network:
-        """Return the network as it is while a training computes, which a run of `train` measures.
+    def _explored(self, measured: Measured, profile: Profile) -> Measured:
+        """Return a cell with its network as it is in a training, which a run of `train` measures.
 
         Computing is emulated, so messages do not slow it. But what is not emulated, such as the
         copies of gradients, may slow messages where hosts share cores: stock DDP's reducer tells of
@@ -166,14 +166,14 @@ class Race:
             plan.planner: plan
             for plan in (in_equal_parts(profile, measured.network, n) for n in EXPLORED_PARTS)
         }
-        times_s: dict[str, list[float]] = {name: [] for name in (Ddp.NAME, *plans)}
+        explored: dict[str, tuple[Turn, ...]] = dict.fromkeys((Ddp.NAME, *plans), ())
 
         def take(name: str, turn: Turn) -> None:
-            times_s[name].append(turn.iteration_s)
+            explored[name] = (*explored[name], turn)
 
         ended = race_cell(
             measured.cell,
-            [(name, number) for number in range(EXPLORING_ROUNDS) for name in times_s],
+            [(name, number) for number in range(EXPLORING_ROUNDS) for name in explored],
             plans,
             python=self._python,
             iterations=self._arguments.iterations,
@@ -185,11 +185,12 @@ class Race:
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
         own, *found = (
-            Trained(plan, median(times_s[name]), excess_s=0.0)
+            Trained(plan, median([turn.iteration_s for turn in explored[name]]), excess_s=0.0)
             for name, plan in {Ddp.NAME: stock, **plans}.items()
         )
         _, network, own = as_under_stock(own, profile, measured.network)
-        return fit_contention(profile, network, [own, *found])
+        network = fit_contention(profile, network, [own, *found])
+        return msgspec.structs.replace(measured, network=network, explored=explored)
 
     def _expecting(self, cell: Cell) -> Callable[[str], float]:
         measured = self._of(cell)

@@ -17,20 +17,27 @@ STYLES = {"met": "green", "not met": "red", "not measured": "dim"}
 
 
 def summary(measured: Measured) -> str:
-    """Return what is known of a cell before anything has run on it."""
+    """Return what is known of a cell before a contestant has its turn."""
     whole_s = median(measured.all_reduce_s)
-    return (
+    said = (
         f"compute alone {measured.computation_s:.3f} s, one all-reduce alone {whole_s:.3f} s "
         f"({bit_rate(measured.share_of_rate * measured.cell.rate_bytes_per_s)} a link, "
         f"{measured.share_of_rate:.2f} of the rate), bound {measured.bound_s:.3f} s"
     )
+    if not measured.explored:
+        return said
+    explored = ", ".join(
+        f"{TITLES.get(name, name)} {median([turn.iteration_s for turn in turns]):.3f} s"
+        for name, turns in measured.explored.items()
+    )
+    return f"{said}\n  predicted from {explored}"
 
 
 def print_cell(console: Console, measured: Measured, absent: dict[str, str]) -> None:
     """Print what each contestant took in a cell, the fastest first."""
     table = Table(title=f"{measured.cell}\n{summary(measured)}", title_justify="left")
     table.add_column("")
-    for heading in ("s/iteration", "smallest", "largest", "rounds", "of bound", "idle s"):
+    for heading in ("s/iteration", "smallest", "largest", "rounds", "cores", "of bound", "idle s"):
         table.add_column(heading, justify="right")
     for heading in ("messages", "predicted s", "error", "its bound s"):
         table.add_column(heading, justify="right")
@@ -44,6 +51,7 @@ def print_cell(console: Console, measured: Measured, absent: dict[str, str]) -> 
             f"{min(times_s):.3f}",
             f"{max(times_s):.3f}",
             str(len(times_s)),
+            "saturated" if measured.is_saturated(name) else "",
             f"{median(times_s) / measured.bound_s:.3f}",
             f"{median([turn.idle_s for turn in measured.turns[name]]):.3f}",
             "" if forecast is None else str(forecast.messages),

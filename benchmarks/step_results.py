@@ -19,6 +19,9 @@ __all__ = ["Forecast", "Measured", "Results", "Turn", "load", "save", "today"]
 
 FORM = 1
 """Of the file; a file of another form is not continued."""
+SATURATED = 0.9
+"""Share of the processor time above which hosts wait for cores more than for links. Eight hosts at
+1 Gbit/s use 0.93 of two cores, four use 0.77."""
 
 
 class Turn(Value, frozen=True, kw_only=True):
@@ -35,6 +38,8 @@ class Turn(Value, frozen=True, kw_only=True):
     """Each iteration of rank 0."""
     wall_s: float
     """All of it: making the model, warming up, and the iterations."""
+    busy: float | None = None
+    """Share of the machine's processor time that was used meanwhile; None in older files."""
 
 
 class Forecast(Value, frozen=True, kw_only=True):
@@ -69,6 +74,8 @@ class Measured(Value, frozen=True, kw_only=True):
     """As probed on these links, with what training does to messages."""
     forecasts: dict[str, Forecast]
     """By contestant."""
+    explored: dict[str, tuple[Turn, ...]] = msgspec.field(default_factory=dict)
+    """By plan, what they were predicted from."""
     turns: dict[str, tuple[Turn, ...]] = msgspec.field(default_factory=dict)
     """By contestant, in the order in which they ran."""
     failed: dict[str, str] = msgspec.field(default_factory=dict)
@@ -103,6 +110,11 @@ class Measured(Value, frozen=True, kw_only=True):
         """Return the median over the turns, or None where there was none."""
         times_s = self.times_s(contestant)
         return median(times_s) if times_s else None
+
+    def is_saturated(self, contestant: str) -> bool:
+        """Whether the hosts kept the cores that they share busy, so that these were the limit."""
+        busy = [turn.busy for turn in self.turns.get(contestant, ()) if turn.busy is not None]
+        return bool(busy) and median(busy) > SATURATED
 
     def noise_s(self, contestant: str) -> float:
         """Return the standard error of the median over the turns."""

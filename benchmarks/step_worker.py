@@ -118,7 +118,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
         say(BEGUN, contestant=name, round=number)
         if name not in known:
             known[name] = contestant_of(name, job, cell)
-        began_s = time.perf_counter()
+        began_s, before = time.perf_counter(), processor_time()
         laps = run_contest(
             profile,
             [known[name]],
@@ -129,6 +129,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
             scaled=cell.scaled,
         )
         (lap,) = laps[name]
+        busy, whole = (now - then for now, then in zip(processor_time(), before, strict=True))
         say(
             TURN,
             contestant=name,
@@ -139,8 +140,17 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
                 idle_s=lap.idle_s,
                 steps_s=lap.steps_s,
                 wall_s=time.perf_counter() - began_s,
+                busy=busy / whole,
             ),
         )
+
+
+def processor_time() -> tuple[int, int]:
+    """Return the ticks that this machine's cores were used, and all of them; see proc_stat(5)."""
+    first, *_ = Path("/proc/stat").read_text().splitlines()
+    user, nice, system, idle, waiting, *others = map(int, first.split()[1:9])
+    busy = user + nice + system + sum(others)
+    return busy, busy + idle + waiting
 
 
 def contestant_of(name: str, job: dict[str, Any], cell: Cell) -> Contestant:

@@ -149,7 +149,7 @@ def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
         return Ended(contestant=None)
 
     monkeypatch.setattr("benchmarks.step_race.race_cell", race_cell)
-    network = race._explored(cell, profile)
+    network = race._explored(cell, profile).network
     assert network.contention_by_need is not None
     for contention, exchange in ((network.contention, 1.1), (network.contention_by_need, 1.2)):
         assert (contention.computing, contention.per_message_s) == (1.0, 0.0)

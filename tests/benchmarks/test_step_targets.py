@@ -23,6 +23,7 @@ def cell_of(
     computation_s: float = 1.2,
     all_reduce_s: Sequence[float] = (1.25, 1.3, 1.4),
     predicted_s: Mapping[str, float] | None = None,
+    busy: float | None = None,
 ) -> Measured:
     measured = Measured(
         model=cell.model,
@@ -48,6 +49,7 @@ def cell_of(
                 idle_s=0.0,
                 steps_s=(value,),
                 wall_s=value,
+                busy=busy,
             )
             measured = measured.with_turn(name, turn)
     return measured
@@ -135,10 +137,24 @@ def test_predictions_are_judged_plan_by_plan() -> None:
     assert aim.met is False
 
 
+def test_predictions_are_told_but_not_judged_where_cores_are_the_limit() -> None:
+    saturated = cell_of({"wfbp": [1.0]}, DENSENET201, predicted_s={"wfbp": 0.8}, busy=0.93)
+    words = "within 10% of its prediction"
+    assert verdict(results_of(saturated), words).met is None
+    linked = cell_of({"wfbp": [1.0]}, predicted_s={"wfbp": 0.97}, busy=0.77)
+    found = verdict(results_of(saturated, linked), words)
+    assert found.met is True
+    judged, _, told = found.measured.partition("; where the hosts' cores are the limit: ")
+    assert judged.startswith("1 of 1; median 3.0%")
+    assert told.startswith("0 of 1; median 20.0%")
+
+
 def test_results_survive_the_file(tmp_path: Path) -> None:
     path = tmp_path / "results" / "step_time.json"
     assert load(path) == Results()
-    measured = cell_of({"ddp": [1.0, 2.0]}, predicted_s={"ddp": 1.0}).with_failure("fsdp2", "why")
+    measured = cell_of({"ddp": [1.0, 2.0]}, predicted_s={"ddp": 1.0}, busy=0.5).with_failure(
+        "fsdp2", "why"
+    )
     save(path, results_of(measured), "the command")
     found = load(path)
     assert found.cells == (measured,)
