@@ -20,8 +20,8 @@ __all__ = ["Forecast", "Measured", "Results", "Turn", "load", "save", "today"]
 FORM = 1
 """Of the file; a file of another form is not continued."""
 SATURATED = 0.9
-"""Share of the processor time above which hosts wait for cores more than for links. Eight hosts at
-1 Gbit/s use 0.93 of two cores, four use 0.77."""
+"""Share of the processor time above which hosts wait for cores more than for links. Under `overlap`
+at 1 Gbit/s eight hosts use 0.93 to 0.96 of two cores, four use 0.60 to 0.66."""
 
 
 class Turn(Value, frozen=True, kw_only=True):
