@@ -15,7 +15,7 @@ from benchmarks.common import median
 from benchmarks.step_cells import NOMINAL_RATE, OURS, TITLES, Cell
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_report import print_cell, summary
-from benchmarks.step_results import Forecast, Measured, Results, Turn, save, today
+from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s, save, today
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -185,7 +185,7 @@ class Race:
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
         own, *found = (
-            Trained(plan, median([turn.iteration_s for turn in explored[name]]), excess_s=0.0)
+            Trained(plan, median_s(explored[name]), excess_s=0.0)
             for name, plan in {Ddp.NAME: stock, **plans}.items()
         )
         _, network, own = as_under_stock(own, profile, measured.network)

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from benchmarks.common import median
 from benchmarks.step_cells import CONTESTANTS, TITLES
-from benchmarks.step_results import Measured, Results
+from benchmarks.step_results import Measured, Results, median_s
 from benchmarks.step_targets import verdicts
 from syncline.testbed.cluster import bit_rate
 
@@ -27,7 +27,7 @@ def summary(measured: Measured) -> str:
     if not measured.explored:
         return said
     explored = ", ".join(
-        f"{TITLES.get(name, name)} {median([turn.iteration_s for turn in turns]):.3f} s"
+        f"{TITLES.get(name, name)} {median_s(turns):.3f} s"
         for name, turns in measured.explored.items()
     )
     return f"{said}\n  predicted from {explored}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from syncline.measure.statistics import standard_error
 from syncline.model.document import Value, write_atomically
 from syncline.model.network import Network
 
-__all__ = ["Forecast", "Measured", "Results", "Turn", "load", "save", "today"]
+__all__ = ["Forecast", "Measured", "Results", "Turn", "load", "median_s", "save", "today"]
 
 FORM = 1
 """Of the file; a file of another form is not continued."""
@@ -40,6 +41,11 @@ class Turn(Value, frozen=True, kw_only=True):
     """All of it: making the model, warming up, and the iterations."""
     busy: float | None = None
     """Share of the machine's processor time that was used meanwhile; None in older files."""
+
+
+def median_s(turns: Sequence[Turn]) -> float:
+    """Return the median over turns, at least one, of the seconds an iteration."""
+    return median([turn.iteration_s for turn in turns])
 
 
 class Forecast(Value, frozen=True, kw_only=True):
@@ -108,8 +114,8 @@ class Measured(Value, frozen=True, kw_only=True):
 
     def iteration_s(self, contestant: str) -> float | None:
         """Return the median over the turns, or None where there was none."""
-        times_s = self.times_s(contestant)
-        return median(times_s) if times_s else None
+        turns = self.turns.get(contestant)
+        return median_s(turns) if turns else None
 
     def is_saturated(self, contestant: str) -> bool:
         """Whether the hosts kept the cores that they share busy, so that these were the limit."""

@@ -144,27 +144,22 @@ def _never_slower(results: Results) -> Verdict:
 
 
 def _predictions(results: Results, limit: float, what: str) -> Verdict:
-    """Judge the predictions, but only tell those where the hosts' links were not the limit."""
     target = f"every plan within {limit:.0%} of its prediction ({what})"
-    errors: list[tuple[float, str]] = []
-    saturated: list[tuple[float, str]] = []
-    for measured in results.cells:
-        for name in OURS:
-            if (error := measured.prediction_error(name)) is not None:
-                judged = saturated if measured.is_saturated(name) else errors
-                judged.append((abs(error), f"{name}, {measured.cell}"))
-    found = [_within(errors, limit)] if errors else []
-    if saturated:
-        found.append(f"where the hosts' cores are the limit: {_within(saturated, limit)}")
-    met = max(errors)[0] <= limit if errors else None
-    return Verdict(target=target, measured="; ".join(found) or "-", met=met)
-
-
-def _within(errors: list[tuple[float, str]], limit: float) -> str:
-    within = sum(error <= limit for error, _ in errors)
-    worst, where = max(errors)
-    middle = median([error for error, _ in errors])
-    return f"{within} of {len(errors)}; median {middle:.1%}, worst {worst:.1%} ({where})"
+    errors = [
+        (abs(error), f"{name}, {measured.cell}", measured.is_saturated(name))
+        for measured in results.cells
+        for name in OURS
+        if (error := measured.prediction_error(name)) is not None
+    ]
+    if not errors:
+        return Verdict(target=target, measured="-", met=None)
+    within = sum(error <= limit for error, _, _ in errors)
+    worst, where, _ = max(errors)
+    middle = median([error for error, _, _ in errors])
+    said = f"{within} of {len(errors)}; median {middle:.1%}, worst {worst:.1%} ({where})"
+    if saturated := [error for error, _, is_saturated in errors if is_saturated]:
+        said += f"; the cores were the limit of {len(saturated)}, worst {max(saturated):.1%}"
+    return Verdict(target=target, measured=said, met=within == len(errors))
 
 
 def _spread(values: list[float]) -> str:
