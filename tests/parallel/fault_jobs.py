@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -29,19 +30,16 @@ from syncline.measure import keepalive
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.parallel import shutdown
 from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.engine.engine import Engine
 from tests.mortal import DEADLINE_S, POLL_S, Place
 
 TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 4.0
-"""Where a rank falls silent: long enough for a loaded machine to start."""
+"""Where a rank falls silent, from that moment on."""
 LAYERS = 4
 WIDTH = 32
 WARM = 11
 """Steps after which exchanges certainly run on under the next forward pass."""
-HELD_S = 1.0
-"""How long messages are held back, where something is to happen while they are on their way."""
-LONG_S = 3600.0
-"""How long they are where they are not to be sent at all."""
 
 
 class Net(nn.Sequential):
@@ -127,27 +125,49 @@ class Training:
             self.optimizer.step()
             self.done += 1
 
-    def warm(self, *, leave_pending: bool = False, held_s: float = HELD_S) -> None:
-        """Train until updates are left pending; with one more step whose messages are held back."""
+    def warm(self) -> None:
+        """Train until exchanges certainly run on under the next forward pass."""
         self.step(WARM)
-        if leave_pending:
-            self.hold(held_s)
-            self.step()
-            assert self.pending
 
-    def hold(self, held_s: float = HELD_S) -> None:
-        """Hold back the messages of the next steps for a while."""
+    @contextlib.contextmanager
+    def pending_step(self) -> Iterator[None]:
+        """Make a step whose messages no rank sends before its body has ended."""
+        sends = threading.Event()
+        self.hold(sends.wait)
+        self.step()
+        assert self.pending
+        yield
+        sends.set()
+
+    def hold(self, until: Callable[[], object]) -> None:
+        """Hold back the messages of the next steps until a call has returned.
+
+        The updates of all ranks are pending for as long as one rank holds its messages back.
+        """
         self.model.settle()
-        engine = self.model._reducer_buckets.engine
-        assert engine is not None
-        transport = engine._engine._transport
-        send, until = transport.send, time.monotonic() + held_s
+        transport = self.engine._transport
+        send = transport.send
 
         def held(*args: Any) -> Any:
-            time.sleep(max(until - time.monotonic(), 0))
+            until()
             return send(*args)
 
         transport.send = held  # type: ignore[method-assign]
+
+    def expect_answers(self, within_s: float) -> None:
+        """Shorten the timeout of the exchange, once all ranks have come as far."""
+        self.model.settle()
+        dist.barrier()
+        self.engine.timeout_s = within_s
+        group = self.engine._transport.group
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=within_s), group)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that exchanges the gradients."""
+        stage = self.model._reducer_buckets.engine
+        assert stage is not None
+        return stage._engine
 
     @property
     def pending(self) -> bool:
@@ -179,6 +199,11 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def wait_for_ever() -> None:
+    """Return when the process ends."""
+    threading.Event().wait()
+
+
 # ------------------------------------------------------------------ what it should come to
 
 
@@ -194,13 +219,26 @@ def undisturbed(place: Place, steps: int) -> None:
 # ------------------------------------------------------------------ a rank dies
 
 
+def step_before_rank_1_dies(training: Training) -> None:
+    """Make a step that rank 1 sends nothing of; it dies once the others wait for it."""
+    place = training.place
+    training.warm()
+    if place.rank == 1:
+        training.hold(wait_for_ever)
+    training.step()
+    assert training.pending
+    place.tell(f"rank {place.rank} has stepped")
+    if place.rank == 1:
+        for rank in range(place.ranks):
+            place.await_(f"rank {rank} has stepped")
+        die()
+
+
 def dies_after_step(place: Place) -> None:
-    """Rank 1 dies while its messages are held back; the others go on."""
+    """Rank 1 dies without having sent its messages; the others go on."""
     join(place)
     training = Training(place)
-    training.warm(leave_pending=True)
-    if place.rank == 1:
-        die()
+    step_before_rank_1_dies(training)
     training.step(3)
 
 
@@ -208,9 +246,7 @@ def dies_after_step_and_the_error_is_caught(place: Place) -> None:
     """As above; whatever is read afterwards raises the same error."""
     join(place)
     training = Training(place)
-    training.warm(leave_pending=True)
-    if place.rank == 1:
-        die()
+    step_before_rank_1_dies(training)
     first = error_of(training.step)
     last = list(training.net.parameters())[-1]
     reads: list[Callable[[], object]] = [
@@ -275,9 +311,10 @@ def dies_before_construction(place: Place) -> None:
 
 def falls_silent(place: Place) -> None:
     """Rank 1 stops answering, and is still there."""
-    join(place, SHORT_TIMEOUT_S)
+    join(place)
     training = Training(place)
     training.warm()
+    training.expect_answers(SHORT_TIMEOUT_S)
     if place.rank == 1:
         place.await_("given up")
         os._exit(0)
@@ -318,7 +355,11 @@ def ends(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending; rank 1 reads its own only after that."""
     join(place)
     training = Training(place)
-    training.warm(leave_pending=True)
+    training.warm()
+    if place.rank == 1:
+        training.hold(lambda: place.await_("ending"))
+    training.step()
+    assert training.pending
     if place.rank == 1:
         place.await_("ending")
         say(values=values(training.net))
@@ -366,18 +407,25 @@ def ends_alone(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending while rank 1 is dead or sends nothing."""
     shutdown.PATIENCE_AFTER_ERROR_S = 1.0
     shutdown.SILENCE_S = TIMEOUT_S if how == "dead" else 1.0  # it may take a while to die
-    join(place, SHORT_TIMEOUT_S if how == "silent" else TIMEOUT_S)
+    join(place)
     training = Training(place)
-    training.warm(leave_pending=True, held_s=HELD_S if place.rank == 0 else LONG_S)
+    training.warm()
+    if how == "silent":
+        training.expect_answers(SHORT_TIMEOUT_S)
+    if place.rank == 1:
+        training.hold(wait_for_ever)
+    training.step()
+    assert training.pending
     if place.rank == 0:
         (place.folder / "process").write_text(str(os.getpid()))
         place.tell("ending")
         if how == "silent, after an exception":
             raise ValueError("the user's own")
-    elif how == "dead":
+        return
+    place.await_("ending")
+    if how == "dead":
         die()
     else:
-        place.await_("ending")
         process = Path("/proc", (place.folder / "process").read_text())
         while process.exists():
             time.sleep(0.02)
@@ -439,9 +487,14 @@ def fails_in_forward_for_good(place: Place) -> None:
     """Rank 1's script ends by an exception in its forward pass, with exchanges under way."""
     join(place)
     training = Training(place)
-    training.warm(leave_pending=True)
+    training.warm()
+    if place.rank == 0:
+        training.hold(lambda: place.await_("forward"))
+    training.step()
+    assert training.pending
     if place.rank == 1:
         raise_once(training.net[1])
+        place.tell("forward")
     training.step(3)
 
 
@@ -484,8 +537,9 @@ def fails_in_an_update(place: Place) -> None:
     """The update of one layer fails in the forward pass; reads fail from then on."""
     join(place)
     training = Training(place, make=Fragile)
-    training.warm(leave_pending=True)
-    Fragile.fails = True
+    training.warm()
+    with training.pending_step():
+        Fragile.fails = True
     raised = ""
     try:
         training.model(training.inputs())
@@ -504,6 +558,23 @@ def fails_in_an_update(place: Place) -> None:
     dist.barrier()
 
 
+@contextlib.contextmanager
+def interrupted_in(waiter: Any, name: str) -> Iterator[None]:
+    """Send Ctrl-C to this process when it calls a function that will wait."""
+    wait = getattr(waiter, name)
+
+    def interrupted(*args: Any) -> Any:
+        # Not at once, which would interrupt the call's beginning; whenever it comes, this waits.
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return wait(*args)
+
+    setattr(waiter, name, interrupted)
+    try:
+        yield
+    finally:
+        setattr(waiter, name, wait)
+
+
 def is_interrupted(place: Place, steps: int) -> None:
     """Ctrl-C comes while rank 0 waits at a gate; it goes on afterwards."""
     join(place)
@@ -517,10 +588,9 @@ def is_interrupted(place: Place, steps: int) -> None:
             training.step()
             continue
         training.step()  # rank 1 has not begun, so these messages wait for it
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
-            training.model(training.inputs())
-            time.sleep(5)
+            with interrupted_in(training.engine, "wait"):
+                training.model(training.inputs())
         except KeyboardInterrupt:
             interrupted += training.pending
         place.tell(f"interrupted {training.done - 1}")
@@ -551,18 +621,19 @@ def forks(place: Place, reads: bool) -> None:
     """A worker of a data loader is forked while messages are on their way."""
     join(place)
     training = Training(place)
-    training.warm(leave_pending=True)
-    loader = DataLoader(
-        Numbers(training.net, reads=reads), num_workers=1, multiprocessing_context="fork"
-    )
+    training.warm()
     got: list[Any] = []
     error = None
-    try:
-        for item in loader:
-            got += [item.flatten()[:2].tolist()]
-    except SynclineError as caught:
-        error = [type(caught).__name__, str(caught)]
-    still = training.pending
+    with training.pending_step():
+        loader = DataLoader(
+            Numbers(training.net, reads=reads), num_workers=1, multiprocessing_context="fork"
+        )
+        try:
+            for item in loader:
+                got += [item.flatten()[:2].tolist()]
+        except SynclineError as caught:
+            error = [type(caught).__name__, str(caught)]
+        still = training.pending
     training.step(2)
     say(got=got, error=error, still=still, values=values(training.net))
     dist.destroy_process_group()
@@ -589,7 +660,8 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
     join(place)
     training = Training(place)
     training.warm()
-    training.hold()
+    sends = threading.Event()
+    training.hold(sends.wait)
     training.backward()
     if when == "after step":
         training.optimizer.step()
@@ -606,6 +678,7 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
     gc.collect()  # frees the wrapper,
     gc.collect()  # and now what only waited for it
     collected = [name for name, reference in watched.items() if reference() is None]
+    sends.set()
     told: dict[str, Any] = {}
     if optimizer is not None:
         states = optimizer.state_dict()["state"].values()
@@ -639,25 +712,24 @@ def is_copied(place: Place) -> None:
     """Copy and pickle wrapper, model and optimizer while updates are due, and train on."""
     join(place)
     training = Training(place)
-    training.warm(leave_pending=True)
+    training.warm()
+    with training.pending_step():
+        pass
     twin = copy.deepcopy(training.model)
     same = values(twin) == values(training.net)
-    training.hold()
-    training.step()
-    assert training.pending
+    with training.pending_step():
+        pass
     loaded = pickle.loads(pickle.dumps(training.model))
     same = same and values(loaded) == values(training.net)
-    training.hold()
-    training.step()
-    assert training.pending
+    with training.pending_step():
+        pass
     net = pickle.loads(pickle.dumps(training.net))
     same = same and values(net) == values(training.net)
     training.step()
     other = copy.deepcopy(training.net)
     before = values(other)
-    training.hold()
-    training.step()
-    assert training.pending
+    with training.pending_step():
+        pass
     other(training.inputs())
     untouched = values(other) == before and training.pending
     for one in (twin, loaded):
