@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from syncline.workers import leave
+from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S
 
-DEADLINE_S = 100.0
-"""Of a job, which takes seconds unless the machine is loaded."""
 POLL_S = 0.02
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,7 +59,7 @@ class Mortals:
         ranks: int,
         *args: Any,
         folder: Path,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float = JOB_DEADLINE_S,
     ) -> list[Ended]:
         """Run ``job(place, *args)`` on every rank; return how each ended, in order of rank.
 
@@ -127,7 +126,7 @@ class Mortals:
             assert self._server.stdin is not None
             assert self._server.stdout is not None
             self._server.stdin.close()
-            self._server.wait(10)
+            self._server.wait(DEADLINE_S)
             self._server.stdout.close()
             self._server = None
 

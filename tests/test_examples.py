@@ -12,9 +12,9 @@ import pytest
 from syncline.model.plan import Plan
 from syncline.model.run import Run
 from syncline.simulator.predict import predict
+from tests.timeouts import JOB_DEADLINE_S
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 60
 
 
 def run(arguments: list[str], **environment: str) -> str:
@@ -23,7 +23,7 @@ def run(arguments: list[str], **environment: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=JOB_DEADLINE_S,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr

@@ -21,6 +21,7 @@ from syncline.processes import (
     place_variables,
     received_signals,
 )
+from tests.timeouts import DEADLINE_S
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def runs(process: int) -> bool:
 
 
 def wait_for_end(process: int) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + DEADLINE_S
     while runs(process):
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
@@ -160,6 +161,6 @@ def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
 
 def test_a_process_may_end_by_itself() -> None:
     process = LocalProcess(["sh", "-c", "exit $CODE"], {"CODE": "7"})
-    assert process.close(time.monotonic() + 30) == 7
+    assert process.close(time.monotonic() + DEADLINE_S) == 7
     assert process.close(time.monotonic()) == 7
     process.terminate()  # to no effect

@@ -14,7 +14,7 @@ import pytest
 from syncline.processes import run_folder
 
 HOLD = "import time\nfrom syncline.processes import run_folder\nwith run_folder() as folder:\n"
-HOLD += "    print(folder, flush=True)\n    time.sleep(60)"
+HOLD += "    print(folder, flush=True)\n    time.sleep(600)"
 
 
 @pytest.fixture(autouse=True)

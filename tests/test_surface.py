@@ -14,6 +14,7 @@ import pytest
 import syncline
 from syncline.model.network import PRESETS
 from tests import strategies as some
+from tests.timeouts import DEADLINE_S
 
 SOURCE = Path(syncline.__file__).parent
 
@@ -119,7 +120,7 @@ for name in ("DistributedDataParallel", "profile", "probe"):
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter."""
     command = [sys.executable, "-W", "error", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @pytest.mark.parametrize(

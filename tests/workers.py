@@ -14,7 +14,6 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ import msgspec
 from syncline.errors import SynclineError, UserError
 from syncline.workers import WorkerGroup, serve
 from tests.mortal import Mortals
-
-JOB_TIMEOUT_S = 120.0
-GROUP_TIMEOUT_S = 60.0
+from tests.timeouts import JOB_DEADLINE_S, TIMEOUT
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,8 +86,8 @@ class WorkerPool:
             answers = group.ask(
                 order,
                 bytes,
-                timeout_s=JOB_TIMEOUT_S,
-                overdue=f"{job.__name__} did not end within {JOB_TIMEOUT_S} s",
+                timeout_s=JOB_DEADLINE_S,
+                overdue=f"{job.__name__} did not end within {JOB_DEADLINE_S} s",
                 ranks=workers,
             )
         except SynclineError as error:
@@ -135,7 +132,7 @@ def serve_jobs(path: str, rank: int) -> None:
                 init_method=f"file://{job.store}",
                 rank=rank,
                 world_size=job.workers,
-                timeout=timedelta(seconds=GROUP_TIMEOUT_S),
+                timeout=TIMEOUT,
             )
             torch.manual_seed(0)
             called = getattr(importlib.import_module(job.module), job.name)

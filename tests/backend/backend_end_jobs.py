@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ import torch.distributed as dist
 from syncline import _native
 from syncline.backend.process_group import Options, ProcessGroup, register
 from tests.mortal import Place
+from tests.timeouts import DEADLINE_S, TIMEOUT
 
-TIMEOUT = timedelta(seconds=60)
-DEADLINE_S = 30.0
 COUNT = 1000
 LONG = 1_000_000
 BUSY_S = 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,10 @@ import syncline
 from syncline.backend.process_group import Options
 from syncline.errors import PeerError, SynclineError
 from syncline.groups import Transport
+from tests.timeouts import TIMEOUT, group_that_gives_up
 
 Group = Any
 Op = dist.ReduceOp
-TIMEOUT = timedelta(seconds=60)
 LARGE = 300_007
 
 
@@ -549,11 +550,19 @@ def interrupted() -> str:
     """Interrupt rank 0 while it waits for rank 1, which comes later; return what ended its wait."""
     ended_by = "nothing"
     with group_of() as group:
-        if dist.get_rank() == 0:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        else:
+        before = group._get_sequence_number_for_group()
+
+        def interrupt_once_it_waits() -> None:
+            while group._get_sequence_number_for_group() == before:
+                time.sleep(0.01)
+            time.sleep(0.1)  # from the beginning of the call to that of its wait
+            os.kill(os.getpid(), signal.SIGINT)
+
+        if dist.get_rank() == 1:
             dist.barrier()
         try:
+            if dist.get_rank() == 0:
+                threading.Thread(target=interrupt_once_it_waits).start()
             dist.all_reduce(torch.ones(3), group=group)
         except KeyboardInterrupt:
             ended_by = "KeyboardInterrupt"
@@ -671,7 +680,7 @@ def options() -> dict[str, Any]:
 
 def timeouts() -> str:
     """Return what a rank says that waits for one that does not come."""
-    group = dist.new_group(backend="syncline", timeout=timedelta(seconds=0.5))
+    group = group_that_gives_up(0.5, "syncline")
     said = ""
     if dist.get_rank() == 0:
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)

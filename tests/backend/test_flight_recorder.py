@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,21 @@ from syncline.backend.flight_analysis import analyse, load, main, unfinished
 from syncline.backend.flight_recorder import DEFAULT_ENTRIES, FlightRecorder, from_torch
 from syncline.backend.process_group import Options
 from syncline.errors import MismatchError, PeerError, UserError
+from tests.backend.backend_jobs import TIMEOUT
+from tests.timeouts import give_up
 from tests.workers import WorkerPool
 
 
-def group_with(prefix: str, timeout_s: float = 60.0, entries: int | None = None) -> Any:
+def group_with(prefix: str, entries: int | None = None) -> Any:
     options = Options(flight_recorder_prefix=prefix, flight_recorder_entries=entries)
-    timeout = timedelta(seconds=timeout_s)
-    return dist.new_group(backend="syncline", timeout=timeout, pg_options=options)
+    return dist.new_group(backend="syncline", timeout=TIMEOUT, pg_options=options)
 
 
 def absent(prefix: str) -> str:
     """Rank 1 calls nothing while rank 0 waits; return the error of rank 0."""
-    group = group_with(prefix, timeout_s=2.0)
+    group = group_with(prefix)
     dist.all_reduce(torch.zeros(5), group=group)
+    give_up(group, 2.0)
     said = ""
     if dist.get_rank() == 0:
         with pytest.raises(PeerError) as error:
@@ -70,7 +71,8 @@ def every_form(prefix: str) -> None:
 
 def not_written(prefix: str) -> str:
     """Return the error of a rank whose dump cannot be written."""
-    group = group_with(prefix, timeout_s=0.5)
+    group = group_with(prefix)
+    give_up(group, 0.5)
     said = ""
     if dist.get_rank() == 0:
         with pytest.raises(PeerError) as error:

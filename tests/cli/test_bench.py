@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from syncline.bench.result import Benchmark
+from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "bench", "collectives")
-DEADLINE_S = 120.0
 QUICK = ("--sizes", "4,4KiB", "--workers", "2", "--lap", "0.001", "--contestants", "syncline,gloo")
 
 

@@ -18,9 +18,9 @@ from tests.testbed.machine import (
     require_namespaces,
     wait_until,
 )
+from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "emulate")
-DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,7 +81,7 @@ else:
 def test_what_passed_each_link_is_shown(tmp_path: Path) -> None:
     script = tmp_path / "transfer.py"
     script.write_text(TRANSFER)
-    options = ("--rate", "1gbit", "--hosts-rate", "1:100mbit", "--timeout", "30")
+    options = ("--rate", "1gbit", "--hosts-rate", "1:100mbit", "--timeout", "300")
     result = run(*options, "--", sys.executable, str(script))
     assert result.returncode == 0, result.stderr
     assert result.stdout == "host0 rank 0 | 100000\n"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from syncline.model.network import PRESETS
+from tests.timeouts import DEADLINE_S
 
 MAIN = "from syncline.cli import main; main()"
 
@@ -20,7 +21,7 @@ def _ended(command: list[str], output: int | None, **environment: str) -> tuple[
         stdout=output,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         check=False,
         env={**os.environ, **environment},
     )
@@ -62,7 +63,7 @@ def test_a_closed_standard_error_is_not_a_file_of_ours(tmp_path: Path) -> None:
         ["sh", "-c", shell, "sh", script, str(network)],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "/dev/null /dev/null"

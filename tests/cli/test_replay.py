@@ -14,9 +14,9 @@ from syncline.cli.commands import cli
 from syncline.replay.result import Replay
 from tests.replay.examples import PROFILE
 from tests.testbed.machine import require_namespaces
+from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "replay")
-DEADLINE_S = 120.0
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from syncline.cli import main
 from syncline.groups import Choices
 from syncline.groups.choices import choices_path
 from tests.groups.choice_examples import HERE, choices
+from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()")
-DEADLINE_S = 120.0
 QUICK = ("--sizes", "256,4KiB", "--workers", "2", "--lap", "0.001", "--collectives", "all-reduce")
 
 

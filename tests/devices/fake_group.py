@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from syncline.groups import Elements
+from tests.timeouts import DEADLINE_S
 
 
 class DeadlockError(AssertionError):
@@ -47,7 +48,7 @@ class Turns:
             thread.start()
         self._next()
         for thread in threads:
-            thread.join(60.0)
+            thread.join(DEADLINE_S)
             assert not thread.is_alive()
         return found
 

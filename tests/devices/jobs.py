@@ -20,6 +20,7 @@ from tests.devices.host_device import AtOnce, HostDevice
 from tests.devices.trials import Call, expected, given, start
 from tests.groups.jobs import said
 from tests.mortal import Place
+from tests.timeouts import DEADLINE_S
 
 COUNTS = (0, 1, 3, 1000, 100_003)
 CALLS = [
@@ -44,7 +45,7 @@ def joined(
     """Join a device group of all workers."""
     store = FileStore(f"{folder}/notes of {name}", dist.get_world_size())
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    group = Group(store, rank, ranks, name=name, timeout_s=60.0, transport=transport)
+    group = Group(store, rank, ranks, name=name, timeout_s=DEADLINE_S, transport=transport)
     with DeviceGroup(group, device, **options) as devices:
         yield devices
 
@@ -215,7 +216,7 @@ def leaves_on_a_gpu(folder: str) -> tuple[str, str]:
 def dies(place: Place, copies: int) -> None:
     """Kill rank 1 in the middle of a collective; the others say what they hear, and go on."""
     store = FileStore(str(place.folder / "notes"), place.ranks)
-    group = Group(store, place.rank, place.ranks, timeout_s=60.0)
+    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S)
     folder = str(place.folder)
     device: Any = Deadly(folder, copies) if place.rank == 1 else HostDevice(folder)
     devices = DeviceGroup(group, device, block_bytes=64, window=2)

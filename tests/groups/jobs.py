@@ -23,9 +23,12 @@ from syncline.collectives.table import PROGRAMS, ROOTED, Pipelined
 from syncline.errors import SynclineError
 from syncline.groups import Choice, Elements, Group
 from syncline.groups.rendezvous import RankCard
+from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = JOB_DEADLINE_S
 SHORT_TIMEOUT_S = 0.5
+JOINING_S = 2.0
+"""Long enough for ranks that begin together, on a busy machine, too."""
 DTYPES = (
     torch.float32,
     torch.float64,
@@ -378,16 +381,17 @@ def _call_and_go_on(group: Group, call: Callable[..., Any], *, pair: bool) -> No
     """Call, and all-reduce: who only sends may be done before anybody can object."""
     tensor = torch.ones(100)
     if not pair or group.rank < 2:
-        call(group, tensor, group.rank == 1).wait(20.0)
-    group.all_reduce(elements(tensor)).wait(20.0)
+        call(group, tensor, group.rank == 1).wait(DEADLINE_S)
+    group.all_reduce(elements(tensor)).wait(DEADLINE_S)
 
 
 def absent(folder: str) -> tuple[tuple[str, str], float]:
     """Let rank 1 never join."""
+    dist.barrier()  # those that join begin together
     began_s = time.monotonic()
     outcome = ("", "")
     if dist.get_rank() != 1:
-        outcome = said(lambda: joined(folder, timeout_s=SHORT_TIMEOUT_S).__enter__())
+        outcome = said(lambda: joined(folder, timeout_s=JOINING_S).__enter__())
     return outcome, time.monotonic() - began_s
 
 

@@ -19,6 +19,7 @@ from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.ucx import new_worker
 from tests.groups.jobs import elements
 from tests.mortal import Place
+from tests.timeouts import DEADLINE_S
 
 LATE_S = 0.3
 LONG_S = 3600.0
@@ -27,7 +28,7 @@ LONG_S = 3600.0
 def join(place: Place) -> Group:
     """Join a group of all ranks."""
     store = dist.FileStore(str(place.folder / "notes"), place.ranks)
-    return Group(store, place.rank, place.ranks, timeout_s=60.0)
+    return Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S)
 
 
 def all_reduce(group: Group, count: int = 1000) -> Pending:
@@ -88,7 +89,7 @@ def forgets(place: Place) -> None:
 def forks(place: Place, transport: Transport) -> None:
     """Have children that live on, or end, while in a group; none of them takes part in it."""
     store = dist.FileStore(str(place.folder / "notes"), place.ranks)
-    group = Group(store, place.rank, place.ranks, timeout_s=60.0, transport=transport)
+    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S, transport=transport)
     all_reduce(group).wait()
     begun = all_reduce(group)
     buffer = group.allocate(4000)

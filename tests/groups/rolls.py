@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch.distributed as dist
 
 from syncline.groups.rendezvous import RankCard, Roll, RollCall
+from tests.timeouts import DEADLINE_S
 
-DEADLINE_S = 30.0
 FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")
 """Of another host."""
 

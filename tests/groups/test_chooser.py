@@ -31,8 +31,8 @@ from syncline.groups.notes import Notes
 from syncline.groups.site import Site
 from tests.groups import jobs
 from tests.groups.choice_examples import HERE, choices, some_regions
+from tests.timeouts import DEADLINE_S
 
-DEADLINE_S = 30.0
 OTHER = Site(route="ucx", layout=((0,), (1,)), machines=("a",), names=("here",))
 
 

@@ -23,9 +23,8 @@ from syncline.groups.rendezvous import RankCard
 from syncline.groups.ucx import new_worker
 from tests.groups import jobs
 from tests.groups.rolls import FAR, answered
+from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
-
-DEADLINE_S = 30.0
 
 
 def test_input_that_cannot_be_used(workers: WorkerPool, tmp_path: Path) -> None:
@@ -233,7 +232,7 @@ with open("/dev/shm/all of it", "wb", buffering=0) as file:
         print(error.strerror)
 store = dist.HashStore()
 with ThreadPoolExecutor(2) as pool:
-    groups = list(pool.map(lambda rank: Group(store, rank, 2, timeout_s=60), range(2)))
+    groups = list(pool.map(lambda rank: Group(store, rank, 2, timeout_s=DEADLINE_S), range(2)))
     buffers = list(pool.map(lambda group: group.allocate(1 << 20), groups))
     for number, buffer in enumerate(buffers):
         buffer.memory[:] = bytes([number + 1]) * buffer.size_bytes
@@ -283,7 +282,7 @@ def test_a_host_that_does_not_answer() -> None:
         "rank 0: rank 1 did not connect through UCX in time; see that rank's output, and whether"
     )
     with answered(store, FAR) as answer, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=2.0)
+        joining = pool.submit(Group, store, 0, 2, timeout_s=5.0)
         address = base64.b64encode(silent.address).decode()
         store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", address)
         with pytest.raises(PeerError, match=words):

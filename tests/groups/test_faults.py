@@ -19,9 +19,8 @@ from syncline.groups import Group, Transport
 from tests.cases import first_few
 from tests.groups import jobs, mortal_jobs
 from tests.mortal import Mortals
+from tests.timeouts import DEADLINE_S
 
-DEADLINE_S = 30.0
-"""On a machine with nothing else to do; a loaded one is given more."""
 TRANSPORTS: tuple[Transport, ...] = ("auto", "ucx")
 
 

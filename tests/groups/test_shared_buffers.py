@@ -14,8 +14,8 @@ import torch.distributed as dist
 from syncline.collectives import PROGRAMS
 from syncline.errors import MismatchError, PeerError, UserError
 from syncline.groups import Choice, Elements, Group
+from tests.timeouts import DEADLINE_S
 
-DEADLINE_S = 30.0
 T = TypeVar("T")
 
 

@@ -31,9 +31,9 @@ from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.parallel import shutdown
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.engine.engine import Engine
-from tests.mortal import DEADLINE_S, POLL_S, Place
+from tests.mortal import POLL_S, Place
+from tests.timeouts import DEADLINE_S, give_up
 
-TIMEOUT_S = 60.0
 SHORT_TIMEOUT_S = 4.0
 """Where a rank falls silent, from that moment on."""
 LAYERS = 4
@@ -77,7 +77,7 @@ def need_first(workers: int, *, held_s: float = 0.0, wait: Wait = "need") -> Pla
     )
 
 
-def join(place: Place, timeout_s: float = TIMEOUT_S) -> None:
+def join(place: Place, timeout_s: float = DEADLINE_S) -> None:
     """Join the process group."""
     dist.init_process_group(
         "gloo",
@@ -159,8 +159,7 @@ class Training:
         self.model.settle()
         dist.barrier()
         self.engine.timeout_s = within_s
-        group = self.engine._transport.group
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=within_s), group)
+        give_up(self.engine._transport.group, within_s)
 
     @property
     def engine(self) -> Engine:
@@ -406,7 +405,7 @@ def ends_in_a_child(place: Place) -> None:
 def ends_alone(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending while rank 1 is dead or sends nothing."""
     shutdown.PATIENCE_AFTER_ERROR_S = 1.0
-    shutdown.SILENCE_S = TIMEOUT_S if how == "dead" else 1.0  # it may take a while to die
+    shutdown.SILENCE_S = DEADLINE_S if how == "dead" else 1.0  # it may take a while to die
     join(place)
     training = Training(place)
     training.warm()
@@ -647,7 +646,7 @@ def engine_threads() -> list[str]:
     return sorted(t.name for t in threading.enumerate() if t.name.startswith("syncline"))
 
 
-def gone(seconds: float = 10.0) -> list[str]:
+def gone(seconds: float = DEADLINE_S) -> list[str]:
     """Return the threads of engines that do not end in time."""
     deadline = time.monotonic() + seconds
     while engine_threads() and time.monotonic() < deadline:

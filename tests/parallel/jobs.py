@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import time
 import warnings
 from typing import Any
 from unittest import mock
@@ -25,10 +24,12 @@ from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Rate
+from syncline.parallel import reducer
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.watches import LossWatch
 from syncline.torch_private import bucket_sizes
+from tests.clock import added_time
 from tests.parallel.models import MODELS, Plain
 from tests.parallel.overlap.overlap_plans import Style, plan_of
 
@@ -183,21 +184,20 @@ def reverts_when_slower() -> dict[str, Any]:
         wrapper: DistributedDataParallel | None = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if self.wrapper is not None and self.wrapper.phase.startswith("trying"):
-                import time
-
-                time.sleep(0.03)
+            trial = self.wrapper is not None and self.wrapper.phase.startswith("trying")
+            add(20.0 if trial else 10.0)
             return super().forward(x)
 
-    module = Slowed()
-    ddp = DistributedDataParallel(module, planner="wfbp")
-    module.__dict__["wrapper"] = ddp
-    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    phases = set()
-    for step in range(500):
-        phases |= set(train(ddp, optimizer, 1, first=step))
-        if not ddp.measuring:
-            break
+    with added_time() as add:
+        module = Slowed()
+        ddp = DistributedDataParallel(module, planner="wfbp")
+        module.__dict__["wrapper"] = ddp
+        optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+        phases = set()
+        for step in range(500):
+            phases |= set(train(ddp, optimizer, 1, first=step))
+            if not ddp.measuring:
+                break
     run = ddp.run_record()
     return {
         "rechecked": "checking again" in phases,
@@ -426,19 +426,7 @@ AWAY_S = 1000.0
 
 def leaves_training_after_every_step() -> dict[str, Any]:
     """Spend ``AWAY_S`` of a clock of our own in evaluation mode after every step."""
-    away = {"s": 0.0}
-    seconds, nanoseconds = time.perf_counter, time.perf_counter_ns
-
-    def later() -> float:
-        return seconds() + away["s"]
-
-    def later_ns() -> int:
-        return nanoseconds() + round(away["s"] * NS_PER_S)
-
-    with (
-        mock.patch.object(time, "perf_counter", later),
-        mock.patch.object(time, "perf_counter_ns", later_ns),
-    ):
+    with added_time() as add:
         ddp = DistributedDataParallel(Plain(), check=False)
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
         steps = steady = 0
@@ -446,11 +434,11 @@ def leaves_training_after_every_step() -> dict[str, Any]:
             train(ddp, optimizer, 1, first=steps)
             steady += not ddp.measuring
             ddp.eval()
-            away["s"] += AWAY_S / 2
+            add(AWAY_S / 2)
             with torch.no_grad():
                 ddp(batch(0)[0])
             ddp.eval()
-            away["s"] += AWAY_S / 2
+            add(AWAY_S / 2)
             ddp.train()
             steps += 1
         profile, run = ddp.profile, ddp.run_record()
@@ -533,23 +521,24 @@ def trains_with_overlap(folder: str) -> list[str]:
 
 def replans_after_drift() -> dict[str, Any]:
     """Let the model become slower for good and see it measured again."""
-    import time
+    extra_s, said_by_torch = 10.0, reducer.logging_data
 
     class Slowing(Plain):
-        extra_s = 0.0
-
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(self.extra_s)
+            add(extra_s)
             return super().forward(x)
 
-    module = Slowing()
-    module.extra_s = 0.002
-    ddp = DistributedDataParallel(module)
-    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    steps_to_steady(ddp, optimizer)
-    train(ddp, optimizer, 55)
-    module.extra_s = 0.02
-    phases = train(ddp, optimizer, 160)
+    def logging_data(ddp: TorchDDP) -> dict[str, Any]:
+        """Count what was added to Python's clock: torch's reducer reads one of its own."""
+        return {**said_by_torch(ddp), "forward_compute_time": extra_s * NS_PER_S}
+
+    with added_time() as add, mock.patch.object(reducer, "logging_data", logging_data):
+        ddp = DistributedDataParallel(Slowing())
+        optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+        steps_to_steady(ddp, optimizer)
+        train(ddp, optimizer, 55)
+        extra_s = 100.0
+        phases = train(ddp, optimizer, 160)
     texts = [event.text for event in ddp.run_record().events]
     return {"phases": list(dict.fromkeys(phases)), "events": texts}
 

@@ -15,13 +15,17 @@ import pytest
 from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
 from syncline.report.page import render
+from tests.timeouts import DEADLINE_S
 
 from .examples import HOSTILE
 from .overlap_example import make_overlapped
 
 try:
     from selenium import webdriver
-    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.common.exceptions import (
+        StaleElementReferenceException,
+        WebDriverException,
+    )
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
@@ -32,7 +36,6 @@ except ImportError:
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
-WAIT_S = 5.0
 pytestmark = pytest.mark.xdist_group("browser")  # which is started once
 
 
@@ -53,9 +56,20 @@ def driver() -> Iterator[Any]:
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=Service(DRIVER))
+    browser = _started(options)
+    browser.set_script_timeout(DEADLINE_S)
     yield browser
     browser.quit()
+
+
+def _started(options: Any) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return webdriver.Chrome(options=options, service=Service(DRIVER))
+        except WebDriverException:  # it waits a minute for Chromium, which a busy machine exceeds
+            if time.monotonic() > deadline:
+                raise
 
 
 class Page:
@@ -83,7 +97,7 @@ class Page:
 
     def use(self, selector: str, action: Callable[[Any], Any]) -> Any:
         """Return what an action on an element returns, found again where a drawing replaced it."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
                 return action(self.one(selector))
@@ -119,7 +133,7 @@ class Page:
 
     def until(self, holds: Callable[[], Any]) -> Any:
         """Wait until the drawing has caught up with what was done."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + DEADLINE_S
         while not (result := holds()):
             assert time.monotonic() < deadline, "the page did not change as expected"
             time.sleep(0.02)

@@ -6,7 +6,6 @@ import copy
 import functools
 import gc
 import pickle
-import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -27,10 +26,10 @@ from syncline.sparse.vector import Precision, Quota, SparseVector, rounded
 from syncline.sparse.wire import WireFormat
 from tests.sparse.marked_memory import marked_memories
 from tests.sparse.vectors import largest
+from tests.timeouts import DEADLINE_S, TIMEOUT, group_that_gives_up
 
 LENGTH, K = 1000, 37
 QUOTA = Quota((LENGTH,), (K,))
-TIMEOUT = timedelta(seconds=60)
 
 
 def vector_of(rank: int, precision: Precision) -> SparseVector:
@@ -82,7 +81,6 @@ def a_rank_that_does_not_come(name: str) -> str:
     group = own_group()
     transport = SparseTransport(group, timedelta(seconds=1))
     if transport.rank == transport.ranks - 1:
-        time.sleep(3)
         return "absent"
     content: Content = vector_of(transport.rank, "float32")
     share = Share(transport.rank, transport.ranks, content, QUOTA, "float32")
@@ -660,7 +658,7 @@ def freed() -> tuple[bool, bool]:
     assert thread is not None
     del wrapped, state
     gc.collect()
-    thread.join(30)
+    thread.join(DEADLINE_S)
     return gone() is None, not thread.is_alive()
 
 
@@ -668,11 +666,10 @@ def lost_peer() -> str:
     """Return what is said where a rank stops training."""
     net = model()
     wrapped = DistributedDataParallel(net)
-    group = dist.new_group(timeout=timedelta(seconds=2))
+    group = group_that_gives_up(2.0)
     state = GTopKState(wrapped, Recipe(density=0.1), group)
     wrapped.register_comm_hook(state, gtopk)
     if dist.get_rank() == 1:
-        time.sleep(4)
         return "absent"
     try:
         train(wrapped, range(1))

@@ -12,10 +12,11 @@ import pytest
 
 from syncline.errors import InternalError, PeerError
 from syncline.sparse.serial_executor import SerialExecutor
+from tests.timeouts import DEADLINE_S
 
 
 def test_jobs_run_in_order_on_a_thread_of_their_own() -> None:
-    executor, done = SerialExecutor("an executor", timeout_s=30), []
+    executor, done = SerialExecutor("an executor", timeout_s=DEADLINE_S), []
     for number in range(50):
         executor.put(
             lambda n=number: done.append((n, threading.current_thread().name)), lambda: None
@@ -25,7 +26,7 @@ def test_jobs_run_in_order_on_a_thread_of_their_own() -> None:
 
 
 def test_no_job_runs_after_one_that_failed() -> None:
-    executor, done, ended = SerialExecutor("an executor", timeout_s=30), [], []
+    executor, done, ended = SerialExecutor("an executor", timeout_s=DEADLINE_S), [], []
 
     def fails() -> None:
         raise ValueError("the first")
@@ -42,7 +43,7 @@ def test_no_job_runs_after_one_that_failed() -> None:
 
 
 def test_a_line_without_jobs() -> None:
-    executor = SerialExecutor("an executor", timeout_s=30)
+    executor = SerialExecutor("an executor", timeout_s=DEADLINE_S)
     executor.check()
     executor.join()
 
@@ -52,7 +53,7 @@ def test_a_line_that_waits_keeps_nothing_of_its_last_job() -> None:
         def work(self) -> None:
             pass
 
-    executor, state = SerialExecutor("an executor", timeout_s=30), State()
+    executor, state = SerialExecutor("an executor", timeout_s=DEADLINE_S), State()
     gone = weakref.ref(state)
     executor.put(state.work, state.work)
     executor.join()
@@ -81,7 +82,7 @@ def test_a_failure_keeps_no_frames(
     class Tensor:
         pass
 
-    executor, seen = SerialExecutor("an executor", timeout_s=30), []
+    executor, seen = SerialExecutor("an executor", timeout_s=DEADLINE_S), []
 
     def fails() -> None:
         held = Tensor()
@@ -104,7 +105,7 @@ def test_a_failure_keeps_no_frames(
 def test_waiting_for_a_job_ends() -> None:
     executor, release = SerialExecutor("an executor", timeout_s=0.05), threading.Event()
     done: list[int] = []
-    executor.put(lambda: (release.wait(30), None)[1], lambda: done.append(1))
+    executor.put(lambda: (release.wait(DEADLINE_S), None)[1], lambda: done.append(1))
     executor.put(lambda: done.append(2), lambda: done.append(3))
     for _ in range(2):
         with pytest.raises(PeerError, match=r"not ended within .* resume all ranks"):
@@ -113,13 +114,13 @@ def test_waiting_for_a_job_ends() -> None:
     assert thread is not None
     executor.close()
     release.set()
-    thread.join(30)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert done == [1, 3]
 
 
 def test_what_follows_a_job_may_fail_too() -> None:
-    executor = SerialExecutor("an executor", timeout_s=30)
+    executor = SerialExecutor("an executor", timeout_s=DEADLINE_S)
 
     def fails() -> None:
         raise ValueError("afterwards")

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from syncline.testbed import absent_because
-
-DEADLINE_S = 30.0
+from tests.timeouts import DEADLINE_S
 
 
 def require_namespaces() -> None:

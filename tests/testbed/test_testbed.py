@@ -16,6 +16,7 @@ import pytest
 from syncline.errors import PeerError, UserError
 from syncline.testbed import Cluster, Place, Testbed, kernel
 from syncline.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS
+from tests.timeouts import DEADLINE_S
 
 from .machine import alive, descendants, devices, networks, wait_until
 
@@ -28,7 +29,7 @@ with socket.create_server(("", 5000)) as server:
 """
 ASK = """
 import socket, sys
-with socket.create_connection((sys.argv[1], 5000), timeout=10) as connection:
+with socket.create_connection((sys.argv[1], 5000), timeout=300) as connection:
     print(connection.recv(100).decode())
 """
 
@@ -44,7 +45,7 @@ def asked(server: Place, client: Place) -> str:
         with server.start(python(LISTEN), stdout=writing) as listening:
             assert os.read(reading, 100) == b"listening\n"
             answer = client.run(python(ASK, server.name))
-            assert listening.wait(30) == 0
+            assert listening.wait(DEADLINE_S) == 0
     finally:
         os.close(reading)
         os.close(writing)
@@ -170,7 +171,7 @@ def test_signals_reach_what_a_command_has_started(bed: Testbed) -> None:
         assert os.read(reading, 100) == b"ready\n"
         process.send_signal(signal.SIGUSR1)
         assert os.read(reading, 100) == b"told\n"
-        assert process.wait(30) == 0
+        assert process.wait(DEADLINE_S) == 0
     os.close(reading)
 
 
@@ -180,7 +181,7 @@ def test_several_commands_at_once(bed: Testbed) -> None:
             stack.enter_context(bed.hosts[n % 3].start(["sh", "-c", f"exit {n}"]))
             for n in range(12)
         ]
-        assert [process.wait(30) for process in processes] == list(range(12))
+        assert [process.wait(DEADLINE_S) for process in processes] == list(range(12))
 
 
 def test_two_clusters_do_not_meet(bed: Testbed) -> None:
@@ -222,7 +223,7 @@ def test_a_cluster_that_is_killed_from_outside_says_so(namespaces: None, which: 
         started = sorted(descendants(os.getpid()) - before)
         os.kill(started[which][0], signal.SIGKILL)
         with pytest.raises(PeerError, match="'sleep' on host0 was lost: the emulated cluster was "):
-            process.wait(30)
+            process.wait(DEADLINE_S)
         with pytest.raises(PeerError, match="was lost"):
             bed.hosts[0].run(["true"])
     wait_until(lambda: not any(map(alive, started)), "the end of all processes")
@@ -249,7 +250,7 @@ WITHOUT_ROOT = """
 from syncline.testbed import Cluster, Testbed
 with Testbed(Cluster.of(hosts=2, rate="1gbit")) as bed:
     print(bed.hosts[1].run(["hostname"]).stdout, end="")
-    print(bed.run(["sh", "-c", "id -u"], timeout_s=30).stdout)
+    print(bed.run(["sh", "-c", "id -u"], timeout_s=300).stdout)
 """
 
 
@@ -268,7 +269,7 @@ def test_without_root_in_a_user_namespace(namespaces: None) -> None:
         [*drop, sys.executable, "-P", "-c", WITHOUT_ROOT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -281,7 +282,7 @@ def test_without_root_and_without_user_namespaces() -> None:
         [*without_capabilities(), sys.executable, "-P", "-c", WITHOUT_ROOT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert result.stderr.splitlines()[-1].startswith(

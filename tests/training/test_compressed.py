@@ -24,6 +24,7 @@ from syncline.training.config import DENSE_BELOW, TrainingConfig
 from syncline.training.loop import train
 from syncline.training.residuals import drop_states, load_state, require_states, save_state
 from syncline.training.result import summary_json, summary_text
+from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
 
 STEPS_PER_EPOCH = 3  # 24 images, two workers, 4 a batch
@@ -33,7 +34,6 @@ GTOPK: dict[str, Any] = {
     "density_warmup": (0.25,),
     "check": False,
 }
-DEADLINE_S = 100.0
 
 
 def write_images(folder: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from syncline.errors import UserError
 from syncline.training.group import pick_device, started_by_launcher
+from tests.timeouts import DEADLINE_S
 
 
 def test_torchrun_is_recognised() -> None:
@@ -61,5 +62,5 @@ print((before_bytes - resident_bytes()) >> 20)
 def test_freed_memory_is_kept(kept: bool) -> None:
     # A process of its own, whose malloc may be changed.
     command = [sys.executable, "-c", RESIDENT.format(kept=kept)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     assert (int(ended.stdout) < 16) is kept

@@ -16,10 +16,9 @@ import pytest
 from syncline.processes import threads_a_worker
 from syncline.training.checkpoint import FILE_NAME, load_checkpoint
 from tests.cases import first_few
+from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "train")
-
-DEADLINE_S = 120.0
 
 
 def test_cores_are_shared_out_unless_the_user_has_done_it() -> None:

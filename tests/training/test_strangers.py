@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-DEADLINE_S = 120.0
+from tests.timeouts import DEADLINE_S
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can make a network and become another user"

@@ -9,7 +9,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from datetime import timedelta
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +29,7 @@ from syncline.planners.base import MergingPlanner
 from tests.devices.host_device import HostDevice
 from tests.mortal import Place
 from tests.parallel.bsp.models import Odd, batch
+from tests.timeouts import DEADLINE_S, TIMEOUT
 
 STEPS = 18
 """More than the planned form of algorithm 2 observes."""
@@ -298,12 +298,12 @@ def dies(place: Place, algorithm: int, when: str) -> None:
         init_method=f"file://{place.folder / 'store'}",
         rank=place.rank,
         world_size=place.ranks,
-        timeout=timedelta(seconds=60),
+        timeout=TIMEOUT,
     )
     module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     store = dist.distributed_c10d._get_default_store()
-    group = Group(store, place.rank, place.ranks, timeout_s=30.0)
+    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S)
     model = BspSgd(module, optimizer, group, algorithm=algorithm)
     try:
         for step in range(5):

@@ -138,7 +138,7 @@ def test_wrong_use(workers: WorkerPool) -> None:
 def test_a_rank_that_dies_is_named(
     mortals: Mortals, tmp_path: Path, algorithm: int, when: str
 ) -> None:
-    ended = mortals.run(jobs.dies, 3, algorithm, when, folder=tmp_path, deadline_s=60.0)
+    ended = mortals.run(jobs.dies, 3, algorithm, when, folder=tmp_path)
     assert [rank.code for rank in ended] == [0, 3, 0]
     for rank in (0, 2):
         assert ended[rank].out.startswith("PeerError"), ended[rank]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -29,6 +28,7 @@ from syncline.planners.compressed import compressed
 from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train
 from tests.parallel.models import MODELS
 from tests.sparse.marked_memory import MARK, marked_memories
+from tests.timeouts import TIMEOUT
 
 
 def compression_of(given: str | dict[str, Any]) -> Compression:
@@ -354,7 +354,7 @@ def over_our_backend(given: str | dict[str, Any]) -> list[str]:
     """Return what differs between trainings over Gloo and over the backend "syncline"."""
     found = []
     for backend in ("gloo", "syncline"):
-        group = dist.new_group(backend=backend, timeout=timedelta(seconds=60))
+        group = dist.new_group(backend=backend, timeout=TIMEOUT)
         ddp, optimizer = begun(given, check=False, process_group=group)
         steps = steps_to_steady(ddp, optimizer)
         assert ddp.plan is not None

@@ -18,6 +18,7 @@ from tests.parallel.engine import stream_jobs
 from tests.parallel.overlap.features import features
 from tests.parallel.overlap.overlap_plans import Style
 from tests.streams import recorded_streams
+from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
 
 ROWS = [
@@ -35,7 +36,6 @@ STYLES = {
 LENGTH = 11
 SHORT = 6
 """Steps of which the engine runs three."""
-DEADLINE_S = 5.0
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -22,6 +22,7 @@ from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.engine.engine import Engine
 from syncline.parallel.overlap.deferral import Deferral
 from tests.parallel.overlap.overlap_plans import Style, plan_of, ready_order
+from tests.timeouts import DEADLINE_S
 
 __all__ = [
     "OVERLAPS",
@@ -43,7 +44,6 @@ STEPS = STEADY + 20
 OVERLAPS = "overlaps"
 SETTLES = "settles"
 SYNCHRONOUS = "synchronous"
-DEADLINE_S = 30.0
 OBSERVED = 15
 """The step from which on is counted what happens: some scripts change their ways at the tenth."""
 
