@@ -68,6 +68,18 @@ def _accumulates(ddp: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
     optimizer.step()
 
 
+def _switches(ddp: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Accumulation is switched on and off, also by hand."""
+    optimizer.zero_grad()
+    before = (0, 2, 1)[step // 5 % 3]
+    for micro in range(before):
+        ddp.require_backward_grad_sync = False
+        loss_of(ddp, step, 1 + micro).backward()
+    ddp.require_backward_grad_sync = True
+    loss_of(ddp, step).backward()
+    optimizer.step()
+
+
 def _twice(ddp: Any, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Two forward passes for one backward pass, then another of both."""
     optimizer.zero_grad()
@@ -91,9 +103,10 @@ LOOPS: dict[str, Loop] = {
     "a sample": _sample,
     "samples after": _sample_after,
     "a failure": _fails,
-    "accumulation": _accumulates,
     "twice": _twice,
     "evaluation": _evaluates,
+    "accumulation": _accumulates,
+    "accumulation now and then": _switches,
 }
 
 
@@ -103,13 +116,14 @@ def beside_stock(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     net = Net()
     twin = copy.deepcopy(net)
     ours = DistributedDataParallel(net, check=False, **arguments)
-    stock = TorchDDP(twin)
+    stock = TorchDDP(twin, static_graph=arguments.get("static_graph", False))
     optimizers = [torch.optim.AdamW(ddp.parameters(), lr=1e-2) for ddp in (ours, stock)]
     ours.overlap(optimizers[0])
+    # torch's class makes its final buckets, together, in the second forward pass, or the third.
+    alike = 2 + stock.static_graph
     for step in itertools.count():
         for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
-            # torch's class makes its final buckets, together, in the second forward pass.
-            (loop if step > 1 else _train)(ddp, optimizer, step)
+            (_train if step < alike else loop)(ddp, optimizer, step)
         if not ours.measuring and step % 10 == 9:
             break
         assert step < 300, ours.phase
@@ -120,6 +134,7 @@ def beside_stock(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         "decision": run.decision,
         "iterations": ours._tuning.iteration,
         "steps": step + 1,
+        "alike": alike,
         "timeline": ours._tuning.measured_timeline is not None,
     }
 

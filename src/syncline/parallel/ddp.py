@@ -259,10 +259,13 @@ class DistributedDataParallel(TorchDDP):
             if compressing is not None:
                 self._require_same_ranks()
             runner.begin()
+        exchanged = self._is_exchanged()
+        if exchanged:
+            self._reducer_buckets.make_changes()
         runner.begin_forward(self._forward_now())
         deferral = self._deferral()
         if deferral is not None:
-            if self._is_exchanged():
+            if exchanged:
                 deferral.engine.require_whole()
             deferral.begin_forward()
 
@@ -271,7 +274,7 @@ class DistributedDataParallel(TorchDDP):
         if self._runner is None:
             return
         if self._is_exchanged():
-            self._reducer_buckets.expect()
+            self._reducer_buckets.expect(output)
         self._runner.end_forward(self._forward_now(), output)
 
     def expect_backward(self, loss: torch.Tensor) -> None:
@@ -283,8 +286,9 @@ class DistributedDataParallel(TorchDDP):
         Args:
             loss: what ``backward`` is called on.
         """
-        if self._runner is not None:
-            self._reducer_buckets.expect()
+        # What is exchanged before a change that waits is no iteration of the stage that comes.
+        if self._runner is not None and not self._reducer_buckets.changing:
+            self._reducer_buckets.expect(loss)
             if self._forward_now() is Forward.EXCHANGED:
                 self._runner.expect_backward(loss)
 

@@ -29,6 +29,7 @@ from syncline.torch_private import (
     queue_callback,
     reducer_parameters,
     remake_reducer,
+    tree_leaves,
 )
 
 
@@ -54,6 +55,32 @@ class ReducerBuckets:
         """Follows the reducer where the engine does not run."""
         self._is_ours = False
         """Whether the reducer is one that was made here."""
+        self._changes: list[Callable[[], None]] = []
+        """What is to be changed before the next forward pass whose gradients will be exchanged."""
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change waits for a forward pass whose gradients will be exchanged."""
+        return bool(self._changes)
+
+    def change(self, change: Callable[[], None]) -> None:
+        """Call a function that changes the reducer: at once or, in a static graph, later.
+
+        In its first backward pass the reducer of a static graph learns how often each gradient is
+        accumulated, and exchanges them all. That must not be a pass under ``no_sync()``: so there
+        it is changed right before the next forward pass whose gradients will be exchanged. Other
+        reducers also note under ``no_sync()`` which parameters are used: they must not be changed
+        between such a pass and the one that is exchanged.
+        """
+        self._changes.append(change)
+        if not self._wrapped.ddp.static_graph:
+            self.make_changes()
+
+    def make_changes(self) -> None:
+        """Call before a forward pass whose gradients will be exchanged."""
+        changes, self._changes = self._changes, []
+        for change in changes:
+            change()
 
     def meet(self, plan: Plan) -> None:
         """Make the process group that a plan needs, if any, together with all ranks."""
@@ -68,12 +95,12 @@ class ReducerBuckets:
             self._reductions.detach()
             self._reductions = _Reductions(self._wrapped, self._finished)
 
-    def expect(self) -> None:
-        """Call after a forward pass whose gradients will be exchanged."""
+    def expect(self, output: Any) -> None:
+        """Call with the output of a forward pass whose gradients will be exchanged."""
         if self.engine is not None:
             self.engine.expect()
         if self._reductions is not None:
-            self._reductions.expect()
+            self._reductions.expect(output)
 
     def look(self) -> None:
         """Call before a forward pass, to see a backward pass whose end could not be seen."""
@@ -91,8 +118,11 @@ class ReducerBuckets:
             with self._keeping_gradients():
                 make_final_buckets(ddp)
 
-    def use(self, plan: Plan | None, *, record: bool) -> None:
+    def use(self, plan: Plan | None, *, record: bool, updates: int) -> None:
         """Make a new reducer, with the plan's messages as its buckets.
+
+        ``updates`` is how often the optimizers had been stepped when the ranks agreed on the plan.
+
 
         Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
         has attached to it. A plan that the reducer cannot run by itself is run by the engine over
@@ -110,9 +140,8 @@ class ReducerBuckets:
         buckets: Sequence[range] = ()
         sizes: Sequence[int] = ()
         if plan is not None and needs_engine(plan):
-            self.meet(plan)
-            assert self._engine_group is not None
-            self.engine = StageEngine(wrapped, plan, self._engine_group, self._finished)
+            assert self._engine_group is not None  # made by :meth:`meet`
+            self.engine = StageEngine(wrapped, plan, self._engine_group, updates, self._finished)
             hook = self.engine.hook()
             buckets, sizes = self.engine.layout.buckets, self.engine.layout.bucket_bytes
         elif plan is not None:
@@ -205,9 +234,10 @@ class _Reductions:
         """Whether that backward pass has reached a gradient."""
         self._task = -1
         """The number of the backward pass at whose end we look; those inside it have their own."""
-        self._late = ddp.static_graph
-        """Whether the end is seen in the next forward pass: in a static graph the reducer notes
-        nothing before the last use of a parameter, and looks finished until then."""
+        self._is_static = ddp.static_graph
+        """Whether we look only at the end of the backward pass that reaches the model's output: in
+        a static graph the reducer notes nothing before the last use of a parameter, and looks
+        finished until then."""
         self._hooks = GradientHooks()
         parameters = list(wrapped.parameters.values())
         if not (ddp.find_unused_parameters or ddp.static_graph):
@@ -217,9 +247,13 @@ class _Reductions:
         for parameter in parameters:
             self._hooks.add(parameter, reached)
 
-    def expect(self) -> None:
-        """Call after a forward pass whose gradients will be exchanged."""
+    def expect(self, output: Any) -> None:
+        """Call with the output of a forward pass whose gradients will be exchanged."""
         self._expected = True
+        if self._is_static:
+            look = weakly(self._look_at_end)
+            for node in filter(None, {getattr(x, "grad_fn", None) for x in tree_leaves(output)}):
+                node.register_prehook(look)
 
     def look(self) -> None:
         """Call before a forward pass: the end of a backward pass inside another is seen here."""
@@ -239,11 +273,15 @@ class _Reductions:
             return
         self._begun = True
         task = current_graph_task()
-        if task != self._task and not self._late:
+        if task != self._task and not self._is_static:
             self._task = task
-            # The reducer queues its last work when the last gradient is there, so by the end of
-            # this backward pass; what is queued then comes after it.
-            queue_callback(lambda: queue_callback(self.look))
+            self._look_at_end()
+
+    @disable_dynamo
+    def _look_at_end(self, *_: Any) -> None:
+        # The reducer queues its last work when the last gradient is there, so by the end of this
+        # backward pass; what is queued then comes after it.
+        queue_callback(lambda: queue_callback(self.look))
 
 
 @contextmanager

@@ -64,7 +64,8 @@ class StageEngine:
     is there, so that every step is exchanged by the plan.
 
     Made before the reducer is constructed anew with :attr:`layout`'s buckets and :meth:`hook`;
-    :meth:`start` afterwards. ``group`` is the engine's own; ``finished`` is called at the end of
+    :meth:`start` afterwards. ``group`` is the engine's own; ``updates`` are those that the
+    optimizers had made when the ranks agreed on the plan; ``finished`` is called at the end of
     every round.
     """
 
@@ -73,6 +74,7 @@ class StageEngine:
         wrapped: Wrapped,
         plan: Plan,
         group: dist.ProcessGroup,
+        updates: int,
         finished: Callable[[], None],
     ) -> None:
         self._wrapped = wrapped
@@ -96,7 +98,7 @@ class StageEngine:
         parameters = {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}
         self.deferral = Deferral(parameters, self._engine, wrapped.guard)
         self._shutdown = finish_on_shutdown(self.deferral, self._engine)
-        self._updates_before = wrapped.updates
+        self._updates_before = updates
         """Under join, ranks make different numbers of updates; the roll call counts from here."""
         self._by_tensor = not wrapped.ddp.static_graph
         """Whether single tensors are reported as ready. In a static graph, where a gradient may be

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from enum import Enum, auto
+from functools import partial
 from typing import Any
 
 from syncline.measure.exchange import gather_numbers
@@ -105,13 +106,13 @@ class StageRunner:
         """
         if self.stage.plan is not None and needs_engine(self.stage.plan) and not self._left:
             self._left = True
-            self._buckets.use(None, record=False)
+            self._change_buckets(None, record=False)
 
     def return_to_engine(self) -> None:
         """Go back to the stage's plan after :meth:`leave_engine`."""
         if self._left:
             self._left = False
-            self._buckets.use(self.stage.plan, record=False)
+            self._change_buckets(self.stage.plan, record=False)
 
     def begin(self) -> None:
         """Enter the first stage. Call before the first forward pass."""
@@ -339,14 +340,23 @@ class StageRunner:
         # The engine notes its messages all the time; only the reducer's need a hook.
         record = stage.record and not (stage.plan is not None and needs_engine(stage.plan))
         if (stage.plan, record) != self._running:
-            self._buckets.use(stage.plan, record=record)
+            self._change_buckets(stage.plan, record=record)
             self._running = (stage.plan, record)
         if stage.observe:
             # Attached after the reducer's own hooks, so that a gradient counts as ready when it
             # is in its bucket.
-            self._observer = Observer(self._job.module, self._job.parameters, self._clock)
-            self._observer.attach()
+            self._buckets.change(self._observe)
         if stage.iterations == 0:
             self._history.clear()
             self._drift.restart()
         self._start = time.perf_counter() if self.steady else self._clock.stamp()
+
+    def _change_buckets(self, plan: Plan | None, *, record: bool) -> None:
+        if plan is not None:
+            self._buckets.meet(plan)  # on all ranks; the change itself may come later on one
+        updates = self._job.updates
+        self._buckets.change(partial(self._buckets.use, plan, record=record, updates=updates))
+
+    def _observe(self) -> None:
+        self._observer = Observer(self._job.module, self._job.parameters, self._clock)
+        self._observer.attach()
