@@ -188,8 +188,8 @@ class DistributedDataParallel(TorchDDP):
         self._runner: StageRunner | None = None
         """None where nothing is measured and planned: DDP's own buckets stay."""
         self._in_torch = False
-        self._joining: bool | None = None
-        """Whether our ``join`` context runs; None before the first."""
+        self._joined = False
+        """Whether our ``join`` context has ended, and no other one has begun since."""
         self._comparisons = 2 if settings.overlap_optimizers else 1
         """How many times the ranks will still compare what they train with."""
         self._exchanged = {
@@ -250,6 +250,10 @@ class DistributedDataParallel(TorchDDP):
         if runner is None:
             return
         self._reducer_buckets.look()
+        if self._joins():
+            runner.leave_engine()
+        else:
+            runner.return_to_engine()
         compressing = self._wrapped.compressing
         if compressing is not None:
             compressing.forget_delivered()
@@ -356,7 +360,7 @@ class DistributedDataParallel(TorchDDP):
         torch leaves the configuration enabled when the context ends, so only the end of our own
         context is known; after a bare ``Join`` context the buckets do not change any more.
         """
-        return is_joining(self) if self._joining is None else self._joining
+        return is_joining(self) and not self._joined
 
     # ------------------------------------------------------------------ the update
 
@@ -594,21 +598,35 @@ class DistributedDataParallel(TorchDDP):
 
     @contextlib.contextmanager
     def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile."""
-        self._joining = True
+        """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile.
+
+        With ``enable=False`` it does nothing, as torch's.
+        """
         try:
             with super().join(*args, **kwargs):
                 yield
         finally:
-            self._joining = False
+            self._joined = True
             if self._runner is not None:
                 self._runner.return_to_engine()
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Prepare for uneven inputs, as torch's; without the engine as long as that lasts."""
-        if self._runner is not None:
-            self._runner.leave_engine()
-        return super().join_hook(**kwargs)
+        """Prepare for uneven inputs, as torch's; without the engine as long as that lasts.
+
+        The engine is left in the first forward pass, since torch does not say here whether the
+        context is enabled; or before this rank, which has no inputs, answers that of another one.
+        """
+        self._joined = False
+        hook = super().join_hook(**kwargs)
+        runner, answer = self._runner, hook.main_hook
+        if runner is not None:
+
+            def main_hook() -> None:
+                runner.leave_engine()
+                answer()
+
+            hook.main_hook = main_hook
+        return hook
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Refuse the user's communication hooks: a hook replaces the exchange that is planned.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.utils import clip_grad_value_
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -832,4 +833,45 @@ def joined(side: Side) -> None:
         optimizer.zero_grad()
         loss_of(ddp, step).backward()
         optimizer.step()
+    side.finish(ddp, optimizer)
+
+
+@feature("`join` in between, `static_graph=True`, accumulation from the second step on", OVERLAPS)
+def joined_static(side: Side) -> None:
+    ddp, optimizer = begin(side, static_graph=True)
+
+    def train(step: int, *, before: int) -> None:
+        optimizer.zero_grad()
+        for micro in range(before):
+            with ddp.no_sync():
+                loss_of(ddp, step, micro).backward()
+        loss_of(ddp, step, before).backward()
+        optimizer.step()
+
+    for step in side.steps:
+        if step == 9:
+            with ddp.join():
+                for more in range(4 + side.rank):
+                    train(20 + more, before=2)
+        train(step, before=min(step, 2))
+    side.finish(ddp, optimizer)
+
+
+@feature("`join` and `Join` with `enable=False` around all steps", OVERLAPS)
+def not_joined(side: Side) -> None:
+    ddp, optimizer = begin(side)
+    steps = iter(side.steps)
+
+    def train(count: int) -> None:
+        for _, step in zip(range(count), steps, strict=False):
+            optimizer.zero_grad()
+            loss_of(ddp, step).backward()
+            optimizer.step()
+
+    with Join([ddp], enable=False):
+        train(5)
+    with ddp.join():
+        train(1)
+    with ddp.join(enable=False):
+        train(99)
     side.finish(ddp, optimizer)
