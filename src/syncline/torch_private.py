@@ -139,6 +139,11 @@ def dispatch_keys() -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place, by an update among others."""
+    return tensor._version
+
+
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """Return how many references C++ holds to a storage: to know whether anyone else has it."""
     return int(torch._C._storage_Use_Count(storage._cdata))

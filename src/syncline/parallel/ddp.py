@@ -39,6 +39,7 @@ from syncline.parallel.shutdown import let_gloo_finish
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.stage_runner import Forward, StageRunner
 from syncline.parallel.tuning import Tuning
+from syncline.parallel.unexchanged import UnexchangedWatch
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
@@ -198,6 +199,7 @@ class DistributedDataParallel(TorchDDP):
             if parameter.requires_grad and name not in self.parameters_to_ignore
         }
         self._wrapped = Wrapped(self, self._exchanged)
+        self._unexchanged = UnexchangedWatch(self._wrapped)
         if plan is not None and compression is not None:
             plan = compressed(plan, compression)
         self._settings = replace(settings, plan=plan, ddp=self._wrapped.own_buckets())
@@ -246,6 +248,8 @@ class DistributedDataParallel(TorchDDP):
             self._require_outermost()
         if compiled and self._wrapped.why_not_deferred is None:
             self._stop_deferring(_why_not_compiled(self.module))
+        if torch.is_grad_enabled():
+            self._unexchanged.begin()
         runner = self._runner
         if runner is None:
             return
@@ -320,6 +324,7 @@ class DistributedDataParallel(TorchDDP):
             if self._comparisons:
                 self._require_same_ranks()
             runner.end_iteration()
+        self._unexchanged.look()
 
     def _require_outermost(self) -> None:
         """Raise where another wrapper exchanges this one's gradients as well."""
@@ -695,6 +700,7 @@ class DistributedDataParallel(TorchDDP):
         state["_runner"] = None
         state["_comm_hooks"] = []
         state.pop("_reducer_buckets", None)
+        state.pop("_unexchanged", None)
         state["_wrapped"] = self._wrapped.why_not_deferred
         return state
 
@@ -703,6 +709,7 @@ class DistributedDataParallel(TorchDDP):
         reason = self.__dict__["_wrapped"]
         self._wrapped = Wrapped(self, self._exchanged)
         self._wrapped.why_not_deferred = reason
+        self._unexchanged = UnexchangedWatch(self._wrapped)
 
     # ------------------------------------------------------------------ what is going on
 

@@ -139,6 +139,10 @@ MODELS = {
     "bfloat16": Model(lambda: Converted(torch.bfloat16), {}, COMPLEX),
     "checkpointed": Model(lambda: Checkpointed(reentrant=False)),
     "static graph": Model(lambda: Checkpointed(reentrant=True), {"static_graph": True}),
+    "static graph, tied": Model(Tied, {"static_graph": True}),
+    "static graph, bucket views": Model(
+        Net, {"static_graph": True, "gradient_as_bucket_view": True}
+    ),
     "odd": Model(Odd),
     "attention": Model(Attention),
 }
@@ -334,6 +338,13 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 MEASURED_STEPS = 110
 """Enough for every stage: measuring, planning, trying, recording, and some steps after them."""
+ACCUMULATION: dict[str, Callable[[int], bool]] = {
+    "always": lambda _: True,
+    "later": lambda step: step >= 5,
+    "at first": lambda step: step < 9,
+    "now and then": lambda step: step // 3 % 2 == 1,
+}
+"""In which steps gradients are accumulated."""
 DEEDS = {**READS, **WRITES}
 ALL_DEEDS = {**DEEDS, **GUARDED_READS}
 PLACES = ("before the forward pass", "after the forward pass", "after backward", "after step")
@@ -353,6 +364,7 @@ class DrawnScript:
     scheduler: str
     zero: str
     micro_batches: int
+    accumulation: str
     no_sync: bool
     clip: str
     clip_every: int
@@ -393,8 +405,12 @@ class DrawnScript:
             self._do(PLACES[0], side, ddp, optimizers[0], step)
             if self.zero.startswith("before"):
                 self._zero(ddp, optimizers)
-            for micro in range(micro_batches):
-                last = micro == micro_batches - 1
+            # Torch cannot accumulate in the first step of a static graph.
+            whole = ddp.static_graph and step == 0
+            accumulates = ACCUMULATION[self.accumulation](step) and not whole
+            present = micro_batches if accumulates else 1
+            for micro in range(present):
+                last = micro == present - 1
                 with ddp.no_sync() if self.no_sync and not last else nullcontext():
                     loss = loss_of(ddp, step, micro)
                     if self.attached:
@@ -472,8 +488,7 @@ def drawn(number: int) -> DrawnScript:
     pick = random_.choice
     model = pick(list(MODELS))
     known = [*MODELS[model].optimizers, *OWN] if model != "complex" else MODELS[model].optimizers
-    # Torch refuses to accumulate under a static graph, and counts its forward passes.
-    static = model == "static graph"
+    static = "static graph" in model
 
     def some(of: dict[str, Any]) -> tuple[str, str, int, int]:
         return pick(list(of)), pick(PLACES), pick((0, 4, 11)), pick((1, 2, 5, 10))
@@ -482,11 +497,12 @@ def drawn(number: int) -> DrawnScript:
     deeds = tuple(some(DEEDS) for _ in range(pick((0, 0, 1, 1, 2, 3))))
     if guard:
         deeds += tuple(some(GUARDED_READS) for _ in range(pick((1, 2))))
-    # Nor does it let a parameter change between its forward pass and its backward pass.
+    # Torch makes the final buckets of a static graph in the third forward pass, together. It does
+    # not let a parameter change between its forward pass and its backward pass.
     deeds = tuple(
         deed
         for deed in deeds
-        if not (static and "forward pass" in deed[0])
+        if not (static and "forward pass" in deed[0] and deed[2] < 4)
         and not (deed[0] in WRITES and deed[1] == "after the forward pass")
     )
     scheduler = pick(list(SCHEDULERS))
@@ -500,7 +516,8 @@ def drawn(number: int) -> DrawnScript:
         zero=pick(
             ["before", "before", "before, in place", "before, model", "after", "after, in place"]
         ),
-        micro_batches=1 if static else pick((1, 1, 1, 2, 3)),
+        micro_batches=pick((1, 1, 1, 2, 3)),
+        accumulation=pick(list(ACCUMULATION)),
         no_sync=pick((True, False)),
         clip=pick(("none", "none", "none", "norm", "value")),
         clip_every=pick((1, 1, 4)),
