@@ -23,7 +23,7 @@ from syncline.measure.segments import ACCUMULATING
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.quantities import NS_PER_S
-from syncline.model.run import Rate
+from syncline.model.run import Rate, Run
 from syncline.parallel import reducer
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
@@ -249,9 +249,11 @@ def flushes(kind: str) -> dict[str, Any]:
     optimizers = [OPTIMIZERS["sgd"](ddp.parameters()) for ddp in (ours, stock)]
     ours.overlap(optimizers[0])
     waits: list[str] = []
+    phases: list[str] = []
     step = 0
     with mock.patch.object(RankMeasurements, "rate", planned_is_faster):
         while ours.measuring or step < 160:
+            phases.append(ours.phase)
             late = "later" not in kind or (not ours.measuring and step > 60)
             for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
                 one_step(ddp, optimizer, step, kind if late else "")
@@ -266,7 +268,13 @@ def flushes(kind: str) -> dict[str, Any]:
         "decision": run.decision,
         "deferred": run.deferred,
         "said": [event.text for event in run.events if "gains nothing" in event.text],
+        "tried": sum(phase.startswith("trying") for phase in phases[: first_said(run)]),
     }
+
+
+def first_said(run: Run) -> int:
+    """Return the iteration at which it was first said that deferring gains nothing."""
+    return next((e.iteration for e in run.events if "gains nothing" in e.text), 0)
 
 
 def planned_is_faster(_: RankMeasurements, name: str, result: StageResult) -> Rate:

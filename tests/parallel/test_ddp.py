@@ -14,6 +14,8 @@ from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.parallel import ddp as ddp_module
+from syncline.parallel.stage_runner import CERTAIN
+from syncline.parallel.tuning import DEFERRED
 from syncline.planners import PLANNERS
 from tests.cases import first_few
 from tests.parallel import jobs
@@ -152,6 +154,8 @@ def test_deferring_is_given_up_where_all_is_read_at_every_step(
         assert (result["decision"], result["deferred"]) == ("planned", False)
         (said,) = result["said"]
         assert reason in said
+        if "later" not in kind:  # not only when the trial is over
+            assert result["tried"] == DEFERRED + CERTAIN
         assert "from here on messages run under the backward pass only" in said
 
 

@@ -349,16 +349,19 @@ class StageEngine:
         """Return the messages that have finished in the last two rounds, and the gates since."""
         return EngineTimes(self._engine.times(), self.deferral.take_gates())
 
-    def flushed(self) -> tuple[str, Norm | None] | None:
+    def flushed(self, *, always: bool = False) -> tuple[str, Norm | None] | None:
         """Say why hardly anything was left to run under forward passes since the last call.
 
         With it comes the norm that was asked for last and that the plan does not have, if any.
+        ``always``: only if it was so in every round, not in most of them.
         """
         if not self.defers:
             return None
         rounds, early, flushes = self.deferral.take_counts()
         norm = self.deferral.asked_norm
-        if early > rounds / 2:
+        # What was read in the present round, and at the end of the first, is not counted yet.
+        most = max(rounds - 1.5, 0.5) if always else rounds / 2
+        if early > most:
             if norm is not None:
                 reason = (
                     f"gradients are read before each step for their {norm}-norm, which the plan "
@@ -369,7 +372,7 @@ class StageEngine:
                     "gradients are read before each step, otherwise than by clipping, which waits "
                     "for the whole exchange"
                 )
-        elif flushes > rounds / 2:
+        elif flushes > most:
             reason = (
                 "parameters are read between each step and the next forward pass, which waits for "
                 "the whole exchange (for an average of the weights there is model.average)"

@@ -27,6 +27,8 @@ TURNS = 3
 HISTORY = 1000
 STARTING = Stage(name="starting", plan=None, warmup=0, iterations=1)
 """Before the first iteration, until all optimizers are known."""
+CERTAIN = 5
+"""After this many iterations a trial ends in which every update was flushed."""
 LONGEST_WARMUP = 5.0
 """An iteration that builds buckets counts as at most this many usual ones: the rest is not ours."""
 
@@ -217,7 +219,8 @@ class StageRunner:
             self._observed.append(self._noted)
             self._noted = None
         # What is observed is known once the next forward pass has begun.
-        if self._done < stage.warmup + stage.iterations + stage.observe:
+        last = stage.warmup + stage.iterations + stage.observe
+        if self._done < last and not self._gains_nothing():
             return
         # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
         self._clock.settle()
@@ -312,10 +315,24 @@ class StageRunner:
         flushed = any(flag for flag, *_ in everyone)
         return result.drifted or result.slower or (flushed and tuning.watches_flushes)
 
-    def _note_flushes(self) -> None:
+    def _gains_nothing(self) -> bool:
+        """Say, in agreement with all ranks, whether deferring has gained nothing in this stage."""
+        plan = self.stage.plan
+        if (
+            self._done != self.stage.warmup + CERTAIN
+            or plan is None
+            or plan.wait != "need"
+            or not self.tuning.watches_flushes
+        ):
+            return False
+        self._note_flushes(always=True)
+        own = [float(self._result.flushed is not None)]
+        return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
+
+    def _note_flushes(self, *, always: bool = False) -> None:
         """Keep why hardly anything was left to run under forward passes, if so."""
         engine = self._buckets.engine
-        found = None if engine is None else engine.flushed()
+        found = None if engine is None else engine.flushed(always=always)
         self._result.flushed, self._result.norm = found or (None, None)
 
     def _advance(self) -> None:

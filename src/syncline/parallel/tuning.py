@@ -541,6 +541,8 @@ class Tuning:
         if self.plan is not None and self._mismatch(self.plan, result):
             self._conclude("ddp", "DDP would not take the plan's messages")
             return
+        if not self._settings.check:
+            self._flushes.gives_up(result)  # a given plan was not tried before
         running = self.running_plan
         if running is None:
             return
