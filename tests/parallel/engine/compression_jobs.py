@@ -166,13 +166,12 @@ def reverted(ahead: bool) -> dict[str, Any]:
     if ahead:  # what waits is to bring the weights as far as before
         kept = {name: 10 * values for name, values in kept.items()}
         optimizer.param_groups[0]["lr"] /= 10
-    ddp._runner._left = True  # as under join: DDP's own buckets for a while
-    ddp._reducer_buckets.use(None, record=False)
     inputs, targets = batch(step)
     optimizer.zero_grad()
-    cross_entropy(ddp(inputs), targets).backward()
-    found = {name: p.grad.clone() for name, p in ddp._exchanged.items()}
-    left = sum(float(residuals.of(name).abs().sum()) for name in ddp._exchanged)
+    with ddp.join():  # DDP's own buckets for a while
+        cross_entropy(ddp(inputs), targets).backward()
+        found = {name: p.grad.clone() for name, p in ddp._exchanged.items()}
+        left = sum(float(residuals.of(name).abs().sum()) for name in ddp._exchanged)
 
     twin = MODELS["plain"]()
     twin.load_state_dict(ddp.module.state_dict())
