@@ -29,13 +29,17 @@ void Doorbell::ring(int event) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     const std::uint32_t how = sleeping.load(std::memory_order_relaxed);
 #endif
-    if (how == by_futex) {
-        rung.fetch_add(1, std::memory_order_release);
-        futex(&rung, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr);
-    } else if (how == by_event && event >= 0) {
+    if (how == 0) return;
+    if (how != by_event) wake();
+    if (how != by_futex && event >= 0) {
         const std::uint64_t one = 1;
         (void)!write(event, &one, sizeof one);  // it fails only where a wake-up is due already
     }
+}
+
+void Doorbell::wake() {
+    rung.fetch_add(1, std::memory_order_release);
+    futex(&rung, FUTEX_WAKE, std::numeric_limits<int>::max(), nullptr);
 }
 
 std::uint32_t Doorbell::announce(std::uint32_t how) {
@@ -51,8 +55,9 @@ std::uint32_t Doorbell::announce(std::uint32_t how) {
 
 void Doorbell::sleep(std::uint32_t announced, std::chrono::steady_clock::time_point deadline) {
     const auto left = deadline - std::chrono::steady_clock::now();
-    const auto ns = std::max<std::int64_t>(
-        0, std::chrono::duration_cast<std::chrono::nanoseconds>(left).count());
+    const auto ns = std::clamp(std::chrono::duration_cast<std::chrono::nanoseconds>(left),
+                               std::chrono::nanoseconds(0), std::chrono::nanoseconds(longest_sleep))
+                        .count();
     const timespec timeout{static_cast<std::time_t>(ns / 1'000'000'000),
                            static_cast<long>(ns % 1'000'000'000)};
     futex(&rung, FUTEX_WAIT, announced, &timeout);

@@ -125,9 +125,13 @@ void Group::close() {
     for (const Peer& peer : links_) {
         if (peer.link != nullptr) peer.link->end();
     }
-    const auto deadline = Clock::now() + longest_farewell;
-    while (!std::ranges::all_of(links_, ended) && Clock::now() < deadline) {
-        if (!transport_->progress()) std::this_thread::sleep_for(between_looks);
+    try {
+        const auto deadline = Clock::now() + longest_farewell;
+        while (!std::ranges::all_of(links_, ended) && Clock::now() < deadline) {
+            if (!transport_->progress()) std::this_thread::sleep_for(between_looks);
+        }
+    } catch (const std::exception&) {
+        // Memory has run out, or a peer is faulty: it will see that the connection ends.
     }
     for (Peer& peer : links_) peer.link.reset();
 }
@@ -216,7 +220,13 @@ void Group::wait(const std::shared_ptr<Task>& task, Clock::time_point deadline, 
             in_time = drive(lock, task.get(), deadline);
         }
         if (!in_time && !task->done() && !failure_) {
-            const std::string what = waited_for(*task);
+            std::string what;
+            try {
+                what = waited_for(*task);
+            } catch (...) {
+                fail_for_exception();
+                throw_failure();
+            }
             if (gives_up) fail(-1, false, what);
             throw Timeout(what);
         }
@@ -240,7 +250,11 @@ void Group::lose(std::int32_t rank, const std::string& what) {
     const std::lock_guard lock(mutex_);
     if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
     Peer& peer = links_.at(static_cast<std::size_t>(rank));
-    hear(rank);  // why it left, if it said so
+    try {
+        hear(rank);  // why it left, if it said so
+    } catch (...) {
+        fail_for_exception();
+    }
     if (peer.lost.empty()) peer.lost = what;
     any_lost_ = true;
     if (!driven_) {
@@ -251,18 +265,22 @@ void Group::lose(std::int32_t rank, const std::string& what) {
 }
 
 void Group::require_peers() {
+    if (failure_) return;
+    try {
+        find_missing();
+    } catch (...) {
+        fail_for_exception();
+    }
+}
+
+void Group::find_missing() {
     for (std::int32_t rank = 0; rank < ranks(); ++rank) hear(rank);
     if (!any_lost_) return;
     for (std::int32_t rank = 0; rank < ranks(); ++rank) {
         const Peer& peer = links_[static_cast<std::size_t>(rank)];
         if (peer.lost.empty()) continue;
         for (const Handle& operation : active_) {
-            if (misses(*operation, rank)) {
-                const Verdict verdict = peer.verdict.value_or(Verdict{rank, false});
-                fail(verdict.culprit, verdict.disagrees,
-                     peer.lost + ", in " + describe(operation->call()));
-                return;
-            }
+            if (misses(*operation, rank)) throw loss(rank, operation->call());
         }
     }
     const Message* message = mailbox_.missing(
@@ -270,20 +288,29 @@ void Group::require_peers() {
     if (message == nullptr) return;
     const auto lost =
         std::ranges::find_if(links_, [](const Peer& each) { return !each.lost.empty(); });
-    const Peer& peer =
-        message->peer() == any_rank ? *lost : links_.at(static_cast<std::size_t>(message->peer()));
-    const auto rank = static_cast<std::int32_t>(&peer - links_.data());
+    throw loss(message->peer() == any_rank ? static_cast<std::int32_t>(lost - links_.begin())
+                                           : message->peer(),
+               message->call());
+}
+
+PeerFailure Group::loss(std::int32_t rank, const Call& call) const {
+    const Peer& peer = links_.at(static_cast<std::size_t>(rank));
     const Verdict verdict = peer.verdict.value_or(Verdict{rank, false});
-    fail(verdict.culprit, verdict.disagrees, peer.lost + ", in " + describe(message->call()));
+    return {verdict.culprit, verdict.disagrees, peer.lost + ", in " + describe(call)};
 }
 
 void Group::hear(std::int32_t rank) {
     Peer& peer = links_[static_cast<std::size_t>(rank)];
     if (peer.link == nullptr || !peer.lost.empty()) return;
-    peer.verdict = peer.link->given_up();
-    if (!peer.verdict) return;
+    const std::optional<Verdict> verdict = peer.link->given_up();
+    if (!verdict) return;
+    const std::int32_t culprit = verdict->culprit;
+    if (culprit >= ranks() || culprit < (verdict->disagrees ? 0 : -1)) {
+        throw faulty(rank, "a rank below " + std::to_string(ranks()) + " that has failed",
+                     std::to_string(culprit));
+    }
+    peer.verdict = verdict;
     any_lost_ = true;
-    const std::int32_t culprit = peer.verdict->culprit;
     peer.lost = "rank " + std::to_string(rank) + " has given up";
     if (peer.verdict->disagrees) {
         peer.lost += ": rank " + std::to_string(culprit) + " called another collective";
@@ -308,24 +335,33 @@ bool Group::awaits(const Operation& operation, std::int32_t rank) const {
     return silent || (full && operation.open(program.sends_to(rank)));
 }
 
-void Group::fail(std::int32_t rank, bool disagrees, const std::string& what) {
+void Group::fail(std::int32_t rank, bool disagrees, std::string what) {
     if (failure_) return;
-    failure_ = {rank, disagrees, what};
+    failure_ = {rank, disagrees, std::move(what)};
     done_.notify_all();
     attend_.notify_all();
     sleeper_->wake();  // another thread may drive
     for (const Peer& peer : links_) {
-        if (peer.link != nullptr) peer.link->give_up({rank, disagrees});
+        if (peer.link == nullptr) continue;
+        try {
+            peer.link->give_up({rank, disagrees});
+        } catch (const std::bad_alloc&) {
+            // It will see that the connection ends.
+        }
     }
 }
 
 void Group::fail_for_exception() {
     try {
-        throw;
-    } catch (const PeerFailure& failure) {
-        fail(failure.rank, failure.disagrees, failure.what());
-    } catch (const std::exception& error) {  // such as std::bad_alloc
-        fail(-1, false, "rank " + std::to_string(rank_) + " cannot go on: " + error.what());
+        try {
+            throw;
+        } catch (const PeerFailure& failure) {
+            fail(failure.rank, failure.disagrees, failure.what());
+        } catch (const std::exception& error) {  // such as std::bad_alloc
+            fail(-1, false, "rank " + std::to_string(rank_) + " cannot go on: " + error.what());
+        }
+    } catch (const std::bad_alloc&) {
+        fail(-1, false, "out of memory");  // so short that it takes none
     }
 }
 
@@ -569,16 +605,31 @@ std::string Group::waited_for(const Task& task) const {
     if (const auto* message = dynamic_cast<const Message*>(&task)) {
         waited = message->peer() == any_rank ? "any" : std::to_string(message->peer());
     } else {
-        const auto& operation = dynamic_cast<const Operation&>(task);
-        for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-            if (!awaits(operation, rank)) continue;
-            waited += (waited.empty() ? "" : ", ") + std::to_string(rank);
+        waited = awaited(dynamic_cast<const Operation&>(task));
+    }
+    const std::string where =
+        "rank " + std::to_string(rank_) + " waited in vain in " + describe(task.call()) + ": ";
+    if (waited == "any") return where + "no rank sent what it should";
+    const std::string missed = " did not send, or take, what it should";
+    if (!waited.empty()) return where + "rank " + waited + missed;
+    // What it waits for has come, and is behind an earlier collective with the same ranks.
+    for (const Handle& earlier : active_) {
+        waited = awaited(*earlier);
+        if (!waited.empty()) {
+            return where + "rank " + waited + missed + " in " + describe(earlier->call()) +
+                   ", which comes before";
         }
     }
-    const std::string who =
-        waited == "any" ? "no rank sent" : "rank " + waited + " did not send, or take,";
-    return "rank " + std::to_string(rank_) + " waited in vain in " + describe(task.call()) + ": " +
-           who + " what it should";
+    return where + "every rank has sent what it should, but this rank did not get to it";
+}
+
+std::string Group::awaited(const Operation& operation) const {
+    std::string found;
+    for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+        if (!awaits(operation, rank)) continue;
+        found += (found.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    return found;
 }
 
 }  // namespace syncline

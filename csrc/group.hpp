@@ -91,7 +91,7 @@ class BellSleeper final : public Sleeper {
     void announce() override { announced_ = bell_.announce(); }
     void withdraw() override { bell_.withdraw(); }
     void sleep(Clock::time_point deadline) override { bell_.sleep(announced_, deadline); }
-    void wake() override { bell_.ring(); }
+    void wake() override { bell_.wake(); }
 
   private:
     Doorbell& bell_;
@@ -187,17 +187,23 @@ class Group {
     bool settle(Side& side, std::uint64_t count);
     void complete(const Piece& piece);
     void require_peers();
+    // Throws PeerFailure if the operations miss a peer that is lost.
+    void find_missing();
+    [[nodiscard]] PeerFailure loss(std::int32_t rank, const Call& call) const;
+    // Throws PeerFailure if the peer's verdict cannot be.
     void hear(std::int32_t rank);
     // Whether the operation needs more of the rank.
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
     // Whether the operation waits for the rank now.
     [[nodiscard]] bool awaits(const Operation& operation, std::int32_t rank) const;
-    void fail(std::int32_t rank, bool disagrees, const std::string& what);
+    void fail(std::int32_t rank, bool disagrees, std::string what);
     // Fail for the exception that is being handled.
     void fail_for_exception();
     void throw_failure() const;
     void post(const MessageHandle& message, void (Mailbox::*begin)(const MessageHandle&));
     [[nodiscard]] std::string waited_for(const Task& task) const;
+    // The ranks that an operation waits for now.
+    [[nodiscard]] std::string awaited(const Operation& operation) const;
     [[nodiscard]] bool all_done() const { return active_.empty() && mailbox_.idle(); }
 
     // How to poll, for the collectives under way.

@@ -113,7 +113,13 @@ class NativeGroup {
                 own_place = static_cast<std::int32_t>(segments.size());
                 own_event = event;
             }
-            segments.push_back(std::make_shared<SharedMemory>(segment, segment_bytes(layout_)));
+            try {
+                segments.push_back(std::make_shared<SharedMemory>(segment, segment_bytes(layout_)));
+            } catch (const std::length_error& error) {
+                throw syncline::faulty(
+                    peer, std::to_string(segment_bytes(layout_)) + " bytes of shared memory",
+                    error.what());
+            }
         }
         own_ = segments.at(static_cast<std::size_t>(own_place));
         const auto slots = std::make_shared<Slots>(layout_.slots());
@@ -221,16 +227,23 @@ class NativeGroup {
                     throw syncline::PeerFailure(peer, false, link->broken());
                 }
                 if (Clock::now() > deadline) {
+                    const auto strangers = worker.doors().turn_away(std::chrono::milliseconds(0));
                     throw syncline::PeerFailure(
                         peer, false,
-                        "rank " + std::to_string(peer) + " did not connect through UCX in time");
+                        "rank " + std::to_string(peer) + " did not connect through UCX in time" +
+                            (strangers == 0 ? ""
+                                            : ", but " + std::to_string(strangers) +
+                                                  " connections have come that say nothing: let "
+                                                  "only the job's hosts reach this one"));
                 }
                 if (worker.progress()) continue;
+                worker.doors().relieve();
                 worker.sleep(look);
                 const nb::gil_scoped_acquire held;
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();  // such as Ctrl-C
             }
         }
+        worker.doors().close();
     }
 
     SegmentLayout layout_;

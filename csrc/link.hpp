@@ -53,13 +53,18 @@ class PeerFailure : public std::runtime_error {
     bool disagrees;
 };
 
+// What no rank sends that runs this program undamaged; says what was expected and what came.
+[[nodiscard]] PeerFailure faulty(std::int32_t peer, const std::string& expected,
+                                 const std::string& found);
+
 // Why a rank has given up.
 struct Verdict {
     std::int32_t culprit;  // the rank that failed or called something else; -1: none
     bool disagrees;
 };
 
-// Both directions between this rank and one peer. Used by one thread at a time.
+// Both directions between this rank and one peer. Used by one thread at a time. Whatever the peer
+// says is read once and checked; what cannot be throws PeerFailure, here or at the next received().
 class Link {
   public:
     Link() = default;
@@ -81,7 +86,8 @@ class Link {
     [[nodiscard]] virtual bool can_receive() = 0;
     // Whether a fragment has arrived that was not received yet.
     [[nodiscard]] virtual bool has_come() { return false; }
-    // The peer's call of the next fragment that has arrived; null: none has, or it is unknown.
+    // The peer's call of the next fragment that has arrived, as read once; null: none has, or it is
+    // unknown.
     [[nodiscard]] virtual const Call* front() { return nullptr; }
     // Receive the next fragment, now or as soon as it arrives. Throws PeerFailure if the peer calls
     // something else.
@@ -114,6 +120,14 @@ class Transport {
     // Returns whether anything moved.
     virtual bool progress() = 0;
 };
+
+// Whether any rank can call that: what a peer says may be anything.
+[[nodiscard]] bool is_possible(const Call& call);
+[[nodiscard]] std::size_t bytes_of(const Call& call);
+
+// Throws PeerFailure unless the peer called the same, and sent as many bytes as that takes.
+void require_same(std::int32_t peer, const Call& sent, std::size_t sent_bytes, const Call& call,
+                  std::size_t bytes);
 
 [[nodiscard]] std::string describe(const Call& call);
 // Without count and number.

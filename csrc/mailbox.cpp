@@ -17,15 +17,6 @@ bool same_key(const Call& a, const Call& b) {
     return a.sequence == b.sequence;
 }
 
-void require_same(std::int32_t rank, const Call& sent, const Call& wanted) {
-    if (sent == wanted) return;
-    throw PeerFailure(rank, true,
-                      "rank " + std::to_string(rank) + " called " + describe(sent) +
-                          ", this rank " + describe(wanted));
-}
-
-std::size_t bytes_of(const Call& call) { return call.count * size_of(call.dtype); }
-
 }  // namespace
 
 bool Message::accepts(std::int32_t from, const Call& call) const {
@@ -51,7 +42,7 @@ void Mailbox::receive(const MessageHandle& message) {
         });
         if (found == asides.end()) continue;
         const std::shared_ptr<Aside> aside = *found;
-        require_same(static_cast<std::int32_t>(rank), aside->call, message->call_);
+        require_same(static_cast<std::int32_t>(rank), aside->call, 0, message->call_, 0);
         aside->receiver = message;
         asides.erase(found);  // the arrival still has it, if it is not complete
         ++open_;
@@ -105,27 +96,30 @@ bool Mailbox::progress_sends(Lane& lane) {
 }
 
 std::optional<Mailbox::Arrival> Mailbox::begin_arrival(std::int32_t rank, Lane& lane) {
-    const Call* come = lane.link->front();
-    if (come == nullptr) return std::nullopt;
+    const Call* front = lane.link->front();
+    if (front == nullptr) return std::nullopt;
+    const Call come = *front;
+    if (!is_possible(come) || !is_message(come)) {
+        throw faulty(rank, "a message", describe(come));
+    }
     const auto wanted = std::ranges::find_if(
-        wanted_, [&](const auto& message) { return message->accepts(rank, *come); });
-    const std::size_t bytes = bytes_of(*come);
+        wanted_, [&](const auto& message) { return message->accepts(rank, come); });
+    const std::size_t bytes = bytes_of(come);
     if (wanted != wanted_.end()) {
         const MessageHandle receiver = *wanted;
-        require_same(rank, *come, receiver->call_);
+        require_same(rank, come, 0, receiver->call_, 0);
         receiver->peer_.store(rank, std::memory_order_release);
         wanted_.erase(wanted);
-        return Arrival{*come, receiver->target_, bytes, receiver, nullptr};
+        return Arrival{come, receiver->target_, bytes, receiver, nullptr};
     }
     const bool blocks = std::ranges::any_of(wanted_, [&](const auto& message) {
         return message->peer() == any_rank || message->peer() == rank;
     });
     if (!blocks) return std::nullopt;
     auto aside = std::make_shared<Aside>();
-    aside->call = *come;
-    aside->data.resize(bytes);
+    aside->call = come;
     lane.asides.push_back(aside);
-    return Arrival{*come, aside->data.data(), bytes, nullptr, aside};
+    return Arrival{come, nullptr, bytes, nullptr, aside};
 }
 
 bool Mailbox::progress_receives(std::int32_t rank, Lane& lane) {
@@ -136,6 +130,12 @@ bool Mailbox::progress_receives(std::int32_t rank, Lane& lane) {
     if (!arrival.last_begun && lane.link->front() != nullptr && lane.link->can_receive()) {
         const std::size_t bytes =
             std::min(arrival.bytes - arrival.begun, lane.link->fragment_bytes());
+        if (arrival.aside != nullptr) {
+            // It grows by what comes, not by what is said to come. Nothing is being put into it: a
+            // link for messages takes nothing more until that is there.
+            arrival.aside->data.resize(arrival.begun + bytes);
+            arrival.target = arrival.aside->data.data();
+        }
         lane.link->receive({arrival.target + arrival.begun, nullptr, bytes}, arrival.call);
         ++lane.received;
         arrival.begun += bytes;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "link.hpp"
+#include "recycled.hpp"
 #include "task.hpp"
 
 namespace syncline {
@@ -71,7 +72,7 @@ class Mailbox {
     // A message that has come before the program asks for it, or is about to.
     struct Aside {
         Call call;
-        std::vector<std::byte> data;
+        RecycledVector<std::byte> data;
         bool complete = false;
         MessageHandle receiver;  // once the program asks for it
     };

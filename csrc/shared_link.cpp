@@ -1,11 +1,15 @@
 #include "shared_link.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <system_error>
 
@@ -24,6 +28,16 @@ std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; 
 }  // namespace
 
 SharedMemory::SharedMemory(int descriptor, std::size_t bytes) : bytes_(bytes) {
+    struct stat found{};
+    if (fstat(descriptor, &found) != 0) {
+        throw std::system_error(errno, std::generic_category(), "examining shared memory");
+    }
+    const int seals = fcntl(descriptor, F_GET_SEALS);  // -1: not such memory
+    const bool lasts = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+    if (!lasts || static_cast<std::uint64_t>(found.st_size) < bytes) {
+        throw std::length_error(std::to_string(found.st_size) + " bytes" +
+                                (lasts ? "" : " that may become fewer"));
+    }
     void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (mapped == MAP_FAILED) {
         throw std::system_error(errno, std::generic_category(), "mapping shared memory");
@@ -95,6 +109,7 @@ SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory
       theirs_(std::move(theirs)),
       fragment_bytes_(layout.fragment_bytes),
       window_(layout.window),
+      slot_count_(layout.slots()),
       peer_(peer),
       event_(event),
       arenas_(arenas),
@@ -124,6 +139,11 @@ SharedLink::Fragment& SharedLink::fragment(std::byte* base, std::uint64_t number
 
 void SharedLink::look() {
     const std::uint64_t taken = outgoing_.taken.load(std::memory_order_acquire);
+    if (taken < taken_ || taken > sent_) {
+        throw faulty(peer_,
+                     std::to_string(taken_) + " to " + std::to_string(sent_) + " fragments taken",
+                     std::to_string(taken));
+    }
     for (; taken_ < taken; ++taken_) {
         if (const auto slot = std::exchange(held_[taken_ % window_], std::nullopt)) {
             slots_->release(*slot);
@@ -153,23 +173,23 @@ std::uint32_t SharedLink::put(const std::byte* data, std::size_t bytes, const Ca
 
 void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
                       const std::optional<Copies>& copies) {
-    const Arenas::Place place =
+    Arenas::Place place =
         may_borrow && arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
-    Fragment& said = fragment(out_, sent_);
-    said.call = call;
-    said.bytes = bytes;
-    said.arena = place.number;
+    if (place.offset % size_of(call.dtype) != 0) place = {};  // elements are read where they lie
+    Fragment& line = fragment(out_, sent_);
+    Said said{call, bytes, place.number, 0};
     if (place.number != 0) {
         borrowed_ = sent_ + 1;
-        said.offset = place.offset;
-    } else if (bytes <= sizeof said.small) {
-        if (bytes > 0) std::memcpy(said.small, data, bytes);  // of nothing the address may be null
+        line.offset = place.offset;
+    } else if (bytes <= sizeof line.small) {
+        if (bytes > 0) std::memcpy(line.small, data, bytes);  // of nothing the address may be null
     } else {
         said.slot = put(data, bytes, call, copies);
         held_[sent_ % window_] = said.slot;
     }
+    line.said = std::bit_cast<SaidWords>(said);
     ++sent_;
-    said.number.store(sent_, std::memory_order_release);
+    line.number.store(sent_, std::memory_order_release);
     bell_of(*theirs_).ring(event_);
 }
 
@@ -180,10 +200,32 @@ std::uint64_t SharedLink::released() {
 }
 
 bool SharedLink::can_receive() {
-    return fragment(in_, received_).number.load(std::memory_order_acquire) == received_ + 1;
+    const std::uint64_t number = fragment(in_, received_).number.load(std::memory_order_acquire);
+    if (number == received_ + 1) return true;
+    const std::uint64_t before = received_ < window_ ? 0 : received_ + 1 - window_;
+    if (number != before) {
+        throw faulty(
+            peer_,
+            "fragment " + std::to_string(before) + " or " + std::to_string(received_ + 1) + " here",
+            std::to_string(number));
+    }
+    return false;
 }
 
-const Call* SharedLink::front() { return can_receive() ? &fragment(in_, received_).call : nullptr; }
+const SharedLink::Said& SharedLink::said() {
+    if (said_of_ != received_ + 1) {
+        SaidWords words;
+        SaidWords& theirs = fragment(in_, received_).said;
+        for (std::size_t i = 0; i < words.size(); ++i) {
+            words[i] = std::atomic_ref(theirs[i]).load(std::memory_order_relaxed);
+        }
+        said_ = std::bit_cast<Said>(words);
+        said_of_ = received_ + 1;
+    }
+    return said_;
+}
+
+const Call* SharedLink::front() { return can_receive() ? &said().call : nullptr; }
 
 void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
     const std::size_t count = target.bytes / size_of(call.dtype);
@@ -199,17 +241,13 @@ void SharedLink::take(const Target& target, const Call& call, const std::byte* d
 }
 
 void SharedLink::receive(const Target& target, const Call& call) {
-    const Fragment& come = fragment(in_, received_);
-    if (come.call != call || come.bytes != target.bytes) {
-        throw PeerFailure(peer_, true,
-                          "rank " + std::to_string(peer_) + " called " + describe(come.call) +
-                              ", this rank " + describe(call));
-    }
+    const Said& come = said();
+    require_same(peer_, come.call, come.bytes, call, target.bytes);
     if (come.arena != 0) {
-        borrow(target, call, {come.arena, come.offset});
+        std::atomic_ref offset(fragment(in_, received_).offset);
+        borrow(target, call, {come.arena, offset.load(std::memory_order_relaxed)});
     } else {
-        const std::byte* data =
-            come.bytes <= sizeof come.small ? come.small : in_slots_ + come.slot * fragment_bytes_;
+        const std::byte* data = place_of(come);
         if (target.own == nullptr && call.count * size_of(call.dtype) > beyond_caches) {
             to_results_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
         } else {
@@ -226,8 +264,18 @@ void SharedLink::receive(const Target& target, const Call& call) {
     }
 }
 
+const std::byte* SharedLink::place_of(const Said& said) const {
+    if (said.bytes <= small_bytes) return fragment(in_, received_).small;
+    if (said.slot >= slot_count_) {
+        throw faulty(peer_, "a slot below " + std::to_string(slot_count_),
+                     std::to_string(said.slot));
+    }
+    return in_slots_ + said.slot * fragment_bytes_;
+}
+
 void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place place) {
-    const auto data = arenas_->at(peer_, place, target.bytes);
+    const bool aligned = place.offset % size_of(call.dtype) == 0;
+    const auto data = aligned ? arenas_->at(peer_, place, target.bytes) : nullptr;
     if (data != nullptr) {  // where it goes is most likely memory that peers read, too
         to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data.get(), past); });
     }
@@ -238,9 +286,9 @@ void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place pl
                           "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
     }
     if (data == nullptr) {
-        throw PeerFailure(peer_, true,
-                          "rank " + std::to_string(peer_) + " sent from shared memory number " +
-                              std::to_string(place.number) + ", which this rank does not know");
+        throw faulty(peer_, "a place in a buffer that it shares with this rank",
+                     "byte " + std::to_string(place.offset) + " of buffer number " +
+                         std::to_string(place.number));
     }
 }
 

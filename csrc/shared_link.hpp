@@ -1,6 +1,7 @@
 // Two ranks on one host: fragments through memory that both have mapped.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,8 @@ namespace syncline {
 // Owned by C++, as Program is: the thread that lets it go last may not take Python's lock.
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   public:
-    // Throws std::system_error.
+    // Throws std::system_error, and std::length_error if it is less, or another process can make it
+    // less: then an access would end this one.
     SharedMemory(int descriptor, std::size_t bytes);
     SharedMemory(const SharedMemory&) = delete;
     SharedMemory& operator=(const SharedMemory&) = delete;
@@ -119,14 +121,19 @@ class SharedLink final : public Link {
     // line and a slot.
     static constexpr std::size_t small_bytes = 272;
 
-    // What is said of a fragment, in one line, so that to see that it has come is to have it all,
-    // and in the lines after it what it holds, if that is little.
-    struct Fragment {
-        std::atomic<std::uint64_t> number;  // of the fragment that lies here, from 1; written last
+    // What is said of a fragment.
+    struct Said {
         Call call;
         std::uint64_t bytes;
-        std::uint32_t arena;  // 0: in a slot, or here if it is small
+        std::uint32_t arena;  // 0: in a slot, or beside this if it is small
         std::uint32_t slot;
+    };
+    using SaidWords = std::array<std::uint64_t, sizeof(Said) / sizeof(std::uint64_t)>;
+    // That in one line, so that to see that it has come is to have it all, and in the lines after
+    // it what it holds, if that is little.
+    struct Fragment {
+        std::atomic<std::uint64_t> number;  // of the fragment that lies here, from 1; written last
+        SaidWords said;
         union {
             std::uint64_t offset;  // in the arena
             std::byte small[small_bytes];
@@ -142,17 +149,23 @@ class SharedLink final : public Link {
     [[nodiscard]] Fragment& fragment(std::byte* base, std::uint64_t number) const;
     [[nodiscard]] std::uint32_t put(const std::byte* data, std::size_t bytes, const Call& call,
                                     const std::optional<Copies>& copies);
+    // What is said of the next fragment, which has arrived. Its words are read once: the peer may
+    // change them at any moment.
+    [[nodiscard]] const Said& said();
     // See what the peer has taken.
     void look();
 
     // Take a fragment from the peer's memory.
     void borrow(const Target& target, const Call& call, Arenas::Place place);
+    // Where the next fragment lies that is in no arena.
+    [[nodiscard]] const std::byte* place_of(const Said& said) const;
     static void take(const Target& target, const Call& call, const std::byte* data, bool past);
 
     std::shared_ptr<SharedMemory> own_;
     std::shared_ptr<SharedMemory> theirs_;
     std::size_t fragment_bytes_;
     std::uint64_t window_;
+    std::uint32_t slot_count_;
     std::int32_t peer_;
     int event_;
     const Arenas* arenas_;
@@ -169,6 +182,8 @@ class SharedLink final : public Link {
     std::uint64_t taken_ = 0;     // of those sent, as last seen
     std::uint64_t borrowed_ = 0;  // fragments up to here are in an arena, unless they are taken
     std::uint64_t received_ = 0;
+    Said said_{};
+    std::uint64_t said_of_ = 0;  // the number of that fragment
     Stores to_slots_{slots_worth};
     Stores to_arenas_{arenas_worth};
     Stores to_results_{results_worth};

@@ -46,6 +46,7 @@ UcxWorker::UcxWorker(const UcxLibrary& library, const Settings& settings) : ucx_
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+    const std::vector<int> listening = Doors::listening();
     status = ucx_.worker_create(context_, &worker, &worker_);
     if (status != UCS_OK) {
         ucx_.cleanup(context_);
@@ -56,6 +57,12 @@ UcxWorker::UcxWorker(const UcxLibrary& library, const Settings& settings) : ucx_
         ucx_.worker_destroy(worker_);
         ucx_.cleanup(context_);
         throw failure(ucx_, "wake sleepers", status);
+    }
+    try {
+        doors_ = Doors(listening, address());
+    } catch (...) {
+        close();
+        throw;
     }
 }
 
@@ -99,7 +106,12 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
     parameters.address = reinterpret_cast<const ucp_address_t*>(address.data());
     parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     parameters.err_handler.cb = [](void* link, ucp_ep_h, ucs_status_t status) {
-        static_cast<UcxLink*>(link)->fail(status);
+        auto& self = *static_cast<UcxLink*>(link);
+        try {
+            self.fail(status);
+        } catch (...) {
+            self.worker_->keep_exception();
+        }
     };
     parameters.err_handler.arg = this;
     const ucs_status_t status = ucx_.ep_create(worker_->handle(), &parameters, &endpoint_);
@@ -133,11 +145,15 @@ UcxLink::~UcxLink() {
     };
     const auto progress_while = [&](auto&& any) {
         const auto deadline = Clock::now() + longest_close;
-        while (any() && Clock::now() < deadline) worker_->progress();
+        while (any() && Clock::now() < deadline) ucx_.worker_progress(worker_->handle());
     };
     end();
     closing_ = true;
-    if (broken_.empty() && !gave_up_) say({Word::left});
+    try {
+        if (broken_.empty() && !gave_up_) say({Word::left});
+    } catch (const std::bad_alloc&) {
+        // The peer will see that the connection ends.
+    }
     handle(false);
     if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
@@ -192,7 +208,7 @@ void UcxLink::end() {
 // reads nothing more from a connection that it finds reset when it sends.
 bool UcxLink::ended() {
     hear();
-    return !gave_up_ || verdict_ || left_ || !broken_.empty();
+    return !gave_up_ || verdict_ || left_ || refusal_ || !broken_.empty();
 }
 
 void UcxLink::handle(bool on) {
@@ -204,11 +220,14 @@ void UcxLink::handle(bool on) {
     if (on) {
         parameters.cb = [](void* self, const void* header, std::size_t header_bytes, void* data,
                            std::size_t bytes, const ucp_am_recv_param_t* how) noexcept {
-            if (header_bytes != sizeof(Call)) return UCS_OK;  // a greeting
-            Call call;
-            std::memcpy(&call, header, sizeof call);
-            return static_cast<UcxLink*>(self)->come(
-                call, data, bytes, (how->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
+            auto& link = *static_cast<UcxLink*>(self);
+            try {
+                return link.arrive(header, header_bytes, data, bytes,
+                                   (how->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
+            } catch (...) {
+                link.worker_->keep_exception();
+                return UCS_OK;  // dropped
+            }
         };
     }
     const ucs_status_t status = ucx_.worker_set_am_recv_handler(worker_->handle(), &parameters);
@@ -245,6 +264,7 @@ void UcxLink::say(const Notice& notice) {
 }
 
 void UcxLink::listen() {
+    heard_ = {};
     ucp_request_param_t parameters{};
     parameters.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
     void* request = ucx_.tag_recv_nbx(worker_->handle(), &heard_, sizeof heard_, notice_tag(peer_),
@@ -263,20 +283,40 @@ void UcxLink::hear() {
         if (status == UCS_INPROGRESS) return;
         ucx_.request_free(listening_);
         listening_ = nullptr;
-        if (status != UCS_OK) return fail(status);
-        if (heard_.word == Word::given_up) {
-            verdict_ = heard_.verdict;
+        if (status == UCS_ERR_MESSAGE_TRUNCATED) {
+            return refuse("a notice of " + std::to_string(sizeof heard_) + " bytes", "more");
         }
-        taken_ = std::max(taken_, heard_.taken);
-        messages_.hear(heard_.taken_messages);
-        greeted_ = greeted_ || heard_.word == Word::ready;
-        left_ = left_ || heard_.word == Word::left;
-        if (!closing_) listen();
+        if (status != UCS_OK) return fail(status);
+        hear(heard_);
+        if (!closing_ && !refusal_) listen();
     }
+}
+
+void UcxLink::hear(const Notice& notice) {
+    if (notice.word < Word::ready || notice.word > Word::left || notice.disagrees > 1) {
+        return refuse("a notice", "one of kind " +
+                                      std::to_string(static_cast<std::uint32_t>(notice.word)) +
+                                      " and " + std::to_string(notice.disagrees));
+    }
+    if (notice.taken > sent_ || !messages_.hear(notice.taken_messages)) {
+        return refuse(
+            "at most " + std::to_string(sent_) + " fragments taken, and " +
+                std::to_string(messages_.sent()) + " of messages",
+            std::to_string(notice.taken) + " and " + std::to_string(notice.taken_messages));
+    }
+    taken_ = std::max(taken_, notice.taken);
+    if (notice.word == Word::given_up) verdict_ = Verdict{notice.culprit, notice.disagrees != 0};
+    greeted_ = greeted_ || notice.word == Word::ready;
+    left_ = left_ || notice.word == Word::left;
+}
+
+void UcxLink::refuse(const std::string& expected, const std::string& found) {
+    if (!refusal_) refusal_ = faulty(peer_, expected, found);
 }
 
 bool UcxLink::connected() {
     hear();
+    if (refusal_) throw PeerFailure(*refusal_);
     if (UCS_PTR_IS_PTR(connecting_)) {
         const ucs_status_t status = ucx_.request_check_status(connecting_);
         if (status == UCS_INPROGRESS) return false;
@@ -295,7 +335,7 @@ bool UcxLink::connected() {
 
 void UcxLink::give_up(const Verdict& verdict) {
     gave_up_ = true;
-    if (broken_.empty()) say({Word::given_up, verdict});
+    if (broken_.empty()) say({Word::given_up, verdict.culprit, verdict.disagrees ? 1U : 0U});
 }
 
 std::optional<Verdict> UcxLink::given_up() {
@@ -359,14 +399,36 @@ void UcxLink::receive(const Target& target, const Call& call) {
     match();
 }
 
+ucs_status_t UcxLink::arrive(const void* header, std::size_t header_bytes, void* data,
+                             std::size_t bytes, bool held) {
+    if (ending_ || refusal_) return UCS_OK;              // dropped
+    if (header_bytes == 0 && bytes == 1) return UCS_OK;  // a greeting
+    Call call{};
+    if (header_bytes == sizeof call) std::memcpy(&call, header, sizeof call);
+    if (header_bytes != sizeof call || bytes > fragment_bytes_ || !is_possible(call)) {
+        refuse("a fragment of at most " + std::to_string(fragment_bytes_) + " bytes",
+               std::to_string(bytes) + " bytes after " + std::to_string(header_bytes) + " for " +
+                   describe(call));
+        return UCS_OK;
+    }
+    const std::uint64_t ahead = is_message(call) ? messages_.ahead() : arrived_ - acknowledged_;
+    if (ahead >= most_ahead) {
+        refuse("at most " + std::to_string(most_ahead) + " fragments ahead of those acknowledged",
+               "one more in " + describe(call));
+        return UCS_OK;
+    }
+    return is_message(call) ? messages_.come(call, data, bytes, held)
+                            : come(call, data, bytes, held);
+}
+
 ucs_status_t UcxLink::come(const Call& call, void* data, std::size_t bytes, bool held) {
-    if (ending_) return UCS_OK;  // dropped
-    if (is_message(call)) return messages_.come(call, data, bytes, held);
     const auto* values = static_cast<const std::byte*>(data);
     if (held) {
         come_.push_back({call, bytes, data, {}});
+        ++arrived_;
         return UCS_INPROGRESS;
     }
+    ++arrived_;
     if (come_.empty() && matched_ < receipts_.size()) {
         Receipt& receipt = receipts_[matched_++];
         if (fits(receipt, call, bytes)) land(receipt, values);
@@ -377,7 +439,7 @@ ucs_status_t UcxLink::come(const Call& call, void* data, std::size_t bytes, bool
 }
 
 void UcxLink::match() {
-    while (!come_.empty() && matched_ < receipts_.size() && !disagreement_) {
+    while (!come_.empty() && matched_ < receipts_.size() && !refusal_) {
         Receipt& receipt = receipts_[matched_++];
         const Come fragment = std::move(come_.front());
         come_.pop_front();
@@ -426,22 +488,22 @@ std::uint64_t UcxLink::received() {
         --matched_;
         ++received_;
     }
-    if (disagreement_) throw PeerFailure(*disagreement_);
+    if (refusal_) throw PeerFailure(*refusal_);
     if (received_ - acknowledged_ >= acknowledged_at_once && broken_.empty() && !gave_up_) {
         acknowledged_ = received_;
-        say({Word::taken, {-1, false}, received_});
+        say({.word = Word::taken, .taken = received_});
     }
     return received_;
 }
 
 bool UcxLink::fits(const Receipt& receipt, const Call& call, std::size_t bytes) {
-    const bool same = call == receipt.call && bytes == receipt.target.bytes;
-    if (!same && !disagreement_) {
-        disagreement_.emplace(peer_, true,
-                              "rank " + std::to_string(peer_) + " called " + describe(call) +
-                                  ", this rank " + describe(receipt.call));
+    try {
+        require_same(peer_, call, bytes, receipt.call, receipt.target.bytes);
+    } catch (const PeerFailure& failure) {
+        if (!refusal_) refusal_ = failure;
+        return false;
     }
-    return same;
+    return true;
 }
 
 void UcxLink::land(Receipt& receipt, const std::byte* data) {
@@ -476,7 +538,8 @@ void UcxSleeper::withdraw() {
 void UcxSleeper::sleep(Clock::time_point deadline) {
     pollfd sources[] = {{worker_->event(), POLLIN, 0}, {event_, POLLIN, 0}};
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    poll(sources, 2, static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000)));
+    constexpr std::chrono::milliseconds longest = Doorbell::longest_sleep;
+    poll(sources, 2, static_cast<int>(std::clamp<std::int64_t>(left, 0, longest.count())));
     if ((sources[1].revents & POLLIN) != 0) {
         std::uint64_t count = 0;
         (void)!read(event_, &count, sizeof count);

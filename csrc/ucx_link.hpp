@@ -5,12 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "doors.hpp"
 #include "group.hpp"
 #include "link.hpp"
 #include "recycled.hpp"
@@ -34,7 +36,18 @@ class UcxWorker final : public Transport {
     [[nodiscard]] ucp_worker_h handle() const { return worker_; }
     // For peers, to reach this worker.
     [[nodiscard]] std::string address() const;
-    bool progress() override { return ucx_.worker_progress(worker_) != 0; }
+    // Where peers connect.
+    [[nodiscard]] Doors& doors() { return doors_; }
+    // Throws what was thrown in a callback, through which no exception may pass: UCX is C.
+    bool progress() override {
+        const bool moved = ucx_.worker_progress(worker_) != 0;
+        if (caught_) std::rethrow_exception(std::exchange(caught_, nullptr));
+        return moved;
+    }
+    // Called in a callback that handles an exception: keep it for progress().
+    void keep_exception() {
+        if (!caught_) caught_ = std::current_exception();
+    }
     // Release everything, once no link uses it; nothing may be called afterwards.
     void close();
     // Becomes readable when there is something to progress, once armed.
@@ -49,6 +62,8 @@ class UcxWorker final : public Transport {
     ucp_context_h context_ = nullptr;
     ucp_worker_h worker_ = nullptr;
     int event_ = -1;
+    std::exception_ptr caught_;
+    Doors doors_;
 };
 
 class UcxLink final : public Link {
@@ -106,16 +121,19 @@ class UcxLink final : public Link {
         bool landed = false;
     };
 
-    // What ranks send to each other beside their fragments.
-    enum class Word : std::int32_t {
-        ready,  // the sender sees the two connected
-        taken,  // acknowledges fragments
+    // What ranks send to each other beside their fragments. None is 0, which is what remains of a
+    // notice that is too short.
+    enum class Word : std::uint32_t {
+        ready = 1,  // the sender sees the two connected
+        taken,      // acknowledges fragments
         given_up,
         left,
     };
     struct Notice {
-        Word word;
-        Verdict verdict{-1, false};
+        Word word{};
+        std::int32_t culprit = -1;  // as in Verdict
+        std::uint32_t disagrees = 0;
+        std::uint32_t reserved = 0;
         std::uint64_t taken = 0;           // fragments of collectives
         std::uint64_t taken_messages = 0;  // and of messages
     };
@@ -131,14 +149,19 @@ class UcxLink final : public Link {
     void listen();
     // Read the peer's notices.
     void hear();
+    void hear(const Notice& notice);
+    // The peer has said what cannot be: take nothing more. received() throws it.
+    void refuse(const std::string& expected, const std::string& found);
     void reap();
     // Let UCX deliver the peer's fragments, or stop it.
     void handle(bool on);
-    // UCX has a fragment of the peer.
+    // UCX has something of the peer, which may be a fragment.
+    ucs_status_t arrive(const void* header, std::size_t header_bytes, void* data, std::size_t bytes,
+                        bool held);
     ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
     // Put arrived fragments where they are awaited.
     void match();
-    // Whether the peer called the same; otherwise its call is kept.
+    // Whether the peer called the same; otherwise received() throws.
     bool fits(const Receipt& receipt, const Call& call, std::size_t bytes);
     void land(Receipt& receipt, const std::byte* data);
     std::byte* scratch(const Receipt& receipt);
@@ -171,7 +194,8 @@ class UcxLink final : public Link {
     std::deque<Come> come_;
     std::deque<Receipt> receipts_;
     std::size_t matched_ = 0;  // how many of them, from the first, have their fragment
-    std::optional<PeerFailure> disagreement_;
+    std::optional<PeerFailure> refusal_;
+    std::uint64_t arrived_ = 0;
     std::uint64_t posted_ = 0;
     std::uint64_t received_ = 0;
     std::uint64_t acknowledged_ = 0;     // of those received

@@ -64,11 +64,11 @@ ucs_status_t UcxMessages::come(const Call& call, void* data, std::size_t bytes, 
 void UcxMessages::receive(const Target& target, const Call& call) {
     const Come come = std::move(come_.front());
     come_.pop_front();
-    if (come.call != call || come.bytes != target.bytes) {
+    try {
+        require_same(link_.peer_, come.call, come.bytes, call, target.bytes);
+    } catch (...) {
         if (come.held != nullptr) link_.ucx_.am_data_release(link_.worker_->handle(), come.held);
-        throw PeerFailure(link_.peer_, true,
-                          "rank " + std::to_string(link_.peer_) + " called " + describe(come.call) +
-                              ", this rank " + describe(call));
+        throw;
     }
     ++received_;
     if (come.held == nullptr) {
@@ -100,12 +100,16 @@ std::uint64_t UcxMessages::received() {
     if (received_ - acknowledged_ >= UcxLink::acknowledged_at_once && broken().empty() &&
         !link_.gave_up_) {
         acknowledged_ = received_;
-        link_.say({UcxLink::Word::taken, {-1, false}, 0, received_});
+        link_.say({.word = UcxLink::Word::taken, .taken_messages = received_});
     }
     return received_;
 }
 
-void UcxMessages::hear(std::uint64_t taken) { taken_ = std::max(taken_, taken); }
+bool UcxMessages::hear(std::uint64_t taken) {
+    if (taken > sent_) return false;
+    taken_ = std::max(taken_, taken);
+    return true;
+}
 
 void UcxMessages::cancel() {
     for (const Come& each : come_) {

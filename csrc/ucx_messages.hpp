@@ -38,8 +38,11 @@ class UcxMessages final : public Link {
 
     // UCX has a fragment of the peer.
     ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
-    // How many fragments the peer has taken, as it has said.
-    void hear(std::uint64_t taken);
+    // How many fragments the peer has taken, as it has said; false if that cannot be.
+    [[nodiscard]] bool hear(std::uint64_t taken);
+    [[nodiscard]] std::uint64_t sent() const { return sent_; }
+    // How many have come that the peer cannot know to be taken.
+    [[nodiscard]] std::uint64_t ahead() const { return received_ + come_.size() - acknowledged_; }
     // For the end of the link: give up what is under way, wait until UCX has let go of it, and give
     // that back.
     void cancel();

@@ -1,104 +1,17 @@
 // Tests of links through UCX on a UCX of the tests, whose requests end when a test says so.
 #include <array>
 #include <cstddef>
-#include <cstring>
 #include <functional>
-#include <list>
 #include <memory>
+#include <new>
+#include <string>
+#include <vector>
 
 #include "check.hpp"
-#include "ucx_link.hpp"
+#include "fake_ucx.hpp"
+#include "team.hpp"
 
 namespace {
-
-using syncline::UcxLibrary;
-using syncline::UcxLink;
-using syncline::UcxWorker;
-
-struct Request {
-    ucs_status_t status = UCS_INPROGRESS;
-    bool freed = false;
-};
-
-// What the functions below share; they have no argument of ours.
-struct Fake {
-    std::list<Request> requests;
-    Request* listening = nullptr;  // the last that takes a notice
-    Request* said = nullptr;       // the last that sends one
-    Request* flush = nullptr;
-    bool forced = false;
-    int freed_in_progress = 0;
-    ucp_err_handler_t on_error{};
-    std::function<void()> on_progress = [] {};
-
-    Request* begun(ucs_status_t status = UCS_INPROGRESS) {
-        return &requests.emplace_back(Request{status});
-    }
-    void end_all(ucs_status_t status) {
-        for (Request& each : requests) {
-            if (each.status == UCS_INPROGRESS) each.status = status;
-        }
-    }
-};
-Fake* fake = nullptr;
-
-UcxLibrary library() {
-    UcxLibrary ucx{};
-    ucx.config_read = [](auto...) { return UCS_OK; };
-    ucx.config_release = [](auto...) {};
-    ucx.init_version = [](auto...) { return UCS_OK; };
-    ucx.cleanup = [](auto...) {};
-    ucx.worker_create = [](ucp_context_h, const ucp_worker_params_t*, ucp_worker_h* worker) {
-        static std::byte any;
-        *worker = reinterpret_cast<ucp_worker_h>(&any);
-        return UCS_OK;
-    };
-    ucx.worker_destroy = [](auto...) {};
-    ucx.worker_get_efd = [](auto...) { return UCS_OK; };
-    ucx.worker_progress = [](ucp_worker_h) {
-        fake->on_progress();
-        return 0U;
-    };
-    ucx.worker_set_am_recv_handler = [](auto...) { return UCS_OK; };
-    ucx.ep_create = [](ucp_worker_h, const ucp_ep_params_t* parameters, ucp_ep_h*) {
-        fake->on_error = parameters->err_handler;
-        return UCS_OK;
-    };
-    ucx.ep_close_nbx = [](ucp_ep_h, const ucp_request_param_t* how) -> ucs_status_ptr_t {
-        fake->forced = (how->flags & UCP_EP_CLOSE_FLAG_FORCE) != 0;
-        if (fake->forced) fake->end_all(UCS_ERR_CANCELED);
-        return fake->forced ? nullptr : fake->begun(UCS_OK);
-    };
-    ucx.ep_flush_nbx = [](auto...) -> ucs_status_ptr_t { return fake->flush = fake->begun(); };
-    ucx.am_send_nbx = [](auto...) -> ucs_status_ptr_t { return fake->begun(); };
-    ucx.tag_send_nbx = [](auto...) -> ucs_status_ptr_t { return fake->said = fake->begun(); };
-    ucx.tag_recv_nbx = [](auto...) -> ucs_status_ptr_t { return fake->listening = fake->begun(); };
-    ucx.request_check_status = [](void* request) { return static_cast<Request*>(request)->status; };
-    ucx.request_cancel = [](ucp_worker_h, void* request) {
-        auto* cancelled = static_cast<Request*>(request);
-        if (cancelled->status == UCS_INPROGRESS) cancelled->status = UCS_ERR_CANCELED;
-    };
-    ucx.request_free = [](void* request) {
-        auto* freed = static_cast<Request*>(request);
-        fake->freed_in_progress += freed->status == UCS_INPROGRESS ? 1 : 0;
-        freed->freed = true;
-    };
-    ucx.status_string = [](ucs_status_t) { return "an error of the tests"; };
-    return ucx;
-}
-
-struct Pair {
-    Fake ucx;
-    UcxLibrary functions = library();
-    std::shared_ptr<UcxWorker> worker;
-    std::unique_ptr<UcxLink> link;
-
-    Pair() {
-        fake = &ucx;
-        worker = std::make_shared<UcxWorker>(functions, UcxWorker::Settings{});
-        link = std::make_unique<UcxLink>(worker, "address", 0, 1, 4096, 8);
-    }
-};
 
 // A notice has come, and nobody has heard it, when the connection breaks while the link ends: it
 // must not listen for another one, which would come into memory that is gone.
@@ -106,7 +19,7 @@ void a_link_that_ends_listens_no_more() {
     Pair pair;
     pair.link->give_up({-1, false});
     Request* heard = pair.ucx.listening;
-    heard->status = UCS_OK;
+    pair.notice({.word = taken});
     pair.ucx.on_progress = [&] {
         pair.ucx.on_error.cb(pair.ucx.on_error.arg, nullptr, UCS_ERR_CONNECTION_RESET);
         pair.ucx.end_all(UCS_ERR_CONNECTION_RESET);
@@ -143,6 +56,112 @@ void what_is_through_is_closed_in_peace() {
     CHECK(!pair.ucx.forced && pair.ucx.flush->freed && pair.ucx.freed_in_progress == 0);
 }
 
+void what_no_rank_says_is_refused() {
+    const auto refused_notice = [](const Notice& said, ucs_status_t status = UCS_OK) {
+        Pair pair;
+        send_some(pair, 3);
+        pair.notice(said, status);
+        return pair.refusal().starts_with("rank 1 is faulty: expected ");
+    };
+    CHECK(!refused_notice({.word = taken, .taken = 3}));
+    CHECK(!refused_notice({.word = given_up, .culprit = 7}));  // the group knows how many there are
+    CHECK(refused_notice({.word = taken, .taken = 4}));
+    CHECK(refused_notice({.word = taken, .taken = ~std::uint64_t{0}}));
+    CHECK(refused_notice({.word = taken, .taken_messages = 1}));
+    CHECK(refused_notice({.word = 0}));
+    CHECK(refused_notice({.word = 5}));
+    CHECK(refused_notice({.word = given_up, .disagrees = 2}));
+    CHECK(refused_notice({.word = taken}, UCS_ERR_MESSAGE_TRUNCATED));
+
+    const auto refused_fragment = [](const Call& call, std::size_t bytes) {
+        Pair pair;
+        CHECK(pair.arrive(call, bytes) == UCS_OK);
+        return pair.refusal().starts_with("rank 1 is faulty: expected a fragment of at most 4096");
+    };
+    const auto none = static_cast<syncline::Dtype>(99);
+    CHECK(!refused_fragment({.count = 10}, 40));
+    CHECK(refused_fragment({.count = 10}, 4097));
+    CHECK(refused_fragment({.count = 10, .dtype = none}, 40));
+    CHECK(refused_fragment({.count = 10, .collective = 9}, 40));
+    CHECK(refused_fragment({.count = std::uint64_t{1} << 62}, 40));
+    Pair pair;
+    std::byte any[8]{};
+    CHECK(pair.arrive(any, 0, any, 1) == UCS_OK && pair.refusal().empty());  // a greeting
+    CHECK(pair.arrive(any, 8, any, 1) == UCS_OK && !pair.refusal().empty());
+}
+
+// A rank waits for acknowledgements: one that does not would fill this rank's memory.
+void a_peer_that_does_not_wait_is_refused() {
+    for (const std::uint8_t collective : {std::uint8_t{0}, syncline::exchange}) {
+        Pair pair;
+        const Call call{.count = 10, .collective = collective};
+        for (std::size_t i = 0; i < most_ahead; ++i) {
+            CHECK(pair.arrive(call, 40) == UCS_OK);
+            CHECK(pair.refusal().empty());
+        }
+        CHECK(pair.arrive(call, 40) == UCS_OK);
+        CHECK(pair.refusal().starts_with("rank 1 is faulty: expected at most 32 fragments ahead"));
+    }
+}
+
+// UCX is written in C: no exception may pass through it.
+void memory_that_runs_out_in_a_callback_is_an_error() {
+    const auto thrown = [](Pair& pair, const std::function<void()>& call_back) {
+        memory_left = 0;
+        call_back();
+        memory_left = -1;
+        try {
+            pair.worker->progress();
+        } catch (const std::bad_alloc&) {
+            pair.worker->progress();  // told once
+            return true;
+        }
+        return false;
+    };
+    Pair pair;
+    const Call call{.count = 1000};
+    std::vector<std::byte> data(4000);
+    for (const bool held : {true, false}) {
+        CHECK(thrown(pair, [&] {
+            while (memory_left == 0 &&  // as long as the queue has room left
+                   pair.arrive(&call, sizeof call, data.data(), data.size(), held) ==
+                       UCS_INPROGRESS) {
+            }
+        }));
+    }
+    CHECK(thrown(pair, [&] {
+        pair.ucx.on_error.cb(pair.ucx.on_error.arg, nullptr, UCS_ERR_CONNECTION_RESET);
+    }));
+    // Nor may one leave a destructor.
+    pair.ucx.on_progress = [&] { pair.ucx.end_all(UCS_OK); };
+    memory_left = 0;
+    pair.link.reset();
+    memory_left = -1;
+}
+
+// The group's error says so, and each rank gets it.
+void a_group_whose_memory_runs_out_says_so() {
+    Pair pair;
+    std::vector<std::unique_ptr<syncline::Link>> links(2);
+    links[1] = std::move(pair.link);
+    Group group(0, std::move(links), std::make_unique<UcxSleeper>(pair.worker, nullptr, -1),
+                pair.worker, {});
+    std::vector<float> work(10);
+    const Handle handle =
+        group.start(request<float>(direct(2), 0, 2, work, std::span<float>(work)), true);
+    const Call call{.count = 10};
+    pair.ucx.on_progress = [&] {
+        pair.ucx.on_progress = [] {};
+        memory_left = 0;
+        (void)pair.arrive(call, 20);
+        memory_left = -1;
+    };
+    const Outcome end = outcome([&] { group.wait(handle, soon()); });
+    CHECK(end.rank == -1 && says(end, "rank 0 cannot go on: std::bad_alloc"));
+    pair.ucx.on_progress = [&] { pair.ucx.end_all(UCS_OK); };
+    group.close();
+}
+
 }  // namespace
 
 int main() {
@@ -150,6 +169,10 @@ int main() {
     what_is_not_through_is_cut_off();
     a_rank_that_gives_up_waits_until_the_peer_knows();
     what_is_through_is_closed_in_peace();
+    what_no_rank_says_is_refused();
+    a_peer_that_does_not_wait_is_refused();
+    memory_that_runs_out_in_a_callback_is_an_error();
+    a_group_whose_memory_runs_out_says_so();
     if (failed > 0) return 1;
     std::puts("ucx tests passed");
     return 0;

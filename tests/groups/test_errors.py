@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import os
 import re
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group, shared_buffers
 from syncline.groups.rendezvous import RankCard
-from syncline.groups.ucx import new_worker
+from syncline.groups.ucx import new_worker, packed
 from tests.groups import jobs
 from tests.groups.rolls import FAR, answered
 from tests.timeouts import DEADLINE_S
@@ -283,8 +282,7 @@ def test_a_host_that_does_not_answer() -> None:
     )
     with answered(store, FAR) as answer, ThreadPoolExecutor(1) as pool:
         joining = pool.submit(Group, store, 0, 2, timeout_s=5.0)
-        address = base64.b64encode(silent.address).decode()
-        store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", address)
+        store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", packed(silent.address))
         with pytest.raises(PeerError, match=words):
             joining.result(DEADLINE_S)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from syncline.collectives import PROGRAMS, Collective, Pipelined
 from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
-from syncline.groups.notes import Notes
+from syncline.groups.notes import Notes, unreadable
 from syncline.groups.site import Hosts, Site
 from syncline.model.document import Document, Value
 from syncline.model.quantities import LARGEST_BYTES, require_time
@@ -310,10 +310,13 @@ def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
 
     Raises:
         UserError: on all ranks, if :func:`chooser_for` raises one on rank 0.
-        PeerError: rank 0 does not answer in time.
+        PeerError: rank 0 does not answer in time, or what it says cannot be read.
     """
     if notes.rank != 0:
-        note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)
+        try:
+            note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise unreadable(notes.rank, 0, error) from error
         if isinstance(note, str):
             raise UserError(f"rank 0: {note}")
         return note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import threading
 import time
@@ -622,10 +623,11 @@ def _new_segment(ranks: int, rank: int) -> int:
     """Return memory without a name, so that it never outlives its processes."""
     size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
     try:
-        segment = os.memfd_create("syncline", os.MFD_CLOEXEC)
+        segment = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with contextlib.ExitStack() as failed:
             failed.callback(os.close, segment)
             os.ftruncate(segment, size_bytes)
+            fcntl.fcntl(segment, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             failed.pop_all()
     except OSError as error:
         raise UserError(

@@ -60,6 +60,14 @@ def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
     return True
 
 
+def unreadable(rank: int, other: int, why: object) -> PeerError:
+    """Return what to raise where a note of rank ``other`` means nothing."""
+    return PeerError(
+        f"rank {rank}: a note of rank {other} in the store cannot be read ({why}); do all ranks "
+        "have the same version of Syncline?"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Notes:
     """The notes that the ranks of one group leave for each other while it forms."""
@@ -101,7 +109,7 @@ class Notes:
         try:
             if not self._store.check([key]):
                 return
-            reason = self._store.get(key).decode()
+            reason = self._store.get(key).decode(errors="replace")
         except RuntimeError:
             return  # the store is gone, and the caller reports it
         raise PeerError(f"rank {self.rank}: rank {other} does not join the group: {reason}")

@@ -26,7 +26,7 @@ import msgspec
 from syncline.errors import PeerError, UserError
 from syncline.groups.meeting import Introduced, Meeting, listening_at, listens
 from syncline.groups.messages import out_of_descriptors, require_descriptors
-from syncline.groups.notes import LOOK_S, Notes, Store, arrived
+from syncline.groups.notes import LOOK_S, Notes, Store, arrived, unreadable
 from syncline.groups.site import Route, Site, machine_identity
 from syncline.model.document import Value
 
@@ -153,7 +153,7 @@ class RollCall:
                 self._store.set(f"{prefix}/roll", _text(_Result(answers=answers, error=error)))
         text = _text(_Result(answers=answers, error=error))
         self._store.set(f"{prefix}/roll", text)
-        return self._roll(prefix, text)
+        return self._roll(prefix, text.encode())
 
     def _new_answers(
         self, prefix: str, missing: Sequence[int], deadline: float
@@ -185,7 +185,7 @@ class RollCall:
             if answered is not None:
                 called = arrived(self._store, [f"{prefix}/roll"], deadline, self._rank)
                 if called:
-                    text = self._store.get(f"{prefix}/roll").decode()
+                    text = self._store.get(f"{prefix}/roll")
                     result = self._decoded(text, _Result, 0)
                     answer = result.answers.get(self._rank)
                     if answer is not None and answer.nonce == own.nonce:
@@ -239,22 +239,24 @@ class RollCall:
 
     # ------------------------------------------------------------------ all
 
-    def _roll(self, prefix: str, text: str) -> Roll:
+    def _roll(self, prefix: str, text: bytes) -> Roll:
         result = self._decoded(text, _Result, 0)
         if result.error is not None:
             raise PeerError(f"rank {self._rank}: {result.error}")
-        answers = [result.answers[rank] for rank in sorted(result.answers)]
-        cards = tuple(answer.card for answer in answers if answer.card is not None)
-        return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text.encode()).digest())
+        answers = [result.answers.get(rank) for rank in range(self._ranks)]
+        cards = tuple(answer.card for answer in answers if answer and answer.card)
+        if len(cards) < self._ranks or len(result.answers) > self._ranks:
+            raise PeerError(
+                f"rank {self._rank}: rank 0 is faulty: expected a roll of the ranks 0 to "
+                f"{self._ranks - 1}, found one of {sorted(result.answers)}"
+            )
+        return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text).digest())
 
     def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
         try:
             return msgspec.json.decode(text, type=kind)
         except (msgspec.DecodeError, UnicodeError) as error:
-            raise PeerError(
-                f"rank {self._rank}: a note of rank {rank} in the store cannot be read ({error}); "
-                "do all ranks have the same version of Syncline?"
-            ) from error
+            raise unreadable(self._rank, rank, error) from error
 
 
 def _text(note: Value) -> str:

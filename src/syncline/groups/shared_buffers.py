@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import os
 import socket
@@ -144,19 +145,23 @@ class SharedBuffers:
 
     def take(self, peer: int, notice: bytes, descriptors: Sequence[int]) -> None:
         """Map a buffer that a peer has made, or forget one that it has closed."""
-        number, size_bytes = NOTICE.unpack(notice)
-        if size_bytes == 0:
-            self._native.forget_arena(peer, number)
-            return
         try:
+            number, size_bytes = NOTICE.unpack(notice)
+            if size_bytes == 0:
+                self._native.forget_arena(peer, number)
+                return
             memory = _mapped(descriptors[0], size_bytes, self._rank)
+            self._native.add_arena(peer, number, memory)
+        except (struct.error, ValueError, TypeError, IndexError) as error:
+            found = f"{notice[: NOTICE.size]!r} with {len(descriptors)} files: {error}"
+            self.lose(peer, f"rank {peer} is faulty: expected a notice of a buffer, found {found}")
+            return
         except UserError as error:
             self.lose(peer, f"the buffer of rank {peer} is out of reach: {error}")
             return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._native.add_arena(peer, number, memory)
         with self._changed:
             self._arrived[peer, number] = size_bytes
             self._changed.notify_all()
@@ -183,10 +188,11 @@ def _new_memory(size_bytes: int, rank: int) -> int:
     available = _available_bytes()
     if size_bytes > available:  # the kernel would overcommit, and kill processes
         raise UserError(f"{where}: {available} are free; {do}")
-    descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         # Otherwise missing memory would be a fatal signal at the first access.
         os.posix_fallocate(descriptor, 0, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError as error:
         os.close(descriptor)
         raise UserError(f"{where}: {error.strerror}; {do}") from error

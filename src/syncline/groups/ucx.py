@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from syncline import _native
 from syncline.errors import UserError
-from syncline.groups.notes import Notes
+from syncline.groups.notes import Notes, unreadable
 
 NAME = "libucp.so.0"
 FAST_DEVICES = Path("/sys/class/infiniband")
@@ -22,6 +23,7 @@ TCP_SETTINGS = {
     "TCP_TX_SEG_SIZE": "256k",
     "TCP_RX_SEG_SIZE": "256k",
 }
+DIGEST_BYTES = hashlib.sha256().digest_size
 RDMA_SETTINGS = {"TLS": "^sm"}
 """We have shared memory of our own."""
 
@@ -60,10 +62,26 @@ def addresses(
     """Publish this worker's address; return those of other ranks.
 
     Raises:
-        PeerError: a rank does not publish its own in time.
+        PeerError: a rank does not publish its own in time, or it cannot be read.
     """
-    notes.leave(f"ucx/{notes.rank}", base64.b64encode(worker.address).decode())
-    return [(other, base64.b64decode(notes.read(f"ucx/{other}", other))) for other in others]
+    notes.leave(f"ucx/{notes.rank}", packed(worker.address))
+    return [(other, _unpacked(notes.read(f"ucx/{other}", other), notes, other)) for other in others]
+
+
+def packed(address: bytes) -> str:
+    """Return an address as a note. UCX believes whatever it is given, so it has a checksum."""
+    return base64.b64encode(hashlib.sha256(address).digest() + address).decode()
+
+
+def _unpacked(note: bytes, notes: Notes, other: int) -> bytes:
+    try:
+        content = base64.b64decode(note, validate=True)
+    except ValueError as error:
+        raise unreadable(notes.rank, other, error) from error
+    digest, address = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    if hashlib.sha256(address).digest() != digest:
+        raise unreadable(notes.rank, other, "the checksum of its UCX address is wrong")
+    return address
 
 
 def _library() -> str:

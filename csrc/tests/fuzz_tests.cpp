@@ -1,0 +1,381 @@
+// A peer whose memory is damaged, or that is hostile: whatever it says, the others go on or report
+// it, before their deadline, and leave the group.
+//
+// `syncline_fuzz_tests [seconds]` says how long; 6 unless told.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "doors.hpp"
+#include "fake_ucx.hpp"
+#include "team.hpp"
+#include "ucx_link.hpp"
+
+namespace {
+
+constexpr milliseconds patience{300};
+// A busy machine takes its time; a rank that hangs takes for ever.
+constexpr seconds far_too_long{60};
+
+template <typename T>
+T one_of(Random& random, std::initializer_list<T> values) {
+    return *(values.begin() + uniform<std::size_t>(random, 0, values.size() - 1));
+}
+
+std::uint64_t any_word(Random& random, std::uint64_t before) {
+    switch (uniform(random, 0, 5)) {
+        case 0:
+            return random();
+        case 1:
+            return uniform<std::uint64_t>(random, 0, 64);
+        case 2:
+            return before + uniform<std::uint64_t>(random, 0, 6) - 3;
+        case 3:
+            return before ^ std::uint64_t{1} << uniform(random, 0, 63);
+        case 4:
+            return ~uniform<std::uint64_t>(random, 0, 3);
+        default:
+            return one_of<std::uint64_t>(random, {0, 0x7fff'ffff, 0x8000'0000, 1ULL << 32,
+                                                  1ULL << 47, 1ULL << 63, 0x7fff'ffff'ffff'ffff});
+    }
+}
+
+// Collectives and messages until one fails, then the end of the group.
+void take_part(Group& group, std::uint64_t seed, const std::function<std::span<float>()>& buffer) {
+    Random agreed(seed);  // the same on all ranks
+    const std::int32_t ranks = group.ranks();
+    const std::int32_t rank = group.rank();
+    const std::vector<Shape> all = shapes(ranks);
+    std::vector<std::vector<float>> memory;
+    memory.reserve(64);
+    std::vector<std::shared_ptr<syncline::Task>> begun;
+    Outcome end;
+    for (int round = 0; round < 16 && end.rank == -2; ++round) {
+        const Shape& shape = all[agreed() % all.size()];
+        const std::size_t count = one_of<std::size_t>(agreed, {1, 60, 300, 1500, 5000});
+        const bool messages = agreed() % 3 == 0;
+        const std::uint32_t tag = agreed() % 2;
+        end = outcome([&] {
+            if (messages && agreed() % 2 == 0) {
+                for (std::int32_t peer = 0; peer < ranks; ++peer) {
+                    if (peer == rank) continue;
+                    for (const bool sends : {true, false}) {
+                        const auto post = message(tag, peer, memory.emplace_back(count), sends);
+                        sends ? group.send(post) : group.receive(post);
+                        begun.push_back(post);
+                    }
+                }
+            } else {
+                std::span<float> work = buffer();
+                if (work.size() < count) work = memory.emplace_back(count);
+                begun.push_back(group.start(
+                    request<float>(shape, rank, ranks, work.first(count), work.first(count)),
+                    agreed() % 2 == 0));
+            }
+            if (memory.size() > 50 || agreed() % 2 == 0) {
+                for (const auto& each : begun) group.wait(each, Clock::now() + patience);
+                begun.clear();
+                memory.clear();
+            }
+        });
+    }
+    group.close();
+}
+
+void in_time(std::uint64_t seed, const char* what, const std::function<void()>& run) {
+    const auto began = Clock::now();
+    const int before = failed;
+    run();
+    CHECK(Clock::now() - began < far_too_long);
+    if (failed != before) {
+        std::fprintf(stderr, "%s: seed %llu\n", what, static_cast<unsigned long long>(seed));
+    }
+}
+
+#if !defined(__SANITIZE_THREAD__)  // who writes where others read without a lock is what is tested
+
+// Words of the segments that two or three ranks share change at any moment.
+void shared_memory_is_damaged(std::uint64_t seed) {
+    Random random(seed);
+    const auto ranks = uniform<std::int32_t>(random, 2, 3);
+    const auto window = one_of<std::uint32_t>(random, {2, 8});
+    const SegmentLayout layout{ranks, 4096, window};
+    Team team(ranks, layout.fragment_bytes, window);
+    std::vector<std::span<float>> shared;
+    for (std::int32_t rank = 0; rank < ranks; ++rank) {
+        shared.emplace_back(reinterpret_cast<float*>(team.arena(rank, 20'000)), 5000);
+    }
+    std::atomic<bool> over = false;
+    std::jthread hostile([&, seed] {
+        Random own(seed + 1);
+        std::this_thread::sleep_for(std::chrono::microseconds(own() % 3000));
+        for (auto left = uniform(own, 1, 60); left > 0 && !over; --left) {
+            auto& segment = *team.segments[own() % team.segments.size()];
+            // Mostly what is said of fragments, rarely what they hold.
+            const std::size_t said = layout.slots_offset();
+            const std::size_t start = own() % 4 == 0 ? layout.bytes() : 0;
+            std::size_t at = own() % 8 == 0 ? own() % segment.bytes() : start + own() % said;
+            if (own() % 2 == 0) {  // one of the words before the first fragments
+                const std::size_t channel =
+                    layout.channel_offset(uniform<std::int32_t>(own, 0, ranks - 1));
+                at = start + channel + own() % (128 + 320 * 2) / 4 * 4;
+            }
+            const std::size_t bytes = own() % 2 == 0 ? 4 : 8;
+            at = std::min(at, segment.bytes() - 8) / bytes * bytes;
+            if (bytes == 4) {
+                auto* word = reinterpret_cast<volatile std::uint32_t*>(segment.data() + at);
+                *word = static_cast<std::uint32_t>(any_word(own, *word));
+            } else {
+                auto* word = reinterpret_cast<volatile std::uint64_t*>(segment.data() + at);
+                *word = any_word(own, *word);
+            }
+            std::this_thread::sleep_for(std::chrono::microseconds(own() % 300));
+        }
+    });
+    team.run([&](std::int32_t rank) {
+        Random own(seed + static_cast<std::uint64_t>(rank) + 2);
+        take_part(team.at(rank), seed, [&]() -> std::span<float> {
+            return own() % 2 == 0 ? std::span<float>{} : shared[static_cast<std::size_t>(rank)];
+        });
+    });
+    over = true;
+}
+
+#endif
+
+// A peer that knows the way to this rank says anything, and connections, requests and memory fail.
+void a_peer_says_anything(std::uint64_t seed) {
+    Random random(seed);
+    Pair pair;
+    std::vector<std::unique_ptr<syncline::Link>> links(2);
+    links[1] = std::move(pair.link);
+    const bool notices_only = random() % 4 == 0;
+    std::vector<std::byte> data(2 * fragment_bytes);
+    Call likely{.count = 300};
+    const auto speak = [&] {
+        Call call = likely;
+        if (random() % 8 == 0) call.count = any_word(random, call.count);
+        if (random() % 8 == 0) call.collective = static_cast<std::uint8_t>(random());
+        if (random() % 16 == 0) call.dtype = static_cast<Dtype>(random());
+        if (random() % 16 == 0) call.reduction = static_cast<Reduction>(random());
+        if (random() % 4 == 0) call.sequence = static_cast<std::uint32_t>(random() % 20);
+        const std::size_t header = random() % 16 == 0 ? random() % sizeof call : sizeof call;
+        const std::size_t bytes = random() % 4 == 0
+                                      ? random() % data.size()
+                                      : std::min<std::size_t>(call.count * 4, fragment_bytes);
+        (void)pair.arrive(&call, header, data.data(), bytes, random() % 3 == 0);
+    };
+    pair.ucx.on_progress = [&] {
+        for (Request& each : pair.ucx.requests) {
+            if (each.status == UCS_INPROGRESS && &each != pair.ucx.listening && random() % 2 == 0) {
+                each.status = random() % 200 == 0 ? UCS_ERR_CONNECTION_RESET : UCS_OK;
+            }
+        }
+        if (random() % 50 == 0) memory_left = uniform(random, 0, 3);
+        if (!notices_only && random() % 2 == 0) speak();
+        if (pair.ucx.listening != nullptr && pair.ucx.listening->status == UCS_INPROGRESS &&
+            random() % 8 == 0) {
+            Notice said{.word = uniform<std::uint32_t>(random, 1, 4)};
+            if (random() % 3 == 0) said.word = static_cast<std::uint32_t>(any_word(random, 1));
+            if (random() % 3 == 0) said.taken = any_word(random, 10);
+            if (random() % 3 == 0) said.taken_messages = any_word(random, 10);
+            if (random() % 3 == 0) said.culprit = static_cast<std::int32_t>(any_word(random, 1));
+            if (random() % 3 == 0) said.disagrees = static_cast<std::uint32_t>(random() % 3);
+            pair.notice(said, random() % 20 == 0 ? UCS_ERR_MESSAGE_TRUNCATED : UCS_OK);
+        }
+        if (random() % 500 == 0) {
+            pair.ucx.on_error.cb(pair.ucx.on_error.arg, nullptr, UCS_ERR_CONNECTION_RESET);
+        }
+        memory_left = -1;
+    };
+    Group group(0, std::move(links), std::make_unique<UcxSleeper>(pair.worker, nullptr, -1),
+                pair.worker, {});
+    std::vector<std::vector<float>> memory;
+    memory.reserve(20);
+    Outcome end;
+    for (int round = 0; round < 8 && end.rank == -2; ++round) {
+        end = outcome([&] {
+            std::vector<float>& work =
+                memory.emplace_back(one_of<std::size_t>(random, {1, 300, 5000}));
+            std::shared_ptr<syncline::Task> task;
+            likely = {.count = work.size(), .sequence = static_cast<std::uint32_t>(round + 1)};
+            if (random() % 3 == 0) {
+                likely.collective = syncline::exchange;
+                likely.sequence = random() % 2;
+                const bool sends = random() % 3 == 0;
+                const auto post = message(likely.sequence, 1, work, sends);
+                sends ? group.send(post) : group.receive(post);
+                task = post;
+            } else {
+                task = group.start(request<float>(direct(2), 0, 2, work, std::span<float>(work)),
+                                   true);
+            }
+            group.wait(task, Clock::now() + milliseconds(20));
+        });
+    }
+    pair.ucx.on_progress = [&] { pair.ucx.end_all(UCS_OK); };
+    group.close();
+    CHECK(pair.ucx.freed_in_progress == 0);
+}
+
+#if !defined(__SANITIZE_THREAD__)  // which does not see into UCX
+
+const UcxWorker::Settings settings = {{"TLS", "tcp,self"}, {"RNDV_THRESH", "inf"}};
+
+bool connect_link(UcxWorker& worker, UcxLink& link, const std::atomic<bool>& over) {
+    const auto deadline = Clock::now() + far_too_long;
+    while (!link.connected() && link.broken().empty() && !over && Clock::now() < deadline) {
+        if (!worker.progress()) worker.sleep(milliseconds(1));
+    }
+    return link.broken().empty() && !over;
+}
+
+// Say anything to a rank, by a way of one's own.
+void speak_over_ucx(const UcxLibrary& ucx, UcxWorker& worker, const std::string& address,
+                    std::uint64_t seed, const std::atomic<bool>& over) {
+    Random random(seed);
+    ucp_ep_params_t parameters{};
+    parameters.field_mask =
+        UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    parameters.address = reinterpret_cast<const ucp_address_t*>(address.data());
+    parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    ucp_ep_h endpoint = nullptr;
+    if (ucx.ep_create(worker.handle(), &parameters, &endpoint) != UCS_OK) return;
+    std::vector<std::byte> data(10'000);
+    const auto finish = [&](void* request) {
+        if (!UCS_PTR_IS_PTR(request)) return;
+        const auto deadline = Clock::now() + seconds(2);
+        while (ucx.request_check_status(request) == UCS_INPROGRESS && Clock::now() < deadline) {
+            worker.progress();
+        }
+        ucx.request_free(request);
+    };
+    for (auto left = uniform(random, 1, 60); left > 0 && !over; --left) {
+        ucp_request_param_t nothing{};
+        const std::size_t bytes = random() % (random() % 4 == 0 ? data.size() : 64);
+        std::array<std::uint64_t, 6> words{};
+        if (random() % 2 == 0) {
+            const Call call{.count = one_of<std::uint64_t>(random, {1, 60, 300, random()}),
+                            .sequence = static_cast<std::uint32_t>(random() % 16),
+                            .collective = static_cast<std::uint8_t>(random() % 12)};
+            std::memcpy(words.data(), &call, sizeof call);
+            const std::size_t header = random() % 4 == 0 ? random() % sizeof words : sizeof call;
+            finish(
+                ucx.am_send_nbx(endpoint, 1, words.data(), header, data.data(), bytes, &nothing));
+        } else {
+            for (auto& word : words) word = any_word(random, 0);
+            if (random() % 2 == 0) words[0] = 0xffff'ffff'0000'0000 | (1 + random() % 4);
+            const ucp_tag_t tag = std::uint64_t{1} << 63 | (random() % 8 == 0 ? random() % 4 : 1);
+            const std::size_t length = random() % 4 == 0 ? random() % sizeof words : 32;
+            finish(ucx.tag_send_nbx(endpoint, words.data(), length, tag, &nothing));
+        }
+    }
+    ucp_request_param_t force{};
+    force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    force.flags = random() % 2 == 0 ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+    finish(ucx.ep_close_nbx(endpoint, &force));
+}
+
+// Connect to the ports of a rank without knowing what UCX says there.
+void speak_to_ports(const std::vector<int>& ports, std::uint64_t seed) {
+    Random random(seed);
+    for (const int port : ports) {
+        sockaddr_storage place{};
+        socklen_t length = sizeof place;
+        if (getsockname(port, reinterpret_cast<sockaddr*>(&place), &length) != 0) continue;
+        const int stranger = socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connect(stranger, reinterpret_cast<sockaddr*>(&place), length) == 0) {
+            std::vector<std::uint64_t> words(random() % 64);
+            std::ranges::generate(words, [&] { return any_word(random, 0); });
+            (void)!send(stranger, words.data(), words.size() * 8, MSG_NOSIGNAL);
+        }
+        close(stranger);
+    }
+}
+
+void a_rank_and_strangers_speak_over_ucx(std::uint64_t seed) {
+    const UcxLibrary& ucx = UcxLibrary::load(UCX_LIBRARY);
+    const std::vector<int> before = syncline::Doors::listening();
+    const auto worker = std::make_shared<UcxWorker>(ucx, settings);
+    std::vector<int> ports = syncline::Doors::listening();
+    std::erase_if(ports, [&](int port) { return std::ranges::find(before, port) != before.end(); });
+    const auto theirs = std::make_shared<UcxWorker>(ucx, settings);
+    const std::string address = worker->address();
+    std::atomic<bool> over = false;
+    std::jthread hostile([&, seed] {
+        (void)outcome([&] {
+            UcxLink link(theirs, address, 1, 0, fragment_bytes, 8);
+            speak_to_ports(ports, seed + 1);
+            if (connect_link(*theirs, link, over)) {
+                speak_over_ucx(ucx, *theirs, address, seed, over);
+            }
+        });
+    });
+    (void)outcome([&] {
+        std::vector<std::unique_ptr<syncline::Link>> links(2);
+        auto link = std::make_unique<UcxLink>(worker, theirs->address(), 0, 1, fragment_bytes, 8);
+        if (!connect_link(*worker, *link, over)) return;
+        worker->doors().close();
+        links[1] = std::move(link);
+        Group group(0, std::move(links), std::make_unique<UcxSleeper>(worker, nullptr, -1), worker,
+                    {std::chrono::nanoseconds(0), std::chrono::microseconds(20)});
+        take_part(group, seed, [] { return std::span<float>(); });
+    });
+    over = true;
+}
+
+#endif
+
+void fuzz(seconds duration) {
+    struct Kind {
+        const char* name;
+        void (*run)(std::uint64_t);
+        double share;
+        std::uint64_t runs = 0;
+    };
+    Kind kinds[] = {
+#if !defined(__SANITIZE_THREAD__)
+        {"shared memory is damaged", &shared_memory_is_damaged, 0.4},
+        {"a rank and strangers speak over UCX", &a_rank_and_strangers_speak_over_ucx, 0.3},
+#endif
+        {"a peer says anything", &a_peer_says_anything, 0.3},
+    };
+    std::random_device device;
+    Random seeds(device());
+    for (Kind& kind : kinds) {
+        const auto end =
+            Clock::now() + std::chrono::duration_cast<Clock::duration>(duration * kind.share);
+        do {
+            const std::uint64_t seed = seeds();
+            in_time(seed, kind.name, [&] { kind.run(seed); });
+            ++kind.runs;
+        } while (Clock::now() < end && failed == 0);
+        std::printf("%s: %llu times\n", kind.name, static_cast<unsigned long long>(kind.runs));
+    }
+}
+
+}  // namespace
+
+int main(int arguments, char** values) {
+    fuzz(seconds(arguments > 1 ? std::atoi(values[1]) : 6));
+    if (failed > 0) return 1;
+    std::puts("fuzz tests passed");
+    return 0;
+}
