@@ -314,7 +314,9 @@ void Group::hear(std::int32_t rank) {
     peer.lost = "rank " + std::to_string(rank) + " has given up";
     if (peer.verdict->disagrees) {
         peer.lost += ": rank " + std::to_string(culprit) + " called another collective";
-    } else if (culprit >= 0 && culprit != rank_) {
+    } else if (culprit == rank_) {
+        peer.lost += ": it found this rank at fault";
+    } else if (culprit >= 0) {
         const std::string& known = links_[static_cast<std::size_t>(culprit)].lost;
         peer.lost +=
             known.empty() ? ": rank " + std::to_string(culprit) + " has failed" : ": " + known;

@@ -84,6 +84,7 @@ inline UcxLibrary library() {
     };
     ucx.worker_destroy = [](auto...) {};
     ucx.worker_get_efd = [](auto...) { return UCS_OK; };
+    ucx.worker_arm = [](ucp_worker_h) { return UCS_ERR_BUSY; };  // nobody sleeps
     ucx.worker_progress = [](ucp_worker_h) {
         fake->on_progress();
         return 0U;

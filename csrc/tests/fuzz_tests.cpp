@@ -1,7 +1,8 @@
 // A peer whose memory is damaged, or that is hostile: whatever it says, the others go on or report
 // it, before their deadline, and leave the group.
 //
-// `syncline_fuzz_tests [seconds]` says how long; 6 unless told.
+// `syncline_fuzz_tests [seconds [words of a kind [seed]]]`: how long, 6 unless told; the rest is to
+// repeat what failed.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -16,7 +17,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -247,50 +250,71 @@ bool connect_link(UcxWorker& worker, UcxLink& link, const std::atomic<bool>& ove
     return link.broken().empty() && !over;
 }
 
-// Say anything to a rank, by a way of one's own.
-void speak_over_ucx(const UcxLibrary& ucx, UcxWorker& worker, const std::string& address,
-                    std::uint64_t seed, const std::atomic<bool>& over) {
-    Random random(seed);
+// A way of one's own to a rank, beside a link; null: there is none. It is there before the rank
+// closes its doors.
+ucp_ep_h way_to(const std::string& address, const UcxLibrary& ucx, UcxWorker& worker) {
     ucp_ep_params_t parameters{};
     parameters.field_mask =
         UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
     parameters.address = reinterpret_cast<const ucp_address_t*>(address.data());
     parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     ucp_ep_h endpoint = nullptr;
-    if (ucx.ep_create(worker.handle(), &parameters, &endpoint) != UCS_OK) return;
-    std::vector<std::byte> data(10'000);
-    const auto finish = [&](void* request) {
-        if (!UCS_PTR_IS_PTR(request)) return;
-        const auto deadline = Clock::now() + seconds(2);
-        while (ucx.request_check_status(request) == UCS_INPROGRESS && Clock::now() < deadline) {
-            worker.progress();
-        }
-        ucx.request_free(request);
-    };
-    for (auto left = uniform(random, 1, 60); left > 0 && !over; --left) {
-        ucp_request_param_t nothing{};
-        const std::size_t bytes = random() % (random() % 4 == 0 ? data.size() : 64);
+    if (ucx.ep_create(worker.handle(), &parameters, &endpoint) != UCS_OK) return nullptr;
+    const ucp_request_param_t nothing{};
+    void* flushing = ucx.ep_flush_nbx(endpoint, &nothing);
+    if (!UCS_PTR_IS_PTR(flushing)) return endpoint;
+    const auto deadline = Clock::now() + seconds(5);
+    while (ucx.request_check_status(flushing) == UCS_INPROGRESS && Clock::now() < deadline) {
+        worker.progress();
+    }
+    ucx.request_free(flushing);
+    return endpoint;
+}
+
+// Say anything.
+void speak_over_ucx(const UcxLibrary& ucx, UcxWorker& worker, ucp_ep_h endpoint, std::uint64_t seed,
+                    const std::atomic<bool>& over) {
+    Random random(seed);
+    struct Sent {
         std::array<std::uint64_t, 6> words{};
+        void* request = nullptr;
+    };
+    std::vector<std::byte> data(10'000);
+    std::list<Sent> sent;
+    const auto under_way = [&](const Sent& each) {
+        return UCS_PTR_IS_PTR(each.request) &&
+               ucx.request_check_status(each.request) == UCS_INPROGRESS;
+    };
+    const ucp_request_param_t nothing{};
+    for (auto left = uniform(random, 1, 60); left > 0 && !over; --left) {
+        auto& [words, request] = sent.emplace_back();
+        const std::size_t bytes = random() % (random() % 4 == 0 ? data.size() : 64);
         if (random() % 2 == 0) {
             const Call call{.count = one_of<std::uint64_t>(random, {1, 60, 300, random()}),
                             .sequence = static_cast<std::uint32_t>(random() % 16),
                             .collective = static_cast<std::uint8_t>(random() % 12)};
             std::memcpy(words.data(), &call, sizeof call);
             const std::size_t header = random() % 4 == 0 ? random() % sizeof words : sizeof call;
-            finish(
-                ucx.am_send_nbx(endpoint, 1, words.data(), header, data.data(), bytes, &nothing));
+            request =
+                ucx.am_send_nbx(endpoint, 1, words.data(), header, data.data(), bytes, &nothing);
         } else {
             for (auto& word : words) word = any_word(random, 0);
             if (random() % 2 == 0) words[0] = 0xffff'ffff'0000'0000 | (1 + random() % 4);
             const ucp_tag_t tag = std::uint64_t{1} << 63 | (random() % 8 == 0 ? random() % 4 : 1);
             const std::size_t length = random() % 4 == 0 ? random() % sizeof words : 32;
-            finish(ucx.tag_send_nbx(endpoint, words.data(), length, tag, &nothing));
+            request = ucx.tag_send_nbx(endpoint, words.data(), length, tag, &nothing);
         }
+        for (int look = 0; look < 100 && under_way(sent.back()); ++look) worker.progress();
     }
     ucp_request_param_t force{};
     force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
     force.flags = random() % 2 == 0 ? UCP_EP_CLOSE_FLAG_FORCE : 0;
-    finish(ucx.ep_close_nbx(endpoint, &force));
+    sent.emplace_back().request = ucx.ep_close_nbx(endpoint, &force);
+    const auto deadline = Clock::now() + seconds(2);
+    while (std::ranges::any_of(sent, under_way) && Clock::now() < deadline) worker.progress();
+    for (const Sent& each : sent) {
+        if (UCS_PTR_IS_PTR(each.request)) ucx.request_free(each.request);
+    }
 }
 
 // Connect to the ports of a rank without knowing what UCX says there.
@@ -321,10 +345,11 @@ void a_rank_and_strangers_speak_over_ucx(std::uint64_t seed) {
     std::atomic<bool> over = false;
     std::jthread hostile([&, seed] {
         (void)outcome([&] {
+            ucp_ep_h endpoint = way_to(address, ucx, *theirs);
             UcxLink link(theirs, address, 1, 0, fragment_bytes, 8);
             speak_to_ports(ports, seed + 1);
-            if (connect_link(*theirs, link, over)) {
-                speak_over_ucx(ucx, *theirs, address, seed, over);
+            if (connect_link(*theirs, link, over) && endpoint != nullptr) {
+                speak_over_ucx(ucx, *theirs, endpoint, seed, over);
             }
         });
     });
@@ -343,7 +368,7 @@ void a_rank_and_strangers_speak_over_ucx(std::uint64_t seed) {
 
 #endif
 
-void fuzz(seconds duration) {
+void fuzz(seconds duration, std::optional<std::uint64_t> only_seed, const std::string& only) {
     struct Kind {
         const char* name;
         void (*run)(std::uint64_t);
@@ -360,10 +385,11 @@ void fuzz(seconds duration) {
     std::random_device device;
     Random seeds(device());
     for (Kind& kind : kinds) {
+        if (std::string(kind.name).find(only) == std::string::npos) continue;
         const auto end =
             Clock::now() + std::chrono::duration_cast<Clock::duration>(duration * kind.share);
         do {
-            const std::uint64_t seed = seeds();
+            const std::uint64_t seed = only_seed.value_or(seeds());
             in_time(seed, kind.name, [&] { kind.run(seed); });
             ++kind.runs;
         } while (Clock::now() < end && failed == 0);
@@ -374,7 +400,9 @@ void fuzz(seconds duration) {
 }  // namespace
 
 int main(int arguments, char** values) {
-    fuzz(seconds(arguments > 1 ? std::atoi(values[1]) : 6));
+    fuzz(seconds(arguments > 1 ? std::atoi(values[1]) : 6),
+         arguments > 3 ? std::optional(std::strtoull(values[3], nullptr, 10)) : std::nullopt,
+         arguments > 2 ? values[2] : "");
     if (failed > 0) return 1;
     std::puts("fuzz tests passed");
     return 0;

@@ -83,7 +83,7 @@ def test_a_wrong_word_names_who_wrote_it(word: str) -> None:
     with pytest.raises(PeerError, match=f"rank 0: rank [12] is faulty: expected {words}"):
         groups[0].all_reduce(jobs.elements(tensors[0])).wait()
     for rank in (1, 2):  # everybody hears of it
-        with pytest.raises(PeerError, match=r"rank 0 has given up: rank [12] has failed|is faulty"):
+        with pytest.raises(PeerError, match=r"rank 0 has given up|is faulty"):
             (begun.get(rank) or groups[rank].all_reduce(jobs.elements(tensors[rank]))).wait()
     for group in groups:
         group.close()
