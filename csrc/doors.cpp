@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <system_error>
 
@@ -19,10 +20,22 @@ namespace {
 
 constexpr std::chrono::milliseconds enough_for_a_peer{100};
 
+rlim_t most_descriptors() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        throw std::system_error(errno, std::generic_category(), "the limit of descriptors");
+    }
+    return limit.rlim_cur;
+}
+
 std::vector<int> descriptors() {
     std::vector<int> found;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-        found.push_back(std::stoi(entry.path().filename()));
+    std::error_code none_left;
+    const std::filesystem::directory_iterator entries("/proc/self/fd", none_left);
+    for (const auto& entry : entries) found.push_back(std::stoi(entry.path().filename()));
+    if (none_left) {  // then all are in use
+        found.resize(most_descriptors());
+        std::iota(found.begin(), found.end(), 0);
     }
     return found;
 }
@@ -80,7 +93,7 @@ Doors::Doors(const std::vector<int>& before, const std::string& address) {
     }
 }
 
-void Doors::close() {
+void Doors::close() const {
     // Not by shutdown() or close(): UCX would lose track of its own descriptors.
     sock_filter drop_all{BPF_RET | BPF_K, 0, 0, 0};
     const sock_fprog program{1, &drop_all};
@@ -115,10 +128,7 @@ std::size_t Doors::turn_away(std::chrono::milliseconds silent) const {
 }
 
 void Doors::relieve() const {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && descriptors().size() > limit.rlim_cur / 2) {
-        (void)turn_away(enough_for_a_peer);
-    }
+    if (descriptors().size() > most_descriptors() / 2) (void)turn_away(enough_for_a_peer);
 }
 
 }  // namespace syncline

@@ -23,7 +23,7 @@ class Doors {
 
     // Let nobody connect any more, and end the connections of those who have said nothing. Throws
     // std::system_error.
-    void close();
+    void close() const;
     // End the connections whose other end has said nothing for so long. Returns how many there are.
     std::size_t turn_away(std::chrono::milliseconds silent) const;
     // The same for 100 ms, if more than half of the descriptors are in use that this process may

@@ -145,7 +145,7 @@ class NativeGroup {
                 far.emplace_back(peer, link.get());
                 links.at(static_cast<std::size_t>(peer)) = std::move(link);
             } catch (const std::runtime_error& error) {  // there is no way to that address
-                throw syncline::PeerFailure(peer, false, error.what());
+                throw syncline::PeerFailure(peer, false, error.what() + strangers(*worker));
             }
         }
         if (worker != nullptr) connect(far, *worker, after(timeout_s));
@@ -216,6 +216,15 @@ class NativeGroup {
                 0};
     }
 
+    // Let go those who have connected and said nothing; say how many, which may be why no
+    // descriptor is left.
+    static std::string strangers(const UcxWorker& worker) {
+        const std::size_t count = worker.doors().turn_away(std::chrono::milliseconds(0));
+        if (count == 0) return "";
+        return "; " + std::to_string(count) +
+               " connections have come that say nothing: let only the job's hosts reach this one";
+    }
+
     // Return once all are connected. Throws PeerFailure.
     static void connect(const std::vector<std::pair<std::int32_t, UcxLink*>>& far,
                         UcxWorker& worker, Clock::time_point deadline) {
@@ -224,17 +233,13 @@ class NativeGroup {
         for (const auto& [peer, link] : far) {
             while (!link->connected()) {
                 if (!link->broken().empty()) {
-                    throw syncline::PeerFailure(peer, false, link->broken());
+                    throw syncline::PeerFailure(peer, false, link->broken() + strangers(worker));
                 }
                 if (Clock::now() > deadline) {
-                    const auto strangers = worker.doors().turn_away(std::chrono::milliseconds(0));
-                    throw syncline::PeerFailure(
-                        peer, false,
-                        "rank " + std::to_string(peer) + " did not connect through UCX in time" +
-                            (strangers == 0 ? ""
-                                            : ", but " + std::to_string(strangers) +
-                                                  " connections have come that say nothing: let "
-                                                  "only the job's hosts reach this one"));
+                    throw syncline::PeerFailure(peer, false,
+                                                "rank " + std::to_string(peer) +
+                                                    " did not connect through UCX in time" +
+                                                    strangers(worker));
                 }
                 if (worker.progress()) continue;
                 worker.doors().relieve();

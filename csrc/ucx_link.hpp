@@ -37,7 +37,7 @@ class UcxWorker final : public Transport {
     // For peers, to reach this worker.
     [[nodiscard]] std::string address() const;
     // Where peers connect.
-    [[nodiscard]] Doors& doors() { return doors_; }
+    [[nodiscard]] const Doors& doors() const { return doors_; }
     // Throws what was thrown in a callback, through which no exception may pass: UCX is C.
     bool progress() override {
         const bool moved = ucx_.worker_progress(worker_) != 0;

@@ -712,6 +712,25 @@ void a_wait_ends_at_its_deadline() {
     CHECK(late.rank == -1 || late.rank == -2);
 }
 
+// What a collective waits for may have come, and be behind what an earlier one waits for.
+void a_wait_names_whom_an_earlier_collective_misses() {
+    Team team(3);
+    const Shape both{"both", syncline::exchange, 1, {{0, 2, 0, 0, 1, true}, {1, 1, 0, 0, 1, true}}};
+    const Shape one{"one", syncline::exchange, 1, {{0, 1, 0, 0, 1, false}}};
+    std::vector<std::vector<float>> work(4, std::vector<float>(10));
+    const auto begin = [&](std::int32_t rank, const Shape& shape, std::vector<float>& memory) {
+        return team.at(rank).start(request<float>(shape, rank, 3, memory, std::span<float>(memory)),
+                                   false);
+    };
+    (void)begin(1, both, work[0]);
+    (void)begin(1, one, work[1]);
+    (void)begin(0, both, work[2]);
+    const Handle last = begin(0, one, work[3]);
+    const Outcome end = outcome([&] { team.at(0).wait(last, Clock::now() + milliseconds(100)); });
+    CHECK(end.rank == -3 && says(end, ": rank 2 did not send, or take, what it should in ") &&
+          says(end, ", which comes before"));
+}
+
 // A wait that does not give up leaves the collective under way, whoever drives it afterwards.
 void a_wait_may_be_repeated() {
     for (const bool attended : {true, false}) {
@@ -1236,6 +1255,7 @@ int main(int arguments, char** values) {
     a_peer_may_leave_once_it_has_sent_all();
     a_peer_may_leave_before_its_turn_comes();
     a_wait_ends_at_its_deadline();
+    a_wait_names_whom_an_earlier_collective_misses();
     a_wait_may_be_repeated();
     an_error_while_driving_fails_the_group();
     closing_waits_for_who_sleeps();
