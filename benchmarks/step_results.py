@@ -13,7 +13,8 @@ from benchmarks.common import machine, median
 from benchmarks.step_cells import Cell
 from syncline.errors import FileError
 from syncline.measure.statistics import standard_error
-from syncline.model.document import Value, write_atomically
+from syncline.model.document import Value
+from syncline.model.files import write_atomically
 from syncline.model.network import Network
 
 __all__ = ["Forecast", "Measured", "Results", "Turn", "load", "median_s", "save", "today"]

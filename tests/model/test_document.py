@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -18,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FileError, SynclineError, UserError
-from syncline.model.document import Document, read_document, write_atomically
+from syncline.model.document import Document, read_document
+from syncline.model.files import write_atomically
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -450,6 +452,20 @@ def test_whatever_loads_can_be_planned_and_simulated(data: st.DataObject) -> Non
         assert "longer than" in str(error)  # noqa: PT017 - success is as good
 
 
+@pytest.mark.parametrize(
+    ("change", "twice"),
+    [
+        (('"version": 1', '"version": 1, "version": 1'), "version"),
+        (('"name": ', '"name": "other", "name": '), "name"),
+        (('"name": ', '"n\\u0061me": "other", "name": '), "name"),
+    ],
+)
+def test_a_name_that_occurs_twice_is_refused(change: tuple[str, str], twice: str) -> None:
+    text = PLAN.to_json().replace(*change, 1)
+    with pytest.raises(FileError, match=rf"plan.json: '{twice}' occurs twice in one object; leave"):
+        Plan.from_json(text, source="plan.json")
+
+
 # Writing
 
 
@@ -460,11 +476,16 @@ def test_an_existing_file_survives_a_failing_write(
     PLAN.save(path)
     before = path.read_text()
 
-    def full(self: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(FileError, match=r"plan.json: cannot be written: No space left on device"):
+    monkeypatch.setattr(os, "replace", full)
+    needed = len(PLAN.to_json())
+    with pytest.raises(
+        FileError,
+        match=rf"plan.json: cannot be written: No space left on device: {needed} bytes are needed "
+        f"in the folder {tmp_path}; make room there",
+    ):
         PLAN.save(path)
     monkeypatch.undo()
     assert path.read_text() == before
@@ -522,8 +543,3 @@ def test_a_disk_that_fills_up_half_way_leaves_the_old_file_and_no_other(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert Plan.load(path) == PLAN
     assert names(tmp_path) == ["plan.json"]
-
-
-def test_a_written_file_can_be_read_by_others(tmp_path: Path) -> None:
-    PLAN.save(tmp_path / "plan.json")
-    assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o644

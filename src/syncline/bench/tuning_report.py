@@ -18,7 +18,7 @@ from syncline.bench.result import times_faster
 from syncline.collectives import Collective
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, choose
-from syncline.model.document import write_atomically
+from syncline.model.files import write_atomically
 from syncline.report import terminal, units
 from syncline.report.chart import Axis, Line, Mark, line_chart
 from syncline.report.markup import Column, Html, section, tag

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from syncline.cli.train import configured, training_options
 from syncline.errors import UserError
-from syncline.model.document import write_atomically
+from syncline.model.files import write_atomically
 from syncline.model.network import Network
 from syncline.model.profile import Profile
+from syncline.report import terminal
 from syncline.report.bundle import DOCUMENTS
 from syncline.report.tables import document_table
 from syncline.traces.layer_table import write_layer_table
@@ -97,4 +98,4 @@ def profile(
         write_atomically(Path(table_file), table.content)
         click.echo(f"written: {table_file}")
         for sentence in table.lost:
-            click.echo(f"  lost: {sentence}")
+            click.echo(f"  lost: {terminal.plain(sentence)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from syncline.model.document import write_atomically
+from syncline.model.files import write_atomically
 from syncline.report.bundle import Bundle
 from syncline.report.page import render, save_report
 from syncline.report.summary import summarise

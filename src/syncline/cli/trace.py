@@ -15,7 +15,8 @@ from syncline.cli.arguments import with_options
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.progress import reading_bar
 from syncline.errors import UserError
-from syncline.model.document import Document, write_atomically
+from syncline.model.document import Document
+from syncline.model.files import write_atomically
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import PEERS
@@ -127,7 +128,7 @@ def convert(
         document.save(path)
         click.echo(f"{name} written to {path}")
     for sentence in written.lost:
-        click.echo(f"  lost: {sentence}")
+        click.echo(f"  lost: {terminal.plain(sentence)}")
 
 
 def _read(

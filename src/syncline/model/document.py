@@ -7,63 +7,15 @@ the path of the offending value. Never pickle.
 
 from __future__ import annotations
 
-import io
+import json
 import os
-import stat
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import msgspec
 
 from syncline.errors import FileError, quoted, shortened
-
-
-def open_file(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a regular file or a pipe for reading, unbuffered.
-
-    Raises:
-        FileError: it is missing, a folder or a device, or cannot be opened.
-    """
-    try:
-        file = io.FileIO(path, "r")
-    except FileNotFoundError:
-        raise FileError(f"{path}: no such file; check the path") from None
-    except IsADirectoryError:
-        raise FileError(f"{path}: this is a folder; name a file in it") from None
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}; check the path") from None
-    except ValueError:
-        raise FileError(f"{quoted(str(path))}: not a path; it holds a null character") from None
-    mode = os.fstat(file.fileno()).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-        file.close()
-        raise FileError(f"{path}: this is a device; name a regular file or a pipe")
-    return file
-
-
-def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
-    """Return the content of a regular file or a pipe.
-
-    Raises:
-        FileError: as for :func:`open_file`, and if it holds more bytes or reading fails.
-    """
-    content = bytearray()
-    with open_file(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size  # 0 of a pipe
-        try:
-            while size_bytes <= most_bytes and (part := file.read(1 << 20)):
-                content += part
-                size_bytes = max(size_bytes, len(content))
-        except OSError as error:
-            raise FileError(f"{path}: cannot be read: {error.strerror}; check the disk") from None
-    if size_bytes > most_bytes:
-        raise FileError(
-            f"{path}: holds more than {most_bytes} bytes, the most that is read of such a file; "
-            "is this the right file?"
-        )
-    return bytes(content)
-
+from syncline.model.files import read_bytes, unique_members, write_atomically
 
 FORMAT_PREFIX = "syncline/"
 LONGEST_HEADER_BYTES = 1000
@@ -171,20 +123,28 @@ def _read_fields(path: str | os.PathLike[str]) -> dict[str, msgspec.Raw]:
     return _fields_of(read_bytes(path, most_bytes=LARGEST_FILE_BYTES), str(path))
 
 
-NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""What msgspec raises for bytes that are not JSON, or not of the type."""
+NOT_JSON = (ValueError, RecursionError)
+"""What decoders raise for bytes that are not JSON, or not of the type."""
 
 
 def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
     """Return the members of a JSON object, not yet decoded."""
     try:
-        return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        json.loads(text, object_pairs_hook=_require_unique)  # of two values msgspec takes one
+        return fields
+    except FileError as error:
+        raise FileError(f"{source}: {error}") from None
     except msgspec.ValidationError as error:
         raise FileError(
             f"{source}: expected a JSON object ({error}); this is not a file that syncline wrote"
         ) from None
     except NOT_JSON as error:
         raise _not_json(error, source) from None
+
+
+def _require_unique(members: list[tuple[str, Any]]) -> None:
+    unique_members(members)  # and keep none of them
 
 
 def _not_json(error: Exception, source: str) -> FileError:
@@ -212,33 +172,3 @@ def _kind_of(fields: dict[str, msgspec.Raw], source: str) -> str:
             f"found {quoted(header)}"
         )
     return header.removeprefix(FORMAT_PREFIX)
-
-
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write ``content``, text as UTF-8, to ``path`` through a temporary file in the same folder.
-
-    Links are followed; a pipe or a device such as ``/dev/stdout`` is written to directly.
-
-    Raises:
-        FileError: the folder does not exist or cannot be written.
-    """
-    content = content.encode() if isinstance(content, str) else content
-    try:
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            path.write_bytes(content)
-        else:
-            _replace(Path(os.path.realpath(path)), content)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

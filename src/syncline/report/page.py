@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 from syncline.errors import FileError
-from syncline.model.document import Document, write_atomically
+from syncline.model.document import Document
+from syncline.model.files import write_atomically
 from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 from syncline.report.bundle import Bundle

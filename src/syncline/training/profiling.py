@@ -22,7 +22,7 @@ from torch.nn import functional
 from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
 from syncline.measure.profiler import profile, trainable_parameters
 from syncline.measure.statistics import lower_quartile
-from syncline.model.document import write_atomically
+from syncline.model.files import write_atomically
 from syncline.model.fit import fit_cost_curve
 from syncline.model.network import Measurement, Network
 from syncline.model.profile import Profile

@@ -1,0 +1,218 @@
+"""Files: read in bounded memory, written whole or not at all, and only where the user means.
+
+In a folder that others can write to, such as ``/tmp``, somebody else may have put a link or a pipe
+where a file is to be written. So links are followed here, one by one, and only those that this user
+or root has made.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import secrets
+import stat
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from syncline.errors import FileError, quoted
+
+
+def open_file(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a regular file or a pipe for reading, unbuffered.
+
+    Raises:
+        FileError: it is missing, a folder or a device, or cannot be opened.
+    """
+    try:
+        file = io.FileIO(path, "r")
+    except FileNotFoundError:
+        raise FileError(f"{path}: no such file; check the path") from None
+    except IsADirectoryError:
+        raise FileError(f"{path}: this is a folder; name a file in it") from None
+    except OSError as error:
+        raise FileError(f"{path}: cannot be read: {error.strerror}; check the path") from None
+    except ValueError:
+        raise FileError(f"{quoted(str(path))}: not a path; it holds a null character") from None
+    mode = os.fstat(file.fileno()).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        file.close()
+        raise FileError(f"{path}: this is a device; name a regular file or a pipe")
+    return file
+
+
+def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
+    """Return the content of a regular file or a pipe.
+
+    Raises:
+        FileError: as for :func:`open_file`, and if it holds more bytes or reading fails.
+    """
+    content = bytearray()
+    with open_file(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size  # 0 of a pipe
+        try:
+            while size_bytes <= most_bytes and (part := file.read(1 << 20)):
+                content += part
+                size_bytes = max(size_bytes, len(content))
+        except OSError as error:
+            raise FileError(f"{path}: cannot be read: {error.strerror}; check the disk") from None
+    if size_bytes > most_bytes:
+        raise FileError(
+            f"{path}: holds more than {most_bytes} bytes, the most that is read of such a file; "
+            "is this the right file?"
+        )
+    return bytes(content)
+
+
+def unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; ``json`` calls this for each, as its ``object_pairs_hook``.
+
+    Raises:
+        FileError: a name occurs twice. Of the values one would be lost.
+    """
+    found = dict(members)
+    if len(found) < len(members):
+        twice, _ = Counter(name for name, _ in members).most_common(1)[0]
+        raise FileError(f"{quoted(twice)} occurs twice in one object; leave one of them out")
+    return found
+
+
+def write_atomically(path: Path, content: bytes | str, *, regular: bool = False) -> None:
+    """Write ``content``, text as UTF-8, to ``path`` through a temporary file in the same folder.
+
+    A file that is replaced keeps its mode. A pipe or a device such as ``/dev/stdout`` is written to
+    directly, which waits for a reader; with ``regular`` it is refused.
+
+    Raises:
+        FileError: the folder does not exist or cannot be written, the disk is full, or somebody
+            else's link or pipe is in the way.
+    """
+    content = content.encode() if isinstance(content, str) else content
+    with writing(path, lambda: len(content)), _place_of(path) as (folder, name, status):
+        if status is None or stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+            partial = f".{name}.{secrets.token_hex(8)}"
+            _replace(folder, name, partial, status, lambda file: file.write(content))
+        elif regular:
+            raise FileError(f"{path}: expected a regular file, found a pipe or a device")
+        else:
+            flags = os.O_WRONLY | os.O_NOCTTY
+            with open(os.open(name, flags, dir_fd=folder), "wb") as file:  # noqa: PTH123
+                file.write(content)
+
+
+def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) -> None:
+    """Have a regular file written to the name ``partial`` in the folder of ``path``, and move it.
+
+    What a process that was killed has left of that name is removed.
+
+    Raises:
+        FileError: somebody else's link is in the way.
+        OSError: the file cannot be written.
+    """
+    with _place_of(path) as (folder, name, status):
+        with suppress(FileNotFoundError):
+            os.unlink(partial, dir_fd=folder)
+        _replace(folder, name, partial, status, write)
+
+
+@contextmanager
+def writing(path: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
+    """Turn an :class:`OSError` into a :class:`FileError` that says what did not fit where."""
+    try:
+        yield
+    except OSError as error:
+        room = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            room = (
+                f": {needed_bytes()} bytes are needed in the folder {path.absolute().parent}; make "
+                "room there, or write elsewhere"
+            )
+        raise FileError(f"{path}: cannot be written: {error.strerror or error}{room}") from None
+
+
+MOST_LINKS = 40
+"""As many as the kernel follows."""
+
+
+@contextmanager
+def _place_of(path: Path) -> Iterator[tuple[int, str, os.stat_result | None]]:
+    """Follow links; yield the folder, open, with the name in it and what is there, None if nothing.
+
+    What is there is a link only if that leads to a pipe or a device.
+    """
+    folder, links = os.open(path.anchor or ".", os.O_PATH), 0
+    parts = deque(path.parts[1:] if path.anchor else path.parts or ".")
+    try:
+        while True:
+            name = parts.popleft()
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                status = None
+            link = status is not None and stat.S_ISLNK(status.st_mode)
+            if status is not None and (link or _is_special(status)):
+                _require_own(path, name, status, folder)
+            if status is not None and link and (parts or not _leads_to_special(name, folder)):
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                target = Path(os.readlink(name, dir_fd=folder))
+                parts.extendleft(reversed(target.parts))
+                continue
+            if not parts:
+                yield folder, name, status
+                return
+            inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+    finally:
+        os.close(folder)
+
+
+def _is_special(status: os.stat_result) -> bool:
+    return not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode))
+
+
+def _leads_to_special(name: str, folder: int) -> bool:
+    try:
+        return _is_special(os.stat(name, dir_fd=folder))
+    except FileNotFoundError:
+        return False
+
+
+def _require_own(path: Path, name: str, status: os.stat_result, folder: int) -> None:
+    """Require a link, a pipe or a device that nobody but this user or root can have put there."""
+    around = os.fstat(folder)
+    trusted = (os.geteuid(), Path("/").stat().st_uid)  # root's number in a namespace of users, too
+    others_write = around.st_uid not in trusted or around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if others_write and status.st_uid not in trusted:
+        kind = "link" if stat.S_ISLNK(status.st_mode) else "pipe or device"
+        raise FileError(
+            f"{path}: {quoted(name)} is a {kind} of user {status.st_uid} in a folder that others "
+            "can write to, so it may lead anywhere; remove it, or write to a folder of your own"
+        )
+
+
+def _replace(
+    folder: int,
+    name: str,
+    partial: str,
+    status: os.stat_result | None,
+    write: Callable[[BinaryIO], object],
+) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    handle = os.open(partial, flags, 0o666 if status is None else 0o600, dir_fd=folder)
+    try:
+        with open(handle, "wb") as file:  # noqa: PTH123
+            if status is not None:
+                own = status.st_uid == os.geteuid()
+                os.fchmod(handle, status.st_mode & (0o777 if own else 0o644))
+            write(file)
+        os.replace(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(partial, dir_fd=folder)
+        raise
