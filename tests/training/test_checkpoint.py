@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
+import resource
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 from torch import nn
 
 from syncline.errors import FileError, MismatchError, UserError
+from syncline.training.archive import save_archive
 from syncline.training.checkpoint import (
     FILE_NAME,
     Checkpoint,
@@ -78,16 +82,39 @@ def test_a_failed_write_leaves_the_last_checkpoint(
 
     def fail(_content: object, file: Any) -> None:
         file.write(b"half of it")
-        raise OSError("No space left on device")
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", fail)
-        with pytest.raises(FileError, match="cannot be written: No space left"):
+        with pytest.raises(FileError, match="cannot be written: Input/output error"):
             checkpoint(epoch=2).save(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
     assert load_checkpoint(tmp_path)[1].epoch == 1
     checkpoint(epoch=3).save(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_checkpoint_that_does_not_fit_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch says "unexpected pos 768 vs 662" of a disk that fills up while it writes."""
+    path, content = tmp_path / "checkpoint.pt", {"weights": torch.ones(100_000)}
+    save_archive(path, "form", content)
+    written = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # acts as a full disk does
+    try:
+        with pytest.raises(FileError, match=r"checkpoint.pt: cannot be written: File too large"):
+            save_archive(path, "form", content)
+        monkeypatch.setattr(errno, "EDQUOT", errno.EFBIG)
+        with pytest.raises(
+            FileError, match=rf": {len(written)} bytes are needed in the folder {tmp_path}; make"
+        ):
+            save_archive(path, "form", content)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == written
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 0.3, 0.9, -1])

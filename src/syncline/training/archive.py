@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 
 from syncline.errors import FileError, quoted, shortened
+from syncline.model.files import replace_file, writing
 
 T = TypeVar("T")
 
@@ -30,17 +31,40 @@ def save_archive(path: Path, form: str, content: Mapping[str, Any]) -> None:
     Raises:
         FileError: the folder cannot be written to.
     """
-    partial = path.with_name(f"{path.name}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            torch.save({"format": form, "version": VERSION, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:  # torch.save wraps a full disk in a RuntimeError
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise FileError(f"{path}: the checkpoint cannot be written: {error}") from error
+    archive = {"format": form, "version": VERSION, **content}
+
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save(archive, file)
+        except RuntimeError as error:  # torch wraps what the disk said
+            raise _from_disk(error) or error from None
+        file.flush()
+        os.fsync(file.fileno())
+
+    with writing(path, lambda: _size_bytes(archive)):
+        replace_file(path, f"{path.name}{PARTIAL}", write)
+
+
+def _from_disk(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error
+
+
+def _size_bytes(archive: Mapping[str, Any]) -> int:
+    counter = _Counter()
+    torch.save(archive, counter)
+    return counter.size_bytes
+
+
+class _Counter(io.BytesIO):
+    """Counts what is written to it, and keeps nothing."""
+
+    size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        self.size_bytes += len(data)
+        return len(data)
 
 
 def load_archive(path: Path, form: str, kind: type[T]) -> T:
