@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from syncline.cli.networks import INSIDE, NETWORK_HELP, network_argument
+from syncline.cli.networks import INSIDE, NETWORK_HELP, network_argument, states_workers
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
 from syncline.model.exchange import Link, Stage
@@ -173,7 +174,7 @@ def test_an_algorithm_alone_is_a_change() -> None:
         ("bandwidth=10gbit,staging=4", "'4' has no unit"),
         ("latency=1us", r"expected 'a=SECONDS,b=SECONDS_PER_BYTE\[,workers=N\]"),
         ("a=1,b=1,algorithm=rong", "did you mean 'ring'"),
-        ("10gbitt", "did you mean '10gbit'"),
+        ("10gbit-v100", "did you mean '10gbe-v100'"),
     ],
 )
 def test_what_is_no_network(text: str, message: str) -> None:
@@ -216,3 +217,42 @@ def test_points_need_a_file_and_workers(tmp_path: Path) -> None:
         network_argument(f"points={path},workers=4")
     with pytest.raises(UserError, match="missing: no such file"):
         network_argument(f"points={path.parent}/missing,workers=4")
+
+
+def test_a_bare_rate_is_a_link() -> None:
+    for text in ("100mbit", "12.5MB/s", "1e2 Mbps"):
+        network = network_argument(text)
+        assert network.link == network_argument("bandwidth=100mbit").link
+        assert (network.name, network.workers, network.algorithm) == (text, 16, "ring")
+        assert network_argument(text, workers=2).workers == 2
+        assert not states_workers(text)
+    assert network_argument("10gbit,workers=16").all_reduce == PRESETS["10gbit"].all_reduce
+    text = "1GB/s,latency=1ms,hosts=2x4"
+    network, spelled = network_argument(text), network_argument(f"bandwidth={text}")
+    assert network == msgspec.structs.replace(spelled, name=text)
+    assert states_workers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "100mb",
+            "is no file, preset (10gbe-k80, 10gbe-v100, 56gbib-v100, 1gbit, 10gbit, 25gbit, "
+            "100gbit) or rate: bandwidth '100mb' could mean bits or bytes; write bits as 10gbit",
+        ),
+        ("100", "or rate: bandwidth '100' has no unit"),
+        ("10gbe", "or rate: bandwidth '10gbe' could mean bits or bytes"),
+        ("0mbit", "or rate: bandwidth '0mbit' must be finite and above 0"),
+        ("8nodes", "or rate: bandwidth '8nodes' has the unknown unit 'nodes'"),
+        ("100mb,workers=2", "bandwidth '100mb' could mean bits or bytes"),
+        ("100mbit,bandwidth=1gbit", "cannot read 'bandwidth=1gbit'"),
+        ("10gbe-v10", "did you mean '10gbe-v100'?"),
+        ("8nodes.json", "8nodes.json: no such file"),
+        ("n" * 5000, "no network file or preset"),
+    ],
+)
+def test_what_is_no_rate_says_so(text: str, said: str) -> None:
+    with pytest.raises(UserError) as error:
+        network_argument(text)
+    assert said in str(error.value)

@@ -274,7 +274,7 @@ def test_help_names_the_networks(run: Run) -> None:
 def test_network_argument_reads_files(network: Path) -> None:
     assert network_argument(str(network)) == LINKED
     assert isinstance(network_argument(str(network), workers=4), Network)
-    with pytest.raises(UserError, match="did you mean"):
+    with pytest.raises(UserError, match=r"'10gbe' is no file, preset \(10gbe-k80, .* or rate: "):
         network_argument("10gbe")
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
-from syncline.model.document import read_bytes
 from syncline.model.exchange import EXCHANGES, Link, Stage
+from syncline.model.files import read_bytes
 from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
 from syncline.model.quantities import parse_bandwidth, parse_duration, require_time
 from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
@@ -30,12 +31,13 @@ ALGORITHM_ALIASES = {
 """Short names by which algorithms may be given; the sparse ones are those of training."""
 
 NETWORK_HELP = (
-    "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), a line such as "
+    "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), the rate of a link such as "
+    "100mbit or 1.25GB/s, a line such as "
     "'a=9.08e-4,b=7.4e-10,workers=16' (seconds, and seconds a byte, of an all-reduce; "
     "algorithm=NAME says by which, else by ring), or a link such as "
-    "'bandwidth=10gbit,latency=20us,workers=16,algorithm=ring'. A link also takes density=0.001 "
-    "(by gtopk, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 workers, with "
-    "inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
+    "'10gbit,latency=20us,workers=16,algorithm=ring' (or 'bandwidth=10gbit,...'). A link also "
+    "takes density=0.001 (by gtopk, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 "
+    "workers, with inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
     "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
     "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
     "share the links. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
@@ -103,7 +105,11 @@ def density_of(text: str) -> float:
 
 
 def _is_written_out(text: str) -> bool:
-    return "=" in text and not Path(text).exists()
+    return "=" in text and not os.path.exists(text)  # noqa: PTH110 - Path.exists may raise
+
+
+BARE_RATE = re.compile(r"\s*\.?\d[\d.]*([eE][-+]?\d+)?\s*[a-zA-Z]*(/\w*)?\s*(,|$)")
+"""The rate of a link, where it stands first and without ``bandwidth=``."""
 
 
 def _read(text: str) -> Network:
@@ -112,8 +118,17 @@ def _read(text: str) -> Network:
     if _is_written_out(text):
         if re.search(r"(^|,)\s*points\s*=", text):
             return _points(text)
-        return _link(text) if re.search(r"bandwidth\s*=", text) else _line(text)
-    if not Path(text).exists() and "/" not in text and not text.endswith(".json"):
+        is_link = BARE_RATE.match(text) or re.search(r"bandwidth\s*=", text)
+        return _link(text) if is_link else _line(text)
+    missing = not os.path.exists(text)  # noqa: PTH110
+    if missing and BARE_RATE.match(text):
+        try:
+            return _link(text)
+        except UserError as error:
+            raise UserError(
+                f"network {text!r} is no file, preset ({', '.join(PRESETS)}) or rate: {error}"
+            ) from None
+    if missing and "/" not in text and not text.endswith(".json"):
         raise UserError(
             f"no network file or preset {text!r}{did_you_mean(text, PRESETS)} "
             f"(presets: {', '.join(PRESETS)})"
@@ -217,7 +232,7 @@ def _line(text: str) -> Network:
 
 def _link(text: str) -> Network:
     values = _values(
-        text,
+        f"bandwidth={text}" if BARE_RATE.match(text) else text,
         LINK_FORM,
         {
             "bandwidth": parse_bandwidth,

@@ -75,7 +75,8 @@ TURNS = ("rounds", "iterations", "warmup")
 @click.option(
     "--network",
     metavar="NETWORK",
-    help="Plan and predict with this file, preset, line or link.  [default: probe the cluster]",
+    help="Plan and predict with this file, preset, rate, line or link.  "
+    "[default: probe the cluster]",
 )
 @field_options(FIELDS, "timeout_s")
 @clip_option
