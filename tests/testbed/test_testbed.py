@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from syncline.errors import PeerError, UserError
 from syncline.testbed import Cluster, Place, Testbed, kernel
-from syncline.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS
+from syncline.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, _reason
 from tests.timeouts import DEADLINE_S
 
 from .machine import alive, descendants, devices, networks, wait_until
@@ -154,6 +155,20 @@ def test_a_command_that_does_not_exist(bed: Testbed) -> None:
     with pytest.raises(UserError, match="'no-such' on host0 cannot be run: No such file or dir"):
         bed.hosts[0].run(["no-such"])
     assert bed.hosts[0].run(["true"]).code == 0
+
+
+def test_a_folder_of_path_that_may_not_be_read(bed: Testbed, tmp_path: Path) -> None:
+    """As in a shell: whoever may not look into a folder of PATH finds nothing there."""
+    locked, unfit = tmp_path / "locked", tmp_path / "unfit"
+    locked.mkdir(mode=0)
+    unfit.write_text("")
+    search = {"PATH": f"{locked}:{os.environ['PATH']}"}
+    with pytest.raises(UserError, match="'no-such' on host0 cannot be run: No such file or dir"):
+        bed.hosts[0].run(["no-such"], environment=search)
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # root may read everything
+    assert _reason(denied, "no-such", search) == "No such file or directory"
+    assert _reason(denied, "unfit", {"PATH": f"{locked}:{tmp_path}"}) == "Permission denied"
+    assert _reason(denied, f"{locked}/no-such", search) == "Permission denied"
 
 
 def test_a_command_that_takes_too_long_is_killed(bed: Testbed) -> None:

@@ -11,6 +11,7 @@ cluster, and two clusters cannot meet.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -231,7 +232,7 @@ class _Server:
                 preexec_fn=enter,  # safe: this process has one thread
             )
         except (OSError, subprocess.SubprocessError) as error:
-            _tell(control, failed=getattr(error, "strerror", None) or str(error))
+            _tell(control, failed=_reason(error, wanted["command"][0], wanted["environment"]))
             control.close()
             return
         process.returncode = 0  # all children are reaped in one place
@@ -271,6 +272,23 @@ class _Server:
         control = self._controls.pop(process)
         self._selector.unregister(control)
         control.close()
+
+
+def _reason(error: Exception, command: str, environment: dict[str, str]) -> str:
+    """Return why a command cannot be run.
+
+    Where a folder of PATH may not be read, the error is that, even if no other folder has the
+    command. A shell then says that there is none.
+    """
+    if isinstance(error, PermissionError) and not (
+        "/" in command
+        or any(
+            os.path.exists(os.path.join(folder, command))  # noqa: PTH110, PTH118 - never raises
+            for folder in os.get_exec_path(environment)
+        )
+    ):
+        return os.strerror(errno.ENOENT)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _tell(control: socket.socket, **words: Any) -> None:
