@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,24 @@ def test_a_file_that_cannot_be_read(kept: Path) -> None:
     kept.mkdir()
     with pytest.raises(FileError, match=r"this is a folder.*'syncline tune'"):
         measured_choices(HERE)
+
+
+def test_a_cache_that_may_not_be_read_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a container under another user's number, whose HOME is still root's."""
+    choices().save(kept := tmp_path / "kept.json")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept.json"))  # no folder
+    with caplog.at_level(logging.DEBUG, "syncline"):
+        assert measured_choices(HERE) is None
+        assert measured_choices(HERE) is None
+    (said,) = caplog.messages
+    assert "cannot be read: Not a directory; built-in choices are used" in said
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = choices_path(HERE)
+    path.parent.mkdir(parents=True)
+    kept.rename(path)
+    assert measured_choices(HERE) is not None
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)  # root may read everything
+    assert measured_choices(HERE) is None
+    assert "Permission denied" in caplog.text or caplog.messages == [said]

@@ -100,11 +100,14 @@ def tune(
             f"-o {output} takes the choices of one worker count, found "
             f"{', '.join(map(str, request.workers))}; name one with --workers"
         )
-    if output is None and choices_folder() is None:
-        raise UserError(
-            "this user has no home folder, so no cache either; set XDG_CACHE_HOME, or name a file "
-            "with -o"
-        )
+    if output is None:
+        folder = choices_folder()
+        if folder is None:
+            raise UserError(
+                "this user has no home folder, so no cache either; set XDG_CACHE_HOME, or name a "
+                "file with -o"
+            )
+        made_directory(folder)
     with ended_by_signals(), ProgressBar() as bar:
         tuned = measure(request, progress=bar)
     files = [(choices, _save(choices, output)) for choices in tuned.choices]
@@ -129,10 +132,16 @@ def _require_alone(context: click.Context) -> None:
 
 def _kept() -> list[tuple[Choices, Path]]:
     """Return what the cache has, the latest first."""
-    folder = choices_folder()
-    files = sorted(folder.glob("*.json")) if folder is not None and folder.is_dir() else []
+    folder, files, unread = choices_folder(), [], ""
+    try:
+        if folder is not None:
+            files = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        pass  # as little as in an empty one
+    except OSError as error:
+        unread = f", which cannot be read ({error.strerror})"
     if not files:
-        raise UserError(f"nothing was measured yet in {folder}; 'syncline tune' does")
+        raise UserError(f"nothing was measured yet in {folder}{unread}; 'syncline tune' does")
     found = []
     for path in files:
         try:
@@ -145,8 +154,6 @@ def _kept() -> list[tuple[Choices, Path]]:
 def _save(choices: Choices, output: str | None) -> Path:
     """Write choices to a file, or to the cache."""
     path = choices_path(choices.site) if output is None else Path(output)
-    if output is None:
-        made_directory(path.parent)
     choices.save(path)
     return path
 

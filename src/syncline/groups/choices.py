@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import errno
 import importlib.metadata
 import itertools
 import logging
@@ -184,15 +185,21 @@ def release() -> str:
     return importlib.metadata.version("syncline")
 
 
+def user_cache() -> Path | None:
+    """Return the user's folder for caches, whether it exists or not; None: there is no home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # the XDG standard says to ignore others
+        return Path(cache)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
 def choices_folder() -> Path | None:
     """Return the folder in the user's cache, whether it exists or not; None: there is no home."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not Path(cache).is_absolute():  # the XDG standard says to ignore others
-        try:
-            cache = str(Path.home() / ".cache")
-        except RuntimeError:
-            return None
-    return Path(cache) / "syncline" / "choices"
+    cache = user_cache()
+    return None if cache is None else cache / "syncline" / "choices"
 
 
 def choices_path(site: Site) -> Path:
@@ -212,7 +219,8 @@ def choices_path(site: Site) -> Path:
 def measured_choices(site: Site) -> tuple[Choices, Path] | None:
     """Return what was measured for a site, and its file; None if there is nothing to use.
 
-    A file of another release is not used, which is logged once.
+    A file of another release is not used, which is logged once; nor is one that this user may not
+    read, such as in another user's home.
 
     Raises:
         FileError: the file is damaged, or of another site.
@@ -222,10 +230,13 @@ def measured_choices(site: Site) -> tuple[Choices, Path] | None:
     path = choices_path(site)
     try:
         changed_ns = path.stat().st_mtime_ns
+        if not os.access(path, os.R_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FileError(f"{path}: cannot be read: {error.strerror}; {_DO}") from None
+        _say_unread(path, error.strerror)
+        return None
     choices = _read(path, changed_ns)
     if choices is None:
         return None
@@ -238,6 +249,11 @@ def measured_choices(site: Site) -> tuple[Choices, Path] | None:
 
 
 _DO = f"delete it, or {AGAIN}"
+
+
+@lru_cache(maxsize=64)
+def _say_unread(path: Path, why: str) -> None:
+    logger.debug(f"{path}: cannot be read: {why}; built-in choices are used")
 
 
 @lru_cache(maxsize=64)
