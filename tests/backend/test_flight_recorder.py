@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from syncline.backend import flight_recorder
 from syncline.backend.flight_analysis import analyse, load, main, unfinished
-from syncline.backend.flight_recorder import DEFAULT_ENTRIES, FlightRecorder, from_torch
+from syncline.backend.flight_recorder import DEFAULT_ENTRIES, Dumper, FlightRecorder, from_torch
 from syncline.backend.process_group import Options
 from syncline.errors import MismatchError, PeerError, UserError
 from tests.backend.backend_jobs import TIMEOUT
@@ -148,11 +151,34 @@ def test_the_analyser_matches_every_collective_but_the_different_ones(
     assert {"nccl:send 0->1", "nccl:recv 1<-0"} <= set(names)
 
 
-def test_a_dump_that_fails_hides_nothing(workers: WorkerPool, tmp_path: Path) -> None:
-    said, _ = workers.run(not_written, 2, str(tmp_path / "missing" / "trace_"))
+def test_a_dump_that_fails_hides_nothing_and_holds_nothing_up(
+    workers: WorkerPool, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "trace_0.json")  # whoever opens it waits for a reader
+    said, _ = workers.run(not_written, 2, str(tmp_path / "trace_"))
     assert "rank 0 waited in vain in all-reduce number 1 of 3 elements of float32" in said
     assert "; the last operations of this rank could not be dumped: " in said
-    assert "trace_0.json: cannot be written: No such file or directory" in said
+    assert "trace_0.json: expected a regular file, found a pipe or a device" in said
+
+
+def test_a_disk_that_does_not_answer_holds_no_error_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(flight_recorder, "write_atomically", lambda *_, **__: answered.wait())
+    monkeypatch.setattr(flight_recorder, "LONGEST_WAIT_S", 0.1)
+    dumper = Dumper(str(tmp_path / "trace_"), dist.HashStore(), "here", 0, 2, lambda: (0, []))
+    assert dumper.failed() == "; the last operations of this rank were not written in 0.1 s"
+    answered.set()
+    dumper.close()
+
+
+def test_missing_folders_of_dumps_are_made(tmp_path: Path) -> None:
+    prefix = str(tmp_path / "missing" / "torch" / "trace_")
+    dumper = Dumper(prefix, dist.HashStore(), "here", 0, 1, lambda: (0, []))
+    assert dumper.failed() == f"; the last operations of this rank are in {prefix}0.json"
+    assert list(load(prefix)) == [f"{prefix}0.json"]
+    dumper.close()
 
 
 def test_only_the_last_are_kept_and_nothing_is_written_without_need(
@@ -166,6 +192,13 @@ def test_without_dumps_operations_are_only_counted() -> None:
     assert recorder.begin("all_reduce", [torch.zeros(1)]) is None
     assert recorder.begin("send", peer=1) is None
     assert recorder.begun == 2
+
+
+def test_by_default_dumps_are_where_torch_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/a/cache")
+    prefix = "/a/cache/torch/comm_lib_trace_rank_"
+    assert from_torch(None, 5, {}) == (prefix, 5)
+    assert from_torch(None, None, {"TORCH_FR_BUFFER_SIZE": "7"}) == (prefix, 7)
 
 
 def test_torchs_variables_say_what_the_options_leave_out() -> None:
@@ -184,6 +217,7 @@ def test_torchs_variables_say_what_the_options_leave_out() -> None:
     [
         (None, "no file "),
         ("[", "Expecting value"),
+        ('{"rank": 0, "rank": 1}', "'rank' occurs twice in one object"),
         ("[]", "expected a dump of the flight recorder of version"),
         ('{"version": "2.10", "rank": 0}', "these are not the dumps of one job"),
     ],
@@ -195,3 +229,35 @@ def test_files_that_are_no_dumps(
         (tmp_path / "trace_0.json").write_text(text)
     assert main([str(tmp_path / "trace_")]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_dump_cannot_steer_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    entry = {
+        "state": "scheduled\x1b]0;title\x07",
+        "input_sizes": "\x1b[31m",
+        "is_p2p": False,
+        "profiling_name": "nccl:\x1b[2Jall_reduce",
+        "process_group": ["0\x1b[1m", ""],
+        "collective_seq_id": 1,
+        "p2p_seq_id": 0,
+        "record_id": 0,
+        "time_created_ns": 1,
+    }
+    groups = {"0\x1b[1m": {"name": "0\x1b[1m", "desc": "", "ranks": "[0, 1]"}}
+    for rank in (0, 1):
+        dump = {"version": "2.10", "rank": f"{rank}\x1b[5m", "pg_config": groups, "pg_status": {}}
+        (tmp_path / f"trace_{rank}.json").write_text(json.dumps({**dump, "entries": [entry]}))
+    main([str(tmp_path / "trace_")])
+    said = capfd.readouterr()
+    assert "rank 0\\x1b[5m: \\x1b[2Jall_reduce of sizes \\x1b[31m in group " in said.out
+    assert not {"\x1b", "\x07"} & set(said.out + said.err)
+
+
+def test_a_pipe_among_dumps_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "trace_0.json")
+    assert main([str(tmp_path / "trace_")]) == 2
+    assert "trace_0.json: expected a regular file" in capsys.readouterr().err

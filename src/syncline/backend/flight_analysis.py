@@ -7,13 +7,16 @@ import glob
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
-from syncline.backend.flight_recorder import FORM_VERSION
-from syncline.errors import FileError, UserError, quoted, shortened
+from syncline.backend.flight_recorder import FORM_VERSION, default_prefix
+from syncline.errors import FileError, UserError, printable, quoted, shortened
+from syncline.model.document import LARGEST_FILE_BYTES
+from syncline.model.files import read_bytes, unique_members
 
 Dump = dict[str, Any]
 
@@ -27,11 +30,13 @@ def load(prefix: str) -> dict[str, Dump]:
     """
     dumps = {}
     for path in sorted(glob.glob(f"{glob.escape(prefix)}*.json")):  # noqa: PTH207 - no folder
+        if not Path(path).is_file():  # somebody's pipe would be waited for
+            raise FileError(f"{path}: expected a regular file; remove it")
+        content = read_bytes(path, most_bytes=LARGEST_FILE_BYTES)
         try:
-            with open(path) as file:  # noqa: PTH123
-                dump = json.load(file)
-        except (OSError, ValueError, RecursionError) as error:
-            raise FileError(f"{path}: {error}") from None
+            dump = _shown(json.loads(content, object_pairs_hook=unique_members))
+        except (ValueError, RecursionError) as error:
+            raise FileError(f"{path}: {shortened(str(error))}") from None
         if not isinstance(dump, dict) or dump.get("version") != FORM_VERSION:
             raise FileError(
                 f"{path}: expected a dump of the flight recorder of version {FORM_VERSION}"
@@ -40,6 +45,18 @@ def load(prefix: str) -> dict[str, Dump]:
     if not dumps:
         raise UserError(f"no file {prefix}*.json; give the prefix that the ranks were given")
     return dumps
+
+
+def _shown(value: Any) -> Any:
+    """Return a JSON value whose texts cannot steer a terminal: torch's analyser logs them, too."""
+    match value:
+        case str():
+            return printable(value)
+        case list():
+            return [_shown(each) for each in value]
+        case dict():
+            return {_shown(name): _shown(each) for name, each in value.items()}
+    return value
 
 
 def unfinished(dumps: Mapping[str, Dump]) -> list[str]:
@@ -83,7 +100,13 @@ def analyse(dumps: Mapping[str, Dump]) -> Any:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what ranks had not completed, and what torch's analyser finds."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prefix", help="of the dumps, as it was given to the ranks")
+    usual = default_prefix()
+    parser.add_argument(
+        "prefix",
+        nargs="?" if usual else None,
+        default=usual,
+        help="of the dumps, as it was given to the ranks (default: %(default)s)",
+    )
     prefix = parser.parse_args(arguments).prefix
     try:
         dumps = load(prefix)
@@ -96,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{prefix}*.json: these are not the dumps of one job: {shortened(repr(error))}"
             ) from None
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 

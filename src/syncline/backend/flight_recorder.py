@@ -16,7 +16,8 @@ import torch
 
 from syncline import _native
 from syncline.errors import UserError
-from syncline.model.document import write_atomically
+from syncline.groups.choices import user_cache
+from syncline.model.files import write_atomically
 
 DEFAULT_ENTRIES = 2000
 """As many as NCCL keeps."""
@@ -175,6 +176,7 @@ class Dumper:
         """The end of error messages, once there was a dump."""
         self._wake = threading.Event()
         self._closed = False
+        self._dumped = threading.Event()
         self._all_dumped = threading.Event()
         threading.Thread(target=self._run, name="syncline flight recorder", daemon=True).start()
 
@@ -184,12 +186,22 @@ class Dumper:
         self._wake.set()
 
     def failed(self) -> str:
-        """Dump, give the other ranks time to dump, and return the end of the error message."""
-        said = self._dump()
-        if not self._wake.is_set():
-            self._wake.set()
-            self._all_dumped.wait(LONGEST_WAIT_S)
-        return said
+        """Dump, give the other ranks time to dump, and return the end of the error message.
+
+        The error waits no longer for a disk that does not answer.
+        """
+        until_s = time.monotonic() + LONGEST_WAIT_S
+        first = not self._wake.is_set()
+        self._wake.set()
+        try:
+            threading.Thread(target=self._dump, name="syncline dump", daemon=True).start()
+        except RuntimeError:  # this process ends: no thread starts any more
+            self._dump()
+        if not self._dumped.wait(LONGEST_WAIT_S):
+            return f"; the last operations of this rank were not written in {LONGEST_WAIT_S:g} s"
+        if first:
+            self._all_dumped.wait(until_s - time.monotonic())
+        return self._said
 
     def _run(self) -> None:
         try:
@@ -208,17 +220,19 @@ class Dumper:
         finally:
             self._all_dumped.set()
 
-    def _dump(self) -> str:
+    def _dump(self) -> None:
         with self._lock:
             if not self._said:
                 try:
                     rank, groups = self._groups()
                     path = Path(f"{self._prefix}{rank}.json").absolute()
-                    write_atomically(path, json.dumps(_content(rank, groups)).encode())
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    content = json.dumps(_content(rank, groups))
+                    write_atomically(path, content, regular=True)
                     self._said = f"; the last operations of this rank are in {path}"
                 except Exception as error:
                     self._said = f"; the last operations of this rank could not be dumped: {error}"
-            return self._said
+                self._dumped.set()
 
 
 def from_torch(
@@ -226,18 +240,30 @@ def from_torch(
 ) -> tuple[str | None, int]:
     """Return the prefix of dumps and the number of entries, by default from torch's variables.
 
+    The prefix is None where neither it nor a number of entries is given. With a number it is
+    :func:`default_prefix`.
+
     Raises:
         UserError: the variable is no number, or the number is below 0.
     """
     name = "TORCH_FR_BUFFER_SIZE"
-    if entries is None:
+    prefix = prefix or environment.get("TORCH_FR_DUMP_TEMP_FILE") or None
+    if entries is None and name in environment:
         try:
-            entries = int(environment.get(name, DEFAULT_ENTRIES))
+            entries = int(environment[name])
         except ValueError:
             raise UserError(f"expected a number in {name}, found {environment[name]!r}") from None
+    if entries is None:
+        return prefix, DEFAULT_ENTRIES
     if entries < 0:
         raise UserError(f"expected 0 or more entries of the flight recorder, found {entries}")
-    return prefix or environment.get("TORCH_FR_DUMP_TEMP_FILE") or None, entries
+    return prefix or default_prefix(), entries
+
+
+def default_prefix() -> str | None:
+    """Return torch's prefix, in the user's cache; None: this user has no home folder."""
+    cache = user_cache()
+    return None if cache is None else str(cache / "torch" / "comm_lib_trace_rank_")
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> Sequence[Kind]:

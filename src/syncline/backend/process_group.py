@@ -63,7 +63,8 @@ class Options:
     """Which algorithm is taken for which size; those of rank 0 count."""
     flight_recorder_prefix: str | None = None
     """When an operation fails, each rank writes its last ones to a file of this name, followed by
-    the rank and ``.json``. None: torch's variable TORCH_FR_DUMP_TEMP_FILE, if it is set."""
+    the rank and ``.json``. None: torch's variable TORCH_FR_DUMP_TEMP_FILE, if it is set; else,
+    where a number of entries is given, torch's file in the user's cache."""
     flight_recorder_entries: int | None = None
     """How many operations are kept. None: torch's variable TORCH_FR_BUFFER_SIZE, else 2000."""
 
