@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import FileError
+from syncline.traces import kineto_events
 from syncline.traces.kineto import read_kineto
 from syncline.traces.kineto_events import read_events
 from tests import strategies as some
@@ -218,3 +219,10 @@ def test_mangled_bytes_are_read_or_refused(
             del text[at : at + data.draw(st.integers(1, 400))]
             text = text or bytearray(b"x")
     fuzz_target(bytes(text), tmp_path_factory.getbasetemp())
+
+
+def test_more_events_than_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, Job(steps=1).trace())
+    monkeypatch.setattr(kineto_events, "MOST_EVENTS", 10)
+    with pytest.raises(FileError, match=r"trace.json: holds more than 10 operators, calls and dev"):
+        read_events(str(path))

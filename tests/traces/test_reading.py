@@ -187,11 +187,48 @@ def test_a_truncated_file_is_never_taken_for_a_whole_one(cut: int) -> None:
         ('{"e": [1]} more', "expected the end of the file, found 'more'"),
         ('{"e": [' + "[" * 100_000, r"e\[0\] are nested too deeply"),
         ('{"e": [' + "1" * 5000 + "]}", r"Exceeds the limit .* in e\[0\]"),
+        ('{"a": 1, "e": [], "a": 2}', "'a' occurs twice in the top-level object"),
+        ('{"a": {"b": 1, "b": 1}}', "'b' occurs twice in one object; leave one of them out in 'a'"),
+        ('{"e": [{"a": 1, "\\u0061": 2}]}', r"'a' occurs twice in one object; .* in e\[0\]"),
     ],
 )
 def test_errors_in_json_name_their_place(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         elements(text, "e")
+
+
+MANY = [{"name": f"a::{i}, {{", "args": {"at: ": [i]}} for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    "twice",
+    ['{"a": 1, "a": 1}', '{"a": 1, "a": {":": ":"}}', '{"b": {"a": 1, "a": "\\u003a"}}'],
+)
+def test_a_name_that_occurs_twice_is_refused_among_many_elements(twice: str) -> None:
+    """They are decoded at once, by a decoder that takes the last value."""
+    begun = json.dumps({"e": MANY})[:-2]
+    with pytest.raises(UserError, match=r"'a' occurs twice in one object; .* in e\[100\]"):
+        elements(f"{begun}, {twice}, {{}}, {{}}]}}", "e")
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (",\n  ", " : ")])
+@pytest.mark.parametrize("odd", ["NaN", '"\\ud800"', '"\\u003a"', '"a\tb"', "1e400", '"}, {"'])
+def test_many_elements_with_an_odd_one(separators: tuple[str, str], odd: str) -> None:
+    text = json.dumps([*MANY, {"odd": 0}, *MANY], separators=separators)
+    text = text.replace(f'"odd"{separators[1]}0', f'"odd"{separators[1]}{odd}')
+    found = elements(text)
+    expected = json.loads(text, strict=False)
+    assert repr([value for _, _, value in found]) == repr(expected)
+    assert [place for _, place, _ in found] == list(range(201))
+
+
+def test_more_elements_or_lines_than_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_ELEMENTS", 50)
+    with pytest.raises(UserError, match="holds more than 50 elements of 'e', the most that is"):
+        elements(json.dumps({"e": MANY}), "e")
+    with pytest.raises(UserError, match="holds more than 50 lines, the most that is read"):
+        list(text_lines(io.BytesIO(b"a\n" * 51)))
+    assert len(list(text_lines(io.BytesIO(b"a\n" * 50)))) == 50
 
 
 def test_an_endless_element_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

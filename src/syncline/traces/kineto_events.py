@@ -10,6 +10,7 @@ microseconds in every release; ``displayTimeUnit`` only says how a viewer prints
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
 from typing import Any, Literal, NamedTuple
@@ -32,8 +33,10 @@ DEVICE_KINDS: dict[str, Literal["kernel", "copy", "set"]] = {
     "memset": "set",
 }
 COLLECTIVE_KEYS = ("Collective name", "In msg nelems", "dtype")
-SHAPED = ("AccumulateGrad", "c10d::", "nccl:", "gloo:", "mpi:", "ucc:", "record_param_comms")
+SHAPED = re.compile("AccumulateGrad|c10d::|nccl:|gloo:|mpi:|ucc:|record_param_comms")
 """Parts of names of the operations whose shapes are kept."""
+MOST_EVENTS = 2_000_000
+"""Most operators, calls and device tasks that are kept: more take minutes to analyse."""
 
 
 class CollectivePayload(msgspec.Struct, frozen=True, gc=False):
@@ -139,6 +142,12 @@ class _Reader:
 
     def event(self, place: int, event: Any) -> None:
         self._seen += 1
+        kept = len(self._ops) + len(self._calls) + len(self._device)
+        if kept > MOST_EVENTS:
+            raise UserError(
+                f"holds more than {MOST_EVENTS} operators, calls and device tasks, the most that "
+                "is read of a trace; record fewer steps"
+            )
         where = f"traceEvents[{place}]"
         if not isinstance(event, dict):
             raise UserError(
@@ -236,7 +245,7 @@ class _Reader:
         shapes: tuple[tuple[int, ...], ...] = ()
         types: tuple[str, ...] = ()
         payload = None
-        if any(part in span[-1] for part in SHAPED):
+        if SHAPED.search(span[-1]):
             shapes = _shapes(arguments.get("Input Dims"))
             types = _types(arguments.get("Input type"))
             payload = _payload(where, span[-1], arguments)
