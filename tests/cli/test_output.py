@@ -51,6 +51,12 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert code == 2
 
 
+def test_an_error_cannot_steer_the_terminal() -> None:
+    code, said = _ended(["show", "\x1b[2Jno.json"], subprocess.DEVNULL)
+    assert said == "error: \\x1b[2Jno.json: no such file; check the path\n"
+    assert code == 2
+
+
 def test_a_closed_standard_error_is_not_a_file_of_ours(tmp_path: Path) -> None:
     """What would be written to it must not land in a file that was opened in its place."""
     PRESETS["10gbe-k80"].save(network := tmp_path / "network.json")

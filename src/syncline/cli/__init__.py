@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     from syncline.cli.commands import cli
     from syncline.cli.output import checked_output
-    from syncline.errors import SynclineError
+    from syncline.errors import SynclineError, printable
 
     try:
         with checked_output():
@@ -34,5 +34,5 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except SynclineError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo("error: " + printable(str(error), "\n"), err=True)
         sys.exit(error.exit_code)

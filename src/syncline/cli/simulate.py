@@ -29,6 +29,7 @@ from syncline.model.whatif import WhatIf
 from syncline.planners import PLANNERS, planned, planner_named
 from syncline.planners.auto import choose, suggestion
 from syncline.planners.overlap import candidates
+from syncline.report import terminal
 from syncline.report.page import require_place, save_what_if
 from syncline.report.tables import comparison_table
 from syncline.report.whatif_table import print_what_if
@@ -145,11 +146,11 @@ def simulate(
     else:
         _print(output)
     for note in notes if isinstance(output, Comparison) else ():
-        click.echo(f"note: {note}", err=as_json)
+        click.echo(f"note: {terminal.plain(note)}", err=as_json)
     if as_json:
         return
     if timeline_file is not None:
-        click.echo(f"timeline of {timeline.name} written to {timeline_file}")
+        click.echo(f"timeline of {terminal.plain(timeline.name)} written to {timeline_file}")
     if report is not None:
         click.echo(f"report written to {report}")
 
@@ -168,9 +169,9 @@ def _print(output: Comparison | WhatIf) -> None:
             f"{point.efficiency(point.best) * 100:.1f} %"
         )
         for text in ("", f"{output.bottleneck.planner} is {output.bottleneck.sentence}", figures):
-            console.print(Text(text))
+            console.print(Text(terminal.plain(text)))
         for text in (REFERENCE, *output.notes):
-            console.print(Text(text, style="dim"))
+            console.print(Text(terminal.plain(text), style="dim"))
 
 
 def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str, ...]]:
