@@ -12,7 +12,9 @@ import pytest
 
 from syncline.errors import FileError
 from syncline.model.files import write_atomically
+from syncline.report.bundle import Bundle
 from syncline.report.page import save_page
+from tests.model.documents import PLAN
 
 Plant = Callable[[Path], None]
 SHARED = (0o1777, 0o777, 0o775)
@@ -68,6 +70,19 @@ def test_a_strangers_link_in_place_of_a_folder_is_not_followed(
         save_page(folder / "report", "other", "report.html", {})
     assert (own / "report.html").read_text() == "mine"
     assert names(own) == ["report.html"]
+
+
+def test_a_strangers_link_in_place_of_a_folder_has_no_files_moved(
+    tmp_path: Path, planted: Plant
+) -> None:
+    folder, own = shared_folder(tmp_path, 0o1777), tmp_path / "own"
+    own.mkdir()
+    (own / "run.json").write_text("mine")
+    (folder / "report").symlink_to(own)
+    planted(folder / "report")
+    with pytest.raises(FileError, match="'report' is a link of user"):
+        Bundle(plan=PLAN).save(folder / "report")
+    assert names(own) == ["run.json"]
 
 
 def test_a_strangers_pipe_is_not_waited_for(tmp_path: Path, planted: Plant) -> None:

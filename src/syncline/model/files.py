@@ -118,6 +118,17 @@ def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) 
         _replace(folder, name, partial, status, write)
 
 
+def require_own_folder(folder: Path) -> None:
+    """Require that nobody else decides which folder this is, before files in it are moved.
+
+    Raises:
+        FileError: a link on the way is somebody else's.
+        OSError: there is no such folder.
+    """
+    with _place_of(folder):
+        pass
+
+
 @contextmanager
 def writing(path: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
     """Turn an :class:`OSError` into a :class:`FileError` that says what did not fit where."""

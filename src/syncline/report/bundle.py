@@ -8,6 +8,7 @@ from pathlib import Path
 
 from syncline.errors import FileError, UserError, quoted
 from syncline.model.document import Document
+from syncline.model.files import require_own_folder
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -100,6 +101,7 @@ class Bundle:
         folder = Path(directory)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            require_own_folder(folder)
             for field, (name, _) in DOCUMENTS.items():
                 if getattr(self, field) is None and (folder / name).exists():
                     (folder / name).replace(folder / f"{name}.old")

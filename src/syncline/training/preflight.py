@@ -8,6 +8,7 @@ from torch import nn
 
 from syncline.errors import FileError, MismatchError, quoted
 from syncline.measure.profiler import dtype_name, trainable_parameters
+from syncline.model.files import require_own_folder
 from syncline.model.network import Network
 from syncline.model.plan import Plan, Tensor
 from syncline.model.profile import Gradient, Profile
@@ -43,6 +44,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
         folder = Path(name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            require_own_folder(folder)
         except OSError as error:
             raise FileError(
                 f"{folder}: {option} needs a folder, and it cannot be made: {error.strerror}"
