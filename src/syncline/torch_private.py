@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -126,6 +126,8 @@ swap_tensor_impl: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_
 """Swaps the C++ tensors of two objects. The public ``swap_tensors`` swaps their classes too."""
 make_subclass: Callable[..., torch.Tensor] = torch.Tensor._make_subclass
 """What ``nn.Parameter(tensor)`` calls."""
+make_wrapper_subclass: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+"""A tensor of a class whose ``__torch_dispatch__`` gets every operator that is called with it."""
 without_torch_function: Any = torch._C.DisableTorchFunctionSubclass
 """A block in which a tensor's ``__torch_function__`` is not called, as torch documents."""
 disabled_torch_function: Any = torch._C._disabled_torch_function_impl
@@ -162,6 +164,17 @@ foreach_norm: Callable[..., Sequence[torch.Tensor]] = torch._foreach_norm
 foreach_zero_: Callable[..., None] = torch._foreach_zero_
 unscale_: Callable[..., None] = torch._amp_foreach_non_finite_check_and_unscale_
 """What ``GradScaler.unscale_`` calls."""
+
+
+def set_failed(
+    future: torch.futures.Future[Any], value: Any, raised: Callable[[Any], NoReturn]
+) -> None:
+    """Complete a future with a value, which C++ gets; Python's waiters get the error of ``raised``.
+
+    Torch's ``set_exception`` does so with the exception as the value.
+    """
+    future._set_unwrap_func(raised)
+    future.set_result(value)
 
 
 # ------------------------------------------------------------------ the profiler

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,14 @@ from syncline.backend.flight_recorder import Record
 from syncline.devices.device_group import DeviceWork
 from syncline.errors import SynclineError, UserError
 from syncline.groups import Pending
-from syncline.torch_private import RecordFunction, end_range, tree_leaves, untraced
+from syncline.torch_private import (
+    RecordFunction,
+    end_range,
+    make_wrapper_subclass,
+    set_failed,
+    tree_leaves,
+    untraced,
+)
 
 Device = int | str | torch.device
 """A device, as torch's futures take it."""
@@ -302,9 +309,36 @@ def _complete(
         try:
             result = value()
         except Exception as error:
-            future.set_exception(error)
+            set_failed(future, Failure.of(error), _raised)
         else:
             future.set_result(result)
+
+
+class Failure(torch.Tensor):
+    """What C++ finds in a future that has failed: a tensor of which every use raises the error.
+
+    C++ alone can complete a future with an error. Torch's own ``set_exception`` completes it with
+    the exception as its value, so that DDP's reducer takes the first of no tensors, and crashes.
+    """
+
+    error: BaseException
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Make one of an error."""
+        made: Failure = make_wrapper_subclass(cls, (0,))
+        made.error = error
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, _: Any, __: Any, args: Any = (), kwargs: Any = None
+    ) -> NoReturn:
+        raise next(each for each in tree_leaves((args, kwargs)) if isinstance(each, cls)).error
+
+
+def _raised(failure: Failure) -> NoReturn:
+    raise failure.error
 
 
 OPERATORS = {

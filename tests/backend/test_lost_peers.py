@@ -1,0 +1,42 @@
+"""A peer dies or falls silent: whatever waits in torch raises an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.backend import lost_peer_jobs as jobs
+from tests.cases import first_few
+from tests.mortal import Ended, Mortals
+
+FIRST = ["DDP", "hook, PowerSGD", "future, then then", "functional, several"]
+"""Those that wait in different places of torch."""
+DIES = [*FIRST, *(name for name in jobs.CASES if name not in FIRST)]
+
+
+def names_the_victim(ended: Ended) -> None:
+    """Check that a survivor's script ended by an uncaught error that names the rank."""
+    assert ended.code == 1, ended
+    [error] = [line for line in ended.err.splitlines() if "syncline.errors.PeerError: " in line]
+    assert f"rank {jobs.VICTIM} " in error, ended.err
+
+
+@pytest.mark.parametrize("name", first_few(DIES, len(FIRST)))
+def test_a_peer_dies(mortals: Mortals, tmp_path: Path, name: str) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "dies", "auto", folder=tmp_path)
+    names_the_victim(survivor)
+
+
+@pytest.mark.parametrize("name", first_few(jobs.CASES))
+def test_a_peer_is_silent(mortals: Mortals, tmp_path: Path, name: str) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "is silent", "auto", folder=tmp_path)
+    names_the_victim(survivor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", "is silent"])
+@pytest.mark.parametrize("name", [*jobs.TRAININGS, *FIRST[2:]])
+def test_a_peer_of_another_host(mortals: Mortals, tmp_path: Path, name: str, how: str) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, "ucx", folder=tmp_path)
+    names_the_victim(survivor)
