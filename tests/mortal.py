@@ -37,6 +37,8 @@ class Ended:
 
     code: int
     """The exit code; minus the number of the signal that ended it."""
+    at_s: float
+    """When, on the monotonic clock; seen up to ``POLL_S`` later."""
     out: str
     err: str
 
@@ -81,14 +83,15 @@ class Mortals:
             "folder": str(folder),
             "deadline_s": deadline_s,
         }
-        codes, shot = self.ask(request)
+        ends, shot = self.ask(request)
         ended = [
             Ended(
                 code=code,
+                at_s=at_s,
                 out=(folder / f"out-{rank}").read_text(),
                 err=(folder / f"err-{rank}").read_text(),
             )
-            for rank, code in enumerate(codes)
+            for rank, (code, at_s) in enumerate(ends)
         ]
         if shot:
             stacks = "\n".join(f"rank {rank}:\n{ended[rank].err}" for rank in range(ranks))
@@ -260,23 +263,25 @@ def _become(rank: int, request: dict[str, Any]) -> None:
     getattr(importlib.import_module(request["module"]), request["job"])(place, *request["args"])
 
 
-def _watch(processes: dict[int, int], deadline_s: float) -> tuple[list[int], list[int]]:
-    """Return every rank's exit code, and which ranks had to be shot."""
+def _watch(
+    processes: dict[int, int], deadline_s: float
+) -> tuple[list[tuple[int, float]], list[int]]:
+    """Return every rank's exit code and time of end, and which ranks had to be shot."""
     deadline = time.monotonic() + deadline_s
     left = dict(processes)
-    codes = [0] * len(processes)
+    ends = [(0, 0.0)] * len(processes)
     shot: list[int] = []
     while left:
         for process in list(left):
             ended, status = os.waitpid(process, os.WNOHANG)
             if ended:
-                codes[left.pop(process)] = os.waitstatus_to_exitcode(status)
+                ends[left.pop(process)] = os.waitstatus_to_exitcode(status), time.monotonic()
         if left and not shot and time.monotonic() > deadline:
             shot = sorted(left.values())
             for process in left:
                 os.kill(process, signal.SIGABRT)  # says where its threads are
         time.sleep(POLL_S)
-    return codes, shot
+    return ends, shot
 
 
 if __name__ == "__main__":

@@ -274,7 +274,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "batch_isend_irecv": messages,
     "all_gather_object": lambda: dist.all_gather_object([None] * dist.get_world_size(), "x"),
     "broadcast_object_list": lambda: dist.broadcast_object_list(["x"], VICTIM),
-    "new_group": lambda: dist.new_group(timeout=SHORT),
+    "new_group": lambda: dist.new_group(timeout=world().timeout),
     "functional all_reduce": lambda: functional.all_reduce(ones(), "sum", world()).sum(),
     "functional, waited for": lambda: functional.wait_tensor(
         functional.all_reduce(ones(), "sum", world())

@@ -36,6 +36,7 @@ from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.choices import Wanted
 from syncline.groups.group import Parted
+from syncline.groups.notes import WatchedStore
 from syncline.torch_private import known_groups, profiling, untraced
 
 __all__ = ["NAME", "Options", "ProcessGroup", "register"]
@@ -76,7 +77,12 @@ def _created(group: Any, options: Options | None) -> ProcessGroup:
             f"{type(options).__name__}; give those, or leave them out"
         )
     return ProcessGroup(
-        group.store, group.group_rank, group.group_size, group.timeout, options or Options()
+        group.store,
+        group.group_rank,
+        group.group_size,
+        group.timeout,
+        options or Options(),
+        group.global_ranks_in_group,
     )
 
 
@@ -85,10 +91,24 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     """A process group of torch that runs on a :class:`~syncline.groups.Group`.
 
     Its ranks meet in the store, of which torch gives each group a part of its own.
+
+    Args:
+        store: where they meet.
+        rank: this rank.
+        size: how many there are.
+        timeout: deadline of every wait.
+        options: what else there is to choose.
+        ranks: their numbers in the default group; none for that group itself.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, options: Options
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        options: Options,
+        ranks: Sequence[int] = (),
     ) -> None:
         super().__init__(rank, size)
         self._rank = rank
@@ -105,7 +125,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """The last operations."""
         self._on_failure: Callable[[], str] = str
         self._dump_no_more: Callable[[], object] = str
-        self._outer = self.joined("calls")
+        self._outer = self._joined("calls", partial(_require_alive, rank, ranks))
         self._inner: Group | None = None
         own = weakref.ref(self)
         self._gpus = Gpus(own)
@@ -134,8 +154,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def joined(self, name: str) -> Group:
         """Make another group of the ranks; all of them must call."""
+        return self._joined(name, self._outer.require_whole)
+
+    def _joined(self, name: str, require_alive: Callable[[], None]) -> Group:
         group = Group(
-            self._store,
+            WatchedStore(self._store, require_alive),
             self._rank,
             self._size,
             name=name,
@@ -687,6 +710,23 @@ def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup,
         groups.append((group, list(range(group.size()))))
     own = group.rank() if group is not None else 0
     return dist.get_rank() if dist.is_initialized() else own, groups
+
+
+def _require_alive(own: int, ranks: Sequence[int]) -> None:
+    """Raise PeerError if a rank that is to join a group is known to have ended.
+
+    Args:
+        own: this rank in the group.
+        ranks: the group's, by their numbers in the default group.
+    """
+    for known in known_groups():
+        if isinstance(known, ProcessGroup):
+            numbers = dist.get_process_group_ranks(known)
+            for number in {numbers[rank] for rank in known._outer.ended}.intersection(ranks):
+                raise PeerError(
+                    f"rank {own}: the process of rank {ranks.index(number)} has ended, and so does "
+                    "not join the group"
+                )
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -233,13 +233,14 @@ class Group:
         for passed in (own, *(peer.passed for peer in self._peers)):
             os.close(passed.pop(0))
         self._buffers = SharedBuffers(rank, self._peers, self._native)
+        self._watch = Watch(self._peers, self._buffers)
         # Runs also when the group is collected and when the process ends, so it must not refer to
         # the group.
         self._leave = weakref.finalize(
             self,
             _leave,
             os.getpid(),
-            Watch(self._peers, self._buffers),
+            self._watch,
             self._native,
             self._peers,
             own,
@@ -427,6 +428,18 @@ class Group:
     def failed(self) -> bool:
         """Whether collectives under way will never be done."""
         return self._native.failed()
+
+    @property
+    def ended(self) -> set[int]:
+        """The ranks of this host whose processes have ended."""
+        return self._watch.ended
+
+    def require_whole(self) -> None:
+        """Raise PeerError if the group has failed, or a rank is known to have ended."""
+        if self.failed:
+            self.receive(Elements(0, 0, "uint8"), peer=None)  # raises why
+        for rank in self.ended:
+            raise PeerError(f"rank {self.rank}: the process of rank {rank} has ended")
 
     def close(self) -> None:
         """Leave the group; collectives under way are abandoned.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +32,34 @@ class Store(Protocol):
         """Return a note that is there."""
 
 
+@dataclass(frozen=True, slots=True)
+class WatchedStore:
+    """A store in which nobody goes on waiting for a rank that has ended."""
+
+    _store: Store
+    _require_present: Callable[[], None]
+    """Raises PeerError if a rank that is to leave a note is known to have ended."""
+
+    def set(self, key: str, value: str, /) -> Any:
+        """Leave a note."""
+        return self._store.set(key, value)
+
+    def check(self, keys: list[str], /) -> bool:
+        """Return whether all these notes are there.
+
+        Raises:
+            PeerError: they are not, and a rank has ended.
+        """
+        there = self._store.check(keys)
+        if not there:
+            self._require_present()
+        return there
+
+    def get(self, key: str, /) -> bytes:
+        """Return a note that is there."""
+        return self._store.get(key)
+
+
 def look_s(deadline: float) -> float:
     """Return the seconds to wait before the next check, at most until about the deadline."""
     return min(max(deadline - time.monotonic(), LEAST_LOOK_S), LOOK_S)
@@ -52,6 +81,8 @@ def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
             if waited_s >= longest_s:
                 return False
             time.sleep(min(max(waited_s / 10, PAUSE_S), LONGEST_PAUSE_S))
+    except PeerError:
+        raise
     except RuntimeError as error:  # torch's DistStoreError is one
         raise PeerError(
             f"rank {rank}: the store through which ranks find each other has failed: {error}; "

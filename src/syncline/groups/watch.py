@@ -23,6 +23,8 @@ class Watch:
 
     def __init__(self, peers: Sequence[Introduced], buffers: SharedBuffers) -> None:
         self._buffers = buffers
+        self.ended: set[int] = set()
+        """Ranks whose processes have ended."""
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._stop, select.POLLIN)
@@ -54,6 +56,7 @@ class Watch:
                     self._buffers.take(rank, message, descriptors)
                 else:
                     # A peer closes its end of the connection just before its process ends.
+                    self.ended.add(rank)
                     self._lose(peer, f"the process of rank {rank} has ended")
 
     def _lose(self, peer: Introduced, what: str) -> None:
