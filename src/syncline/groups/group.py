@@ -585,7 +585,8 @@ class Group:
         what += self.on_failure()
         if disagrees:
             return MismatchError(f"the ranks called different collectives: {what}")
-        return PeerError(f"rank {self.rank}: {what}")
+        own = f"rank {self.rank}"
+        return PeerError(what if what.startswith(f"{own} waited ") else f"{own}: {what}")
 
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
