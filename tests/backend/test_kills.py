@@ -33,7 +33,7 @@ def test_survivors_of_a_silent_rank(
     kill = Kill(
         wrapper=wrapper,
         route=route,
-        ranks=3,
+        ranks=2,
         victim=1,
         steps=5,
         after_s=0,
