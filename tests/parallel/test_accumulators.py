@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from syncline.parallel.gradient_hooks import accumulator
+from syncline.measure.gradient_hooks import accumulator
 
 
 def test_the_node_of_a_frozen_parameter_is_that_of_its_later_graphs() -> None:

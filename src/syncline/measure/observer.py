@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -10,20 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from syncline.measure.clock import Clock
-from syncline.torch_private import (
-    compiled_call,
-    disable_dynamo,
-    is_compiled,
-    sequence_number_of,
-)
+from syncline.measure.gradient_hooks import GradientHooks, take_off, weakly
+from syncline.measure.step_hooks import after_steps, before_steps
+from syncline.torch_private import compiled_call, is_compiled, sequence_number_of
 
 
 class Moment(Enum):
@@ -72,6 +66,8 @@ class Observer:
     set record every backward operation, which takes a few microseconds each; others only gradients
     and submodules. While ``quiet`` is set, they record only their beginning and end: what recording
     costs is the difference.
+
+    Only the caller keeps this object alive; when it is freed, its hooks are removed.
     """
 
     def __init__(
@@ -81,8 +77,8 @@ class Observer:
         self._parameters = {n: p for n, p in parameters.items() if p.requires_grad}
         self._identities = {id(parameter) for parameter in self._parameters.values()}
         self._clock = clock
+        self._gradients = GradientHooks()
         self._handles: list[RemovableHandle] = []
-        self._kept_alive: list[Any] = []
         self._node_handles: list[RemovableHandle] = []
         """Of this iteration only: a node may run again in a later one."""
         self._events: list[ObservedEvent] = []
@@ -94,17 +90,17 @@ class Observer:
         self.quiet = False
         self._was_quiet = False
         self._ended: Any = None
+        for handles in (self._handles, self._node_handles):
+            weakref.finalize(self, take_off, handles).atexit = False
 
     def attach(self) -> None:
         """Register the hooks."""
-        add = self._handles.append
         self._visit("", self._module, set())
+        ready = weakly(self._gradient_ready)
         for name, parameter in self._parameters.items():
-            node = get_gradient_edge(parameter).node
-            self._kept_alive.append(node)
-            add(node.register_hook(partial(self._gradient_ready, name)))
-        add(register_optimizer_step_pre_hook(self._step_hook(Moment.STEP)))
-        add(register_optimizer_step_post_hook(self._step_hook(Moment.STEPPED)))
+            self._gradients.add(parameter, after=partial(ready, name))
+        before_steps.add(self._step_begins)
+        after_steps.add(self._step_ends)
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
         """Hook a module and its submodules, but nothing inside compiled modules."""
@@ -116,8 +112,9 @@ class Observer:
         computes = is_leaf or next(module.parameters(recurse=False), None) is not None
         # Hooks of a module that is compiled in place are compiled with it.
         if name and computes and compiled_call(module) is None:
-            enter = _ModuleHook(partial(self._module_reached, Moment.ENTER, name))
-            leave = _ModuleHook(partial(self._module_reached, Moment.EXIT, name))
+            reached = weakly(self._module_reached)
+            enter = _ModuleHook(partial(reached, Moment.ENTER, name))
+            leave = _ModuleHook(partial(reached, Moment.EXIT, name))
             self._handles.append(module.register_forward_pre_hook(enter))
             self._handles.append(module.register_forward_hook(leave))
         if not compiled:
@@ -126,11 +123,11 @@ class Observer:
 
     def detach(self) -> None:
         """Remove every hook and all records."""
-        for handle in (*self._handles, *self._node_handles):
-            handle.remove()
-        self._handles.clear()
-        self._node_handles.clear()
-        self._kept_alive.clear()
+        before_steps.remove(self._step_begins)
+        after_steps.remove(self._step_ends)
+        self._gradients.remove()
+        take_off(self._handles)
+        take_off(self._node_handles)
         self._noting = False
         self._events = []
         self._graph = None
@@ -145,9 +142,7 @@ class Observer:
                 self._events, end_stamp, self._graph, self._sequence_at, self._was_quiet
             )
         self._ended = None
-        for handle in self._node_handles:
-            handle.remove()
-        self._node_handles.clear()
+        take_off(self._node_handles)
         self._events = [ObservedEvent(Moment.FORWARD, "", stamp)]
         self._graph = None
         self._sequence_at = [sequence_number()] if self.detail else []
@@ -164,8 +159,9 @@ class Observer:
         self._in_forward = False
         if self.detail:
             self._graph = read_graph(output)
+            reached = weakly(self._node_reached)
             self._node_handles += [
-                node.register_prehook(partial(self._node_reached, index))
+                node.register_prehook(partial(reached, index))
                 for index, node in enumerate(self._graph.nodes)
             ]
             self._note(Moment.WALKED, "")
@@ -212,13 +208,15 @@ class Observer:
         if self._noting and not self._in_forward:
             self._note(Moment.READY, name)
 
-    def _step_hook(self, moment: Moment) -> Any:
-        @disable_dynamo
-        def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            if self._noting and not self._in_forward and self._owns(optimizer):
-                self._note(moment, "")
+    def _step_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._note_step(Moment.STEP, optimizer)
 
-        return hook
+    def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._note_step(Moment.STEPPED, optimizer)
+
+    def _note_step(self, moment: Moment, optimizer: torch.optim.Optimizer) -> None:
+        if self._noting and not self._in_forward and self._owns(optimizer):
+            self._note(moment, "")
 
     def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
         groups = optimizer.param_groups

@@ -14,10 +14,11 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import telling_lost_peers
+from syncline.measure.gradient_hooks import weakly
+from syncline.measure.step_hooks import before_steps
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -26,7 +27,6 @@ from syncline.model.recipe import Compression, Recipe
 from syncline.model.run import Run
 from syncline.parallel.agreement import require_same_ranks, require_same_training
 from syncline.parallel.engine.compression import Compressing, require_compression
-from syncline.parallel.gradient_hooks import weakly
 from syncline.parallel.log import warn
 from syncline.parallel.overlap.averages import average, average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
@@ -219,8 +219,7 @@ class DistributedDataParallel(TorchDDP):
         self._runner = StageRunner(self._wrapped, self._tuning, self._reducer_buckets)
         if settings.overlap_optimizers:
             self._wrapped.will_overlap = True
-            # Not taken away again: torch calls it while it goes through all of them.
-            register_optimizer_step_pre_hook(weakly(self._overlap_at_first_step))
+            before_steps.add(self._overlap_at_first_step)
         if plan is not None and not settings.check:
             self._reducer_buckets.meet(plan)
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch.distributed as dist
 
 from syncline.measure.exchange import new_group_like, telling_lost_peers
+from syncline.measure.gradient_hooks import GradientHooks, thawed, weakly
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import difference_from_plan, needs_engine
 from syncline.parallel.engine.recording import BucketRecorder, Recorded
-from syncline.parallel.gradient_hooks import GradientHooks, thawed, weakly
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.watches import PACE_EVERY, PaceSample
 from syncline.parallel.wrapped import Wrapped

@@ -15,6 +15,7 @@ from torch.futures import Future
 
 from syncline.errors import PeerError
 from syncline.measure.exchange import timeout_of
+from syncline.measure.gradient_hooks import GradientHooks, weakly
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm
 from syncline.model.quantities import NS_PER_S
@@ -23,7 +24,6 @@ from syncline.parallel.engine.dense_transport import bucket_elements, transport_
 from syncline.parallel.engine.engine import Engine
 from syncline.parallel.engine.layout import BucketLayout
 from syncline.parallel.engine.recording import EngineTimes
-from syncline.parallel.gradient_hooks import GradientHooks, weakly
 from syncline.parallel.gradient_views import GradientViews
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.gates import Gates

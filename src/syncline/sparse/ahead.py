@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import UserError
+from syncline.measure.gradient_hooks import take_off
+from syncline.measure.step_hooks import before_steps
 from syncline.sparse.gradients import shaped
 from syncline.sparse.residuals import Residuals
 
@@ -83,16 +84,14 @@ class StepAhead:
         self._places: Places = []
         self._since: int | None = None
         """The residuals' number of changes when the weights were last moved."""
-        while _ended:
-            _ended.pop().remove()
         hooks = [
             module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
             module.register_state_dict_pre_hook(_Hook(self._before_state)),
             module.register_load_state_dict_pre_hook(_Hook(self._before_state)),
         ]
         # Of any optimizer: another one may update the weights, too.
-        on_steps = register_optimizer_step_pre_hook(_Hook(self._before_update))
-        weakref.finalize(self, _end, self._places, hooks, on_steps).atexit = False
+        before_steps.add(self._before_update)
+        weakref.finalize(self, _end, self._places, hooks).atexit = False
 
     @property
     def names(self) -> set[str]:
@@ -189,16 +188,9 @@ def _put_back(places: Places) -> None:
     places.clear()
 
 
-def _end(places: Places, hooks: Sequence[RemovableHandle], on_steps: RemovableHandle) -> None:
+def _end(places: Places, hooks: list[RemovableHandle]) -> None:
     _put_back(places)
-    for hook in hooks:
-        hook.remove()
-    _ended.append(on_steps)
-
-
-_ended: list[RemovableHandle] = []
-"""Step hooks whose object was freed. The garbage collector may free it during any optimizer's step,
-while torch iterates over the hooks, which must not be removed then."""
+    take_off(hooks)
 
 
 def _require_known_effect(optimizer: Optimizer) -> None:

@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from syncline.devices import DeviceGroup
 from syncline.errors import UserError
 from syncline.groups import Group
+from syncline.measure.gradient_hooks import weakly
 from syncline.measure.statistics import median
 from syncline.model.run import Run
 from syncline.parallel.bsp.algorithm import Algorithm, AllReduce, Job
 from syncline.parallel.bsp.channel import Channel, Values
 from syncline.parallel.bsp.overlapped import Overlapped
 from syncline.parallel.bsp.reduce_broadcast import ReduceBroadcast
-from syncline.parallel.gradient_hooks import weakly
 from syncline.parallel.record import machine_line
 from syncline.planners.base import MergingPlanner
 from syncline.torch_private import queue_callback, tree_leaves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -11,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import timeout_of
+from syncline.measure.gradient_hooks import take_off
 from syncline.model.plan import Plan
 from syncline.model.recipe import Compression, Recipe, Rounded, compression_name
 from syncline.model.run import Sent
@@ -169,18 +172,18 @@ class Compressing:
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
-        self._takers: dict[str, Any] = {}
+        self._takers: dict[str, RemovableHandle] = {}
         """By parameter: the hook that adds what its residual holds to its next gradient."""
         self._delivered: set[str] = set()
         """Those whose hooks have done so."""
+        # Parameters outlive their wrapper.
+        weakref.finalize(self, _remove, self._takers).atexit = False
 
     def compressor_for(self, plan: Plan) -> Compressor:
         """Return what exchanges the lossy messages of a plan; residuals go out with these again."""
         if self._session is not None:
             self._session.residuals.are_delivered = False
-        for handle in self._takers.values():
-            handle.remove()
-        self._takers.clear()
+        _remove(self._takers)
         self._delivered.clear()
         return Compressor(plan, self._exchange)
 
@@ -278,6 +281,11 @@ class Compressing:
             digest = hashlib.sha256(str(plan).encode()).hexdigest()[:16]
             self._resumed = "dense" if plan is None else f"a plan with the SHA-256 {digest}"
         return decided, None if plan is None else Plan.from_json(plan)
+
+
+def _remove(takers: dict[str, RemovableHandle]) -> None:
+    take_off(list(takers.values()))
+    takers.clear()
 
 
 def require_compression(

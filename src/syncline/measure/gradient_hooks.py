@@ -42,24 +42,25 @@ class GradientHooks:
         self._nodes: list[Node] = []
         """The nodes with hooks; kept alive, since a node that is freed loses its hooks."""
         # Parameters outlive their wrapper: when it is dropped, its hooks are removed.
-        weakref.finalize(self, _take_off, self._handles).atexit = False
+        weakref.finalize(self, take_off, self._handles).atexit = False
 
     def add(
         self,
         parameter: nn.Parameter,
-        before: Callable[..., None],
+        before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
     ) -> None:
         """Call functions before and after a parameter's gradient is accumulated."""
         node = accumulator(parameter)
         self._nodes.append(node)
-        self._handles.append(node.register_prehook(before))
+        if before is not None:
+            self._handles.append(node.register_prehook(before))
         if after is not None:
             self._handles.append(node.register_hook(after))
 
     def remove(self) -> None:
         """Remove all of them."""
-        _take_off(self._handles)
+        take_off(self._handles)
         self._nodes.clear()
 
 
@@ -76,7 +77,8 @@ def thawed(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(False)
 
 
-def _take_off(handles: list[RemovableHandle]) -> None:
+def take_off(handles: list[RemovableHandle]) -> None:
+    """Remove hooks, and forget them."""
     for handle in handles:
         handle.remove()
     handles.clear()

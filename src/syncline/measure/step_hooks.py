@@ -1,0 +1,75 @@
+"""Hooks on the steps of all optimizers; they keep no object alive.
+
+Torch keeps such hooks until they are removed, and a step that goes through them fails if one is
+removed meanwhile. The garbage collector may free an object in the midst of a step, so objects
+cannot remove hooks of their own when they are freed. Torch gets one hook of ours for each moment
+instead, which calls the objects that are still there.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from syncline.torch_private import disable_dynamo
+
+Method = Callable[..., Any]
+"""Takes the optimizer and the positional and named arguments of ``step``, and may return other
+arguments, as torch's hooks do."""
+
+
+class StepHooks:
+    """Methods to call at one moment of every optimizer's step."""
+
+    def __init__(self, register: Callable[[Method], RemovableHandle]) -> None:
+        self._register = register
+        self._handle: RemovableHandle | None = None
+        self._lock = threading.Lock()
+        self._methods: tuple[weakref.WeakMethod[Method], ...] = ()
+        """Replaced, never changed: a step of another thread may go through them."""
+
+    def add(self, method: Method) -> None:
+        """Call a method in every step, as long as its object lives, or until it is removed."""
+        with self._lock:
+            self._set([*self._alive(), method])
+
+    def remove(self, method: Method) -> None:
+        """Do not call it any more. Not during a step."""
+        with self._lock:
+            self._set([kept for kept in self._alive() if kept != method])
+
+    def _alive(self) -> list[Method]:
+        found = (reference() for reference in self._methods)
+        return [method for method in found if method is not None]
+
+    def _set(self, methods: Sequence[Method]) -> None:
+        self._methods = tuple(map(weakref.WeakMethod, methods))
+        if methods and self._handle is None:
+            self._handle = self._register(self._call)
+        elif not methods and self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    @disable_dynamo
+    def _call(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        for reference in self._methods:
+            method = reference()
+            changed = None if method is None else method(optimizer, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+        return args, kwargs
+
+
+before_steps = StepHooks(register_optimizer_step_pre_hook)
+after_steps = StepHooks(register_optimizer_step_post_hook)
