@@ -256,6 +256,13 @@ def ignored_by_ddp(module: nn.Module) -> frozenset[str]:
 # ------------------------------------------------------------------ torch's DDP
 
 Ddp = nn.parallel.DistributedDataParallel
+DDP_ARGUMENTS = (
+    *("device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group"),
+    *("bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
+    "static_graph",
+)
+"""What its constructor takes after the module, in order, as far as Syncline reads it. Its signature
+does not say so where a tracer has put a function of its own in its place."""
 
 
 def logging_data(ddp: Ddp) -> dict[str, Any]:
@@ -264,11 +271,17 @@ def logging_data(ddp: Ddp) -> dict[str, Any]:
     return data
 
 
-def bucket_sizes(ddp: Ddp) -> list[int]:
-    """Return the bytes of the reducer's buckets."""
-    data = logging_data(ddp)
+def bucket_sizes(data: Mapping[str, Any]) -> list[int]:
+    """Return the bytes of the reducer's buckets, of ``logging_data``."""
     listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
     return [int(size) for size in listed.split(", ") if size]
+
+
+def exposed_communication_ns(data: Mapping[str, Any]) -> int | None:
+    """Return how long the last sampled iteration waited for messages, of ``logging_data``."""
+    if not data.get("backward_comm_time_end"):
+        return None
+    return max(int(data["backward_comm_time_end"] - data["backward_compute_time_end"]), 0)
 
 
 def active_ddp() -> Ddp | None:

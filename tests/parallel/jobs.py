@@ -17,7 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from syncline.errors import UserError
+from syncline.errors import MismatchError, UserError
 from syncline.measure.clock import CpuClock
 from syncline.measure.segments import ACCUMULATING
 from syncline.model.network import Network
@@ -27,8 +27,9 @@ from syncline.model.run import Rate, Run
 from syncline.parallel import reducer
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
+from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import LossWatch
-from syncline.torch_private import bucket_sizes
+from syncline.torch_private import bucket_sizes, logging_data
 from tests.clock import added_time
 from tests.parallel.models import MODELS, Plain
 from tests.parallel.overlap.overlap_plans import Style, plan_of
@@ -171,7 +172,7 @@ def buckets_are_messages(model: str, arguments: dict[str, Any]) -> dict[str, Any
     assert plan is not None, ddp.run_record().reason
     return {
         "planned": list(plan.message_bytes()),
-        "reducer": bucket_sizes(ddp),
+        "reducer": bucket_sizes(logging_data(ddp)),
         "profile": ddp.profile.to_json() if ddp.profile else None,
         "network": ddp.network.to_json() if ddp.network else None,
     }
@@ -379,6 +380,84 @@ def refuses_hook_and_arguments() -> list[str]:
         except UserError as error:
             messages.append(str(error))
     return messages
+
+
+def wraps_under_a_tracer() -> dict[str, Any]:
+    """Wrap while a tracer's function stands in for the constructor of torch's class."""
+    original, given = TorchDDP.__init__, []
+
+    def traced(self: TorchDDP, *args: Any, **kwargs: Any) -> None:
+        given.append((args[1:], kwargs))
+        original(self, *args, **kwargs)
+
+    with mock.patch.object(TorchDDP, "__init__", traced):
+        ddp = DistributedDataParallel(
+            Plain(), None, None, 0, None, True, None, 1, static_graph=True
+        )
+        unused = dist.get_rank() == 1
+        try:
+            DistributedDataParallel(Plain(), *[None] * 4, True, None, None, unused)
+            refused = ""
+        except MismatchError as error:
+            refused = str(error)
+    one_step(ddp, OPTIMIZERS["sgd"](ddp.parameters()), 0, "nothing")
+    return {
+        "given": given,
+        "taken": (ddp.bucket_bytes_cap, ddp.static_graph),
+        "refused": refused,
+    }
+
+
+def reads_in_the_midst_of_changes() -> dict[str, Any]:
+    """Read how training goes where another thread could: while the reducer or the view changes."""
+    ddp = DistributedDataParallel(Plain(), planner="merge", check=False)
+    optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
+    changes: list[str] = []
+    differing: list[str] = []
+    before = first = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
+
+    def look(where: str) -> None:
+        changes.append(where)
+        read = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
+        differing.extend(f"{where}: {b}" for a, b in zip(before, read, strict=True) if a != b)
+
+    make, say = TorchDDP._ddp_init_helper, Tuning._say
+
+    def made(*args: Any) -> None:
+        look("no reducer")
+        make(*args)
+
+    def said(*args: Any) -> None:
+        say(*args)
+        look("decided")
+
+    with (
+        mock.patch.object(TorchDDP, "_ddp_init_helper", made),
+        mock.patch.object(Tuning, "_say", said),
+    ):
+        while ddp.measuring:
+            train(ddp, optimizer, 1)
+            before = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
+    train(ddp, optimizer, 10)
+    return {
+        "changes": sorted(set(changes)),
+        "differing": differing,
+        "first": first[0],
+        "last": ddp.metrics(),
+    }
+
+
+def reads_a_broken_property() -> list[str]:
+    """Return what is said where the reading of a property fails inside."""
+    ddp = DistributedDataParallel(Plain())
+    del ddp._runner.stage  # type: ignore[union-attr]
+    said = []
+    for name in ("phase", "plan", "measuring"):
+        try:
+            getattr(ddp, name)
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
 
 
 def joins_uneven_inputs() -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.cli.commands import cli
 from syncline.model.network import Network
@@ -14,9 +17,11 @@ from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.parallel import ddp as ddp_module
+from syncline.parallel.agreement import COMPARED_ARGUMENTS
 from syncline.parallel.stage_runner import CERTAIN
 from syncline.parallel.tuning import DEFERRED
 from syncline.planners import PLANNERS
+from syncline.torch_private import DDP_ARGUMENTS
 from tests.cases import first_few
 from tests.parallel import jobs
 from tests.parallel.test_buckets import FEATURES
@@ -219,6 +224,47 @@ def test_what_the_wrapper_does_not_take(workers: WorkerPool) -> None:
         assert "did you mean 'merge'" in planner
         assert "give a plan instead" in caps
         assert "would be ignored" in both
+
+
+def test_the_arguments_of_torch_s_class() -> None:
+    names = tuple(inspect.signature(TorchDDP).parameters)
+    assert names[: len(DDP_ARGUMENTS) + 1] == ("module", *DDP_ARGUMENTS)
+    assert set(COMPARED_ARGUMENTS) <= set(DDP_ARGUMENTS)
+
+
+def test_a_tracer_around_the_constructor(workers: WorkerPool) -> None:
+    """It hides the signature of torch's class."""
+    for result in workers.run(jobs.wraps_under_a_tracer, 2):
+        assert result["given"] == [((None, None, 0, None, True, None, 1), {"static_graph": True})]
+        assert result["taken"] == (2**20, True)
+        assert "find_unused_parameters is " in result["refused"]
+
+
+def test_any_thread_may_read_how_training_goes(workers: WorkerPool) -> None:
+    """What it reads is as it was after the last iteration, until the next has ended."""
+    for result in workers.run(jobs.reads_in_the_midst_of_changes, 2):
+        assert result["changes"] == ["decided", "no reducer"]
+        assert result["differing"] == []
+        assert result["first"] == {
+            "syncline/iteration": 0,
+            "syncline/steady": 0,
+            "syncline/overlaps": 0,
+        }
+        last = result["last"]
+        assert last["syncline/steady"] == 1
+        assert last["syncline/messages"] >= 1
+        assert last["syncline/iteration_s"] > 0
+        assert last["syncline/exposed_communication_s"] >= 0
+
+
+def test_a_property_that_fails_says_why(workers: WorkerPool) -> None:
+    """Not that there is no such property, as ``nn.Module`` would say."""
+    for said in workers.run(jobs.reads_a_broken_property, 2):
+        assert len(said) == 3
+        for name, text in zip(("phase", "plan", "measuring"), said, strict=True):
+            expected = f"InternalError: DistributedDataParallel.{name} cannot be read: "
+            assert text.startswith(expected)
+            assert text.endswith("'StageRunner' object has no attribute 'stage'")
 
 
 @pytest.mark.parametrize("stock_outside", [False, True])

@@ -69,6 +69,13 @@ FIXED: dict[str, Any] = {
     "requires_grad": False,
 }
 """Arguments of torch that are the same for all staging buffers, so they are never sent."""
+FIELDS = (
+    *("tensor_cls", "tensor_size", "tensor_stride", "tensor_offset", "storage_cls", "dtype"),
+    *("storage_device", "storage_handle", "storage_size_bytes", "storage_offset_bytes"),
+    *("requires_grad", "ref_counter_handle", "ref_counter_offset", "event_handle"),
+    "event_sync_required",
+)
+"""All that torch is known to rebuild a tensor from, in its order."""
 
 
 class CudaDevice:
@@ -123,7 +130,7 @@ class CudaDevice:
         """
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
-        sent = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, values, strict=True))
+        sent = dict(zip(_fields(), values, strict=True))
         taken_over = {name: sent[name] for name in TAKEN_OVER}
         handle = MemoryHandle(gpu=self._gpu, size_bytes=memory.numel(), **taken_over)
         return msgspec.json.encode(handle)
@@ -219,10 +226,18 @@ def _number_of(gpu: str) -> int:
     return visible.index(gpu)
 
 
+def _fields() -> tuple[str, ...]:
+    """Return the fields from which this torch rebuilds tensors, in its order."""
+    parameters = inspect.signature(rebuild_cuda_tensor).parameters
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    # A tracer may have put a function of its own in place of torch's, which hides them.
+    hidden = any(parameter.kind in variadic for parameter in parameters.values())
+    return FIELDS if hidden else tuple(parameters)
+
+
 def _require_known_torch() -> None:
     """Check that this torch rebuilds tensors from the fields that are sent."""
-    found = set(inspect.signature(rebuild_cuda_tensor).parameters)
-    expected = {"tensor_size", "storage_device", *TAKEN_OVER, *FIXED}
+    found, expected = set(_fields()), set(FIELDS)
     if found != expected:
         raise UserError(
             f"torch {torch.__version__} shares CUDA memory by other fields than are known here "

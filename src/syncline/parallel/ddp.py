@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +31,7 @@ from syncline.parallel.overlap.averages import average, average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer, innermost
 from syncline.parallel.overlap.guard import Guard
+from syncline.parallel.properties import with_own_errors
 from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets
@@ -44,12 +44,13 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
 from syncline.sparse.session import Scaler
-from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
+    DDP_ARGUMENTS,
     active_ddp,
     arguments_of,
     disable_dynamo,
     eval_frame_callback,
+    exposed_communication_ns,
     has_comm_hook,
     ignored_by_ddp,
     is_compiled,
@@ -58,6 +59,7 @@ from syncline.torch_private import (
     logging_data,
     reducer_parameters,
 )
+from syncline.torch_private import Ddp as TorchDDP
 
 
 def _why_not_compiled(module: nn.Module) -> str:
@@ -87,6 +89,7 @@ TENSOR_PARALLEL = (
 )
 
 
+@with_own_errors
 class DistributedDataParallel(TorchDDP):
     """A drop-in for ``torch.nn.parallel.DistributedDataParallel`` that plans its messages.
 
@@ -133,7 +136,7 @@ class DistributedDataParallel(TorchDDP):
         overlap_optimizers: bool = False,
         **kwargs: Any,
     ) -> None:
-        arguments = inspect.signature(TorchDDP).bind(module, *args, **kwargs).arguments
+        arguments = dict(zip(DDP_ARGUMENTS, args, strict=False)) | kwargs
         settings = Settings(
             planner=planner,
             plan=plan,
@@ -146,7 +149,7 @@ class DistributedDataParallel(TorchDDP):
         _require_same(module, arguments, settings)
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
-            super().__init__(**arguments)
+            super().__init__(module, *args, **kwargs)
         self._begin(settings)
 
     @classmethod
@@ -596,7 +599,8 @@ class DistributedDataParallel(TorchDDP):
         return None if self._runner is None else self._reducer_buckets.engine
 
     def _deferral(self) -> Deferral | None:
-        return None if self._engine is None else self._engine.deferral
+        engine = self._engine
+        return None if engine is None else engine.deferral
 
     # ------------------------------------------------------------------ torch's own
 
@@ -740,21 +744,22 @@ class DistributedDataParallel(TorchDDP):
     @property
     def exposed_communication_s(self) -> float | None:
         """How long the last sampled iteration waited for communication, in seconds."""
-        deferral = self._deferral()
-        if deferral is not None:
-            return deferral.stall_ns / NS_PER_S
-        data = logging_data(self)
-        if not data.get("backward_comm_time_end"):
-            return None
-        waited_ns = data["backward_comm_time_end"] - data["backward_compute_time_end"]
-        return float(max(waited_ns, 0)) / NS_PER_S
+        if self._runner is not None:
+            return self._runner.progress.exposed_s
+        waited_ns = exposed_communication_ns(logging_data(self))
+        return None if waited_ns is None else waited_ns / NS_PER_S
 
     def run_record(self) -> Run:
-        """Return the record of this run so far."""
-        return record_of(self._wrapped, self._runner, why_not_planned=self._why_not_planned)
+        """Return the record of this run so far; any thread may call."""
+        runner = self._runner
+        if runner is None:
+            return record_of(self._wrapped, None, why_not_planned=self._why_not_planned)
+        return record_of(self._wrapped, runner.progress, runner.steady_iteration_s)
 
     def metrics(self) -> dict[str, float]:
         """Return what can be logged at every step, as numbers by name; nothing is measured for it.
+
+        Any thread may call: all numbers are of the same moment, the end of the last iteration.
 
         ``syncline/iteration``; ``syncline/steady``, whether measuring is over; and where they are
         known ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of stock
@@ -764,16 +769,17 @@ class DistributedDataParallel(TorchDDP):
         """
         if self._runner is None:
             return {}
-        tuning, times_s = self._runner.tuning, self._runner.steady_iteration_s
+        now = self._runner.progress
+        tuning, plan = now.tuning, now.stage.plan
         known: dict[str, float | None] = {
-            "iteration": tuning.iteration,
-            "steady": self._runner.steady,
-            "iteration_s": times_s[-1] if times_s else None,
+            "iteration": now.iteration,
+            "steady": now.steady,
+            "iteration_s": now.iteration_s,
             "ddp_iteration_s": tuning.baseline.iteration_s if tuning.baseline else None,
             "predicted_iteration_s": tuning.predicted_planned_s,
-            "exposed_communication_s": self.exposed_communication_s,
-            "messages": len(self.plan.messages) if self.plan else None,
-            "overlaps": self._deferral() is not None and self.defers,
+            "exposed_communication_s": now.exposed_s,
+            "messages": len(plan.messages) if plan else None,
+            "overlaps": now.overlaps,
         }
         return {f"syncline/{name}": float(x) for name, x in known.items() if x is not None}
 
@@ -795,11 +801,11 @@ class DistributedDataParallel(TorchDDP):
         from syncline.report.bundle import Bundle
         from syncline.report.page import save
 
-        tuning = self._tuning if self._runner is not None else None
+        tuning = self._runner.progress.tuning if self._runner is not None else None
         bundle = Bundle(
             run=run or self.run_record(),
-            profile=self.profile,
-            network=self.network,
+            profile=tuning.profile if tuning else None,
+            network=tuning.network if tuning else None,
             plan=tuning.running_plan if tuning else None,
             comparison=tuning.comparison if tuning else None,
             timeline_predicted=tuning.predicted_timeline if tuning else None,

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import functools
 import platform
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from syncline.measure.statistics import typical
 from syncline.model.run import Event, Rate, Run
-from syncline.parallel.stage_runner import StageRunner
+from syncline.parallel.stage_runner import Progress
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
 from syncline.processes import processor_name
-from syncline.torch_private import bucket_sizes
+from syncline.torch_private import bucket_sizes, logging_data
 
 MIN_STEADY = 5
 """Fewest steady iterations that make a rate."""
 
 
 def record_of(
-    wrapped: Wrapped, runner: StageRunner | None, *, why_not_planned: str | None = None
+    wrapped: Wrapped,
+    now: Progress | None,
+    times_s: Sequence[float] = (),
+    *,
+    why_not_planned: str | None = None,
 ) -> Run:
-    """Return the record of a wrapped module's run so far.
+    """Return the record of a wrapped module's run so far; any thread may call.
 
-    Without a runner nothing is measured; ``why_not_planned`` says why not, and is None for a copy.
+    Args:
+        wrapped: the module.
+        now: how far it is; None where nothing is measured.
+        times_s: seconds of the last steady iterations.
+        why_not_planned: why nothing is measured; None for a copy.
     """
     ddp = wrapped.ddp
     run = functools.partial(
@@ -35,17 +44,16 @@ def record_of(
         backend=str(dist.get_backend(ddp.process_group)),
         machine=machine_line(),
     )
-    if runner is None:
+    if now is None:
         return run(
             decision="ddp",
             reason=why_not_planned or "a copy of a wrapped module is not measured",
             planner=Ddp.NAME,
-            messages=max(len(bucket_sizes(ddp)), 1),
+            messages=max(len(bucket_sizes(logging_data(ddp))), 1),
             events=(Event(iteration=0, text=why_not_planned or "copied"),),
         )
-    tuning = runner.tuning
+    tuning = now.tuning
     plan, baseline = tuning.plan, tuning.baseline
-    times_s = runner.steady_iteration_s
     steady = None
     if len(times_s) >= MIN_STEADY:
         iteration_s, noise_s = typical(times_s)
@@ -56,15 +64,15 @@ def record_of(
             iterations=len(times_s),
         )
     overhead = None
-    if runner.steady and baseline is not None:
-        spent = runner.measuring_s / baseline.iteration_s
-        overhead = max(spent - runner.measuring_iterations, 0.0)
+    if now.steady and baseline is not None:
+        spent = now.measuring_s / baseline.iteration_s
+        overhead = max(spent - now.measuring_iterations, 0.0)
     compressing = wrapped.compressing
     return run(
         decision=tuning.decision,
         reason=tuning.reason,
         planner=plan.planner if plan else Ddp.NAME,
-        messages=len(plan.messages) if plan else len(bucket_sizes(ddp)),
+        messages=len(plan.messages) if plan else now.buckets,
         deferred=wrapped.can_defer and plan is not None and plan.wait == "need",
         baseline=baseline,
         planned=tuning.planned,

@@ -19,9 +19,11 @@ from syncline.parallel.watches import PACE_EVERY, PaceSample
 from syncline.parallel.wrapped import Wrapped
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
+    bucket_sizes,
     caps_for_buckets,
     current_graph_task,
     disable_dynamo,
+    exposed_communication_ns,
     has_final_buckets,
     is_finalized,
     logging_data,
@@ -55,6 +57,9 @@ class ReducerBuckets:
         """Follows the reducer where the engine does not run."""
         self._is_ours = False
         """Whether the reducer is one that was made here."""
+        self._logged = logging_data(wrapped.ddp)
+        """What the reducer said last. Only the thread that trains asks it: another one could keep
+        it from being freed, and then free it during a backward pass."""
         self._changes: list[Callable[[], None]] = []
         """What is to be changed before the next forward pass whose gradients will be exchanged."""
 
@@ -181,6 +186,7 @@ class ReducerBuckets:
                 {n: self._names[index] for n, index in enumerate(order) if index in self._names},
                 sample_every=self._wrapped.sample_rate or PACE_EVERY,
             )
+        self._logged = logging_data(self._wrapped.ddp)
 
     def _keeping_gradients(self) -> AbstractContextManager[None]:
         return nullcontext() if self.engine is None else self.engine.keeping_gradients()
@@ -204,11 +210,24 @@ class ReducerBuckets:
         ordered = [names[id(self._parameters[index])] for index in self._order]
         return difference_from_plan(plan, ordered, logging_data(self._wrapped.ddp))
 
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration that was timed waited for messages, seconds."""
+        if self.engine is not None:
+            return self.engine.deferral.stall_ns / NS_PER_S
+        waited_ns = exposed_communication_ns(self._logged)
+        return None if waited_ns is None else waited_ns / NS_PER_S
+
+    @property
+    def count(self) -> int:
+        """How many buckets the reducer has, as far as it has said."""
+        return len(bucket_sizes(self._logged))
+
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return the times of the last iteration, if it was sampled."""
         if self.engine is not None:
             return self.engine.pace(iteration_s)
-        data = logging_data(self._wrapped.ddp)
+        data = self._logged = logging_data(self._wrapped.ddp)
         if not data.get("backward_compute_time"):
             return None
         return PaceSample(

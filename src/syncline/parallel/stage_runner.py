@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from enum import Enum, auto
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.observer import ObservedIteration, Observer
@@ -41,6 +40,32 @@ class Forward(Enum):
     """They are only accumulated."""
     OTHER = auto()
     """There are none, or ranks may run different numbers of iterations: it is not measured."""
+
+
+class Progress(NamedTuple):
+    """How far training was when an iteration ended.
+
+    None of it is changed afterwards, so any thread may read it while another one trains.
+    """
+
+    stage: Stage
+    tuning: Tuning
+    """A copy, as it was when the stage began."""
+    iteration: int
+    iteration_s: float | None
+    """Of the last steady iteration."""
+    exposed_s: float | None
+    """How long the last iteration that was timed waited for messages, seconds."""
+    buckets: int
+    overlaps: bool
+    """Whether updates wait for the next forward pass."""
+    measuring_s: float
+    measuring_iterations: int
+
+    @property
+    def steady(self) -> bool:
+        """Whether measuring is over."""
+        return self.stage.iterations == 0
 
 
 class StageRunner:
@@ -85,6 +110,23 @@ class StageRunner:
         """How many iterations that was."""
         self.stage = STARTING
         """The stage that training is in."""
+        self._noted_tuning = tuning.snapshot()
+        self.progress = self._progress()
+        """What other threads may read."""
+
+    def _progress(self) -> Progress:
+        buckets = self._buckets
+        return Progress(
+            stage=self.stage,
+            tuning=self._noted_tuning,
+            iteration=self.tuning.iteration,
+            iteration_s=self._history[-1] if self._history else None,
+            exposed_s=buckets.exposed_s,
+            buckets=buckets.count,
+            overlaps=buckets.engine is not None and self._job.can_defer,
+            measuring_s=self.measuring_s,
+            measuring_iterations=self.measuring_iterations,
+        )
 
     @property
     def steady(self) -> bool:
@@ -119,6 +161,7 @@ class StageRunner:
     def begin(self) -> None:
         """Enter the first stage. Call before the first forward pass."""
         self._enter(next(self._stages))
+        self.progress = self._progress()
 
     def leave_training(self) -> None:
         """Call when the model is put into evaluation mode.
@@ -201,6 +244,7 @@ class StageRunner:
             self._end_steady_iteration()
         else:
             self._end_measured_iteration()
+        self.progress = self._progress()
 
     def _end_measured_iteration(self) -> None:
         stage, stamp = self.stage, self._clock.stamp()
@@ -349,6 +393,7 @@ class StageRunner:
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
+        self._noted_tuning = self.tuning.snapshot()
         self._result = StageResult()
         self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
         """Of each iteration: its beginning and end, and when the program was away."""
@@ -372,7 +417,12 @@ class StageRunner:
         if plan is not None:
             self._buckets.meet(plan)  # on all ranks; the change itself may come later on one
         updates = self._job.updates
-        self._buckets.change(partial(self._buckets.use, plan, record=record, updates=updates))
+
+        def change() -> None:
+            self._buckets.use(plan, record=record, updates=updates)
+            self.progress = self._progress()
+
+        self._buckets.change(change)
 
     def _observe(self) -> None:
         self._observer = Observer(self._job.module, self._job.parameters, self._clock)

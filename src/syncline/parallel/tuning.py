@@ -7,11 +7,12 @@ was measured there. All ranks run it in step. Every decision is measured on ever
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
 from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -140,6 +141,12 @@ class Tuning:
     def _known(self) -> tuple[bool, Norm | None]:
         """What training under a plan may show of the program: whether it defers, for which norm."""
         return self._flushes.defers, self._norm
+
+    def snapshot(self) -> Self:
+        """Return a copy that later decisions do not change."""
+        now = copy.copy(self)
+        now.events = list(self.events)
+        return now
 
     def stages(self) -> Stages:
         """Measure, plan, try, decide, record, and train on; once more after a change."""

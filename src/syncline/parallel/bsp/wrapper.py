@@ -25,6 +25,7 @@ from syncline.parallel.bsp.algorithm import Algorithm, AllReduce, Job
 from syncline.parallel.bsp.channel import Channel, Values
 from syncline.parallel.bsp.overlapped import Overlapped
 from syncline.parallel.bsp.reduce_broadcast import ReduceBroadcast
+from syncline.parallel.properties import with_own_errors
 from syncline.parallel.record import machine_line
 from syncline.planners.base import MergingPlanner
 from syncline.torch_private import queue_callback, tree_leaves
@@ -52,6 +53,7 @@ class IterationProfile:
         return self.communication_s / whole_s if whole_s > 0 else 0.0
 
 
+@with_own_errors
 class BspSgd(nn.Module):
     """Bulk synchronous SGD with the collectives of linear-pipeline.
 

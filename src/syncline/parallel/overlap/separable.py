@@ -49,7 +49,11 @@ def _why_not_called_alone(optimizer: Optimizer) -> str | None:
     for needed in ("param_groups", "state", "defaults"):
         if needed not in vars(optimizer):
             return f"its {needed} are not its own: it seems to wrap another optimizer"
-    for parameter in list(inspect.signature(type(optimizer).step).parameters.values())[1:]:
+    try:
+        parameters = inspect.signature(type(optimizer).step).parameters.values()
+    except (TypeError, ValueError) as error:  # of compiled code
+        return f"what its step takes cannot be seen: {error}"
+    for parameter in list(parameters)[1:]:
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic:
             return f"{type(optimizer).__name__}.step needs the argument {parameter.name!r}"

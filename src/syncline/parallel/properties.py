@@ -1,0 +1,35 @@
+"""Properties of modules that raise their own errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from syncline.errors import InternalError
+
+Class = TypeVar("Class", bound=type[Any])
+
+
+def with_own_errors(cls: Class) -> Class:
+    """Let the properties of a class of modules raise their own errors.
+
+    Where a property raises an AttributeError, Python asks ``nn.Module.__getattr__`` next, which
+    says that there is no such property.
+    """
+    for name, member in list(vars(cls).items()):
+        if isinstance(member, property):
+            assert member.fget is not None
+            setattr(cls, name, property(_told(member.fget), member.fset, member.fdel))
+    return cls
+
+
+def _told(getter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(getter)
+    def get(self: Any) -> Any:
+        try:
+            return getter(self)
+        except AttributeError as error:
+            raise InternalError(f"{getter.__qualname__} cannot be read: {error}") from error
+
+    return get
