@@ -41,11 +41,29 @@ eval_frame_callback: Callable[[], Any] = _eval_frame.get_eval_frame_callback
 
 COMPILED_FROM = "_torchdynamo_orig_callable"
 """The attribute of a function that the compiler made, or left alone on request."""
+LEFT_ALONE = "_torchdynamo_disable"
+"""The attribute of one that it left alone."""
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Say whether calling a module runs code that ``torch.compile`` made."""
-    return isinstance(module, torch._dynamo.OptimizedModule) or compiled_call(module) is not None
+    """Say whether calling a module runs code that ``torch.compile`` made.
+
+    The user, or Lightning, may have compiled its ``forward`` alone.
+    """
+    forward = module.__dict__.get("forward")
+    return (
+        uncompiled(module) is not module
+        or compiled_call(module) is not None
+        or (hasattr(forward, COMPILED_FROM) and not hasattr(forward, LEFT_ALONE))
+    )
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile(module)`` has put another around, or the module."""
+    if not isinstance(module, torch._dynamo.OptimizedModule):
+        return module
+    inside: nn.Module = module._orig_mod
+    return inside
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.log import logger
+from syncline.torch_private import uncompiled
 from tests.parallel.overlap.overlap_plans import Style, plan_of
 
 
@@ -28,14 +31,21 @@ def planned(module: nn.Module) -> dict[str, Any]:
     return {"plan": plan_of(module, order, 2, style), "check": False}
 
 
-class Overlapping:
-    """Counts steps after which updates were left to the next forward pass."""
+class Overlapping(logging.Handler):
+    """Counts steps after which updates were left to the next forward pass; keeps warnings."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.steps = 0
+        self.warned: list[str] = []
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warned.append(record.getMessage())
 
     def note(self, model: nn.Module) -> None:
         """Look at a wrapped model right after a step."""
+        model = uncompiled(model)
         if isinstance(model, DistributedDataParallel):
             deferral = model._deferral()
             self.steps += deferral is not None and deferral.anything_due
@@ -59,8 +69,12 @@ def train_all(train: Callable[[str, str, Path], None]) -> None:
     dist.destroy_process_group()
 
 
-def write(folder: Path, rank: int, module: nn.Module, **noted: Any) -> None:
+def write(
+    folder: Path, rank: int, module: nn.Module, overlapping: Overlapping, **noted: Any
+) -> None:
     """Write the digest of a model's parameters and what else was noted."""
+    logger.removeHandler(overlapping)
+    noted |= {"overlapped": overlapping.steps, "warned": overlapping.warned}
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))

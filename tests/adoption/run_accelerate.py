@@ -7,20 +7,45 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import TorchDynamoPlugin
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from syncline.integrations.accelerate import SynclineKwargs
+from syncline.torch_private import uncompiled
 from tests.adoption.outcome import Overlapping, planned, train_all, write
 
 WIDTH = 48
 
 
+class Net(nn.Module):
+    """Equal blocks, which Accelerate can compile one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 def train(kind: str, which: str, folder: Path) -> None:
     torch.manual_seed(0)
-    model: Any = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(5)])
+    model: Any = Net()
     handlers: list[Any] = [SynclineKwargs(**planned(model))] if which == "syncline" else []
-    accelerator = Accelerator(cpu=True, kwargs_handlers=handlers, gradient_accumulation_steps=2)
+    AcceleratorState._reset_state()  # so that each kind may have a compiler of its own
+    accelerator = Accelerator(
+        cpu=True,
+        kwargs_handlers=handlers,
+        gradient_accumulation_steps=2,
+        dynamo_plugin=TorchDynamoPlugin(
+            backend="eager" if kind in ("compiled", "regional") else "no",
+            use_regional_compilation=kind == "regional",
+        ),
+    )
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.5)
     data: Any = DataLoader(TensorDataset(torch.randn(3200, WIDTH)), batch_size=16)
@@ -43,8 +68,8 @@ def train(kind: str, which: str, folder: Path) -> None:
         folder,
         accelerator.process_index,
         accelerator.unwrap_model(model),
-        wrapper=type(model).__module__,
-        overlapped=overlapping.steps,
+        overlapping,
+        wrapper=type(uncompiled(model)).__module__,
         steps=len(data) // 2,
     )
 

@@ -108,13 +108,14 @@ def train(kind: str, which: str, folder: Path) -> None:
     )
     batches, check = DataLoader(data, 16), DataLoader(TensorDataset(data.tensors[0][:64]), 16)
     saved = folder.parents[1] / "automatic" / which / "saved.ckpt"
-    trainer.fit(model, batches, check, ckpt_path=saved if kind == "resumed" else None)
+    trained: Any = torch.compile(model, backend="eager") if kind == "compiled" else model
+    trainer.fit(trained, batches, check, ckpt_path=saved if kind == "resumed" else None)
     write(
         folder,
         trainer.global_rank,
         model,
+        watch.overlapping,
         wrapper=watch.kind,
-        overlapped=watch.overlapping.steps,
         steps=trainer.global_step,
     )
 

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from syncline.integrations.transformers import SynclineCallback
+from syncline.torch_private import uncompiled
 from tests.adoption.outcome import Overlapping, planned, train_all, write
 
 WORDS, LENGTH = 64, 24
@@ -40,6 +41,8 @@ def train(kind: str, which: str, folder: Path) -> None:
     options: dict[str, Any] = {"max_grad_norm": 100.0, "gradient_accumulation_steps": 2}
     if kind == "checkpointed":
         options = {"max_grad_norm": 100.0, "gradient_checkpointing": True, "bf16": True}
+    if kind == "compiled":
+        options = {"torch_compile": True, "torch_compile_backend": "eager"}
     watch = Watch()
     trainer = Trainer(
         model=model,
@@ -70,8 +73,8 @@ def train(kind: str, which: str, folder: Path) -> None:
         folder,
         trainer.args.process_index,
         model,
-        wrapper=type(trainer.model_wrapped).__module__,
-        overlapped=watch.overlapping.steps,
+        watch.overlapping,
+        wrapper=type(uncompiled(trainer.model_wrapped)).__module__,
         steps=trainer.state.global_step,
     )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
+import logging
 import warnings
 from typing import Any
 from unittest import mock
@@ -26,6 +28,7 @@ from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Rate, Run
 from syncline.parallel import reducer
 from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.log import logger
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import LossWatch
@@ -550,9 +553,53 @@ class ComplexHalves(nn.Module):
         return x @ self.weight.to(torch.complex64)
 
 
+class NoElements(nn.Module):
+    """A model whose parameters have no elements, such as adapters of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.nothing = (nn.Parameter(torch.empty(*n, 0)) for n in ((), (3,)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.none.sum() + self.nothing.sum()
+
+
+def tells_of_a_compiled_model(how: str) -> list[str]:
+    """Return the warnings of a training whose whole model is compiled.
+
+    Its optimizer is overlapped when it first steps, after the first forward pass.
+    """
+    torch._dynamo.reset()
+    said: list[str] = []
+    keep = logging.Handler()
+    keep.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    net: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    compiled = functools.partial(torch.compile, backend="eager")
+    if how == "before":
+        net = compiled(net)
+    elif how == "forward":
+        net.forward = compiled(net.forward)
+    logger.addHandler(keep)
+    try:
+        ddp = DistributedDataParallel(net, planner="merge", overlap_optimizers=True)
+        run = compiled(ddp) if how == "after" else ddp
+        optimizer = OPTIMIZERS["sgd"](ddp.parameters())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler
+            for _ in range(4):
+                optimizer.zero_grad()
+                run(torch.ones(2, 4)).square().mean().backward()
+                optimizer.step()
+    finally:
+        logger.removeHandler(keep)
+    assert not ddp.defers
+    return said
+
+
 def trains_unplannable(kind: str) -> dict[str, Any]:
     """Train what cannot be planned, with DDP's own buckets."""
     module: nn.Module
+    options: dict[str, Any] = {}
     if kind == "sparse":
         module = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
         inputs = torch.randint(10, (5, 3))
@@ -560,11 +607,18 @@ def trains_unplannable(kind: str) -> dict[str, Any]:
         warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
         module = ComplexHalves()
         inputs = torch.randn(5, 4, dtype=torch.complex64)
+    elif kind.startswith("no elements"):
+        module = NoElements()
+        inputs = torch.randn(5, 4)
+        if kind.endswith("given"):
+            tensors = tuple(Tensor(name=name, elements=0) for name in ("none", "nothing"))
+            plan = Plan(planner="by hand", model="", workers=2, tensors=tensors, messages=())
+            options = {"plan": replace(plan, wait="need"), "check": False}
     else:
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).to(torch.float64))
         module[1].register_forward_pre_hook(lambda _, args: (args[0].double(),))
         inputs = torch.randn(5, 4)
-    ddp = DistributedDataParallel(module)
+    ddp = DistributedDataParallel(module, **options)
     for _ in range(3):
         ddp(inputs).abs().sum().backward()
     run = ddp.run_record()

@@ -314,7 +314,13 @@ def test_the_time_in_evaluation_mode_is_no_part_of_an_iteration(workers: WorkerP
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("sparse", "sparse"), ("dtypes", "several dtypes"), ("complex halves", "complex32")],
+    [
+        ("sparse", "sparse"),
+        ("dtypes", "several dtypes"),
+        ("complex halves", "complex32"),
+        ("no elements", "no gradient has an element"),
+        ("no elements, a plan given", "no gradient has an element"),
+    ],
 )
 def test_what_cannot_be_planned_trains(workers: WorkerPool, kind: str, reason: str) -> None:
     for result in workers.run(jobs.trains_unplannable, 2, kind):
@@ -380,6 +386,15 @@ class Blocks(nn.Module):
         super().__init__()
         self.inner = nn.ModuleDict({"h": nn.ModuleList(nn.Linear(8, 8) for _ in range(4))})
         self.embedding = nn.Embedding(3, 8)
+
+
+@pytest.mark.parametrize("how", first_few(["after", "before", "forward"]))
+def test_of_a_compiled_model_is_told_once(workers: WorkerPool, how: str) -> None:
+    said, of_rank_1 = workers.run(jobs.tells_of_a_compiled_model, 2, how)
+    assert of_rank_1 == []
+    (line,) = said
+    assert line.startswith("overlap: updates are synchronous: the whole model is compiled")
+    assert line.endswith("for block in model: block.compile()")
 
 
 @pytest.mark.parametrize(

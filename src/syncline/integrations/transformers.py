@@ -11,6 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 
 from syncline.errors import UserError
 from syncline.parallel.ddp import DistributedDataParallel
+from syncline.torch_private import uncompiled
 
 
 class SynclineCallback(TrainerCallback):
@@ -31,7 +32,7 @@ class SynclineCallback(TrainerCallback):
     @property
     def model(self) -> DistributedDataParallel | None:
         """The wrapped model while it trains; None in a single process."""
-        model = self._trainer.model_wrapped
+        model = uncompiled(self._trainer.model_wrapped)
         return model if isinstance(model, DistributedDataParallel) else None
 
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
@@ -40,7 +41,7 @@ class SynclineCallback(TrainerCallback):
         Raises:
             UserError: several processes train otherwise than with torch's class.
         """
-        wrapped = self._trainer.model_wrapped
+        wrapped = uncompiled(self._trainer.model_wrapped)
         if isinstance(wrapped, TorchDDP):
             if not isinstance(wrapped, DistributedDataParallel):
                 DistributedDataParallel.convert(wrapped, **self._options).overlap(
@@ -50,7 +51,7 @@ class SynclineCallback(TrainerCallback):
             raise UserError(
                 "the Trainer has not wrapped the model in DistributedDataParallel but in "
                 f"{type(wrapped).__name__}; Syncline plans data-parallel training only, so train "
-                "without FSDP, DeepSpeed and whole-model torch_compile, or without SynclineCallback"
+                "without FSDP and DeepSpeed, or without SynclineCallback"
             )
 
     def on_train_end(

@@ -83,6 +83,11 @@ WRAPPED_TWICE = (
     "both would exchange its gradients; give the framework the model itself and let its adapter "
     "wrap it, or wrap it only here (docs/frameworks.md)"
 )
+COPIED = (
+    "a copy was put in the wrapper's place before the first forward pass, as Accelerate does to "
+    "compile block by block (use_regional_compilation), and its parameters have other names; "
+    "compile the blocks before prepare instead: for block in model.blocks: block.compile()"
+)
 TENSOR_PARALLEL = (
     "the model is tensor-parallel, too: it computes with distributed tensors made of its "
     "parameters' memory, and reads of these cannot be seen"
@@ -194,6 +199,8 @@ class DistributedDataParallel(TorchDDP):
         self._in_torch = False
         self._joined = False
         """Whether our ``join`` context has ended, and no other one has begun since."""
+        self._told_synchronous: str | None = None
+        """The reason that was logged last."""
         self._comparisons = 2 if settings.overlap_optimizers else 1
         """How many times the ranks will still compare what they train with."""
         self._exchanged = {
@@ -207,11 +214,10 @@ class DistributedDataParallel(TorchDDP):
             plan = compressed(plan, compression)
         self._settings = replace(settings, plan=plan, ddp=self._wrapped.own_buckets())
         self._check_given()
-        self._why_not_planned = self._wrapped.why_not_planned()
-        if self._why_not_planned is not None and compression is not None:
-            raise UserError(f"gradients cannot be compressed here: {self._why_not_planned}")
-        if self._why_not_planned is not None:
-            warn(f"training with DDP's own buckets: {self._why_not_planned}")
+        self._why_not_planned: str | None = None
+        reason = self._wrapped.why_not_planned()
+        if reason is not None:
+            self._leave_unplanned(reason)
             return
         if compression is not None:
             self._wrapped.compressing = Compressing(
@@ -225,6 +231,13 @@ class DistributedDataParallel(TorchDDP):
             before_steps.add(self._overlap_at_first_step)
         if plan is not None and not settings.check:
             self._reducer_buckets.meet(plan)
+
+    def _leave_unplanned(self, reason: str) -> None:
+        """Train with DDP's own buckets, and log why."""
+        if self._settings.compression is not None:
+            raise UserError(f"gradients cannot be compressed here: {reason}")
+        self._runner, self._why_not_planned = None, reason
+        warn(f"training with DDP's own buckets: {reason}")
 
     # ------------------------------------------------------------------ training
 
@@ -248,6 +261,8 @@ class DistributedDataParallel(TorchDDP):
         """
         if self._runner is not None and not self._runner.begun:
             self._require_outermost()
+            if self._wrapped.ddp is not self:
+                self._leave_unplanned(COPIED)
         if compiled and self._wrapped.why_not_deferred is None:
             self._stop_deferring(_why_not_compiled(self.module))
         if torch.is_grad_enabled():
@@ -352,7 +367,14 @@ class DistributedDataParallel(TorchDDP):
         self._wrapped.why_not_deferred = reason
         if self._engine is not None:
             self._engine.stop_deferring()
-        if any(optimizer.why_not is None for optimizer in self._wrapped.optimizers):
+        self._tell_synchronous()
+
+    def _tell_synchronous(self) -> None:
+        """Log why updates are not deferred, once there is an optimizer that would defer them."""
+        reason = self._wrapped.why_not_deferred
+        defers = any(optimizer.why_not is None for optimizer in self._wrapped.optimizers)
+        if defers and reason not in (None, self._told_synchronous):
+            self._told_synchronous = reason
             warn(f"overlap: updates are synchronous: {reason}")
 
     def _forward_now(self) -> Forward:
@@ -424,6 +446,7 @@ class DistributedDataParallel(TorchDDP):
             self._stop_deferring(_why_not_compiled(self.module))
         if is_tensor_parallel(self._exchanged.values()):
             self._stop_deferring(TENSOR_PARALLEL)
+        self._tell_synchronous()
         average_with_torch()
         engine = self._engine
         if engine is not None:

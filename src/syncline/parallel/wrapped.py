@@ -108,6 +108,8 @@ class Wrapped:
         reason = why_no_buckets(self.ddp, parameters)
         if reason is not None:
             return reason
+        if not any(p.numel() for p in parameters):
+            return "no gradient has an element, so there is nothing to exchange"
         if len({(p.dtype, p.device) for p in parameters}) > 1:
             return "gradients are of several dtypes or devices, which DDP never merges"
         unknown = {dtype_name(p.dtype) for p in parameters} - BYTES_PER_ELEMENT.keys()

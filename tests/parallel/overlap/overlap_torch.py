@@ -216,6 +216,14 @@ def model_compiled_in_place(side: Side) -> None:
     train(side, net)
 
 
+@feature("`model.forward = torch.compile(model.forward)`", SYNCHRONOUS)
+@compiling
+def forward_compiled(side: Side) -> None:
+    net = Net()
+    net.forward = compiled(net.forward)  # type: ignore[method-assign]
+    train(side, net)
+
+
 def _wrapper_compiled(side: Side, compile_: Callable[[Any], Any]) -> None:
     ddp = side.wrap(Net(), loss_of)
     optimizer = side.overlap(ddp, SGD(ddp.parameters(), lr=0.05, momentum=0.9))
