@@ -287,8 +287,8 @@ void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place pl
     }
     if (data == nullptr) {
         throw faulty(peer_, "a place in a buffer that it shares with this rank",
-                     "byte " + std::to_string(place.offset) + " of buffer number " +
-                         std::to_string(place.number));
+                     "byte " + std::to_string(place.offset) + " of number " +
+                         std::to_string(place.number) + ", which this rank does not know");
     }
 }
 
