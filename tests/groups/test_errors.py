@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import re
@@ -175,8 +176,9 @@ def test_hosts_that_do_not_permit_it(
 
 def _read_only(size_bytes: int) -> int:
     """Return memory that cannot be mapped as it must be."""
-    descriptor = os.memfd_create("here")
+    descriptor = os.memfd_create("here", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
     os.close(descriptor)
     return again

@@ -65,7 +65,12 @@ WORDS = {
     "collective": (of_fragments(24), ctypes.c_uint8, 99, "all-reduce .*, found an unknown coll"),
     "dtype": (of_fragments(25), ctypes.c_uint8, 99, "all-reduce .*, found .* of an unknown dtype"),
     "bytes": (of_fragments(32), ctypes.c_uint64, 2**40, "[0-9]+ bytes in all-reduce .*, found 1"),
-    "buffer": (of_fragments(40), ctypes.c_uint32, 7, "a place in a buffer .*, found byte .* of number 7"),
+    "buffer": (
+        of_fragments(40),
+        ctypes.c_uint32,
+        7,
+        "a place in a buffer .* found byte .* number 7",
+    ),
     "slot": (of_fragments(44), ctypes.c_uint32, 2**31 - 1, "a slot below [0-9]+, found 2147483647"),
 }
 
