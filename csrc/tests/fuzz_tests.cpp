@@ -19,6 +19,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -172,7 +173,10 @@ void a_peer_says_anything(std::uint64_t seed) {
     const bool notices_only = random() % 4 == 0;
     std::vector<std::byte> data(2 * fragment_bytes);
     Call likely{.count = 300};
+    std::mutex turn;  // a thread of the group drives, too
+    std::atomic<bool> ending = false;
     const auto speak = [&] {
+        const std::lock_guard lock(turn);
         Call call = likely;
         if (random() % 8 == 0) call.count = any_word(random, call.count);
         if (random() % 8 == 0) call.collective = static_cast<std::uint8_t>(random());
@@ -186,6 +190,7 @@ void a_peer_says_anything(std::uint64_t seed) {
         (void)pair.arrive(&call, header, data.data(), bytes, random() % 3 == 0);
     };
     pair.ucx.on_progress = [&] {
+        if (ending) return pair.ucx.end_all(UCS_OK);
         for (Request& each : pair.ucx.requests) {
             if (each.status == UCS_INPROGRESS && &each != pair.ucx.listening && random() % 2 == 0) {
                 each.status = random() % 200 == 0 ? UCS_ERR_CONNECTION_RESET : UCS_OK;
@@ -210,20 +215,26 @@ void a_peer_says_anything(std::uint64_t seed) {
     };
     Group group(0, std::move(links), std::make_unique<UcxSleeper>(pair.worker, nullptr, -1),
                 pair.worker, {});
+    Random own(seed + 1);
     std::vector<std::vector<float>> memory;
     memory.reserve(20);
     Outcome end;
     for (int round = 0; round < 8 && end.rank == -2; ++round) {
         end = outcome([&] {
             std::vector<float>& work =
-                memory.emplace_back(one_of<std::size_t>(random, {1, 300, 5000}));
+                memory.emplace_back(one_of<std::size_t>(own, {1, 300, 5000}));
             std::shared_ptr<syncline::Task> task;
-            likely = {.count = work.size(), .sequence = static_cast<std::uint32_t>(round + 1)};
-            if (random() % 3 == 0) {
-                likely.collective = syncline::exchange;
-                likely.sequence = random() % 2;
-                const bool sends = random() % 3 == 0;
-                const auto post = message(likely.sequence, 1, work, sends);
+            const bool messages = own() % 3 == 0;
+            const auto tag = static_cast<std::uint32_t>(own() % 2);
+            {
+                const std::lock_guard lock(turn);
+                likely = {.count = work.size(),
+                          .sequence = messages ? tag : static_cast<std::uint32_t>(round + 1),
+                          .collective = messages ? syncline::exchange : all_reduce};
+            }
+            if (messages) {
+                const bool sends = own() % 3 == 0;
+                const auto post = message(tag, 1, work, sends);
                 sends ? group.send(post) : group.receive(post);
                 task = post;
             } else {
@@ -233,7 +244,7 @@ void a_peer_says_anything(std::uint64_t seed) {
             group.wait(task, Clock::now() + milliseconds(20));
         });
     }
-    pair.ucx.on_progress = [&] { pair.ucx.end_all(UCS_OK); };
+    ending = true;
     group.close();
     CHECK(pair.ucx.freed_in_progress == 0);
 }
