@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from multiprocessing.util import Finalize
 from typing import Any, Literal, NamedTuple, get_args
 
 from syncline import _native
@@ -28,6 +29,8 @@ from syncline.groups.watch import Watch
 
 Transport = Literal["auto", "shared", "ucx"]
 
+LEAVING = 1
+"""Priority of the process's finalizers: after those that finish exchanges."""
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
 WINDOW, LEAST_WINDOW = 16, 8
@@ -245,6 +248,7 @@ class Group:
             self._peers,
             own,
         )
+        leave_at_exit(self, self._leave)
 
     # ------------------------------------------------------------------ collectives
 
@@ -598,6 +602,16 @@ def _forked(what: object) -> UserError:
         f"{what}; a fork takes no part in the group that its parent joined: call it in the parent, "
         "or make a new group in the fork"
     )
+
+
+def leave_at_exit(owner: object, leave: weakref.finalize[..., Any]) -> None:
+    """Let a finalizer run when the process ends, but after those that finish exchanges.
+
+    By itself it would come first: Python calls what ``weakref`` has registered before the
+    finalizers of ``multiprocessing``. And a child of ``multiprocessing`` calls only these.
+    """
+    leave.atexit = False
+    Finalize(owner, leave, exitpriority=LEAVING)
 
 
 def _leave(

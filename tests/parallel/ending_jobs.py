@@ -1,0 +1,128 @@
+"""Ranks that end as scripts do: in the midst of training, with loaders and groups left as is.
+
+Each rank leads a group of processes, so that the test sees what it has left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+from tests.mortal import DEADLINE_S, Place
+from tests.parallel.fault_jobs import TIMEOUT_S, WIDTH, Training
+
+RANKS = 2
+
+
+class Batches(Dataset[torch.Tensor]):
+    """Batches that a worker of a loader makes."""
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((5, WIDTH), index / 1000)
+
+
+def train(folder: Path, rank: int, backend: str, how: str) -> None:
+    """Train until updates are pending, and end as ``how`` says."""
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=RANKS,
+        timeout=timedelta(seconds=TIMEOUT_S),
+    )
+    torch.manual_seed(0)
+    training = Training(Place(rank=rank, ranks=RANKS, folder=folder))
+    training.warm()
+    if how == "loader":
+        loader = DataLoader(
+            Batches(),
+            batch_size=None,
+            num_workers=1,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+        )
+        for batch in itertools.islice(loader, 3):
+            training.optimizer.zero_grad()
+            training.model(batch).square().mean().backward()
+            training.optimizer.step()
+    sent = held(training)
+    training.step()
+    assert training.pending
+    sent.set()
+    print("pending", flush=True)
+    if how == "sys.exit":
+        sys.exit(0)
+    if how == "group destroyed":
+        training.model.settle()
+        dist.destroy_process_group()
+
+
+def held(training: Training) -> threading.Event:
+    """Hold back the messages of the next step until the event is set."""
+    training.model.settle()
+    engine = training.model._reducer_buckets.engine
+    assert engine is not None
+    transport, event = engine._engine._transport, threading.Event()
+    send = transport.send
+
+    def wait(*args: Any) -> Any:
+        assert event.wait(DEADLINE_S)
+        return send(*args)
+
+    transport.send = wait  # type: ignore[method-assign]
+    return event
+
+
+def lead(place: Place) -> None:
+    """Lead a group of processes, whose number the test finds in a file."""
+    os.setpgid(0, 0)
+    tempfile.tempdir = str(place.folder / "temporary")
+    (place.folder / f"group-{place.rank}").write_text(str(os.getpid()))
+
+
+def ends(place: Place, backend: str, how: str) -> None:
+    """End in the midst of training."""
+    lead(place)
+    train(place.folder, place.rank, backend, how)
+
+
+def forks_ranks(place: Place, backend: str, by: str) -> None:
+    """Fork the ranks from a process that has torch and syncline, and has trained with them."""
+    lead(place)
+    net = torch.nn.Linear(WIDTH, WIDTH)
+    net(torch.ones(5, WIDTH)).sum().backward()
+    if by == "multiprocessing":
+        context = multiprocessing.get_context("fork")
+        ranks = [
+            context.Process(target=train, args=(place.folder, rank, backend, "end"))
+            for rank in range(RANKS)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(DEADLINE_S)
+        print([process.exitcode for process in ranks], flush=True)
+        return
+    forked = []
+    for rank in range(RANKS):
+        process = os.fork()
+        if process == 0:  # this rank goes on to the end of the script, as a launcher's would
+            train(place.folder, rank, backend, "end")
+            return
+        forked.append(process)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in forked]
+    print(codes, flush=True)
