@@ -64,12 +64,13 @@ def train(kind: str, which: str, folder: Path) -> None:
             accelerator.save_state(str(folder / "state"))
             accelerator.wait_for_everyone()
             accelerator.load_state(str(folder / "state"))
+    wrapper = type(uncompiled(model)).__module__  # unwrap_model takes it out
     write(
         folder,
         accelerator.process_index,
         accelerator.unwrap_model(model),
         overlapping,
-        wrapper=type(uncompiled(model)).__module__,
+        wrapper=wrapper,
         steps=len(data) // 2,
     )
 
