@@ -35,7 +35,7 @@ class Overlapping(logging.Handler):
     """Counts steps after which updates were left to the next forward pass; keeps warnings."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(logging.WARNING)
         self.steps = 0
         self.warned: list[str] = []
         logger.addHandler(self)

@@ -88,11 +88,13 @@ class Told:
 
 class Deferring:
     can_defer = True
+    why_not_deferred: str | None = None
     device = torch.device("cpu")
 
 
 class Waiting:
     can_defer = False
+    why_not_deferred: str | None = None
     device = torch.device("cpu")
 
 
@@ -612,6 +614,20 @@ def test_without_an_optimizer_nothing_is_deferred(
     assert all(stage.plan is None or stage.plan.wait == "update" for stage in stages)
     assert len(told(run, "no optimizer defers its update (optimizer = model.overlap")) == 1
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+def test_what_was_told_of_a_compiled_model_is_not_told_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Compiled(Waiting):
+        why_not_deferred = "the whole model is compiled"
+        will_overlap = True
+
+    run = tuning(Compiled, plan=GIVEN)
+    with caplog.at_level(logging.WARNING, "syncline"):
+        play(run.stages(), faster)
+    assert len(told(run, "no optimizer defers its update; the end")) == 1
+    assert not caplog.records
 
 
 def test_auto_without_an_optimizer_asks_for_none() -> None:

@@ -202,9 +202,11 @@ class FlushWatch:
         if self._given_up or self._held_back_said:
             return
         self._held_back_said = True
+        job = self._job
+        told = job.why_not_deferred is not None and (job.will_overlap or bool(job.optimizers))
+        remedy = "" if told else " (optimizer = model.overlap(optimizer))"
         self._say(
             f"the plan of {planner} leaves messages to the next forward pass, but no optimizer "
-            "defers its update (optimizer = model.overlap(optimizer)); the end of the backward "
-            "pass waits for all of them",
-            logging.WARNING,
+            f"defers its update{remedy}; the end of the backward pass waits for all of them",
+            logging.INFO if told else logging.WARNING,
         )
