@@ -18,6 +18,7 @@ NEED = msgspec.structs.replace(plain_plan(), wait="need")
 class Job:
     def __init__(self, can_defer: bool) -> None:
         self.can_defer = can_defer
+        self.why_not_deferred: str | None = None
 
 
 def watch(*, can_defer: bool = True, heed: bool = True, others: Any = None) -> tuple[Any, Any]:
