@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +15,12 @@ from torch import nn
 from syncline.measure.step_hooks import after_steps, before_steps
 from syncline.model.recipe import Recipe
 from syncline.parallel.ddp import DistributedDataParallel
+from tests.mortal import POLL_S
 from tests.parallel.overlap.overlap_plans import Style, plan_of
 
 WIDTH = 16
 MOST_STEPS = 200
+DEADLINE_S = 20.0
 
 
 def steps(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Iterator[str]:
@@ -84,8 +87,14 @@ def _left_of(kind: str, *, keeps_model: bool) -> dict[str, Any]:
         for parameter in kept.parameters():
             parameter.sum()  # its last update refers to the optimizer until it is made
         del parameter
-    gc.collect()  # and now what only waited for it
-    found: dict[str, Any] = {"kept": [n for n, ref in watched.items() if ref() is not None]}
+    goes = {"wrapper", "runner", "optimizer", *(() if keeps_model else ("model", "parameter"))}
+    deadline = time.monotonic() + DEADLINE_S
+    alive = goes
+    while goes & alive and time.monotonic() < deadline:  # threads finish the exchange first
+        gc.collect()
+        alive = {name for name, reference in watched.items() if reference() is not None}
+        time.sleep(POLL_S)
+    found: dict[str, Any] = {"kept": sorted(alive)}
     if kept is not None:
         hooks = [h for m in kept.modules() for h in (m._forward_pre_hooks, m._forward_hooks)]
         hooks += [p._backward_hooks for p in kept.parameters() if p._backward_hooks is not None]
