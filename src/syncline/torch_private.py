@@ -221,6 +221,15 @@ def is_made_by_torch(optimizer: object) -> bool:
     return "_zero_grad_profile_name" in vars(optimizer)
 
 
+def update_many_at_once(cls: type[torch.Tensor]) -> None:
+    """Let torch's optimizers take parameters of a class as they do plain ones: many in one call.
+
+    On a GPU that is their default. ``torch.distributed.tensor`` adds its own class in the same way.
+    """
+    if cls not in _torch_optimizer._foreach_supported_types:
+        _torch_optimizer._foreach_supported_types.append(cls)
+
+
 def step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Mapping[int, Any]]]:
     """Return the hooks that see an optimizer's whole step, each with whose they are."""
     return [

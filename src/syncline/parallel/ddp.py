@@ -479,7 +479,7 @@ class DistributedDataParallel(TorchDDP):
         """
         deferral = self._deferral()
         if deferral is not None:
-            deferral.settle()
+            deferral.finish()
 
     def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
         """Move averages of the weights towards the weights by a part of the difference.

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from syncline.parallel import stage_engine
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
-from syncline.parallel.engine.engine import Engine
+from syncline.parallel.engine.engine import Engine, Round
 from syncline.parallel.overlap.deferral import Deferral
 from tests.parallel.overlap.overlap_plans import Style, plan_of, ready_order
 from tests.timeouts import DEADLINE_S
@@ -348,13 +348,13 @@ def holding(let_through: float) -> Iterator[None]:
         held(self).begin(at_first(self), self.plan.in_flight)
         begin(self, *args)
 
-    def held_wait(self: Engine, tensors: Iterable[int]) -> None:
+    def held_wait(self: Engine, tensors: Iterable[int], of: Round | None = None) -> None:
         tensors = list(tensors)
         messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
         if self.plan.norm is not None:
             messages.append(self.plan.last_sum)
         held(self).allow(max(messages, default=-1) + 1)
-        wait(self, tensors)
+        wait(self, tensors, of)
 
     def held_wait_all(self: Engine) -> None:
         held(self).allow(len(self.plan.messages))

@@ -23,6 +23,7 @@ from syncline.parallel.overlap.pending import (
     finish,
     finish_all,
     hand_over,
+    index_of,
     is_pending,
     release,
     suspend,
@@ -33,6 +34,8 @@ PLAIN = TorchState.now("cpu")
 
 class Owner:
     """Adds one to whatever is read, and keeps count."""
+
+    trains_here = True
 
     def __init__(self, guard: Guard | None = None) -> None:
         self.guard = guard
@@ -66,8 +69,8 @@ class Owner:
 
     read_gradients = read_parameters
 
-    def zero_gradients(self, indices: list[int]) -> None:
-        self.zeroed += indices
+    def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
+        self.zeroed += map(index_of, gradients)
 
 
 @pytest.fixture(params=[None, Guard], ids=["", "guard"])

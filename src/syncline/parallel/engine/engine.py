@@ -5,11 +5,12 @@ What runs in which thread:
 | thread | runs | waits for |
 |---|---|---|
 | training | ``begin``, ``tensor_ready``, ``bucket_ready``; ``wait`` and what calls it | messages |
+| any other | ``wait``, for gradients of a round whose backward pass is over | messages |
 | "syncline issuer" | ``_issue``: the roll call, then each message and norms, in order | gradients |
 | "syncline completer" | ``_complete``: waits for each message, then notes its end | peers |
 
 Under one lock, the training thread and the completer wake the issuer (``_for_issuer``), the issuer
-and the completer wake the training thread (``_for_trainer``), and the issuer hands works to the
+and the completer wake the threads that wait (``_for_trainer``), and the issuer hands works to the
 completer through ``_issued_queue``.
 """
 
@@ -41,7 +42,7 @@ should report first, as it knows which peer it was."""
 CLOSING_S = 10.0
 
 
-class _Round:
+class Round:
     """One iteration's exchange."""
 
     def __init__(self, layout: BucketLayout, *, norms: bool) -> None:
@@ -122,10 +123,10 @@ class Engine:
         self._lock = threading.Lock()
         self._for_issuer = threading.Condition(self._lock)
         self._for_trainer = threading.Condition(self._lock)
-        self._round: _Round | None = None
-        self._before: _Round | None = None
+        self._round: Round | None = None
+        self._before: Round | None = None
         """The round before the present one."""
-        self._next: _Round | None = None
+        self._next: Round | None = None
         """The present one, until the issuer takes it."""
         self._rounds = 0
         self._roll: tuple[int, ...] = ()
@@ -159,6 +160,11 @@ class Engine:
     def exchanging(self) -> bool:
         """Whether a round has begun that is not finished."""
         return self._round is not None and self._round.unfinished > 0
+
+    @property
+    def round(self) -> Round | None:
+        """The present round, which a thread that does not train gives to :meth:`wait`."""
+        return self._round
 
     def require_whole(self) -> None:
         """Make sure, outside a backward pass, that gradients can be used for an update.
@@ -201,7 +207,7 @@ class Engine:
             self._before = self._round
             self._rounds += 1
             self._roll = (self._rounds, *roll)
-            self._round = self._next = _Round(self.layout, norms=self._share_norms is not None)
+            self._round = self._next = Round(self.layout, norms=self._share_norms is not None)
             self._for_issuer.notify()
 
     def tensor_ready(self, tensor: int) -> None:
@@ -235,14 +241,19 @@ class Engine:
         round_ = self._round
         return round_ is None or (not round_.left[tensor] and round_.has_norms)
 
-    def wait(self, tensors: Iterable[int]) -> None:
+    def wait(self, tensors: Iterable[int], of: Round | None = None) -> None:
         """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
         On CUDA the current stream waits, and the host only until their messages are issued; until
         they are complete if those are lossy, which pass through the host.
+
+        Args:
+            tensors: by index.
+            of: the round of these gradients. By default the present one, which begins and ends with
+                the backward passes of the training thread, whatever other threads wait for.
         """
         self.check()
-        round_ = self._round
+        round_ = of or self._round
         messages = sorted({m for tensor in tensors for m in self.layout.completing[tensor]})
         if round_ is None or not messages:
             return
@@ -282,7 +293,7 @@ class Engine:
         assert self._share_norms is not None
         return self._share_norms.local(tensor, gradient)
 
-    def _settled(self, round_: _Round, message: int) -> bool:
+    def _settled(self, round_: Round, message: int) -> bool:
         """Say whether the host need not wait for a message any more."""
         if self._host_waits[message]:
             return round_.finished_ns[message] > 0
@@ -346,7 +357,7 @@ class Engine:
         """
         self._issued_queue.put(_Issued(Work(lambda: None), self._end_when_sent))
 
-    def _require_ready(self, round_: _Round, messages: Iterable[int]) -> None:
+    def _require_ready(self, round_: Round, messages: Iterable[int]) -> None:
         for message in messages:
             if round_.missing[message] and self._error is None:
                 tensors = self.layout.tensors[message]
@@ -445,7 +456,7 @@ class Engine:
                     break
         self._issued_queue.put(None)
 
-    def _issue_message(self, round_: _Round, number: int) -> bool:
+    def _issue_message(self, round_: Round, number: int) -> bool:
         """Send a message once it may be; return False if the engine is closing."""
         message = self.plan.messages[number]
         # An all-gather sends sums, of which several may still be under way.
@@ -504,7 +515,7 @@ class Engine:
             return 1 / (2 * steps)
         return None if self._transport.halves_say_when_sent else 1 / steps
 
-    def _issue_norms(self, round_: _Round) -> bool:
+    def _issue_norms(self, round_: Round) -> bool:
         """Exchange norms once all sums are complete; return False if the engine is closing."""
         assert self._share_norms is not None
         sums = self._complete_sums(round_)
@@ -532,7 +543,7 @@ class Engine:
         self._issued_queue.put(_Issued(norms[0], finished))
         return True
 
-    def _complete_sums(self, round_: _Round) -> Iterator[int]:
+    def _complete_sums(self, round_: Round) -> Iterator[int]:
         """Yield each sum once it is complete, until all are or the engine is closing."""
         bounded = self._transport.bounded
         for number in self._sums:
@@ -577,7 +588,7 @@ class Engine:
             self._draining = True
             self._for_issuer.notify()
 
-    def _arrive(self, round_: _Round, number: int) -> None:
+    def _arrive(self, round_: Round, number: int) -> None:
         """Note that a message is complete."""
         with self._lock:
             if self._host_waits[number]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from syncline.parallel.overlap.deferral import AverageUpdate, Deferral
-from syncline.parallel.overlap.pending import is_pending, owner_of
+from syncline.parallel.overlap.pending import UPDATES, is_pending, owner_of
 from syncline.torch_private import disable_dynamo, eval_frame_callback
 
 PLAIN = (torch.Tensor, nn.Parameter)
@@ -29,20 +29,21 @@ def average(
     """
     now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     later: dict[Deferral, dict[int, torch.Tensor]] = {}
-    for mean, parameter in zip(averages, parameters, strict=False):  # as torch pairs them
-        owner = owner_of(parameter) if is_pending(parameter) else None
-        if (
-            isinstance(owner, Deferral)
-            and owner.guard is None
-            and owner.is_due(parameter)
-            and type(mean) in PLAIN
-        ):
-            later.setdefault(owner, {})[owner.index_of[id(parameter)]] = mean
-        else:
-            now[0].append(mean)
-            now[1].append(parameter)
-    for owner, chosen in later.items():
-        owner.average(chosen, update)
+    with UPDATES:
+        for mean, parameter in zip(averages, parameters, strict=False):  # as torch pairs them
+            owner = owner_of(parameter) if is_pending(parameter) else None
+            if (
+                isinstance(owner, Deferral)
+                and owner.guard is None
+                and owner.is_due(parameter)
+                and type(mean) in PLAIN
+            ):
+                later.setdefault(owner, {})[owner.index_of[id(parameter)]] = mean
+            else:
+                now[0].append(mean)
+                now[1].append(parameter)
+        for owner, chosen in later.items():
+            owner.average(chosen, update)
     update(*now)
 
 

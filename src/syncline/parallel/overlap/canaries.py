@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.parallel.overlap.deferred_step import step_of
+from syncline.parallel.overlap.pending import PendingState
 from syncline.parallel.overlap.separable import separability
 from syncline.parallel.overlap.trial import (
     corner,
@@ -122,6 +123,7 @@ class Canaries:
         self, optimizer: Optimizer, device: torch.device | None, *, with_state: bool
     ) -> None:
         self._optimizer = optimizer
+        self._attributes = PendingState(optimizer, settle=lambda: None)
         self._checks = 0
         self._canaries: list[_Canary] = []
         self._state: defaultdict[Any, Any] = defaultdict(dict)
@@ -169,16 +171,10 @@ class Canaries:
         members: dict[int, list[nn.Parameter]] = {}
         for canary in self._canaries:
             members.setdefault(canary.group, []).extend(chosen(canary))
-        fields = vars(self._optimizer)
-        groups, state = fields["param_groups"], fields["state"]
-        fields["param_groups"] = [
-            moving({**groups[number], "params": members[number]}) for number in sorted(members)
-        ]
-        fields["state"] = self._state
-        try:
+        real = self._optimizer.param_groups
+        groups = [moving({**real[number], "params": members[number]}) for number in sorted(members)]
+        with self._attributes.stepping(groups, self._state):
             step_of(self._optimizer)(self._optimizer)
-        finally:
-            fields["param_groups"], fields["state"] = groups, state
 
 
 def kind_of(value: object) -> object:

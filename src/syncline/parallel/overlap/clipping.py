@@ -84,14 +84,18 @@ def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> No
 class Owner(Protocol):
     """Finishes pending values, by their indices."""
 
+    @property
+    def trains_here(self) -> bool:
+        """Whether this thread runs the training that the values belong to."""
+
     def read_parameters(self, indices: list[int]) -> None:
         """Make the due updates of the parameters."""
 
     def read_gradients(self, indices: list[int]) -> None:
         """Wait for the exchange of the gradients."""
 
-    def zero_gradients(self, indices: list[int]) -> None:
-        """Set the gradients to zero, once they have been used."""
+    def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
+        """Set gradients to zero, once they have been used; another thread may have read them."""
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return norms of pending gradients; None if they are not exchanged."""
@@ -99,8 +103,8 @@ class Owner(Protocol):
     def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
         """Return whether all elements are finite numbers, a bool; None if that is not exchanged."""
 
-    def change(self, indices: list[int], change: Change) -> None:
-        """Change pending gradients, once they have arrived."""
+    def change(self, gradients: list[torch.Tensor], change: Change) -> None:
+        """Change gradients, once they have arrived; another thread may have read them."""
 
 
 INPLACE: dict[Any, str] = {
@@ -155,8 +159,8 @@ def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups
         return _norms(norm, gradients, owned, many=many)
     if kind is None:
         return _unscale(owned, args[1:], kwargs)
-    for owner, indices, _ in owned:
-        owner.change(indices, _change(kind, function, args[1:], kwargs, of_many=many))
+    for owner, _, members in owned:
+        owner.change(members, _change(kind, function, args[1:], kwargs, of_many=many))
     return (args[0],)
 
 
@@ -192,8 +196,8 @@ def _unscale(owned: Sequence[Owned], args: tuple[Any, ...], kwargs: dict[str, An
         return None
     factor = inverse.clone()
     change = Change(foreach_mul_, (factor,), {}, True, factor)
-    for owner, indices, _ in owned:
-        owner.change(indices, change)
+    for owner, _, members in owned:
+        owner.change(members, change)
     for each in finite:
         found_inf.copy_(torch.maximum(found_inf, (~each).to(found_inf)))
     return (None,)

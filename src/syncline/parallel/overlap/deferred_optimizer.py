@@ -18,7 +18,13 @@ from syncline.parallel.overlap.canaries import StepCheck
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_step import DeferredStep, foreign_hooks
 from syncline.parallel.overlap.guard import KeptParameter
-from syncline.parallel.overlap.pending import PendingState, finish, is_pending
+from syncline.parallel.overlap.pending import (
+    UPDATES,
+    PendingParameter,
+    PendingState,
+    finish,
+    is_pending,
+)
 from syncline.parallel.overlap.separable import STEP_COMPILED, separability
 from syncline.parallel.overlap.trial import calls_closure_first
 from syncline.torch_private import (
@@ -27,6 +33,7 @@ from syncline.torch_private import (
     disable_dynamo,
     eval_frame_callback,
     is_made_by_torch,
+    update_many_at_once,
 )
 
 CurrentDeferral = Callable[[], Deferral | None]
@@ -76,6 +83,7 @@ class DeferredOptimizer:
         """Whether a closure may be called before the step; None before there is one."""
         self._moves_groups = found.moves_groups
         self._check = StepCheck(optimizer)
+        update_many_at_once(PendingParameter)
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step
         """The optimizer's own step, or what the user has put in its place."""
@@ -83,8 +91,7 @@ class DeferredOptimizer:
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._flush())
         optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())
-        if self.why_not is not None:
-            self._say(self.why_not)
+        self._say_why_not()
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
@@ -160,16 +167,24 @@ class DeferredOptimizer:
             self._check.skip()
             return False
         for deferral in deferrals:
+            deferral.train_here()
             deferral.engine.require_whole()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for deferral in deferrals:
             if deferral.anything_due and any(map(deferral.is_due, parameters)):
                 deferral.settle()  # the second step on one exchange
-        if self.why_not is not None or not self._may_wait(deferrals):
-            for deferral in deferrals:
-                deferral.settle()
-            self._check.skip()
-            return False
+        if self.why_not is None:
+            with UPDATES:  # another thread may finish gradients and read the optimizer meanwhile
+                if self._may_wait(deferrals):
+                    return self._defer(deferrals, parameters)
+            self._say_why_not()
+        for deferral in deferrals:
+            deferral.settle()
+        self._check.skip()
+        return False
+
+    def _defer(self, deferrals: Sequence[Deferral], parameters: Sequence[nn.Parameter]) -> bool:
+        """Defer the updates that can wait, and make the others; return False if none can wait."""
         for deferral in deferrals:
             deferral.release_read(parameters)
         present: list[nn.Parameter] = []
@@ -205,8 +220,7 @@ class DeferredOptimizer:
             self.why_not = "a gradient scaler passes its scale to the optimizer"
         else:
             self.why_not = None
-            return
-        self._say(self.why_not)
+        self._say_why_not()
 
     def _may_wait(self, deferrals: Sequence[Deferral]) -> bool:
         """Say whether gradients are on their way and each parameter is still updated by itself."""
@@ -216,7 +230,6 @@ class DeferredOptimizer:
         if found is None:
             return True
         self.why_not, self._never = f"found before step {self.updates}: {found}", True
-        self._say(self.why_not)
         return False
 
     def _deferrals(self) -> list[Deferral]:
@@ -237,7 +250,9 @@ class DeferredOptimizer:
                 if is_pending(parameter):
                     finish(parameter)
 
-    def _say(self, reason: str) -> None:
-        if reason not in self._said:
+    def _say_why_not(self) -> None:
+        """Say once why steps are synchronous; not under the lock, as logging has locks too."""
+        reason = self.why_not
+        if reason is not None and reason not in self._said:
             self._said.add(reason)
             warn(f"overlap: {type(self.optimizer).__name__} makes synchronous steps: {reason}")

@@ -51,7 +51,7 @@ class DeferredStep:
         self._group_of = {id(parameter): number for number, parameter in numbered}
         self.torch_state = TorchState.now(numbered[0][1].device.type)
         if moves_groups:
-            move_groups(optimizer, step_of(optimizer))
+            move_groups(optimizer.param_groups, self._step_on)
 
     def suspend(self, parameters: int) -> None:
         """Note how many parameters' updates are due."""
@@ -59,34 +59,35 @@ class DeferredStep:
         if self._due:
             self._state.hide()
 
-    def make(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
-        """Make due updates of some of the parameters, with these gradients."""
-        self._state.show()
-        self.apply(parameters, gradients)
-        self._due -= len(parameters)
-        if self._due:
-            self._state.hide()
+    def made(self, parameters: int) -> None:
+        """Note how many parameters' updates have been made."""
+        self._due -= parameters
+        if not self._due:
+            self._state.show()
 
     def apply(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:
         """Update some of the parameters with these gradients, as the whole step would have."""
-        optimizer = self._optimizer
         members: dict[int, list[nn.Parameter]] = {}
         for parameter in parameters:
             members.setdefault(self._group_of[id(parameter)], []).append(parameter)
         groups = [{**self._groups[n], "params": members[n]} for n in sorted(members)]
         # The user may have replaced the gradients since; the step uses those of its time.
         present = [parameter.grad for parameter in parameters]
-        real_groups = optimizer.param_groups
         with self.torch_state.restored():
             try:
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.grad = gradient
-                optimizer.param_groups = groups
-                step_of(optimizer)(optimizer)
+                self._step_on(groups)
             finally:
-                optimizer.param_groups = real_groups
                 for parameter, before in zip(parameters, present, strict=True):
                     parameter.grad = before
+
+    def _step_on(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Make the step on some groups; return those that it has left."""
+        optimizer = self._optimizer
+        with self._state.stepping(groups):
+            step_of(optimizer)(optimizer)
+            return optimizer.param_groups
 
 
 class TorchState(NamedTuple):

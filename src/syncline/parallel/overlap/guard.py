@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,10 +25,12 @@ from syncline.parallel.overlap.pending import (
     CLASS,
     GRADIENT,
     METADATA,
+    UPDATES,
     PendingGradient,
     PendingParameter,
     finish_all,
     getter,
+    own_class,
     suspend,
     tensors_in,
 )
@@ -133,6 +137,22 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
         parameter.grad = tensor
 
 
+@contextmanager
+def lifted(tensors: Sequence[tuple[torch.Tensor, nn.Parameter | None]]) -> Iterator[None]:
+    """Let this thread work on pending tensors, for which all others wait; call under the lock.
+
+    Gradients come with their parameters, and after these. What keeps its stand-in must have its own
+    class for that, so other threads do not wait for it.
+    """
+    for tensor, parameter in tensors:
+        lift(tensor, parameter)
+    with (
+        own_class(tensor for tensor, _ in tensors if issubclass(type(tensor), _Guarded)),
+        without_torch_function(),
+    ):
+        yield
+
+
 def _put_stand_in(tensor: torch.Tensor) -> str | None:
     """Swap the C++ tensors of a tensor object and a new twin, or say why that is impossible."""
     if type(tensor) not in (nn.Parameter, torch.Tensor):
@@ -172,7 +192,8 @@ class _Guarded:
             finish_all(args)
             return func(*args, **(kwargs or {}))
         if func in METADATA or func in GRADIENT:
-            return _with_twins(func, args, kwargs or {})
+            with UPDATES:
+                return _with_twins(func, args, kwargs or {})
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
 
     @classmethod
@@ -182,12 +203,14 @@ class _Guarded:
     ) -> Any:
         kwargs = kwargs or {}
         found: list[Any] = tensors_in((args, kwargs))
-        guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
-        for tensor in guarded[:1]:
-            tensor.__dict__[_GUARD].found(str(func), tensor)
-        # Autograd has noted the versions of the tensors that it saves for this operator, which will
-        # read the values after the update.
-        twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
+        with UPDATES:
+            guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
+            guards = [tensor.__dict__[_GUARD] for tensor in guarded]
+            # Autograd has noted the versions of the tensors that it saves for this operator, which
+            # will read the values after the update.
+            twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
+        if guarded:
+            guards[0].found(str(func), guarded[0])
         # And the update must not be part of this operator.
         with force_dispatch_keys(*_OUTSIDE), unsafe_preserve_version_counter(twins):
             finish_all((args, kwargs))

@@ -107,15 +107,13 @@ def calls_closure_first(optimizer: Optimizer) -> bool:
     return False
 
 
-def move_groups(optimizer: Optimizer, step: Callable[[Optimizer], object]) -> None:
+StepOn = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+"""Makes an optimizer's step on some groups, and returns the groups that the step has left."""
+
+
+def move_groups(groups: Sequence[dict[str, Any]], step_on: StepOn) -> None:
     """Move the numbers in an optimizer's groups by a step without parameters."""
-    groups = optimizer.param_groups
-    optimizer.param_groups = [{**group, "params": []} for group in groups]
-    try:
-        step(optimizer)
-        moved = optimizer.param_groups
-    finally:
-        optimizer.param_groups = groups
+    moved = step_on([{**group, "params": []} for group in groups])
     for group, new in zip(groups, moved, strict=True):
         group.update(hyperparameters(new))
 
@@ -198,25 +196,28 @@ class _TrialTwin:
 
     def step_apart(self, order: Sequence[int], *, moves_groups: bool) -> str | None:
         """Step one parameter after the other, as the engine does; say what changed in groups."""
-        twin = self._twin
-        groups = twin.param_groups
+        groups = self._twin.param_groups
         before = copy.deepcopy([hyperparameters(group) for group in groups])
         if moves_groups:
-            move_groups(twin, type(twin).step)
+            move_groups(groups, self._step_on)
         number_of = {id(p): n for n, group in enumerate(groups) for p in group["params"]}
         for index in order:
             number = number_of[id(self.parameters[index])]
-            twin.param_groups = [{**before[number], "params": [self.parameters[index]]}]
-            try:
-                self.step()
-                left = twin.param_groups
-            finally:
-                twin.param_groups = groups
+            left = self._step_on([{**before[number], "params": [self.parameters[index]]}])
             if len(left) != 1:
                 return "its step changes its parameter groups"
             for key in _changed(groups[number], left[0]):
                 return _change(key, number)
         return None
+
+    def _step_on(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        twin = self._twin
+        own, twin.param_groups = twin.param_groups, groups
+        try:
+            self.step()
+            return twin.param_groups
+        finally:
+            twin.param_groups = own
 
     def difference(self, other: _TrialTwin) -> str | None:
         """Say what differs after steps that should have done the same."""
