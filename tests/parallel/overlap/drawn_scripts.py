@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -281,6 +282,14 @@ READS: dict[str, Callable[[Moment], Any]] = {
 }
 
 
+IN_THREADS = [
+    *("p.sum()", "p.detach().clone()", "p.data.clone()", "p.tolist()", "torch.cat of all"),
+    *("nn.Parameter(p)", "ddp.state_dict()", "optimizer.state_dict()", "torch.save"),
+    *("vars(optimizer)['state']", "copy.deepcopy(module)"),
+]
+"""Those that a thread may do at any time under stock DDP."""
+
+
 def _as_sparse(parameter: nn.Parameter) -> torch.Tensor:
     flat = parameter.detach().flatten()
     return torch.sparse_coo_tensor(torch.arange(len(flat))[None], flat).to_dense()
@@ -381,6 +390,8 @@ class DrawnScript:
     """How our wrapper comes to its plan: by hand, or measured in a longer training."""
     guard: bool
     """Whether C++ code waits for pending values."""
+    threads: tuple[str, ...]
+    """What threads read as long as the training lasts; their values are not compared."""
 
     def __call__(self, side: Side) -> None:
         """Train."""
@@ -401,6 +412,8 @@ class DrawnScript:
             ddp.history = []
         optimizers = self._optimizers(side, ddp)
         schedulers = [SCHEDULERS[self.scheduler](o) for o in optimizers]
+        for read in self.threads:
+            side.read_in_thread(partial(READS[read], Moment(ddp, optimizers[0], side)))
         for step in side.steps:
             self._do(PLACES[0], side, ddp, optimizers[0], step)
             if self.zero.startswith("before"):
@@ -535,4 +548,5 @@ def drawn(number: int) -> DrawnScript:
         let_through=pick((0.0, 0.0, 0.3, 0.7, 1.0)),
         plans=pick(list(PLANS)) if random_.random() < 0.03 else "by hand",
         guard=guard,
+        threads=tuple(pick(IN_THREADS) for _ in range(pick((0, 0, 0, 1, 2, 3)))),
     )

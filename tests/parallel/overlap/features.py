@@ -24,6 +24,7 @@ GROUPS = {
     "overlap_modules": "Models",
     "overlap_torch": "Checkpointing, compiling, transforming",
     "overlap_several": "Several models, optimizers, groups",
+    "overlap_threads": "Threads that read",
     "overlap_scripts": "Scripts that people have",
 }
 """The modules with scripts, and the headings of their rows."""

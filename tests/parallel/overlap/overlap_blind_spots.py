@@ -74,7 +74,6 @@ BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
 """Those that can be tried here."""
 UNTRIED = (
     "a function of a C++ extension that takes tensors directly (operators under `torch.ops` ask)",
-    "another thread that reads the model while it trains",
 )
 BY_GROUP = (
     "a process group's own methods: `group.allreduce([p.grad])` (`dist.all_reduce(p.grad)` asks)"
@@ -86,7 +85,7 @@ NEVER_SEEN = frozenset(
     if text.startswith(
         (
             *("a view of", "the optimizer's state", "`q.data = p`", "`torch.utils.dlpack"),
-            *("a TorchScript module", "a function of a C++ extension", "another thread"),
+            *("a TorchScript module", "a function of a C++ extension"),
         )
     )
 )

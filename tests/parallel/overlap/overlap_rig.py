@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ STEPS = STEADY + 20
 OVERLAPS = "overlaps"
 SETTLES = "settles"
 SYNCHRONOUS = "synchronous"
+READER_PAUSE_S = 0.0005
+"""Between two reads of a thread, so that it does not starve the training of the interpreter."""
 OBSERVED = 15
 """The step from which on is counted what happens: some scripts change their ways at the tenth."""
 
@@ -67,6 +70,10 @@ class Side:
         """Whether values may differ by a relative 1e-6 from those of the other side."""
         self.error = ""
         """The traceback of what the script raised, where that is part of the result."""
+        self._stopping = threading.Event()
+        self._readers: list[threading.Thread] = []
+        self._raised: list[str] = []
+        """By readers."""
 
     @property
     def steps(self) -> Iterator[int]:
@@ -107,8 +114,32 @@ class Side:
         """Note values, which must be the same on both sides."""
         self.trace.append((label, Near(values) if self.near else fingerprint(values)))
 
+    def read_in_thread(self, read: Callable[[], object]) -> None:
+        """Read in a thread again and again until the script ends; what it raises is noted."""
+
+        def go_on() -> None:
+            while not self._stopping.wait(READER_PAUSE_S):
+                try:
+                    read()
+                except Exception as error:
+                    # Stock DDP raises this too, where a step makes the first state of a parameter.
+                    if "changed size during iteration" not in str(error):
+                        self._raised.append("".join(traceback.format_exception(error)))
+
+        self._readers.append(threading.Thread(target=go_on, daemon=True))
+        self._readers[-1].start()
+
+    def _stop_readers(self) -> None:
+        self._stopping.set()
+        for thread in self._readers:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "a thread waits for ever"
+        self._readers.clear()
+
     def finish(self, ddp: TorchDDP, *optimizers: torch.optim.Optimizer) -> None:
         """Note the final state of a model and its optimizers."""
+        self._stop_readers()
+        self.note("raised in threads", self._raised[:1])
         for name, parameter in ddp.module.named_parameters():
             self.note(f"gradient of {name}", parameter.grad)
         for name, value in ddp.module.state_dict().items():
@@ -119,6 +150,7 @@ class Side:
 
     def close(self) -> None:
         """Stop whatever runs on."""
+        self._stop_readers()
 
 
 class Stock(Side):
@@ -199,6 +231,7 @@ class Ours(Side):
         ddp.average(averages, weight)
 
     def close(self) -> None:
+        super().close()
         for ddp in self.wrapped:
             assert isinstance(ddp, DistributedDataParallel)
             if ddp._runner is not None:

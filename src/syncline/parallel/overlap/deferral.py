@@ -486,20 +486,21 @@ class Deferral:
                             foreach_zero_([self._gradients[index] for index in zeroed])
                 # Before anyone can change a parameter again.
                 self._average(indices)
+            for step, members in by_step.items():
+                step.made(len(members))
+            for index in indices:
+                release(self.parameters[index])
+                for _, average in self._averages.pop(index, ()):
+                    release(average)
+            self._zeroed.difference_update(indices)
+            self._release_gradients(indices)
+            for index in indices:
+                del self._due[index]
         except BaseException as error:
             self._spoil(indices, error)
             raise
         finally:
             self._making = False
-        for step, members in by_step.items():
-            step.made(len(members))
-        for index in indices:
-            del self._due[index]
-            release(self.parameters[index])
-            for _, average in self._averages.pop(index, ()):
-                release(average)
-        self._zeroed.difference_update(indices)
-        self._release_gradients(indices)
 
     def _average(self, indices: Iterable[int]) -> None:
         found: dict[AverageUpdate, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
