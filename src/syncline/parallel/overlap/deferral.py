@@ -6,7 +6,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -61,6 +63,8 @@ class Deferral:
         keep_updates_whole_in_forks()
         self._trainer = threading.get_ident()
         """The thread that trains. What others read counts for nothing that ranks must agree on."""
+        self._stream: Any = None
+        """On CUDA, the stream it trains on."""
         self.in_forward = False
         """Whether the model's forward pass runs: it reads parameters one after the other."""
         self._rounds = self._early_reads = self._flushes = 0
@@ -70,8 +74,8 @@ class Deferral:
         """Pending gradients, each the view of its bucket."""
         self._due: dict[int, DeferredStep] = {}
         """By parameter: the update that was asked for and is not complete yet."""
-        self._making = False
-        """Whether some are being made. Only the thread that does so can see it, under the lock."""
+        self._maker = 0
+        """The thread that makes some, for which they are plain tensors; 0 if none does."""
         self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
         """By parameter: averages to be updated after its due update, in this order."""
         self._read: set[int] = set()
@@ -96,9 +100,25 @@ class Deferral:
         """Whether this thread trains, be it one of autograd's."""
         return threading.get_ident() == self._trainer or current_graph_task() >= 0
 
+    @property
+    def _makes_here(self) -> bool:
+        return threading.get_ident() == self._maker
+
     def train_here(self) -> None:
         """Note that this thread trains."""
         self._trainer = threading.get_ident()
+        device = self.parameters[0].device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """On CUDA, put work of a thread that does not train into the stream of the training."""
+        if self._stream is None or self.trains_here:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     @property
     def pending(self) -> bool:
@@ -219,8 +239,8 @@ class Deferral:
         engine, began_ns, waited = self.engine, time.perf_counter_ns(), None
         while True:
             with UPDATES:
-                due = () if self._making else [i for i in indices if i in self._due]
-                if not due:
+                due = [index for index in indices if index in self._due]
+                if not due or self._makes_here:
                     return
                 engine.check()
                 arrived_ns, round_ = time.perf_counter_ns(), engine.round
@@ -230,8 +250,9 @@ class Deferral:
                 # One call of the optimizer costs as much for many parameters as for one.
                 ready = [i for i in self._due if i in here or engine.arrived(i)]
                 if ready:
-                    engine.wait(ready)  # on CUDA, also for norms that are only issued
-                    self._apply(ready)
+                    with self._in_order():
+                        engine.wait(ready)  # on CUDA, also for norms that are only issued
+                        self._apply(ready)
                     if self.trains_here:
                         ended_ns = time.perf_counter_ns()
                         self._gates.append(GateTimes(label, began_ns, arrived_ns, ended_ns))
@@ -252,6 +273,8 @@ class Deferral:
 
         If no update is due, all gradients: code that reads one reads the others next.
         """
+        if self._makes_here:
+            return
         if not self.trains_here:
             self._read_elsewhere(indices)
             return
@@ -279,8 +302,9 @@ class Deferral:
                 self.gate(self.names[due[0]], due)
             elif left:
                 self._wait(left, round_)
-                with UPDATES:
+                with UPDATES, self._in_order():
                     if self.engine.round is round_:
+                        self.engine.wait(left, round_)
                         self._deliver(i for i in left if i not in self._due)
 
     def _deliver(self, indices: Iterable[int]) -> None:
@@ -425,6 +449,8 @@ class Deferral:
             PeerError: a rank failed; the due updates are lost.
             MismatchError: the ranks have parted.
         """
+        if self._makes_here:
+            return
         everything = range(len(self.parameters))
         self.gate("everything", everything)
         self._wait(everything)
@@ -469,7 +495,7 @@ class Deferral:
         by_step: dict[DeferredStep, list[int]] = {}
         for index in indices:
             by_step.setdefault(self._due[index], []).append(index)
-        self._making = True
+        self._maker = threading.get_ident()
         parameters = [(self.parameters[index], None) for index in indices]
         gradients = [(self._gradients[index], self.parameters[index]) for index in indices]
         try:
@@ -500,7 +526,7 @@ class Deferral:
             self._spoil(indices, error)
             raise
         finally:
-            self._making = False
+            self._maker = 0
 
     def _average(self, indices: Iterable[int]) -> None:
         found: dict[AverageUpdate, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
