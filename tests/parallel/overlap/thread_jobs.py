@@ -78,10 +78,6 @@ def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
 class _NoLock:
     """Excludes nobody."""
 
-    def acquire(self) -> None: ...
-
-    def release(self) -> None: ...
-
     def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None: ...
@@ -94,6 +90,7 @@ def forward_beside_an_update(mutant: bool) -> list[str]:
         mutant: without the lock.
     """
     modules = (averages, deferral, deferred_optimizer, guard, pending) if mutant else ()
+    pending.keep_updates_whole_in_forks()  # with the real lock
     try:
         with patched({(module, "UPDATES"): _NoLock() for module in modules}):
             found = _beside_stock(_forward_beside_an_update, Style(), 0.0)
@@ -206,8 +203,8 @@ def forks_beside_an_update() -> str:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        with pending.UPDATES:
-            os.write(writing, value[0].encode())
+        found = value[0] if pending.UPDATES.acquire(timeout=DEADLINE_S) else "locked"
+        os.write(writing, found.encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as file:
