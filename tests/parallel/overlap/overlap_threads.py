@@ -199,6 +199,7 @@ def until_the_next_step(side: Side) -> None:
 @feature("`torch.distributed.checkpoint.async_save` after `step`, every tenth step", OVERLAPS)
 def async_save(side: Side) -> None:
     ddp, optimizer = begin(side, partial(Adam, lr=0.01))
+    own = dist.new_group()  # as for any collectives of another thread
     with _shared_folder() as folder:
         saved = None
         for step in side.steps:
@@ -207,7 +208,7 @@ def async_save(side: Side) -> None:
             optimizer.step()
             if step % 10 == 4:
                 state = {"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict()}
-                saved = dcp.async_save(state, checkpoint_id=f"{folder}/{step}")
+                saved = dcp.async_save(state, checkpoint_id=f"{folder}/{step}", process_group=own)
                 expected = copy.deepcopy(state["model"])
             if step % 10 == 8:
                 assert saved is not None
