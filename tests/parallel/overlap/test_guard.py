@@ -168,3 +168,17 @@ def test_a_guarded_parameter_that_is_dropped_is_freed(owner: Owner) -> None:
     owner.tensors.clear()
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+def test_a_tensor_waits_before_it_has_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that reads it meanwhile would find one that nothing is known of."""
+    waits: list[bool] = []
+    put = vars(guard)["_put_stand_in"]
+
+    def noted(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None:
+        waits.append(is_pending(tensor))
+        return put(tensor, plain)
+
+    monkeypatch.setattr(guard, "_put_stand_in", noted)
+    Owner(guard.Guard()).parameter()
+    assert waits == [True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -72,3 +73,16 @@ def test_copies_have_what_was_settled(guarded: Guarded, copied) -> None:
     state = found["state"] if isinstance(found, dict) else found.state
     assert next(iter(state.values()))["settled"] == 1
     assert isinstance(found, dict) or type(found) is torch.optim.SGD
+
+
+def test_a_step_sees_its_own_groups_and_other_threads_the_real_ones(guarded: Guarded) -> None:
+    optimizer, real = guarded.optimizer, guarded.optimizer.param_groups
+    state = vars(optimizer)["state"].real
+    part = [{**real[0], "params": []}]
+    with guarded.state.stepping(part), ThreadPoolExecutor(1) as pool:
+        assert optimizer.param_groups is part
+        assert optimizer.state is state
+        assert guarded.settled == 0
+        assert pool.submit(lambda: optimizer.param_groups).result() is real
+    assert optimizer.param_groups is real
+    assert guarded.settled == 0

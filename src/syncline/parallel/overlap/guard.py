@@ -76,13 +76,14 @@ class Guard:
     def suspend(self, tensor: torch.Tensor, owner: Owner, index: int) -> None:
         """Make every read of a plain parameter or gradient wait for ``owner``."""
         kept = type(tensor) in _KEPT
-        if kept:
-            tensor.__class__ = _KEPT[type(tensor)]  # type: ignore[assignment]
-        plain = type(tensor)
-        reason = None if kept else _put_stand_in(tensor)
+        # Before the stand-in: threads must not find that in a tensor that does not wait.
         suspend(tensor, owner, index)
+        fields = tensor.__dict__
+        fields[CLASS] = plain = _KEPT.get(fields[CLASS], fields[CLASS])
+        with without_torch_function():
+            reason = None if kept else _put_stand_in(tensor, plain)
         if reason is None:
-            tensor.__dict__[_GUARD] = self
+            fields[_GUARD] = self
             tensor.__class__ = GuardedParameter if plain is nn.Parameter else GuardedGradient
         else:
             self._say(
@@ -153,10 +154,10 @@ def lifted(tensors: Sequence[tuple[torch.Tensor, nn.Parameter | None]]) -> Itera
         yield
 
 
-def _put_stand_in(tensor: torch.Tensor) -> str | None:
+def _put_stand_in(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None:
     """Swap the C++ tensors of a tensor object and a new twin, or say why that is impossible."""
-    if type(tensor) not in (nn.Parameter, torch.Tensor):
-        return f"it is a {type(tensor).__name__}"
+    if plain not in (nn.Parameter, torch.Tensor):
+        return f"it is a {plain.__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return f"the guard is not tested for {tensor.layout} tensors on {tensor.device.type}"
     if dispatch_modes():
