@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from syncline.parallel.overlap import guard
 from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.overlap.pending import PendingParameter, finish, is_pending
 from tests.parallel.overlap.test_pending import Owner
@@ -180,5 +181,5 @@ def test_a_tensor_waits_before_it_has_a_stand_in(monkeypatch: pytest.MonkeyPatch
         return put(tensor, plain)
 
     monkeypatch.setattr(guard, "_put_stand_in", noted)
-    Owner(guard.Guard()).parameter()
+    Owner(Guard()).parameter()
     assert waits == [True]
