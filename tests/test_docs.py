@@ -200,14 +200,33 @@ def test_the_stages_are_those_of_the_script() -> None:
     assert rows["trying ..."] == f"2 + {span}"
     assert rows["checking again"] == f"2 + {span}"
     assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS} + 1"
-    text = " ".join(text_of("training.md").split())
-    none = baseline + profiling + recording
-    assert f"after {none} iterations if no plan is worth a trial" in text
-    assert f"after {none + trial} if one is tried, and after {none + 2 * trial} if two are" in text
-    given = baseline + trial + recording
-    assert f"it begins after {given}, or after {recording} with `check=False`" in text
-    again = 2 * trial
-    assert f"not clearly faster adds {again}" in text
+    took = {cells[0]: cells[1:] for cells in table_rows(text_of("training.md"), 3)}
+    deferred = (
+        1 + tuning.DEFERRED - tuning.REBUILT
+    )  # a longer warm-up, of the trial and of recording
+    for column, count in enumerate((compared, tuning.MOST_COMPARED_ITERATIONS)):
+        baseline, trial = tuning.WARMUP + count, 2 + count
+        none = baseline + profiling + recording
+        explored = len(tuning.EXPLORED_PARTS) * (trial + 1)
+        with_overlap = none + explored + trial + deferred
+        counts = {
+            "nothing: no plan is worth a trial": none,
+            "one plan without deferred updates": none + trial,
+            "two plans without deferred updates": none + 2 * trial,
+            "one plan with deferred updates, as `overlap` is": with_overlap,
+            "two plans with deferred updates": with_overlap + trial + 1,
+            "a plan that was given": baseline + trial + recording,
+            "the same with `check=False`": recording,
+        }
+        for name, expected in counts.items():
+            assert int(took[name][column]) == expected, name
+        for name, expected in {
+            "also: the reducer measured under many messages": trial,
+            "also: a plan that is not clearly faster, so that stock DDP and the plan are measured "
+            "again": 2 * trial,
+            "the same with deferred updates": 2 * trial + 1,
+        }.items():
+            assert took[name][column] == f"{expected} more", name
     for page in ("training.md", "choosing-a-planner.md"):
         assert f"{compared} iterations" in " ".join(text_of(page).split())
 
