@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_type_checkers_see_what_is_imported_lazily() -> None:
     seen = {
         alias.name: node.module
         for node in block.body
-        if isinstance(node, ast.ImportFrom)
+        if isinstance(node, ast.ImportFrom) and str(node.module) != "typing"
         for alias in node.names
     }
     assert seen == syncline._LAZY
@@ -150,3 +151,18 @@ def test_commands_without_torch(arguments: tuple[str, ...], tmp_path: Path) -> N
     assert result.returncode == 0, result.stderr
     assert result.stdout
     assert result.stderr == ""
+
+
+# Without the repository
+
+
+def test_no_text_names_a_page_of_the_repository() -> None:
+    """Whoever has a wheel has no ``docs``: a message says the thing itself, or names a command."""
+    named = re.compile(r"\bdocs/|\b[\w-]+\.md\b(?<!PERFORMANCE\.md)")
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}: {line.strip()}"
+        for path in sorted(p for p in SOURCE.rglob("*") if p.suffix in (".py", ".js", ".html"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if named.search(line)
+    ]
+    assert found == []

@@ -72,7 +72,8 @@ def test_text_of_a_suggestion() -> None:
     text = summary_text(CONFIG, run)
     assert (
         "compression: gtop-k-butterfly at density 0.001 would take 410 ms instead of 1.28 s an "
-        "iteration (3.1x); lossy, so never switched on by itself: see docs/sparse.md"
+        "iteration (3.1x); lossy, so never switched on by itself; ask for it by "
+        "compression=Recipe(algorithm='gtop-k-butterfly', density=0.001)"
     ) in text
     assert json.loads(summary_json(CONFIG, run))["suggestion"]["dense_s"] == 1.28
     assert "compression" not in summary_text(CONFIG, RUN)

@@ -83,7 +83,7 @@ class DeviceGroup:
     call the same, in the same order; the hosts of all ranks meet in each call, the devices do not.
     Every wait of a host has the group's timeout. Several ranks may share one device.
 
-    Not run on a GPU yet: see docs/gpu.md.
+    Run so far on one GPU that several ranks shared, and on none of several.
 
     Args:
         group: of all ranks. Nothing else may run on it; it is closed with this one, and also when a

@@ -156,7 +156,7 @@ def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
 
     They are those of an all-reduce of ``blocks`` by a linear pipeline of at least 2 workers, in
     which blocks travel in one direction round a ring. Source: linear-pipeline, section 3, with the
-    errata in docs/algorithms.md.
+    errata in the page "Algorithms and costs".
     """
     # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
     return workers - 2 + blocks, 1 if workers == 2 else max(blocks, workers) - 1

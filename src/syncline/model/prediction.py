@@ -63,8 +63,8 @@ class Suggestion(Value, frozen=True, kw_only=True):
         times = f"{self.gain:.1f}" if self.gain < WHOLE_FROM else f"{self.gain:.0f}"
         return (
             f"{which} would take {_time(self.iteration_s)} instead of {_time(self.dense_s)} an "
-            f"iteration ({times}x{left_out}); lossy, so never switched on by itself: see "
-            "docs/sparse.md"
+            f"iteration ({times}x{left_out}); lossy, so never switched on by itself; ask for it by "
+            f"compression=Recipe(algorithm='{self.algorithm}', density={self.density:g})"
         )
 
 

@@ -3,7 +3,7 @@
 While a value is pending, its tensor object has one of the Python classes below, so that torch calls
 ``__torch_function__`` before any function, method or attribute of it. A read waits; then the object
 has its own class again and no overhead. Autograd, and C++ code that takes tensors without torch's
-argument parser, see the memory as it is and cannot wait (docs/overlap.md lists them).
+argument parser, see the memory as it is and cannot wait.
 
 Any thread may read, at any time. The one that needs an update makes it: to leave that to the thread
 that trains would be a deadlock where that one waits for the reader, as in
