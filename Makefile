@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt
+NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt src/syncline/torch_entry.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-tools demo test test-slow test-gpu bench-gpu test-native lint format bench \

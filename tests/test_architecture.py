@@ -26,6 +26,7 @@ RUNTIME = TOOLS | {
     "devices",
     "backend",
     "sparse",
+    "torch_entry",
     "torch_private",
 }
 
@@ -33,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "processes": BOTTOM,
     "workers": BOTTOM | {"processes"},
+    "torch_entry": set(),
     "torch_private": set(),
     "model": BOTTOM,
     "traces": DATA,
@@ -45,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "measure": TOOLS | {"torch_private"},
     "report": TOOLS,
     "testbed": DATA | {"processes"},
-    "backend": CORE | {"collectives", "groups", "devices", "torch_private"},
+    "backend": CORE | {"collectives", "groups", "devices", "torch_entry", "torch_private"},
     "parallel": RUNTIME | {"processes"},
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
@@ -63,6 +65,7 @@ WITHOUT_TORCH = {
     "errors",
     "processes",
     "workers",
+    "torch_entry",
     "model",
     "traces",
     "collectives",

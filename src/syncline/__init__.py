@@ -2,7 +2,8 @@
 
     import syncline
 
-    model = syncline.DistributedDataParallel(model)      # the one line to change
+    model = syncline.DistributedDataParallel(model)      # was torch.nn.parallel's
+    optimizer = model.overlap(optimizer)                 # the second line to change
     ...                                                  # train as before
     model.save_report("report")                          # what was measured, planned and gained
 
@@ -12,10 +13,7 @@ measures imports torch when it is first used.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from typing import TYPE_CHECKING, Any
-
+from syncline import torch_entry
 from syncline.errors import (
     FileError,
     InternalError,
@@ -25,7 +23,10 @@ from syncline.errors import (
     UserError,
 )
 
+TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from syncline.measure.probe import probe
     from syncline.measure.profiler import profile
     from syncline.model.collective_costs import all_reduce_line
@@ -103,21 +104,11 @@ def __getattr__(name: str) -> Any:
     """Import names when they are first used: most commands need few, and some need torch."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(_LAZY[name])
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(
-            f"syncline.{name} needs torch, which is not installed; "
-            "install it with: pip install 'syncline[torch]'"
-        ) from error
-    return getattr(module, name)
+    return getattr(torch_entry.load(_LAZY[name], f"syncline.{name}"), name)
 
 
-if sys.modules.get("torch") is not None:  # None: its import is blocked
-    # Where torch comes later, it finds the backend through its entry point "torch.backends".
-    importlib.import_module("syncline.backend.process_group").register()
+# Where torch comes later, it finds the backend through its entry point "torch.backends".
+torch_entry.autoload()
 
 
 def __dir__() -> list[str]:

@@ -14,8 +14,9 @@ Each message says what was expected, what came, where, and what to do next.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+TYPE_CHECKING = False  # "import syncline" loads this module, so it needs no other
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class SynclineError(Exception):
@@ -48,6 +49,8 @@ class InternalError(SynclineError, AssertionError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known name, or an empty string."""
+    import difflib
+
     nearest = difflib.get_close_matches(name[:LONGEST_QUOTE], list(known), n=1, cutoff=0.5)
     return f"; did you mean {nearest[0]!r}?" if nearest else ""
 

@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from syncline.backend.tensors import NAME, copying
+from syncline.backend.tensors import copying
 from syncline.devices import CudaDevice, DeviceGroup
 from syncline.devices.cuda import REDUCTIONS
 from syncline.devices.device_group import DTYPES, DeviceWork, Kind
 from syncline.errors import PeerError, UserError
 from syncline.groups import Group
+from syncline.torch_entry import NAME
 from syncline.torch_private import known_groups
 
 
@@ -36,7 +37,7 @@ class Gpus:
     Everything else passes through host memory. Where the group was made as ``"cpu:syncline,
     cuda:nccl"``, another group of torch's, of that backend, takes what is on its device.
 
-    Not run on a GPU yet: see docs/gpu.md.
+    Run so far on one GPU that several ranks shared, and on none of several.
 
     Args:
         owner: refers to the process group, which must not be kept alive.

@@ -21,7 +21,6 @@ from syncline.backend.gpus import Gpus, Linear
 from syncline.backend.monitored_barrier import monitored_barrier
 from syncline.backend.tensors import (
     MOVED,
-    NAME,
     REDUCED,
     as_dense,
     copying,
@@ -37,18 +36,13 @@ from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.choices import Wanted
 from syncline.groups.group import Parted, leave_at_exit
 from syncline.groups.notes import WatchedStore
+from syncline.torch_entry import NAME, register
 from syncline.torch_private import known_groups, profiling, untraced
 
 __all__ = ["NAME", "Options", "ProcessGroup", "register"]
 
 # Its stubs have overloads for calls that C++ alone makes.
 TorchsProcessGroup: Any = dist.ProcessGroup
-
-
-def register() -> None:
-    """Make the backend known to torch; doing so again changes nothing."""
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _created, extended_api=True, devices=["cpu", "cuda"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +64,12 @@ class Options:
     """How many operations are kept. None: torch's variable TORCH_FR_BUFFER_SIZE, else 2000."""
 
 
-def _created(group: Any, options: Options | None) -> ProcessGroup:
+def created(group: Any, options: Options | None) -> ProcessGroup:
+    """Make a process group of what torch says of it, and the caller's ``pg_options``.
+
+    Raises:
+        UserError: these are of another class.
+    """
     if not isinstance(options, Options | None):
         raise UserError(
             f"backend syncline expects pg_options of syncline.backend.process_group.Options, found "

@@ -13,9 +13,6 @@ from syncline.errors import UserError
 from syncline.groups import Elements
 from syncline.groups.elements import DTYPES, REDUCTIONS
 
-NAME = "syncline"
-"""Of the backend."""
-
 REDUCED = {getattr(torch, name): name for name in DTYPES}
 MOVED = {**REDUCED, torch.bool: "uint8"}
 """The dtypes of elements that are only copied."""

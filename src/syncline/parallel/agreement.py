@@ -18,6 +18,7 @@ from syncline.measure.exchange import describe_error, gather_json
 from syncline.model.document import Document
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.rank_measurements import Settings
+from syncline.torch_entry import untried
 from syncline.torch_private import device_types, ignored_by_ddp
 
 COMPARED_ARGUMENTS = (
@@ -50,6 +51,8 @@ def require_same_training(
         compared |= {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
         items = {
             "arguments": "accepted" if refused is None else f"refused: {refused}",
+            # Under an untried torch a rank would train with DDP's own buckets, by itself.
+            "torch": "tried" if untried(torch.__version__) is None else torch.__version__,
             **{name: _describe(value) for name, value in compared.items()},
             **dict(_items_of(module)),
         }

@@ -44,6 +44,7 @@ from syncline.parallel.wrapped import Wrapped
 from syncline.planners import planner_named
 from syncline.planners.compressed import compressed
 from syncline.sparse.session import Scaler
+from syncline.torch_entry import advice, untried
 from syncline.torch_private import (
     DDP_ARGUMENTS,
     active_ddp,
@@ -81,7 +82,7 @@ def _why_not_compiled(module: nn.Module) -> str:
 WRAPPED_TWICE = (
     "the model is wrapped in two DistributedDataParallel at once, one of them Syncline's, so that "
     "both would exchange its gradients; give the framework the model itself and let its adapter "
-    "wrap it, or wrap it only here (docs/frameworks.md)"
+    "wrap it, or wrap it only here"
 )
 COPIED = (
     "a copy was put in the wrapper's place before the first forward pass, as Accelerate does to "
@@ -125,7 +126,10 @@ class DistributedDataParallel(TorchDDP):
 
     What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
     ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
-    reducer) trains with DDP's own buckets; the reason is logged once.
+    reducer) trains with DDP's own buckets; the reason is logged once. So does everything under a
+    torch newer than those that Syncline was tried with: there the class only hands its calls on to
+    torch's, so results are torch's, while measuring and overlapping would rely on parts of DDP that
+    may have changed. An older torch is refused, since it lacks some of what even that needs.
     """
 
     def __init__(
@@ -215,7 +219,7 @@ class DistributedDataParallel(TorchDDP):
         self._settings = replace(settings, plan=plan, ddp=self._wrapped.own_buckets())
         self._check_given()
         self._why_not_planned: str | None = None
-        reason = self._wrapped.why_not_planned()
+        reason = _why_untried() or self._wrapped.why_not_planned()
         if reason is not None:
             self._leave_unplanned(reason)
             return
@@ -413,9 +417,9 @@ class DistributedDataParallel(TorchDDP):
                 framework has put an optimizer of its own around it (Accelerate, Lightning, timm's
                 Lookahead), the inner one's step is deferred.
             guard: also make C++ code wait that reads a parameter or gradient without asking its
-                Python class (docs/overlap-features.md lists what does). A warning names each place
-                in the code that does so. It costs about 25 us per parameter and iteration; use it
-                to look for such reads, or where they cannot be changed. It applies to all
+                Python class, such as ``torch.tensor(p)`` or an extension. A warning names each
+                place in the code that does so. It costs about 25 us per parameter and iteration;
+                use it to look for such reads, or where they cannot be changed. It applies to all
                 optimizers of this wrapper, and works on CPUs only.
 
         Returns:
@@ -436,6 +440,8 @@ class DistributedDataParallel(TorchDDP):
                 "the optimizer holds no parameter of this model; give overlap an optimizer of this "
                 "model's parameters"
             )
+        if self._runner is None:
+            return  # nothing is ever left to the next forward pass
         wrapped = self._wrapped
         if guard and wrapped.guard is None:
             wrapped.guard = Guard()
@@ -873,8 +879,20 @@ def _require_same(module: nn.Module, arguments: Mapping[str, Any], settings: Set
     require_same_training(module, settings, arguments, refused)
 
 
+def _why_untried() -> str | None:
+    """Say why nothing is planned under this version of torch, or None."""
+    if untried(torch.__version__) is None:
+        return None
+    return f"torch {torch.__version__} is newer than those that Syncline was tried with; {advice()}"
+
+
 def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
-    """Raise a UserError for arguments that cannot be used."""
+    """Raise a UserError for arguments that cannot be used, or a torch that is too old."""
+    if untried(torch.__version__) == "older":
+        raise UserError(
+            f"torch {torch.__version__} is older than those that DistributedDataParallel was made "
+            f"for; {advice()}; or use torch.nn.parallel.DistributedDataParallel"
+        )
     plan = settings.plan
     if plan is not None and (settings.profile is not None or settings.network is not None):
         raise UserError(
