@@ -26,7 +26,7 @@ def group_that_gives_up(after_s: float, backend: str | None = None) -> dist.Proc
     The timeout begins to count once all ranks have joined: to make the group may take as long as
     a busy machine needs.
     """
-    group = dist.new_group(backend=backend)
+    group: dist.ProcessGroup = dist.new_group(backend=backend)
     dist.barrier()  # of the default group: a call of the new one would count
     give_up(group, after_s)
     return group

@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from syncline.parallel.gradient_hooks import GradientHooks, weakly
+from syncline.measure.gradient_hooks import GradientHooks, weakly
 from syncline.parallel.log import warn
 from syncline.parallel.overlap.pending import is_pending
 from syncline.parallel.wrapped import Wrapped
