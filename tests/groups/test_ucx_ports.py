@@ -21,8 +21,8 @@ from syncline.groups import group as group_module
 from syncline.groups.notes import Notes
 from syncline.groups.ucx import addresses
 from tests.groups import jobs
+from tests.timeouts import DEADLINE_S
 
-DEADLINE_S = 30.0
 STRANGERS = 20
 Address = tuple[str, int]
 
@@ -31,6 +31,8 @@ def sockets() -> tuple[set[Address], Counter[Address]]:
     """Return where TCP sockets of this process listen, and the addresses of the others."""
     doors, others = set(), Counter[Address]()
     for entry in Path("/proc/self/fd").iterdir():
+        if not entry.is_socket():
+            continue
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry.name))) as each:
             if each.family == socket.AF_INET and each.type == socket.SOCK_STREAM:
                 if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
