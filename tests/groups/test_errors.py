@@ -233,7 +233,7 @@ with open("/dev/shm/all of it", "wb", buffering=0) as file:
         print(error.strerror)
 store = dist.HashStore()
 with ThreadPoolExecutor(2) as pool:
-    groups = list(pool.map(lambda rank: Group(store, rank, 2, timeout_s=DEADLINE_S), range(2)))
+    groups = list(pool.map(lambda rank: Group(store, rank, 2, timeout_s=300), range(2)))
     buffers = list(pool.map(lambda group: group.allocate(1 << 20), groups))
     for number, buffer in enumerate(buffers):
         buffer.memory[:] = bytes([number + 1]) * buffer.size_bytes

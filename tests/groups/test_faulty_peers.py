@@ -20,8 +20,8 @@ from syncline.groups.shared_buffers import NOTICE
 from syncline.groups.ucx import packed
 from tests.groups import jobs
 from tests.groups.rolls import FAR, answered
+from tests.timeouts import DEADLINE_S
 
-DEADLINE_S = 30.0
 SEGMENT = re.compile(r"(\w+)-\w+ rw-s \S+ \S+ (\d+) +/memfd:syncline")
 TO_FIRST = 4096
 """Where what a rank says to rank 0 begins, in its segment."""

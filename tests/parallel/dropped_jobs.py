@@ -17,10 +17,10 @@ from syncline.model.recipe import Recipe
 from syncline.parallel.ddp import DistributedDataParallel
 from tests.mortal import POLL_S
 from tests.parallel.overlap.overlap_plans import Style, plan_of
+from tests.timeouts import DEADLINE_S
 
 WIDTH = 16
 MOST_STEPS = 200
-DEADLINE_S = 20.0
 
 
 def steps(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> Iterator[str]:

@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import threading
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from tests.mortal import DEADLINE_S, Place
-from tests.parallel.fault_jobs import TIMEOUT_S, WIDTH, Training
+from tests.parallel.fault_jobs import WIDTH, Training
+from tests.timeouts import TIMEOUT
 
 RANKS = 2
 
@@ -42,7 +42,7 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=RANKS,
-        timeout=timedelta(seconds=TIMEOUT_S),
+        timeout=TIMEOUT,
     )
     torch.manual_seed(0)
     training = Training(Place(rank=rank, ranks=RANKS, folder=folder))
