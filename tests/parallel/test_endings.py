@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,13 @@ from tests.parallel import ending_jobs as jobs
 
 BACKENDS = ["gloo", "syncline"]
 SHARED = Path("/dev/shm")
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder that leaves room in the path of a socket, which may have 107 characters."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def run(
@@ -38,17 +46,17 @@ def run(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("how", ["end", "sys.exit", "loader", *first_few(["group destroyed"], 0)])
 def test_ranks_end_in_the_midst_of_training(
-    mortals: Mortals, tmp_path: Path, backend: str, how: str
+    mortals: Mortals, short_path: Path, backend: str, how: str
 ) -> None:
-    for rank in run(mortals, jobs.ends, jobs.RANKS, tmp_path, backend, how):
+    for rank in run(mortals, jobs.ends, jobs.RANKS, short_path, backend, how):
         assert (rank.code, rank.err, rank.out) == (0, "", "pending\n")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("by", ["os.fork", "multiprocessing"])
 def test_ranks_are_forked_from_a_process_that_has_torch(
-    mortals: Mortals, tmp_path: Path, backend: str, by: str
+    mortals: Mortals, short_path: Path, backend: str, by: str
 ) -> None:
-    [launcher] = run(mortals, jobs.forks_ranks, 1, tmp_path, backend, by)
+    [launcher] = run(mortals, jobs.forks_ranks, 1, short_path, backend, by)
     assert (launcher.code, launcher.err) == (0, "")
     assert sorted(launcher.out.splitlines()) == ["[0, 0]", "pending", "pending"]
