@@ -84,7 +84,7 @@ def test_what_a_command_must_not_do_is_seen(tmp_path: Path) -> None:
         kind, inputs=len(calls), seed=0, folder=tmp_path, deadline_s=4.0, memory_bytes=1 << 28
     )
     expected = (
-        "not done after 4 s",
+        "not done after 4.0 s",
         "MemoryError",
         "KeyError: 'nodes'",
         "InternalError: a bug",

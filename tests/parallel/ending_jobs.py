@@ -63,7 +63,7 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
     training.step()
     assert training.pending
     sent.set()
-    print("pending", flush=True)
+    os.write(1, b"pending\n")  # at once: other ranks write to the same file
     if how == "sys.exit":
         sys.exit(0)
     if how == "group destroyed":
