@@ -128,7 +128,6 @@ class ReducerBuckets:
 
         ``updates`` is how often the optimizers had been stepped when the ranks agreed on the plan.
 
-
         Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
         has attached to it. A plan that the reducer cannot run by itself is run by the engine over
         its buckets.
