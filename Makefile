@@ -32,7 +32,7 @@ demo: setup  ## Train ResNet-20 on two emulated hosts, Syncline and DDP in turns
 	@tools/demo
 
 # The tests start hundreds of processes, which would all compile the same modules without a cache.
-test test-slow: export PYTHONDONTWRITEBYTECODE =
+test test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: setup test-tools  ## Run the Python tests
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,15 @@ settings.register_profile("small", deadline=None, derandomize=True, max_examples
 settings.register_profile("large", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("small")
+
+# Whoever starts the tests with nohup, or by "&" in a script, has these ignored, and so would have
+# every program that the tests start and interrupt.
+for ignored, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(ignored) == signal.SIG_IGN:
+        signal.signal(ignored, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
