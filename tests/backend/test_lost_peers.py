@@ -18,7 +18,8 @@ DIES = [*FIRST, *(name for name in jobs.CASES if name not in FIRST)]
 def names_the_victim(ended: Ended, words: str) -> None:
     """Check that a survivor's script ended by an uncaught error that names the rank."""
     assert ended.code == 1, ended
-    [error] = [line for line in ended.err.splitlines() if "syncline.errors.PeerError: " in line]
+    # An error with a cause prints the cause first.
+    *_, error = [line for line in ended.err.splitlines() if "syncline.errors.PeerError: " in line]
     assert f"rank {jobs.VICTIM} {words}" in error, ended.err
 
 
