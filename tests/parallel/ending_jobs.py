@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -35,8 +36,8 @@ class Batches(Dataset[torch.Tensor]):
         return torch.full((5, WIDTH), index / 1000)
 
 
-def train(folder: Path, rank: int, backend: str, how: str) -> None:
-    """Train until updates are pending, and end as ``how`` says."""
+def join(folder: Path, rank: int, backend: str) -> None:
+    """Let a rank join the others, with the same numbers for its model."""
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",
@@ -45,6 +46,11 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
         timeout=TIMEOUT,
     )
     torch.manual_seed(0)
+
+
+def train(folder: Path, rank: int, backend: str, how: str) -> None:
+    """Train until updates are pending, and end as ``how`` says."""
+    join(folder, rank, backend)
     training = Training(Place(rank=rank, ranks=RANKS, folder=folder))
     training.warm()
     if how == "loader":
@@ -98,6 +104,45 @@ def ends(place: Place, backend: str, how: str) -> None:
     """End in the midst of training."""
     lead(place)
     train(place.folder, place.rank, backend, how)
+
+
+def saves_on_request(place: Place, backend: str, how: str) -> None:
+    """Train until SIGTERM; save the model and end, as ``how`` says.
+
+    ``how``: "while pending" and "in backward", by the handler at once; "after the step", by the
+    loop, which the handler told. Or "never asked": save the model after each of these steps.
+    """
+    lead(place)
+    join(place.folder, place.rank, backend)
+    training = Training(place)
+    training.warm()
+    asked = False
+
+    def save() -> None:
+        path = place.folder / f"saved-{place.rank}-{training.done}"
+        torch.save(training.model.state_dict(), path)
+
+    def handle(*_: object) -> None:
+        nonlocal asked
+        asked = True
+        if how != "after the step":
+            save()
+            sys.exit(0)
+
+    def request(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, handle)
+    training.step()
+    if how == "never asked":
+        save()
+    elif how == "while pending":
+        request()
+    else:
+        training.net[-1].weight.register_hook(request)
+    training.step()
+    assert asked == (how == "after the step")
+    save()
 
 
 def forks_ranks(place: Place, backend: str, by: str) -> None:

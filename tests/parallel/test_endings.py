@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cases import first_few
 from tests.mortal import Ended, Mortals
@@ -38,7 +39,8 @@ def run(
     shared = [each.name for each in SHARED.iterdir()]
     assert not [name for name in shared if any(f"_{leader}_" in name for leader in leaders)]
     ours = {f"{kind}-{rank}" for rank in range(ranks) for kind in ("out", "err", "group")}
-    assert {path.name for path in folder.iterdir()} <= {*ours, "temporary", "store"}
+    found = {path.name for path in folder.iterdir() if not path.name.startswith("saved-")}
+    assert found <= {*ours, "temporary", "store"}
     assert not list((folder / "temporary").iterdir())
     return ended
 
@@ -60,3 +62,23 @@ def test_ranks_are_forked_from_a_process_that_has_torch(
     [launcher] = run(mortals, jobs.forks_ranks, 1, short_path, backend, by)
     assert (launcher.code, launcher.err) == (0, "")
     assert sorted(launcher.out.splitlines()) == ["[0, 0]", "pending", "pending"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sigterm_leaves_time_to_save_the_last_step(
+    mortals: Mortals, tmp_path: Path, backend: str
+) -> None:
+    def saved(how: str) -> dict[str, dict[str, torch.Tensor]]:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            for rank in run(mortals, jobs.saves_on_request, jobs.RANKS, Path(folder), backend, how):
+                assert (rank.code, rank.err) == (0, ""), how
+            return {path.name: torch.load(path) for path in Path(folder).glob("saved-*")}
+
+    expected = saved("never asked")
+    assert len(expected) == 2 * jobs.RANKS
+    for how in ("while pending", "in backward", "after the step"):
+        found = saved(how)
+        assert len(found) == jobs.RANKS
+        for name, state in found.items():
+            assert state.keys() == expected[name].keys()
+            assert all(torch.equal(state[key], expected[name][key]) for key in state), (how, name)
