@@ -20,7 +20,17 @@ constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono
 constexpr int looks = 16;
 // How long a rank that has given up waits for peers to hear why.
 constexpr std::chrono::seconds longest_farewell{2};
+// How long a rank that blames a silent one waits to hear whether that waits for another.
+constexpr std::chrono::milliseconds longest_answer{500};
 constexpr std::chrono::microseconds between_looks{50};
+
+std::string listed(const std::vector<std::int32_t>& ranks) {
+    std::string text;
+    for (const std::int32_t rank : ranks) {
+        text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    }
+    return text;
+}
 
 }  // namespace
 
@@ -112,7 +122,7 @@ void Group::close() {
         const std::lock_guard lock(mutex_);
         if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
         closing_ = true;
-        if (!failure_) failure_ = {-1, false, "the group was closed"};
+        if (!failure_) failure_ = {{-1, Fault::lost}, "the group was closed"};
     }
     attend_.notify_all();
     done_.notify_all();
@@ -223,12 +233,12 @@ void Group::wait(const std::shared_ptr<Task>& task, Clock::time_point deadline, 
             std::string what;
             try {
                 what = waited_for(*task);
+                if (gives_up) give_up_on(*task);
             } catch (...) {
                 fail_for_exception();
                 throw_failure();
             }
-            if (gives_up) fail(-1, false, what);
-            throw Timeout(what);
+            throw Timeout(gives_up ? failure_->what : what);
         }
     }
 }
@@ -276,11 +286,17 @@ void Group::require_peers() {
 void Group::find_missing() {
     for (std::int32_t rank = 0; rank < ranks(); ++rank) hear(rank);
     if (!any_lost_) return;
-    for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-        const Peer& peer = links_[static_cast<std::size_t>(rank)];
-        if (peer.lost.empty()) continue;
-        for (const Handle& operation : active_) {
-            if (misses(*operation, rank)) throw loss(rank, operation->call());
+    // Who waits in vain for this rank, or for several, knows less than who names another.
+    for (const bool vague : {false, true}) {
+        for (std::int32_t rank = 0; rank < ranks(); ++rank) {
+            const Peer& peer = links_[static_cast<std::size_t>(rank)];
+            if (peer.lost.empty() || names_no_other(peer) != vague) continue;
+            for (const Handle& operation : active_) {
+                if (!misses(*operation, rank)) continue;
+                if (!vague || silent_in(*operation).empty()) throw loss(rank, operation->call());
+                give_up_on(*operation);  // this rank waits for another itself
+                return;
+            }
         }
     }
     const Message* message = mailbox_.missing(
@@ -293,10 +309,15 @@ void Group::find_missing() {
                message->call());
 }
 
+bool Group::names_no_other(const Peer& peer) const {
+    return peer.verdict && peer.verdict->fault == Fault::silent &&
+           (peer.verdict->culprit == rank_ || peer.verdict->culprit < 0);
+}
+
 PeerFailure Group::loss(std::int32_t rank, const Call& call) const {
     const Peer& peer = links_.at(static_cast<std::size_t>(rank));
-    const Verdict verdict = peer.verdict.value_or(Verdict{rank, false});
-    return {verdict.culprit, verdict.disagrees, peer.lost + ", in " + describe(call)};
+    const Verdict verdict = peer.verdict.value_or(Verdict{rank, Fault::lost});
+    return {verdict.culprit, verdict.fault, peer.lost + ", in " + describe(call)};
 }
 
 void Group::hear(std::int32_t rank) {
@@ -305,21 +326,23 @@ void Group::hear(std::int32_t rank) {
     const std::optional<Verdict> verdict = peer.link->given_up();
     if (!verdict) return;
     const std::int32_t culprit = verdict->culprit;
-    if (culprit >= ranks() || culprit < (verdict->disagrees ? 0 : -1)) {
+    if (culprit >= ranks() || culprit < (verdict->fault == Fault::disagrees ? 0 : -1) ||
+        verdict->fault > Fault::disagrees) {
         throw faulty(rank, "a rank below " + std::to_string(ranks()) + " that has failed",
                      std::to_string(culprit));
     }
     peer.verdict = verdict;
     any_lost_ = true;
     peer.lost = "rank " + std::to_string(rank) + " has given up";
-    if (peer.verdict->disagrees) {
+    if (verdict->fault == Fault::disagrees) {
         peer.lost += ": rank " + std::to_string(culprit) + " called another collective";
     } else if (culprit == rank_) {
-        peer.lost += ": it found this rank at fault";
+        peer.lost += verdict->fault == Fault::silent ? ": it waited in vain for this rank"
+                                                     : ": it found this rank at fault";
     } else if (culprit >= 0) {
         const std::string& known = links_[static_cast<std::size_t>(culprit)].lost;
-        peer.lost +=
-            known.empty() ? ": rank " + std::to_string(culprit) + " has failed" : ": " + known;
+        const char* fault = verdict->fault == Fault::silent ? " is silent" : " has failed";
+        peer.lost += ": " + (known.empty() ? "rank " + std::to_string(culprit) + fault : known);
     }
 }
 
@@ -337,19 +360,57 @@ bool Group::awaits(const Operation& operation, std::int32_t rank) const {
     return silent || (full && operation.open(program.sends_to(rank)));
 }
 
-void Group::fail(std::int32_t rank, bool disagrees, std::string what) {
+void Group::fail(std::int32_t rank, Fault fault, std::string what) {
     if (failure_) return;
-    failure_ = {rank, disagrees, std::move(what)};
+    failure_ = {{rank, fault}, std::move(what)};
     done_.notify_all();
     attend_.notify_all();
     sleeper_->wake();  // another thread may drive
     for (const Peer& peer : links_) {
         if (peer.link == nullptr) continue;
         try {
-            peer.link->give_up({rank, disagrees});
+            peer.link->give_up(failure_->verdict);
         } catch (const std::bad_alloc&) {
             // It will see that the connection ends.
         }
+    }
+}
+
+void Group::give_up_on(const Task& task) {
+    const std::vector<std::int32_t> silent = silent_in(task);
+    fail(silent.size() == 1 ? silent[0] : -1, Fault::silent, waited_for(task));
+    name_silent(silent);
+}
+
+void Group::name_silent(std::vector<std::int32_t> silent) {
+    if (ranks() == 2) return;
+    try {
+        const std::vector<std::int32_t> blamed = silent;
+        std::vector<bool> known(links_.size());
+        known.at(static_cast<std::size_t>(rank_)) = true;
+        for (const std::int32_t rank : silent) known.at(static_cast<std::size_t>(rank)) = true;
+        const auto deadline = Clock::now() + longest_answer;
+        while (!silent.empty() && Clock::now() < deadline) {
+            if (transport_ != nullptr) transport_->progress();
+            std::vector<std::int32_t> next;
+            for (const std::int32_t rank : silent) {
+                const auto verdict = links_[static_cast<std::size_t>(rank)].link->given_up();
+                const std::int32_t culprit = verdict ? verdict->culprit : rank;
+                if (!verdict) {
+                    next.push_back(rank);
+                } else if (culprit >= 0 && !known.at(static_cast<std::size_t>(culprit))) {
+                    known[static_cast<std::size_t>(culprit)] = true;
+                    next.push_back(culprit);
+                }
+            }
+            silent = std::move(next);
+            std::this_thread::sleep_for(between_looks);
+        }
+        if (silent.size() != 1 || silent == blamed) return;
+        failure_->verdict.culprit = silent[0];
+        failure_->what += ", because rank " + std::to_string(silent[0]) + " is silent";
+    } catch (const std::exception&) {
+        // This rank has failed already; it only names the ranks that it waits for itself.
     }
 }
 
@@ -358,17 +419,21 @@ void Group::fail_for_exception() {
         try {
             throw;
         } catch (const PeerFailure& failure) {
-            fail(failure.rank, failure.disagrees, failure.what());
+            if (failure_) return;
+            fail(failure.rank, failure.fault, failure.what());
+            const bool third = failure.rank >= 0 && failure.rank != rank_;
+            if (failure.fault == Fault::silent && third) name_silent({failure.rank});
         } catch (const std::exception& error) {  // such as std::bad_alloc
-            fail(-1, false, "rank " + std::to_string(rank_) + " cannot go on: " + error.what());
+            fail(-1, Fault::lost,
+                 "rank " + std::to_string(rank_) + " cannot go on: " + error.what());
         }
     } catch (const std::bad_alloc&) {
-        fail(-1, false, "out of memory");  // so short that it takes none
+        fail(-1, Fault::lost, "out of memory");  // so short that it takes none
     }
 }
 
 void Group::throw_failure() const {
-    throw PeerFailure(failure_->rank, failure_->disagrees, failure_->what);
+    throw PeerFailure(failure_->verdict.culprit, failure_->verdict.fault, failure_->what);
 }
 
 bool Group::progress() {
@@ -603,35 +668,53 @@ void Group::attend() {
 }
 
 std::string Group::waited_for(const Task& task) const {
-    std::string waited;
-    if (const auto* message = dynamic_cast<const Message*>(&task)) {
-        waited = message->peer() == any_rank ? "any" : std::to_string(message->peer());
-    } else {
-        waited = awaited(dynamic_cast<const Operation&>(task));
-    }
     const std::string where =
         "rank " + std::to_string(rank_) + " waited in vain in " + describe(task.call()) + ": ";
-    if (waited == "any") return where + "no rank sent what it should";
-    const std::string missed = " did not send, or take, what it should";
-    if (!waited.empty()) return where + "rank " + waited + missed;
+    const auto* message = dynamic_cast<const Message*>(&task);
+    if (message != nullptr && message->peer() == any_rank) {
+        return where + "no rank sent what it should within the timeout";
+    }
+    const std::string missed = " did not send, or take, what it should within the timeout";
+    std::vector<std::int32_t> ranks = silent_in(task);
+    if (ranks.empty()) ranks = awaited(task);
+    if (!ranks.empty()) return where + "rank " + listed(ranks) + missed;
     // What it waits for has come, and is behind an earlier collective with the same ranks.
     for (const Handle& earlier : active_) {
-        waited = awaited(*earlier);
-        if (!waited.empty()) {
-            return where + "rank " + waited + missed + " in " + describe(earlier->call()) +
+        const std::vector<std::int32_t> before = awaited(*earlier);
+        if (!before.empty()) {
+            return where + "rank " + listed(before) + missed + " in " + describe(earlier->call()) +
                    ", which comes before";
         }
     }
     return where + "every rank has sent what it should, but this rank did not get to it";
 }
 
-std::string Group::awaited(const Operation& operation) const {
-    std::string found;
+std::vector<std::int32_t> Group::awaited(const Task& task) const {
+    if (const auto* message = dynamic_cast<const Message*>(&task)) {
+        if (message->peer() == any_rank) return {};
+        return {message->peer()};
+    }
+    const auto& operation = dynamic_cast<const Operation&>(task);
+    std::vector<std::int32_t> found;
     for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-        if (!awaits(operation, rank)) continue;
-        found += (found.empty() ? "" : ", ") + std::to_string(rank);
+        if (awaits(operation, rank)) found.push_back(rank);
     }
     return found;
+}
+
+std::vector<std::int32_t> Group::silent_in(const Task& task) const {
+    std::vector<std::int32_t> silent = awaited(task);
+    std::erase_if(silent, [&](std::int32_t rank) {
+        return !links_[static_cast<std::size_t>(rank)].lost.empty();
+    });
+    const auto* operation = dynamic_cast<const Operation*>(&task);
+    if (operation == nullptr) return silent;
+    // Who has sent its part takes that of this rank late because it waits for another.
+    std::vector<std::int32_t> senders = silent;
+    std::erase_if(senders, [&](std::int32_t rank) {
+        return !operation->open(operation->request_.program->receives_from(rank));
+    });
+    return senders.empty() ? silent : senders;
 }
 
 }  // namespace syncline

@@ -189,6 +189,8 @@ class Group {
     void require_peers();
     // Throws PeerFailure if the operations miss a peer that is lost.
     void find_missing();
+    // Whether a peer has given up because it waits in vain, and blames this rank, or several.
+    [[nodiscard]] bool names_no_other(const Peer& peer) const;
     [[nodiscard]] PeerFailure loss(std::int32_t rank, const Call& call) const;
     // Throws PeerFailure if the peer's verdict cannot be.
     void hear(std::int32_t rank);
@@ -196,14 +198,21 @@ class Group {
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
     // Whether the operation waits for the rank now.
     [[nodiscard]] bool awaits(const Operation& operation, std::int32_t rank) const;
-    void fail(std::int32_t rank, bool disagrees, std::string what);
+    void fail(std::int32_t rank, Fault fault, std::string what);
+    // Fail for what a task waits for.
+    void give_up_on(const Task& task);
+    // After a failure for ranks that are silent: a rank that is alive says at once, when it hears
+    // that it is blamed, for whom it waits itself. Name the rank that says nothing.
+    void name_silent(std::vector<std::int32_t> silent);
     // Fail for the exception that is being handled.
     void fail_for_exception();
     void throw_failure() const;
     void post(const MessageHandle& message, void (Mailbox::*begin)(const MessageHandle&));
     [[nodiscard]] std::string waited_for(const Task& task) const;
-    // The ranks that an operation waits for now.
-    [[nodiscard]] std::string awaited(const Operation& operation) const;
+    // The ranks that a task waits for now.
+    [[nodiscard]] std::vector<std::int32_t> awaited(const Task& task) const;
+    // Those of them that have not given up, first of all those that it shall receive from.
+    [[nodiscard]] std::vector<std::int32_t> silent_in(const Task& task) const;
     [[nodiscard]] bool all_done() const { return active_.empty() && mailbox_.idle(); }
 
     // How to poll, for the collectives under way.
@@ -222,8 +231,7 @@ class Group {
     void attend();
 
     struct Failure {
-        std::int32_t rank;
-        bool disagrees;
+        Verdict verdict;
         std::string what;
     };
 

@@ -145,7 +145,8 @@ class NativeGroup {
                 far.emplace_back(peer, link.get());
                 links.at(static_cast<std::size_t>(peer)) = std::move(link);
             } catch (const std::runtime_error& error) {  // there is no way to that address
-                throw syncline::PeerFailure(peer, false, error.what() + strangers(*worker));
+                throw syncline::PeerFailure(peer, syncline::Fault::lost,
+                                            error.what() + strangers(*worker));
             }
         }
         if (worker != nullptr) connect(far, *worker, after(timeout_s));
@@ -233,10 +234,11 @@ class NativeGroup {
         for (const auto& [peer, link] : far) {
             while (!link->connected()) {
                 if (!link->broken().empty()) {
-                    throw syncline::PeerFailure(peer, false, link->broken() + strangers(worker));
+                    throw syncline::PeerFailure(peer, syncline::Fault::lost,
+                                                link->broken() + strangers(worker));
                 }
                 if (Clock::now() > deadline) {
-                    throw syncline::PeerFailure(peer, false,
+                    throw syncline::PeerFailure(peer, syncline::Fault::lost,
                                                 "rank " + std::to_string(peer) +
                                                     " did not connect through UCX in time" +
                                                     strangers(worker));
@@ -313,8 +315,8 @@ void bind_groups(nb::module_& module) {
             try {
                 std::rethrow_exception(thrown);
             } catch (const syncline::PeerFailure& error) {
-                const nb::tuple arguments =
-                    nb::make_tuple(error.what(), error.rank, error.disagrees);
+                const nb::tuple arguments = nb::make_tuple(
+                    error.what(), error.rank, error.fault == syncline::Fault::disagrees);
                 PyErr_SetObject(failure, arguments.ptr());
             } catch (const std::system_error& error) {
                 const nb::tuple arguments = nb::make_tuple(error.code().value(), error.what());

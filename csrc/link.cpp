@@ -30,7 +30,7 @@ const std::string& Link::broken() const {
 }
 
 PeerFailure faulty(std::int32_t peer, const std::string& expected, const std::string& found) {
-    return {peer, false,
+    return {peer, Fault::lost,
             "rank " + std::to_string(peer) + " is faulty: expected " + expected + ", found " +
                 found +
                 "; its memory is damaged, or something else writes where the two ranks exchange"};
@@ -49,7 +49,7 @@ void require_same(std::int32_t peer, const Call& sent, std::size_t sent_bytes, c
                      std::to_string(sent_bytes));
     }
     if (!is_possible(sent)) throw faulty(peer, describe(call), describe(sent));
-    throw PeerFailure(peer, true,
+    throw PeerFailure(peer, Fault::disagrees,
                       "rank " + std::to_string(peer) + " called " + describe(sent) +
                           ", this rank " + describe(call));
 }

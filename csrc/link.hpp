@@ -44,13 +44,20 @@ struct Copies {
     std::size_t offset;      // in it, in bytes
 };
 
+// What is wrong with a rank.
+enum class Fault : std::uint32_t {
+    lost,       // it has ended, or the connection to it
+    silent,     // it did not send, or take, what it should in time
+    disagrees,  // it called something else
+};
+
 // A peer that has failed or called something else.
 class PeerFailure : public std::runtime_error {
   public:
-    PeerFailure(std::int32_t peer, bool calls_differ, const std::string& what)
-        : std::runtime_error(what), rank(peer), disagrees(calls_differ) {}
+    PeerFailure(std::int32_t peer, Fault why, const std::string& what)
+        : std::runtime_error(what), rank(peer), fault(why) {}
     std::int32_t rank;
-    bool disagrees;
+    Fault fault;
 };
 
 // What no rank sends that runs this program undamaged; says what was expected and what came.
@@ -59,8 +66,8 @@ class PeerFailure : public std::runtime_error {
 
 // Why a rank has given up.
 struct Verdict {
-    std::int32_t culprit;  // the rank that failed or called something else; -1: none
-    bool disagrees;
+    std::int32_t culprit;  // the rank with the fault; -1: none
+    Fault fault;
 };
 
 // Both directions between this rank and one peer. Used by one thread at a time. Whatever the peer

@@ -282,7 +282,7 @@ void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place pl
     // A peer that has given up may write to its buffer again, or close it, but notifies this rank
     // before.
     if (const auto verdict = given_up()) {
-        throw PeerFailure(verdict->culprit, verdict->disagrees,
+        throw PeerFailure(verdict->culprit, verdict->fault,
                           "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
     }
     if (data == nullptr) {
@@ -295,14 +295,15 @@ void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place pl
 void SharedLink::give_up(const Verdict& verdict) {
     if (messages_ != nullptr) messages_->give_up(verdict);
     const auto culprit = static_cast<std::uint32_t>(verdict.culprit + 2);
-    outgoing_.verdict.store(culprit * 2 + (verdict.disagrees ? 1 : 0), std::memory_order_release);
+    outgoing_.verdict.store(culprit * 4 + static_cast<std::uint32_t>(verdict.fault),
+                            std::memory_order_release);
     bell_of(*theirs_).ring(event_);
 }
 
 std::optional<Verdict> SharedLink::given_up() {
     const std::uint32_t verdict = incoming_.verdict.load(std::memory_order_acquire);
     if (verdict == 0) return std::nullopt;
-    return Verdict{static_cast<std::int32_t>(verdict / 2) - 2, verdict % 2 != 0};
+    return Verdict{static_cast<std::int32_t>(verdict / 4) - 2, static_cast<Fault>(verdict % 4)};
 }
 
 }  // namespace syncline

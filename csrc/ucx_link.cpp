@@ -293,10 +293,10 @@ void UcxLink::hear() {
 }
 
 void UcxLink::hear(const Notice& notice) {
-    if (notice.word < Word::ready || notice.word > Word::left || notice.disagrees > 1) {
-        return refuse("a notice", "one of kind " +
-                                      std::to_string(static_cast<std::uint32_t>(notice.word)) +
-                                      " and " + std::to_string(notice.disagrees));
+    if (notice.word < Word::ready || notice.word > Word::left || notice.fault > Fault::disagrees) {
+        return refuse("a notice",
+                      "one of kind " + std::to_string(static_cast<std::uint32_t>(notice.word)) +
+                          " and " + std::to_string(static_cast<std::uint32_t>(notice.fault)));
     }
     if (notice.taken > sent_ || !messages_.hear(notice.taken_messages)) {
         return refuse(
@@ -305,7 +305,7 @@ void UcxLink::hear(const Notice& notice) {
             std::to_string(notice.taken) + " and " + std::to_string(notice.taken_messages));
     }
     taken_ = std::max(taken_, notice.taken);
-    if (notice.word == Word::given_up) verdict_ = Verdict{notice.culprit, notice.disagrees != 0};
+    if (notice.word == Word::given_up) verdict_ = Verdict{notice.culprit, notice.fault};
     greeted_ = greeted_ || notice.word == Word::ready;
     left_ = left_ || notice.word == Word::left;
 }
@@ -335,7 +335,7 @@ bool UcxLink::connected() {
 
 void UcxLink::give_up(const Verdict& verdict) {
     gave_up_ = true;
-    if (broken_.empty()) say({Word::given_up, verdict.culprit, verdict.disagrees ? 1U : 0U});
+    if (broken_.empty()) say({Word::given_up, verdict.culprit, verdict.fault});
 }
 
 std::optional<Verdict> UcxLink::given_up() {

@@ -132,7 +132,7 @@ class UcxLink final : public Link {
     struct Notice {
         Word word{};
         std::int32_t culprit = -1;  // as in Verdict
-        std::uint32_t disagrees = 0;
+        Fault fault{};
         std::uint32_t reserved = 0;
         std::uint64_t taken = 0;           // fragments of collectives
         std::uint64_t taken_messages = 0;  // and of messages

@@ -140,7 +140,7 @@ inline UcxLibrary library() {
 struct Notice {
     std::uint32_t word = 0;
     std::int32_t culprit = -1;
-    std::uint32_t disagrees = 0;
+    std::uint32_t fault = 0;
     std::uint32_t reserved = 0;
     std::uint64_t taken = 0;
     std::uint64_t taken_messages = 0;
@@ -188,7 +188,7 @@ struct Pair {
             (void)link->given_up();
             (void)link->received();
         } catch (const PeerFailure& failure) {
-            CHECK(failure.rank == 1 && !failure.disagrees);
+            CHECK(failure.rank == 1 && failure.fault == syncline::Fault::lost);
             return failure.what();
         }
         return "";

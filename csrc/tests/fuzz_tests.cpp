@@ -205,7 +205,7 @@ void a_peer_says_anything(std::uint64_t seed) {
             if (random() % 3 == 0) said.taken = any_word(random, 10);
             if (random() % 3 == 0) said.taken_messages = any_word(random, 10);
             if (random() % 3 == 0) said.culprit = static_cast<std::int32_t>(any_word(random, 1));
-            if (random() % 3 == 0) said.disagrees = static_cast<std::uint32_t>(random() % 3);
+            if (random() % 3 == 0) said.fault = static_cast<std::uint32_t>(random() % 4);
             pair.notice(said, random() % 20 == 0 ? UCS_ERR_MESSAGE_TRUNCATED : UCS_OK);
         }
         if (random() % 500 == 0) {

@@ -308,7 +308,7 @@ Outcome outcome(Run run) {
     try {
         run();
     } catch (const PeerFailure& failure) {
-        return {failure.rank, failure.disagrees, failure.what()};
+        return {failure.rank, failure.fault == syncline::Fault::disagrees, failure.what()};
     } catch (const Timeout& timeout) {
         return {-3, false, timeout.what()};
     }

@@ -17,7 +17,7 @@ namespace {
 // must not listen for another one, which would come into memory that is gone.
 void a_link_that_ends_listens_no_more() {
     Pair pair;
-    pair.link->give_up({-1, false});
+    pair.link->give_up({-1, syncline::Fault::lost});
     Request* heard = pair.ucx.listening;
     pair.notice({.word = taken});
     pair.ucx.on_progress = [&] {
@@ -42,7 +42,7 @@ void what_is_not_through_is_cut_off() {
 void a_rank_that_gives_up_waits_until_the_peer_knows() {
     Pair pair;
     CHECK(pair.link->ended());
-    pair.link->give_up({2, false});
+    pair.link->give_up({2, syncline::Fault::lost});
     pair.link->end();
     CHECK(!pair.link->ended());
     pair.ucx.on_error.cb(pair.ucx.on_error.arg, nullptr, UCS_ERR_CONNECTION_RESET);
@@ -70,7 +70,7 @@ void what_no_rank_says_is_refused() {
     CHECK(refused_notice({.word = taken, .taken_messages = 1}));
     CHECK(refused_notice({.word = 0}));
     CHECK(refused_notice({.word = 5}));
-    CHECK(refused_notice({.word = given_up, .disagrees = 2}));
+    CHECK(refused_notice({.word = given_up, .fault = 3}));
     CHECK(refused_notice({.word = taken}, UCS_ERR_MESSAGE_TRUNCATED));
 
     const auto refused_fragment = [](const Call& call, std::size_t bytes) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from benchmarks.group_faults import ROUTES, Route, draw, run
 
 from syncline.errors import PeerError, UserError
-from syncline.groups import Group, Transport
+from syncline.groups import Choice, Group, Transport
 from tests.cases import first_few
 from tests.groups import jobs, mortal_jobs
 from tests.mortal import Mortals
@@ -251,3 +252,30 @@ def test_survivors_go_on_in_a_new_group(transport: Transport) -> None:
     assert all(torch.equal(tensor, torch.full((10,), 2.0)) for tensor in values)
     for group in again:
         group.close()
+
+
+@both
+@pytest.mark.parametrize("algorithm", first_few(["minimum-spanning-tree", "ring", "direct"]))
+def test_who_waits_through_others_names_the_silent_rank(
+    transport: Transport, algorithm: str
+) -> None:
+    store, count, silent = dist.HashStore(), 4, 1
+    begun = threading.Barrier(count - 1, timeout=DEADLINE_S)
+
+    def join(rank: int) -> Group:
+        return Group(store, rank, count, timeout_s=DEADLINE_S, transport=transport)
+
+    def wait(group: Group) -> str:
+        operation = group.all_reduce(jobs.elements(torch.ones(1000)), choice=Choice(algorithm))
+        begun.wait()  # a rank that has not come would be silent, too
+        with pytest.raises(PeerError) as error:
+            operation.wait()
+        return str(error.value)
+
+    with ThreadPoolExecutor(count) as pool:
+        groups = list(pool.map(join, range(count)))
+        for group in groups:
+            group.timeout_s = 0.5
+        for said in pool.map(wait, (group for group in groups if group.rank != silent)):
+            assert re.search(rf"rank {silent}\b", said), said
+        list(pool.map(Group.close, groups))

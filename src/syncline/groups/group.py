@@ -570,7 +570,7 @@ class Group:
             self._native.wait(native, max(left_s, 0.0), gives_up)
         except _native.WaitTimeout as error:
             again = self.on_failure() if gives_up else ", or wait again: it is still under way"
-            raise PeerError(f"{error} within the timeout; see that rank's output{again}") from None
+            raise PeerError(f"{error}; see that rank's output{again}") from None
         except (_native.LinkFailure, _native.Forked) as error:
             raise self._explained(error) from None
 
