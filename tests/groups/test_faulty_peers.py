@@ -59,7 +59,12 @@ def of_fragments(offset: int) -> list[int]:
 
 
 WORDS = {
-    "verdict": ([TO_FIRST], ctypes.c_uint32, 0x7FFFFFFE, "a rank below 3 that has failed, found [0-9]"),
+    "verdict": (
+        [TO_FIRST],
+        ctypes.c_uint32,
+        0x7FFFFFFE,
+        "a rank below 3 that has failed, found [0-9]",
+    ),
     "number": (of_fragments(0), ctypes.c_uint64, 999, "fragment 0 or 1 here, found 999"),
     "count": (of_fragments(8), ctypes.c_uint64, 2**63, "all-reduce number 1 .*, found all-reduce"),
     "collective": (of_fragments(24), ctypes.c_uint8, 99, "all-reduce .*, found an unknown coll"),

@@ -14,7 +14,7 @@ from tests.workers import WorkerPool
 @pytest.mark.parametrize(
     "arguments", first_few([{"planner": "overlap"}, {"planner": "wfbp"}]), ids=str
 )
-@pytest.mark.parametrize("kind", first_few(uneven_jobs.LOOPS, 2))
+@pytest.mark.parametrize("kind", first_few(uneven_jobs.LOOPS))
 def test_only_exchanged_backward_passes_count(
     workers: WorkerPool, kind: str, arguments: dict[str, Any]
 ) -> None:
@@ -26,7 +26,7 @@ def test_only_exchanged_backward_passes_count(
     first_few([{"planner": "overlap"}, {"planner": "wfbp", "gradient_as_bucket_view": True}]),
     ids=str,
 )
-@pytest.mark.parametrize("kind", first_few(reversed(uneven_jobs.LOOPS), 2))
+@pytest.mark.parametrize("kind", first_few(reversed(uneven_jobs.LOOPS)))
 def test_static_graphs(workers: WorkerPool, kind: str, arguments: dict[str, Any]) -> None:
     _train_as_stock(workers, kind, arguments | {"static_graph": True})
 

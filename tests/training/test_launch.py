@@ -171,6 +171,7 @@ def test_ctrl_c_while_workers_import_torch_leaves_nothing_behind(tmp_path: Path)
     assert not list(temporary_of(tmp_path).iterdir())
 
 
+@pytest.mark.slow
 def test_an_error_of_a_worker_is_said_once_with_its_exit_code(tmp_path: Path) -> None:
     parent = start(tmp_path, "--lr", "1e30", "--batch-size", "64")
     _, err = ended(parent, {})

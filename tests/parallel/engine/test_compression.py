@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", first_few(KINDS, 3))
+@pytest.mark.parametrize("kind", first_few(KINDS, 2))
 def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) -> None:
     """The check of conservation is on in every sparse exchange."""
     given, options = KINDS[kind]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import first_few
 from tests.parallel.overlap import overlap_jobs
 from tests.parallel.overlap.drawn_scripts import drawn
 from tests.workers import WorkerPool
 
 
 @pytest.mark.parametrize(
-    ("ranks", "first", "scripts"), [(2, 0, 8), pytest.param(3, 100, 6, marks=pytest.mark.slow)]
+    ("ranks", "first", "scripts"), first_few([(2, 0, 4), (2, 20, 4), (3, 100, 6)])
 )
 def test_drawn_scripts(workers: WorkerPool, ranks: int, first: int, scripts: int) -> None:
     numbers = [n for n in range(first, first + 2 * scripts) if drawn(n).plans == "by hand"][

@@ -34,7 +34,8 @@ def chunks(group: str) -> list[list[str]]:
 
 ALL = [chunk for group in GROUPS for chunk in chunks(group)]
 NUMBERS = sorted(range(len(ALL)), key=lambda number: "compile" in " ".join(ALL[number]))
-COMPILING = sum("compile" in " ".join(chunk) for chunk in ALL)
+FEW = 14
+"""How many of these run with every change under other plans: none that compiles."""
 
 
 @pytest.mark.parametrize("rows", first_few(ALL), ids=lambda rows: rows[0])
@@ -49,9 +50,7 @@ def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> No
         }
 
 
-@pytest.mark.parametrize(
-    "number", first_few(NUMBERS, len(ALL) - COMPILING), ids=lambda number: ALL[number][0]
-)
+@pytest.mark.parametrize("number", first_few(NUMBERS, FEW), ids=lambda number: ALL[number][0])
 def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
     """With some messages there and some not, in other pieces and other orders; on our backend."""
     rows, (style, let_through) = ALL[number], OTHERS[number % len(OTHERS)]
