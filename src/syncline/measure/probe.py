@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,6 +37,12 @@ ROW_BYTES = 12 * 1024 * 1024
 SHORTEST_ROW, LONGEST_ROW = 3, 16
 """A row has as many messages as make up ROW_BYTES, within these limits."""
 ROW_SWEEPS = 3
+SHORT_ROW_BYTES = 4 * 1024 * 1024
+SHORT_ROW = 6
+IN_SHORT_ROWS = tuple(1024 * size for size in (4, 64, 256, 512, 1024, 2048))
+"""Where time is limited, rows have as many bytes, and at most so many messages of these sizes."""
+FIRST_SHARE, REPEATED_SHARE, ROWS_SHARE = 0.3, 0.25, 0.15
+"""Shares of a limited time: for the first sweep, for repeating small sizes, and for rows."""
 FOLLOWING_BYTES = (128 * 1024, 256 * 1024, 512 * 1024)
 """Sizes of the rows with one message under way: planners make such messages."""
 HALVED_FROM_BYTES = 16 * 1024
@@ -64,6 +71,7 @@ def probe(
     pipelined: bool = True,
     contention: bool = True,
     name: str = "measured",
+    limit_s: float | None = None,
 ) -> Network:
     """Measure the network under a process group. All its ranks must call; all get the same result.
 
@@ -87,6 +95,9 @@ def probe(
         contention: estimate by how much computing and communicating slow each other, from matrix
             products beside a message; the iterations of a training show it more exactly.
         name: name of the resulting network.
+        limit_s: take about this long in all. On a slow link the largest sizes are then left out,
+            where the curve goes on as it ends, and others are repeated less often: the longer a
+            message takes, the less its time varies.
 
     Raises:
         UserError: there is no process group.
@@ -105,9 +116,9 @@ def probe(
         return Network(name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0))
     try:
         sizes = probe_sizes(largest_bytes)
-        points = session.all_reduces(between_powers(sizes), seconds)
-        two_at_once = session.two_at_once(sizes) if pipelined else []
-        following = session.rows(FOLLOWING_BYTES, in_flight=1) if pipelined else []
+        points = session.all_reduces(between_powers(sizes), seconds, limit_s)
+        two_at_once = session.two_at_once(sizes, limit_s) if pipelined else []
+        following = session.rows(FOLLOWING_BYTES, 1, limit_s) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
         slowdown = session.contention() if contention else 1.0
@@ -169,37 +180,51 @@ class _Session:
         self._group = group
         self.device = device
 
-    def all_reduces(self, sizes: Sequence[int], seconds: float) -> list[Measurement]:
+    def all_reduces(
+        self, sizes: Sequence[int], seconds: float, limit_s: float | None
+    ) -> list[Measurement]:
         buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
 
         def exchange(size_bytes: int) -> float:
             message = buffer[: size_bytes // 4]
             return self._timed(lambda: dist.all_reduce(message, group=self._group))
 
-        times: dict[int, list[float]] = {size: [] for size in sizes}
-        first = [exchange(size) for size in sizes]  # connects and warms up
+        limit_s = math.inf if limit_s is None else limit_s
+        seconds = min(seconds, REPEATED_SHARE * limit_s)
+        times: dict[int, list[float]] = {}
         sweeps: dict[int, int] = {}
         up_to_here_s = 0.0
-        for size, own_s, slowest_s in zip(sizes, first, self._slowest(first), strict=True):
-            up_to_here_s += slowest_s
+        least = [exchange(size) for size in sizes if size < DENSE_FROM_BYTES]  # connects, warms up
+        slowest = self._slowest(least)
+        for number, size in enumerate(sizes):
+            own_s = least[number] if number < len(least) else exchange(size)
+            up_to_here_s += slowest[number] if number < len(slowest) else self._slowest([own_s])[0]
             fitting = round(seconds / max(up_to_here_s, 1e-6))
-            sweeps[size] = min(max(fitting, MIN_SWEEPS), MAX_SWEEPS)
-            if size > COSTLY_BYTES:
-                sweeps[size] = COSTLY_SWEEPS
-                times[size].append(own_s)
+            times[size], sweeps[size] = [], min(max(fitting, MIN_SWEEPS), MAX_SWEEPS)
+            if up_to_here_s > REPEATED_SHARE * limit_s / MIN_SWEEPS:
+                times[size], sweeps[size] = [own_s], 0
+            elif size > COSTLY_BYTES:
+                times[size], sweeps[size] = [own_s], COSTLY_SWEEPS
+            if size >= DENSE_FROM_BYTES and up_to_here_s > FIRST_SHARE * limit_s:
+                break
         for number in range(max(sweeps.values())):
-            for size in sizes:
+            for size, taken in times.items():
                 if number < sweeps[size]:
-                    times[size].append(exchange(size))
+                    taken.append(exchange(size))
         return self._measurements(times, lower_quartile)
 
-    def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
+    def two_at_once(self, sizes: Sequence[int], limit_s: float | None) -> list[Measurement]:
         """Return the seconds of a message in a row with two always under way; see :meth:`rows`."""
+        if limit_s is not None:
+            chosen = [size for size in IN_SHORT_ROWS if size <= sizes[-1]]
+            return self.rows(chosen if len(chosen) > 1 else sizes, IN_FLIGHT, limit_s)
         chosen = [size for size in sizes if size <= COSTLY_BYTES]
         chosen += [size * 2 for size in chosen if size * 4 in chosen and size >= HALVED_FROM_BYTES]
-        return self.rows(sorted(chosen), in_flight=IN_FLIGHT)
+        return self.rows(sorted(chosen), IN_FLIGHT, limit_s)
 
-    def rows(self, sizes: Sequence[int], *, in_flight: int) -> list[Measurement]:
+    def rows(
+        self, sizes: Sequence[int], in_flight: int, limit_s: float | None
+    ) -> list[Measurement]:
         """Return the seconds of a message in a row with ``in_flight`` always under way.
 
         One thread issues and another waits, as in the engine that sends such rows: switching
@@ -224,12 +249,22 @@ class _Session:
                 under_way.popleft().result()
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
+        row_bytes, longest = ROW_BYTES, LONGEST_ROW
+        if limit_s is not None:
+            row_bytes, longest = SHORT_ROW_BYTES, SHORT_ROW
+        sweeps = ROW_SWEEPS
         with ThreadPoolExecutor(1) as waiter:
-            for _ in range(ROW_SWEEPS):
+            for sweep in range(ROW_SWEEPS):
+                if sweep == sweeps:
+                    break
+                began_s = time.perf_counter()
                 for size, taken in times.items():
-                    length = min(max(ROW_BYTES // size, SHORTEST_ROW), LONGEST_ROW)
+                    length = min(max(row_bytes // size, SHORTEST_ROW), longest)
                     self._meet()
                     taken.append(self._timed(partial(row, size, length, waiter)) / length)
+                if sweep == 0 and limit_s is not None:
+                    (took_s,) = self._slowest([time.perf_counter() - began_s])
+                    sweeps = max(round(ROWS_SHARE * limit_s / took_s), 1)
         return self._measurements(times, median)
 
     def link(self, largest_bytes: int) -> tuple[float, float]:
