@@ -19,7 +19,7 @@ from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s,
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.parallel.tuning import EXPLORED_PARTS
+from syncline.parallel.policy import CALIBRATION_PARTS
 from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 from syncline.planners.halves import in_equal_parts
@@ -164,7 +164,7 @@ class Race:
         stock = Ddp().plan(profile, measured.network)
         plans = {
             plan.planner: plan
-            for plan in (in_equal_parts(profile, measured.network, n) for n in EXPLORED_PARTS)
+            for plan in (in_equal_parts(profile, measured.network, n) for n in CALIBRATION_PARTS)
         }
         explored: dict[str, tuple[Turn, ...]] = dict.fromkeys((Ddp.NAME, *plans), ())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,15 @@ def _cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("XDG_CACHE_HOME", str(folder))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_one_test(
+    _cache_of_the_tests: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Let no test run plans that another one has found."""
+    folder = _cache_of_the_tests / hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
 
 
 @pytest.fixture(scope="session")

@@ -259,6 +259,7 @@ def _become(rank: int, request: dict[str, Any]) -> None:
     faulthandler.enable()
     # A shell starts what runs in the background with this ignored, and so its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     place = Place(rank=rank, ranks=request["ranks"], folder=folder)
     getattr(importlib.import_module(request["module"]), request["job"])(place, *request["args"])
 

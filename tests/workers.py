@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import pickle
 import sys
 import tempfile
@@ -135,6 +136,8 @@ def serve_jobs(path: str, rank: int) -> None:
                 timeout=TIMEOUT,
             )
             torch.manual_seed(0)
+            # Nothing that one test has found is remembered in another.
+            os.environ["XDG_CACHE_HOME"] = f"{job.store}-cache"
             called = getattr(importlib.import_module(job.module), job.name)
             result = called(*pickle.loads(job.arguments))
             # NCCL warns if it has to guess the device.

@@ -55,7 +55,7 @@ def _left_of(kind: str, *, keeps_model: bool) -> dict[str, Any]:
     before = _on_steps()
     net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
     plan = plan_of(net, [name for name, _ in net.named_parameters()][::-1], 2, Style())
-    options: dict[str, Any] = {"plan": plan, "check": kind in ("baseline", "trying")}
+    options: dict[str, Any] = {"plan": plan, "check": kind in ("measuring DDP", "trying")}
     phase = kind
     if kind in ("profiling", "overlap_optimizers"):
         phase, options = "profiling", {"overlap_optimizers": kind == "overlap_optimizers"}

@@ -8,6 +8,7 @@ import functools
 import itertools
 import logging
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -21,15 +22,16 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import MismatchError, UserError
 from syncline.measure.clock import CpuClock
-from syncline.measure.segments import ACCUMULATING
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan, Tensor
+from syncline.model.profile import ACCUMULATING
 from syncline.model.quantities import NS_PER_S
-from syncline.model.run import Rate, Run
+from syncline.model.run import Run
 from syncline.parallel import reducer
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.log import logger
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
+from syncline.parallel.stages import Measurement, Stage
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import LossWatch
 from syncline.torch_private import bucket_sizes, logging_data
@@ -118,9 +120,7 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
     accumulate, bf16 = options.get("accumulate", 1), options.get("bf16", False)
     module = MODELS[model]()
     twin = copy.deepcopy(module)
-    ours = DistributedDataParallel(
-        module, planner=options.get("planner", "auto"), check=False, **arguments
-    )
+    ours = DistributedDataParallel(module, planner=options.get("planner", "auto"), **arguments)
     stock = TorchDDP(twin, **arguments)
     our_optimizer = OPTIMIZERS[optimizer](ours.parameters())
     stock_optimizer = OPTIMIZERS[optimizer](stock.parameters())
@@ -128,7 +128,7 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
     settled: list[str] = []
     step = 0
     noted = mock.patch.object(CpuClock, "settle", side_effect=lambda: settled.append(ours.phase))
-    with noted:
+    with noted, measured_as(planned_is_faster):
         while ours.measuring or step % 20:
             phases += train(ours, our_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
             train(stock, stock_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
@@ -188,7 +188,7 @@ def reverts_when_slower() -> dict[str, Any]:
         wrapper: DistributedDataParallel | None = None
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            trial = self.wrapper is not None and self.wrapper.phase.startswith("trying")
+            trial = self.wrapper is not None and self.wrapper.plan is not None
             add(20.0 if trial else 10.0)
             return super().forward(x)
 
@@ -204,7 +204,7 @@ def reverts_when_slower() -> dict[str, Any]:
                 break
     run = ddp.run_record()
     return {
-        "rechecked": "checking again" in phases,
+        "rechecked": "comparing with DDP" in phases,
         "decision": run.decision,
         "reason": run.reason,
         "planner": run.planner,
@@ -255,7 +255,7 @@ def flushes(kind: str) -> dict[str, Any]:
     waits: list[str] = []
     phases: list[str] = []
     step = 0
-    with mock.patch.object(RankMeasurements, "rate", planned_is_faster):
+    with measured_as(planned_is_faster):
         while ours.measuring or step < 160:
             phases.append(ours.phase)
             late = "later" not in kind or (not ours.measuring and step > 60)
@@ -281,10 +281,28 @@ def first_said(run: Run) -> int:
     return next((e.iteration for e in run.events if "gains nothing" in e.text), 0)
 
 
-def planned_is_faster(_: RankMeasurements, name: str, result: StageResult) -> Rate:
-    """Return one second for stock DDP, and half of it for any plan."""
-    seconds = 1.0 if name == "stock DDP" else 0.5
-    return Rate(name=name, iteration_s=seconds, noise_s=0.0, iterations=len(result.iteration_s))
+def planned_is_faster(stage: Stage) -> float:
+    """Return a tenth of a second for stock DDP, and half of it for any plan."""
+    return 0.1 if stage.plan is None else 0.05
+
+
+@contextlib.contextmanager
+def measured_as(seconds: Callable[[Stage], float]) -> Iterator[None]:
+    """Let iterations take what a function of their stage says, as far as policies are told."""
+    measure = RankMeasurements.measurement
+
+    def told(
+        measurements: RankMeasurements, stage: Stage, result: StageResult, *known: Any
+    ) -> Measurement:
+        found = measure(measurements, stage, result, *known)
+        return replace(
+            found,
+            times_s=(seconds(stage),) * len(found.times_s),
+            passes_s=(1.0,) * len(found.passes_s),
+        )
+
+    with mock.patch.object(RankMeasurements, "measurement", told):
+        yield
 
 
 def turns_slow() -> dict[str, Any]:
@@ -293,16 +311,15 @@ def turns_slow() -> dict[str, Any]:
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
     slow = False
 
-    def told(_: RankMeasurements, name: str, result: StageResult) -> Rate:
-        seconds = 1.0 if name == "stock DDP" else 2.0 if slow else 0.5
-        return Rate(name=name, iteration_s=seconds, noise_s=0.0, iterations=len(result.iteration_s))
+    def takes(stage: Stage) -> float:
+        return 0.1 if stage.plan is None else 0.2 if slow else 0.05
 
     def is_slow(*_: object) -> bool:
         return slow
 
     phases: list[str] = []
     with (
-        mock.patch.object(RankMeasurements, "rate", told),
+        measured_as(takes),
         mock.patch.object(LossWatch, "close_window", is_slow),
     ):
         before = steps_to_steady(ddp, optimizer)
@@ -424,7 +441,7 @@ def reads_in_the_midst_of_changes() -> dict[str, Any]:
         read = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
         differing.extend(f"{where}: {b}" for a, b in zip(before, read, strict=True) if a != b)
 
-    make, say = TorchDDP._ddp_init_helper, Tuning._say
+    make, say = TorchDDP._ddp_init_helper, Tuning._report
 
     def made(*args: Any) -> None:
         look("no reducer")
@@ -436,7 +453,7 @@ def reads_in_the_midst_of_changes() -> dict[str, Any]:
 
     with (
         mock.patch.object(TorchDDP, "_ddp_init_helper", made),
-        mock.patch.object(Tuning, "_say", said),
+        mock.patch.object(Tuning, "_report", said),
     ):
         while ddp.measuring:
             train(ddp, optimizer, 1)
@@ -517,7 +534,7 @@ AWAY_S = 1000.0
 def leaves_training_after_every_step() -> dict[str, Any]:
     """Spend ``AWAY_S`` of a clock of our own in evaluation mode after every step."""
     with added_time() as add:
-        ddp = DistributedDataParallel(Plain(), check=False)
+        ddp = DistributedDataParallel(Plain())
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
         steps = steady = 0
         while steady < 10:
@@ -652,7 +669,7 @@ def trains_with_overlap(folder: str) -> list[str]:
     """Train on a network that is said to be slow, and write the report of a plan that won."""
     ddp = DistributedDataParallel(Plain(), network=SLOW)
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
-    with mock.patch.object(RankMeasurements, "rate", planned_is_faster):
+    with measured_as(planned_is_faster):
         steps_to_steady(ddp, optimizer)
     if dist.get_rank() == 0:
         ddp.save_report(folder)

@@ -18,8 +18,8 @@ from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.parallel import ddp as ddp_module
 from syncline.parallel.agreement import COMPARED_ARGUMENTS
+from syncline.parallel.policy import DEFERRED
 from syncline.parallel.stage_runner import CERTAIN
-from syncline.parallel.tuning import DEFERRED
 from syncline.planners import PLANNERS
 from syncline.torch_private import DDP_ARGUMENTS
 from tests.cases import first_few
@@ -35,9 +35,9 @@ def test_bits_agree_with_stock_ddp(workers: WorkerPool, model: str, optimizer: s
         assert result["differences"] == []
         assert result["decision"] == "planned", result["reason"]
         # Only this model has more than twice as many messages under the plan as under stock DDP.
-        explored = ["trying 12 equal parts"] if model == "shared" else []
-        tried = [*explored, "trying wfbp"]
-        assert result["phases"] == ["profiling", "baseline", *tried, "recording", "steady"]
+        calibrated = ["calibrating with 12 equal parts"] if model == "shared" else []
+        tried = [*calibrated, "trying wfbp"]
+        assert result["phases"] == ["measuring DDP", "profiling", *tried, "recording", "steady"]
         # On a GPU the host waits once a stage: waiting in every iteration would change their times.
         assert result["settled"].count("profiling") == 1
 
@@ -133,8 +133,8 @@ def test_a_given_plan_is_used(workers: WorkerPool) -> None:
 
 def test_a_given_plan_is_checked(workers: WorkerPool) -> None:
     for result in workers.run(jobs.with_given_plan, 2, jobs.plain_plan().to_json(), True):
-        phases = [phase for phase in result["phases"] if "again" not in phase]
-        assert phases == ["baseline", "trying by hand", "recording", "steady"]
+        phases = [phase for phase in result["phases"] if not phase.startswith("comparing")]
+        assert phases == ["measuring DDP", "trying by hand", "recording", "steady"]
         assert result["decision"] in ("planned", "reverted")
 
 
@@ -176,8 +176,8 @@ def test_a_plan_that_turns_slow_is_dropped(workers: WorkerPool) -> None:
     for result in workers.run(jobs.turns_slow, 2):
         assert result["phases"] == [
             "steady",
-            "checking again",
-            "trying again by hand",
+            "comparing with DDP",
+            "comparing by hand",
             "recording",
             "steady",
         ]
@@ -294,7 +294,7 @@ def test_a_wrapper_is_converted(workers: WorkerPool, options: dict[str, object])
 
 def test_join_with_uneven_inputs(workers: WorkerPool) -> None:
     for result in workers.run(jobs.joins_uneven_inputs, 2):
-        assert result == {"before": "profiling", "after": "steady", "differences": []}
+        assert result == {"before": "measuring DDP", "after": "steady", "differences": []}
 
 
 def test_what_the_user_attached_stays(workers: WorkerPool) -> None:
@@ -377,7 +377,7 @@ def test_the_command_line_answers_as_the_run_did(workers: WorkerPool, tmp_path) 
 @pytest.mark.slow
 def test_drift_is_measured_again(workers: WorkerPool) -> None:
     for result in workers.run(jobs.replans_after_drift, 2):
-        assert "baseline" in result["phases"]
+        assert "measuring DDP" in result["phases"]
         assert any("drifted" in text for text in result["events"])
 
 

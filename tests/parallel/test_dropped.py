@@ -10,7 +10,15 @@ from tests.workers import WorkerPool
 
 @pytest.mark.parametrize(
     "kind",
-    ["profiling", "overlap_optimizers", "baseline", "trying", "recording", "steady", "residuals"],
+    [
+        "profiling",
+        "overlap_optimizers",
+        "measuring DDP",
+        "trying",
+        "recording",
+        "steady",
+        "residuals",
+    ],
 )
 def test_nothing_is_left_of_a_model_that_is_dropped(workers: WorkerPool, kind: str) -> None:
     nothing = {"kept": [], "on steps": 0}

@@ -135,12 +135,7 @@ class Observer:
     def begin(self) -> ObservedIteration | None:
         """Begin an iteration and return the one before, if it was observed."""
         stamp = self._clock.stamp()
-        finished = None
-        if self._events:
-            end_stamp = stamp if self._ended is None else self._ended
-            finished = ObservedIteration(
-                self._events, end_stamp, self._graph, self._sequence_at, self._was_quiet
-            )
+        finished = self.unfinished(stamp if self._ended is None else self._ended)
         self._ended = None
         take_off(self._node_handles)
         self._events = [ObservedEvent(Moment.FORWARD, "", stamp)]
@@ -150,6 +145,14 @@ class Observer:
         self._noting = not self.quiet
         self._in_forward = True
         return finished
+
+    def unfinished(self, end_stamp: Any) -> ObservedIteration | None:
+        """Return what was observed of the iteration that runs, up to now; None if none runs."""
+        if not self._events:
+            return None
+        return ObservedIteration(
+            self._events, end_stamp, self._graph, self._sequence_at, self._was_quiet
+        )
 
     def output(self, output: Any) -> None:
         """Record the end of the model's forward and, in detail, read its graph."""

@@ -9,10 +9,8 @@ from typing import NamedTuple
 from syncline.measure.clock import Clock
 from syncline.measure.observer import AutogradGraph, Moment, ObservedEvent, ObservedIteration
 from syncline.measure.statistics import median
-from syncline.model.profile import COMPUTING, Phase
+from syncline.model.profile import ACCUMULATING, COMPUTING, Phase
 
-ACCUMULATING = "(earlier micro-batches)"
-"""Name of what lies between the forward passes of an iteration's first and last micro-batch."""
 LEAST_LEFT = 0.7
 """Least share that is left when the cost of recording is subtracted: less would be noise."""
 

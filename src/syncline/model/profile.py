@@ -28,6 +28,8 @@ Norm = Literal["1", "2", "inf"]
 
 WAIT = "wait for the slowest worker"
 """Name of the operation that lasts as long as an exchange took beyond the cost of its messages."""
+ACCUMULATING = "(earlier micro-batches)"
+"""Name of what lies between the forward passes of an iteration's first and last micro-batch."""
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
 

@@ -17,7 +17,7 @@ from syncline.errors import MismatchError, PeerError, UserError
 from syncline.measure.exchange import describe_error, gather_json
 from syncline.model.document import Document
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.rank_measurements import Settings
+from syncline.parallel.stages import Settings
 from syncline.torch_entry import untried
 from syncline.torch_private import device_types, ignored_by_ddp
 

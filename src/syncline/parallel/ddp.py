@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from torch import nn
 from syncline.errors import MismatchError, UserError
 from syncline.measure.exchange import telling_lost_peers
 from syncline.measure.gradient_hooks import weakly
+from syncline.measure.observer import tensors_in
 from syncline.measure.step_hooks import before_steps
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -27,17 +29,18 @@ from syncline.model.run import Run
 from syncline.parallel.agreement import require_same_ranks, require_same_training
 from syncline.parallel.engine.compression import Compressing, require_compression
 from syncline.parallel.log import warn
+from syncline.parallel.memory import Memory
 from syncline.parallel.overlap.averages import average, average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer, innermost
 from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.properties import with_own_errors
-from syncline.parallel.rank_measurements import Settings
 from syncline.parallel.record import record_of
 from syncline.parallel.reducer import ReducerBuckets
 from syncline.parallel.shutdown import let_gloo_finish
 from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.stage_runner import Forward, StageRunner
+from syncline.parallel.stages import Settings
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.unexchanged import UnexchangedWatch
 from syncline.parallel.wrapped import Wrapped
@@ -103,8 +106,9 @@ class DistributedDataParallel(TorchDDP):
     plans on rank 0, gives the reducer the plan's messages as its buckets, and trains on. If the
     planned iterations are slower than the measured baseline beyond noise it goes back to DDP's own
     buckets and says so once. When computation or communication drifts by more than 20 % for 50
-    iterations it measures again. Every stage is real training: no iteration is spent, and at two
-    ranks results are those of torch's class to the last bit.
+    iterations it measures again. Measuring uses ordinary training steps, none of which is
+    discarded, and at two ranks results are those of torch's class to the last bit. What was found
+    is kept, so the next start of the same training runs its plan from the first step on.
 
     Args:
         module: as for torch's class; all its other arguments are taken too.
@@ -118,6 +122,8 @@ class DistributedDataParallel(TorchDDP):
             plan, so the first steps are dense; with ``check=False`` every step is compressed.
         overlap_optimizers: call :meth:`overlap` for every optimizer of this model's parameters
             when it makes its first step.
+        cache: the folder in which rank 0 keeps what was found for the next start; ``True`` for the
+            user's cache, ``False`` for none.
 
     Raises:
         UserError: an unknown planner, arguments that exclude each other, or a model that a wrapper
@@ -143,6 +149,7 @@ class DistributedDataParallel(TorchDDP):
         check: bool = True,
         compression: Compression | None = None,
         overlap_optimizers: bool = False,
+        cache: bool | str | os.PathLike[str] = True,
         **kwargs: Any,
     ) -> None:
         arguments = dict(zip(DDP_ARGUMENTS, args, strict=False)) | kwargs
@@ -159,7 +166,7 @@ class DistributedDataParallel(TorchDDP):
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
             super().__init__(module, *args, **kwargs)
-        self._begin(settings)
+        self._begin(settings, cache)
 
     @classmethod
     def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
@@ -187,14 +194,15 @@ class DistributedDataParallel(TorchDDP):
                 "the wrapped model has a communication hook, which replaces the exchange that "
                 "Syncline plans; leave the hook out, or torch's class as it is"
             )
+        cache = options.pop("cache", True)
         settings = Settings(**options)
         _require_same(ddp.module, arguments_of(ddp), settings)
         ddp.__class__ = cls
         assert isinstance(ddp, cls)
-        ddp._begin(settings)
+        ddp._begin(settings, cache)
         return ddp
 
-    def _begin(self, settings: Settings) -> None:
+    def _begin(self, settings: Settings, cache: bool | str | os.PathLike[str]) -> None:
         """Prepare planning, once torch's class has wrapped the model."""
         plan, compression = settings.plan, settings.compression
         let_gloo_finish()
@@ -227,7 +235,10 @@ class DistributedDataParallel(TorchDDP):
             self._wrapped.compressing = Compressing(
                 compression, self._exchanged, self.process_group
             )
-        self._tuning = Tuning(self._wrapped, self._settings)
+        memory = None
+        if cache is not False:
+            memory = Memory(None if cache is True else Path(cache))
+        self._tuning = Tuning(self._wrapped, self._settings, memory)
         self._reducer_buckets = ReducerBuckets(self._wrapped, self._end_iteration)
         self._runner = StageRunner(self._wrapped, self._tuning, self._reducer_buckets)
         if settings.overlap_optimizers:
@@ -249,7 +260,7 @@ class DistributedDataParallel(TorchDDP):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; measure, if this is the start of a measured iteration."""
         # Checked here: inside any function that is called from here it would be None.
-        self._begin_forward(compiled=eval_frame_callback() is not None)
+        self._begin_forward((inputs, kwargs), compiled=eval_frame_callback() is not None)
         try:
             output = super().forward(*inputs, **kwargs)
         finally:
@@ -258,8 +269,8 @@ class DistributedDataParallel(TorchDDP):
         return output
 
     @disable_dynamo
-    def _begin_forward(self, *, compiled: bool) -> None:
-        """Prepare a forward pass.
+    def _begin_forward(self, batch: object, *, compiled: bool) -> None:
+        """Prepare a forward pass of a batch.
 
         Once training has begun, nothing here waits for other ranks: they may skip this pass.
         """
@@ -287,7 +298,7 @@ class DistributedDataParallel(TorchDDP):
             # not be replaced between that backward pass and the one that is exchanged.
             if compressing is not None:
                 self._require_same_ranks()
-            runner.begin()
+            runner.begin(next((len(t) for t in tensors_in(batch) if t.dim()), None))
         exchanged = self._is_exchanged()
         if exchanged:
             self._reducer_buckets.make_changes()
@@ -586,7 +597,7 @@ class DistributedDataParallel(TorchDDP):
         compressing = self._require_compression()
         self.settle()
         assert self._runner is not None
-        return compressing.state_dict(self._tuning.plan, decided=self._runner.steady)
+        return compressing.state_dict(self._tuning.findings.plan, decided=self._runner.steady)
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved; before the first forward pass, on all ranks.
@@ -763,12 +774,12 @@ class DistributedDataParallel(TorchDDP):
     @property
     def profile(self) -> Profile | None:
         """The measured or given profile, once there is one."""
-        return self._tuning.profile if self._runner is not None else None
+        return self._tuning.findings.profile if self._runner is not None else None
 
     @property
     def network(self) -> Network | None:
         """The probed or given network, once there is one."""
-        return self._tuning.network if self._runner is not None else None
+        return self._tuning.findings.network if self._runner is not None else None
 
     @property
     def exposed_communication_s(self) -> float | None:
@@ -799,13 +810,13 @@ class DistributedDataParallel(TorchDDP):
         if self._runner is None:
             return {}
         now = self._runner.progress
-        tuning, plan = now.tuning, now.stage.plan
+        found, plan = now.tuning.findings, now.stage.plan
         known: dict[str, float | None] = {
             "iteration": now.iteration,
             "steady": now.steady,
             "iteration_s": now.iteration_s,
-            "ddp_iteration_s": tuning.baseline.iteration_s if tuning.baseline else None,
-            "predicted_iteration_s": tuning.predicted_planned_s,
+            "ddp_iteration_s": found.baseline.iteration_s if found.baseline else None,
+            "predicted_iteration_s": found.predicted_planned_s,
             "exposed_communication_s": now.exposed_s,
             "messages": len(plan.messages) if plan else None,
             "overlaps": now.overlaps,
@@ -833,10 +844,10 @@ class DistributedDataParallel(TorchDDP):
         tuning = self._runner.progress.tuning if self._runner is not None else None
         bundle = Bundle(
             run=run or self.run_record(),
-            profile=tuning.profile if tuning else None,
-            network=tuning.network if tuning else None,
+            profile=tuning.findings.profile if tuning else None,
+            network=tuning.findings.network if tuning else None,
             plan=tuning.running_plan if tuning else None,
-            comparison=tuning.comparison if tuning else None,
+            comparison=tuning.findings.comparison if tuning else None,
             timeline_predicted=tuning.predicted_timeline if tuning else None,
             timeline_measured=tuning.measured_timeline if tuning else None,
         )

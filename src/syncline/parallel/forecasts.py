@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,14 +11,12 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.model.timeline import Timeline
-from syncline.parallel.rank_measurements import Settings
+from syncline.parallel.stages import Settings
 from syncline.planners import planner_named
 from syncline.planners.auto import Auto, choose
 from syncline.planners.compressed import choose_compressed
 from syncline.planners.ddp import Ddp
 from syncline.simulator.contention import Measured, fit_contention
-from syncline.simulator.predict import predict
 
 
 class Forecasts(NamedTuple):
@@ -37,23 +35,6 @@ class Forecasts(NamedTuple):
     def predicted_s(self, planner: str) -> float:
         """Return the predicted seconds an iteration of a planner."""
         return self.comparison.of(planner).iteration_s
-
-    def timeline(self, plan: Plan) -> Timeline:
-        """Return the predicted timeline of a plan."""
-        costs = self.compressing if plan.is_lossy and self.compressing else self.network
-        return predict(self.profile, costs, plan).timeline
-
-    def to_shared(self) -> Any:
-        """Return the forecasts without the profile, as JSON values."""
-        return msgspec.to_builtins(self[1:])
-
-    @classmethod
-    def from_shared(cls, profile: Profile, shared: Any) -> Forecasts:
-        """Return the forecasts that another rank made from the same profile."""
-        return cls(profile, *msgspec.convert(shared, _SHARED))
-
-
-_SHARED = tuple[Network, Comparison, Plan | None, bool, Network | None]
 
 
 def forecast(

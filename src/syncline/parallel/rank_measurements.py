@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,55 +17,24 @@ from syncline.measure.profiler import (
     profile_from_trace,
     unpack_seconds,
 )
-from syncline.measure.segments import ACCUMULATING, SegmentTrace, median_trace
+from syncline.measure.segments import SegmentTrace, median_trace
 from syncline.measure.statistics import median, typical
 from syncline.model.network import Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.recipe import Compression
-from syncline.model.run import Rate
 from syncline.parallel.engine.recording import Recorded
+from syncline.parallel.stages import Findings, Measurement, Settings, Stage, Typical
 from syncline.parallel.wrapped import Wrapped
-from syncline.planners.auto import CONFIDENCE, Auto
-from syncline.planners.ddp import Ddp
+from syncline.planners.compressed import compressing
 from syncline.planners.wfbp import Single
 
 PROBE_ITERATIONS = 2.0
 """Iterations that the sweeps of the network probe may take."""
 PROBE_S = 0.5
 """Seconds that the sweeps may take at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the user asked for."""
-
-    planner: str = Auto.NAME
-    plan: Plan | None = None
-    profile: Profile | None = None
-    network: Network | None = None
-    check: bool = True
-    compression: Compression | None = None
-    overlap_optimizers: bool = False
-    ddp: Ddp = field(default_factory=Ddp)
-    """DDP's own buckets under the user's arguments."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A number of training iterations under one set of buckets."""
-
-    name: str
-    plan: Plan | None
-    """The messages; None for DDP's own buckets."""
-    warmup: int
-    """Iterations not measured: DDP rebuilds its buckets after the first."""
-    iterations: int
-    observe: bool = False
-    """Observe in turns: nothing, gradients and modules, every operation."""
-    record: bool = False
-    """Record when each bucket is issued and complete, through a communication hook."""
+LEAST_PROBE_S = 0.3
+"""The whole probe may take as long as one iteration, or this long."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,14 +49,14 @@ class StageResult:
     recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
     computing_s: list[float] = field(default_factory=list)
     """Seconds of forward and backward pass together, of iterations that the reducer has timed."""
-    busy_s: list[float] = field(default_factory=list)
+    active_s: list[float] = field(default_factory=list)
     """Seconds of each iteration in which a processor waited neither for the engine's messages nor
     for buffers."""
     broadcast_s: list[float] = field(default_factory=list)
     """Seconds of each iteration in which DDP broadcast buffers."""
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""
-    flushed: str | None = None
+    read_early: str | None = None
     """Why hardly any message ran during forward passes, if so."""
     norm: Norm | None = None
     """A norm of the gradients that every step asked for, if the plan does not exchange it."""
@@ -96,11 +64,6 @@ class StageResult:
     """Whether the ranks agree that computation or communication has changed for good."""
     slower: bool = False
     """Whether they agree that iterations take longer than those of stock DDP did."""
-
-    def add(self, before: StageResult) -> None:
-        """Take in the times that were measured before under the same messages."""
-        for name in ("iteration_s", "computing_s", "busy_s", "broadcast_s"):
-            getattr(self, name).extend(getattr(before, name))
 
 
 class RankMeasurements:
@@ -112,55 +75,57 @@ class RankMeasurements:
         self.workers = dist.get_world_size(job.group)
         self.gradient_bytes = sum(p.nbytes for p in job.parameters.values())
 
-    def rate(self, name: str, result: StageResult) -> Rate:
-        """Return the median over the ranks of each rank's median and its error."""
-        typical = self._typical(result.iteration_s)
-        assert typical is not None
-        iteration_s, noise_s = typical
-        iterations = len(result.iteration_s)
-        return Rate(name=name, iteration_s=iteration_s, noise_s=noise_s, iterations=iterations)
+    def measurement(
+        self, stage: Stage, result: StageResult, settings: Settings, findings: Findings
+    ) -> Measurement:
+        """Return what all ranks measured in a stage."""
+        own = {
+            "times_s": result.iteration_s,
+            "passes_s": [
+                sum(s.duration_ns for s in trace.segments if s.phase in COMPUTING) / NS_PER_S
+                for trace in result.lean or result.detailed
+            ],
+            "computing": _typical(result.computing_s),
+            "active": _typical(result.active_s),
+            "broadcast_s": median(result.broadcast_s or [0.0]),
+            "mismatch": result.mismatch,
+            "read_early": result.read_early,
+            "norm": result.norm,
+        }
+        everyone = self.gather(own)
 
-    def _typical(self, times_s: Sequence[float]) -> tuple[float, float] | None:
-        """Return the medians of all ranks' medians and errors; None if a rank has no times."""
-        everyone = self.gather([*typical(times_s)] if times_s else None)
-        if None in everyone:
-            return None
-        value_s, error_s = map(median, zip(*everyone, strict=True))
-        return value_s, error_s
+        def any_of(name: str) -> Any:
+            return next((ranks[name] for ranks in everyone if ranks[name] is not None), None)
 
-    def excess_s(self, result: StageResult, profile: Profile) -> float | None:
-        """Return how much longer forward and backward pass took than the profile says, seconds.
+        def medians(name: str) -> tuple[float, ...]:
+            return tuple(map(median, zip(*(ranks[name] for ranks in everyone), strict=False)))
 
-        0 where they were slower by noise alone; the profile's error counts as large as that of the
-        stage. Negative where they were faster beside messages than alone, however little: it is
-        these iterations that are to be predicted.
-        None if some rank's reducer has not timed them.
-        """
-        typical = self._typical(result.computing_s)
-        if typical is None:
-            return None
-        excess_s = typical[0] - last_batch_s(profile)
-        noise_s = math.sqrt(2) * typical[1]
-        return 0.0 if 0 < excess_s <= CONFIDENCE * noise_s else excess_s
+        def typical_of(name: str) -> Typical | None:
+            found = [ranks[name] for ranks in everyone]
+            return None if None in found else Typical(*map(median, zip(*found, strict=True)))
 
-    def broadcast_s(self, result: StageResult) -> float:
-        """Return how long DDP broadcast buffers, seconds: the longest of the ranks' medians."""
-        everyone: list[float] = self.gather(median(result.broadcast_s or [0.0]))
-        return max(everyone)
-
-    def busy_excess_s(
-        self, result: StageResult, profile: Profile, *, broadcast_s: float
-    ) -> float | None:
-        """Return the seconds that a worker computed longer beside the engine's messages than alone.
-
-        The median over the ranks; None if some rank's iterations were not timed. ``broadcast_s`` is
-        the share of the profile in which it waited for buffers.
-        """
-        typical = self._typical(result.busy_s)
-        if typical is None:
-            return None
-        alone_s = math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
-        return typical[0] - (alone_s - broadcast_s)
+        profile = None
+        if stage.turns and not stage.record:
+            network = findings.network or settings.network
+            assert network is not None
+            if stage.plan is not None and stage.plan.is_lossy:
+                assert settings.compression is not None
+                network = compressing(network, settings.compression)
+            profile = self._profile(result, network)
+        return Measurement(
+            times_s=medians("times_s"),
+            passes_s=medians("passes_s"),
+            computing=typical_of("computing"),
+            active=typical_of("active"),
+            broadcast_s=max(ranks["broadcast_s"] for ranks in everyone),
+            profile=profile,
+            mismatch=any_of("mismatch"),
+            read_early=any_of("read_early"),
+            norm=any_of("norm"),
+            drifted=result.drifted,
+            slower=result.slower,
+            deferring=self._job.deferring,
+        )
 
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
         """Probe the network with messages up to the size of all gradients.
@@ -175,10 +140,11 @@ class RankMeasurements:
             seconds=min(iteration_s * PROBE_ITERATIONS, PROBE_S),
             pipelined=self._job.can_defer,
             contention=contention,
+            limit_s=max(iteration_s, LEAST_PROBE_S),
         )
         return Network.from_json(self.shared(found.to_json))
 
-    def profile(self, result: StageResult, network: Network) -> Profile:
+    def _profile(self, result: StageResult, network: Network) -> Profile:
         """Build the profile from iterations in which everything was sent after the last gradient.
 
         The time between the last gradient and the update is the exchange. The network explains a
@@ -186,7 +152,7 @@ class RankMeasurements:
         every plan has.
         """
         job = self._job
-        own = median_trace(result.lean, result.detailed, result.quiet_ns)
+        own = median_trace(result.lean or result.detailed, result.detailed, result.quiet_ns)
         trace = across_ranks(own, job.group, job.device)
         unpack_s = 0.0 if job.wants_views else unpack_seconds(job.parameters)
         exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
@@ -199,7 +165,7 @@ class RankMeasurements:
                 job.module,
                 name=type(job.module).__name__,
                 workers=self.workers,
-                iterations=len(result.lean),
+                iterations=len(result.lean or result.detailed),
                 exchange=(
                     (WAIT, waiting_s),
                     ("unpack gradients", unpack_s),
@@ -237,9 +203,5 @@ class RankMeasurements:
         return outcome["value"]
 
 
-def last_batch_s(profile: Profile) -> float:
-    """Return how long the passes of the last micro-batch take, which the reducer times."""
-    names = [operation.name for operation in profile.operations]
-    first = names.index(ACCUMULATING) + 1 if ACCUMULATING in names else 0
-    last = profile.operations[first:]
-    return math.fsum(o.duration_s for o in last if o.phase in COMPUTING)
+def _typical(times_s: Sequence[float]) -> tuple[float, float] | None:
+    return typical(times_s) if times_s else None

@@ -52,8 +52,8 @@ def record_of(
             messages=max(len(bucket_sizes(logging_data(ddp))), 1),
             events=(Event(iteration=0, text=why_not_planned or "copied"),),
         )
-    tuning = now.tuning
-    plan, baseline = tuning.plan, tuning.baseline
+    found = now.tuning.findings
+    plan, baseline = found.plan, found.baseline
     steady = None
     if len(times_s) >= MIN_STEADY:
         iteration_s, noise_s = typical(times_s)
@@ -69,21 +69,21 @@ def record_of(
         overhead = max(spent - now.measuring_iterations, 0.0)
     compressing = wrapped.compressing
     return run(
-        decision=tuning.decision,
-        reason=tuning.reason,
+        decision=found.decision,
+        reason=found.reason,
         planner=plan.planner if plan else Ddp.NAME,
         messages=len(plan.messages) if plan else now.buckets,
         deferred=wrapped.can_defer and plan is not None and plan.wait == "need",
         baseline=baseline,
-        planned=tuning.planned,
+        planned=found.planned,
         steady=steady,
-        predicted_baseline_s=tuning.predicted_baseline_s,
-        predicted_planned_s=tuning.predicted_planned_s,
+        predicted_baseline_s=found.predicted_baseline_s,
+        predicted_planned_s=found.predicted_planned_s,
         overhead_iterations=overhead,
         compression=None if compressing is None else compressing.compression,
         sent=None if compressing is None else compressing.sent,
-        suggestion=tuning.comparison.suggestion if tuning.comparison else None,
-        events=tuple(tuning.events),
+        suggestion=found.comparison.suggestion if found.comparison else None,
+        events=tuple(now.tuning.events),
     )
 
 

@@ -9,22 +9,21 @@ from typing import Any, NamedTuple
 
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.observer import ObservedIteration, Observer
-from syncline.measure.segments import read_iteration
+from syncline.measure.segments import SegmentTrace, read_iteration
 from syncline.measure.statistics import median, typical
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import needs_engine
 from syncline.parallel.engine.recording import Recorded
-from syncline.parallel.rank_measurements import Stage, StageResult
+from syncline.parallel.rank_measurements import StageResult
 from syncline.parallel.reducer import ReducerBuckets
+from syncline.parallel.stages import Stage
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch, PaceSample
 from syncline.parallel.wrapped import Wrapped
 
-TURNS = 3
-"""Observed iterations take turns: quiet, lean, detailed."""
 HISTORY = 1000
-STARTING = Stage(name="starting", plan=None, warmup=0, iterations=1)
+STARTING = Stage(name="starting", iterations=1)
 """Before the first iteration, until all optimizers are known."""
 CERTAIN = 5
 """After this many iterations a trial ends in which every update was flushed."""
@@ -81,7 +80,6 @@ class StageRunner:
         self.tuning = tuning
         self._buckets = buckets
         self._clock = job.clock
-        self._stages = tuning.stages()
         self._running: tuple[Plan | None, bool] = (None, False)
         self._observer: Observer | None = None
         self._drift = DriftWatch()
@@ -158,9 +156,9 @@ class StageRunner:
             self._left = False
             self._change_buckets(self.stage.plan, record=False)
 
-    def begin(self) -> None:
-        """Enter the first stage. Call before the first forward pass."""
-        self._enter(next(self._stages))
+    def begin(self, batch: int | None) -> None:
+        """Enter the first stage. Call before the first forward pass, of a batch of that size."""
+        self._enter(self.tuning.begin(batch))
         self.progress = self._progress()
 
     def leave_training(self) -> None:
@@ -213,9 +211,9 @@ class StageRunner:
 
     def _begin_observing(self, observer: Observer) -> None:
         # Choose how closely the iteration that begins now is observed.
-        turn = (self._done - self.stage.warmup) % TURNS
-        observer.quiet = turn == 0 and not self.stage.record
-        observer.detail = turn == TURNS - 1 or self.stage.record
+        turns = self.stage.turns
+        turn = turns[(self._done - self.stage.warmup) % len(turns)]
+        observer.quiet, observer.detail = turn == "quiet", turn == "detailed"
         finished, recorded = observer.begin(), self._buckets.recorded()
         if finished is not None and self._done > self.stage.warmup:
             self._noted = finished, recorded
@@ -253,26 +251,29 @@ class StageRunner:
         broadcast_s = self._job.take_broadcast_s()
         if self._done > stage.warmup:
             self._result.broadcast_s.append(broadcast_s)
-        if self._buckets.engine is None and not stage.observe:
+        if self._buckets.engine is None and not stage.turns:
             self._note_computing()
             stamp = self._clock.stamp()
         elif self._buckets.engine is not None and self._job.device.type == "cpu":
-            self._note_busy(broadcast_s)
+            self._note_active(broadcast_s)
         self._start = stamp
         if self._noted is not None:
             self._observed.append(self._noted)
             self._noted = None
-        # What is observed is known once the next forward pass has begun.
-        last = stage.warmup + stage.iterations + stage.observe
+        last = stage.warmup + stage.iterations + stage.observes_one_more
         if self._done < last and not self._gains_nothing():
             return
+        if self._observer is not None and not stage.observes_one_more:
+            unfinished = self._observer.unfinished(stamp)
+            if unfinished is not None:
+                self._observed.append((unfinished, []))
         # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
         self._clock.settle()
         for finished, recorded in self._observed:
             self._read_observed(finished, recorded)
         times = [self._lasted_s(*stamps) for stamps in self._stamps]
         warming = times[: stage.warmup]
-        self._result.iteration_s = times[stage.warmup : stage.warmup + stage.iterations]
+        self._result.iteration_s += times[stage.warmup : stage.warmup + stage.iterations]
         # Not our cost: the first iterations, slow under any wrapper, and what the user's
         # program does now and then; hence the median and the limit.
         usual_s = median(self._result.iteration_s)
@@ -302,11 +303,11 @@ class StageRunner:
         if self._done > self.stage.warmup + 1:
             self._result.computing_s.append(pace.computation_s)
 
-    def _note_busy(self, broadcast_s: float) -> None:
+    def _note_active(self, broadcast_s: float) -> None:
         """Keep how much of the last iteration the processor did not wait for messages."""
         pace = self._buckets.pace(self._lasted_s(*self._stamps[-1]))
         if pace is not None and self._done > self.stage.warmup:
-            self._result.busy_s.append(pace.computation_s - broadcast_s)
+            self._result.active_s.append(pace.computation_s - broadcast_s)
 
     def _read_observed(self, finished: ObservedIteration, recorded: Recorded) -> None:
         if self.stage.record:
@@ -317,7 +318,10 @@ class StageRunner:
             )
         else:
             kind = self._result.lean if finished.graph is None else self._result.detailed
-            kind.append(read_iteration(finished, self._clock))
+            trace = read_iteration(finished, self._clock)
+            if finished is self._observed[-1][0] and not self.stage.observes_one_more and kind:
+                trace = _ended_like(trace, kind[-1])
+            kind.append(trace)
 
     def _end_steady_iteration(self) -> None:
         now = time.perf_counter()
@@ -342,22 +346,21 @@ class StageRunner:
 
     def _close_window(self) -> bool:
         """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
-        result, tuning = self._result, self.tuning
+        result = self._result
         result.iteration_s = list(self._history)[-WINDOW:]
         self._note_flushes()
         own = [
-            float(result.flushed is not None),
+            float(result.read_early is not None),
             *typical(result.iteration_s),
             *self._drift.take_summary(),
         ]
         everyone = gather_numbers(own, self._job.group, self._job.device)
         result.drifted = self._drift.close_window([summary for _, _, _, *summary in everyone])
-        baseline = tuning.baseline if tuning.can_revert else None
         result.slower = self._losses.close_window(
-            baseline, [(seconds, error) for _, seconds, error, *_ in everyone]
+            self.stage.baseline, [(seconds, error) for _, seconds, error, *_ in everyone]
         )
         flushed = any(flag for flag, *_ in everyone)
-        return result.drifted or result.slower or (flushed and tuning.watches_flushes)
+        return result.drifted or result.slower or (flushed and self.stage.watches_reads)
 
     def _gains_nothing(self) -> bool:
         """Say, in agreement with all ranks, whether deferring has gained nothing in this stage."""
@@ -366,35 +369,36 @@ class StageRunner:
             self._done != self.stage.warmup + CERTAIN
             or plan is None
             or plan.wait != "need"
-            or not self.tuning.watches_flushes
+            or not self.stage.watches_reads
         ):
             return False
         self._note_flushes(always=True)
-        own = [float(self._result.flushed is not None)]
+        own = [float(self._result.read_early is not None)]
         return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
 
     def _note_flushes(self, *, always: bool = False) -> None:
         """Keep why hardly anything was left to run under forward passes, if so."""
         engine = self._buckets.engine
         found = None if engine is None else engine.flushed(always=always)
-        self._result.flushed, self._result.norm = found or (None, None)
+        self._result.read_early, self._result.norm = found or (None, None)
 
     def _advance(self) -> None:
         began_s = time.perf_counter()
         if self.stage.plan is not None:
             self._result.mismatch = self._buckets.mismatch(self.stage.plan)
-            if self._result.flushed is None:
+            if self._result.read_early is None:
                 self._note_flushes()
         if self._observer is not None:
             self._observer.detach()
             self._observer = None
-        self._enter(self._stages.send(self._result))
+        self._enter(self.tuning.advance(self.stage, self._result))
         self.measuring_s += time.perf_counter() - began_s
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
         self._noted_tuning = self.tuning.snapshot()
-        self._result = StageResult()
+        if not stage.goes_on:
+            self._result = StageResult()
         self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
         """Of each iteration: its beginning and end, and when the program was away."""
         self._observed: list[tuple[ObservedIteration, Recorded]] = []
@@ -404,7 +408,7 @@ class StageRunner:
         if (stage.plan, record) != self._running:
             self._change_buckets(stage.plan, record=record)
             self._running = (stage.plan, record)
-        if stage.observe:
+        if stage.turns:
             # Attached after the reducer's own hooks, so that a gradient counts as ready when it
             # is in its bucket.
             self._buckets.change(self._observe)
@@ -427,3 +431,10 @@ class StageRunner:
     def _observe(self) -> None:
         self._observer = Observer(self._job.module, self._job.parameters, self._clock)
         self._observer.attach()
+
+
+def _ended_like(trace: SegmentTrace, before: SegmentTrace) -> SegmentTrace:
+    """Return an iteration that was observed up to its exchange with the rest of the one before."""
+    kept = [s for s in trace.segments if s.phase not in ("update", "data")]
+    rest = [s for s in before.segments if s.phase in ("update", "data")]
+    return trace._replace(segments=kept + rest)

@@ -1,17 +1,13 @@
-"""Watches whether the running plan still pays: computation, communication and updates."""
+"""Watches whether the running plan still pays: computation and communication."""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from syncline.measure.statistics import median, standard_error
-from syncline.model.plan import Plan
 from syncline.model.run import Rate
-from syncline.parallel.rank_measurements import StageResult
-from syncline.parallel.wrapped import Wrapped
 
 PACE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
@@ -129,84 +125,3 @@ class LossWatch:
             LOSS_CONFIDENCE * math.hypot(error_s, baseline.noise_s), RELEVANT * baseline.iteration_s
         )
         return self._windows.close(shown=slower)
-
-
-class FlushWatch:
-    """Stops deferring updates, for good, if the program reads them before the next forward pass.
-
-    Then neither the order of need nor the gates gain anything.
-
-    Args:
-        job: says whether an optimizer's update can wait at all.
-        gather: returns every rank's value; all ranks call it.
-        say: logs a text at a level.
-        heed: stop deferring; otherwise only report it.
-    """
-
-    def __init__(
-        self,
-        job: Wrapped,
-        gather: Callable[[Any], list[Any]],
-        say: Callable[[str, int], None],
-        *,
-        heed: bool,
-    ) -> None:
-        self._job = job
-        self._gather = gather
-        self._say = say
-        self._heed = heed
-        self._given_up = False
-        self._said = False
-        self._held_back_said = False
-
-    @property
-    def defers(self) -> bool:
-        """Whether plans may leave messages running under the next forward pass."""
-        return self._job.can_defer and not self._given_up
-
-    @property
-    def watches(self) -> bool:
-        """Whether to watch for flushes: until one was reported."""
-        return self.defers and not self._said
-
-    def gives_up(self, result: StageResult) -> bool:
-        """Report once why deferring gained nothing in a stage; return whether it ends for that.
-
-        All ranks call it and get the same answer: a rank that reads its gradients before the update
-        waits for all the others.
-        """
-        if not self.watches:
-            return False
-        reasons = [found for found in self._gather(result.flushed) if found is not None]
-        if not reasons:
-            return False
-        self._said = True
-        self._given_up = self._heed
-        then = (
-            "from here on messages run under the backward pass only"
-            if self._heed
-            else "the plan stays all the same, unchecked"
-        )
-        self._say(f"overlap gains nothing here: {reasons[0]}; {then}", logging.WARNING)
-        return self._given_up
-
-    def as_it_can_run(self, plan: Plan) -> Plan:
-        """Return a given plan; if no update can be deferred, with one that waits for everything."""
-        if plan.wait == "update" or self.defers:
-            return plan
-        self.say_held_back(plan.planner)
-        return plan.waiting_for_all()
-
-    def say_held_back(self, planner: str) -> None:
-        """Report once that the plan asked for needs an optimizer that defers its update."""
-        if self._given_up or self._held_back_said:
-            return
-        self._held_back_said = True
-        job = self._job
-        told = job.why_not_deferred is not None and (job.will_overlap or bool(job.optimizers))
-        remedy = "" if told else " (optimizer = model.overlap(optimizer))"
-        self._say(
-            f"the plan of {planner} leaves messages to the next forward pass, but no optimizer "
-            f"defers its update{remedy}; the end of the backward pass waits for all of them",
-            logging.INFO if told else logging.WARNING,
-        )

@@ -15,6 +15,7 @@ from syncline.model.quantities import BYTES_PER_ELEMENT, NS_PER_S
 from syncline.parallel.engine.compression import Compressing
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.overlap.guard import Guard
+from syncline.parallel.stages import Deferring
 from syncline.planners.ddp import Ddp
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import why_no_buckets
@@ -79,6 +80,12 @@ class Wrapped:
         if not self.optimizers:
             return self.will_overlap
         return any(optimizer.why_not is None for optimizer in self.optimizers)
+
+    @property
+    def deferring(self) -> Deferring:
+        """The same with the reason, for whoever plans."""
+        asked = self.will_overlap or bool(self.optimizers)
+        return Deferring(self.can_defer, self.why_not_deferred, asked)
 
     @property
     def updates(self) -> int:

@@ -18,14 +18,20 @@ from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, gtopk
 from syncline.model.plan import MessageCollective
 from syncline.model.recipe import Compression, Recipe
-from syncline.model.run import Rate
 from syncline.parallel import stage_engine
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.engine.layout import Shares
-from syncline.parallel.rank_measurements import RankMeasurements, StageResult
+from syncline.parallel.stages import Stage
 from syncline.planners.compressed import compressed
-from tests.parallel.jobs import OPTIMIZERS, batch, plain_plan, steps_to_steady, train
+from tests.parallel.jobs import (
+    OPTIMIZERS,
+    batch,
+    measured_as,
+    plain_plan,
+    steps_to_steady,
+    train,
+)
 from tests.parallel.models import MODELS
 from tests.sparse.marked_memory import MARK, marked_memories
 from tests.timeouts import TIMEOUT
@@ -188,13 +194,10 @@ def decides(given: str | dict[str, Any], slow: bool) -> dict[str, Any]:
     """Train until it is decided, with a plan that is made slow, or fast, against dense buckets."""
     ddp, optimizer = begun(given)
 
-    def rate(self: RankMeasurements, name: str, result: StageResult) -> Rate:
-        is_dense = name == "stock DDP"
-        return Rate(
-            name=name, iteration_s=0.1 if is_dense == slow else 0.2, noise_s=0, iterations=9
-        )
+    def takes(stage: Stage) -> float:
+        return 0.1 if (stage.plan is None) == slow else 0.2
 
-    with mock.patch.object(RankMeasurements, "rate", rate):
+    with measured_as(takes):
         steps = steps_to_steady(ddp, optimizer)
     train(ddp, optimizer, 4, first=steps)
     run = ddp.run_record()
