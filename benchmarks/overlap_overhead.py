@@ -43,7 +43,7 @@ from syncline.measure.profiler import profile
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.parallel import stage_engine
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
@@ -247,9 +247,10 @@ def own_code(contestant: Contestant, iterations: int) -> dict[str, dict[str, flo
     if isinstance(ddp, DistributedDataParallel):
         # A step that need not be deferred is made by the method that the optimizer had.
         watched += [
-            Watched(UPDATE, deferred, "_whole_step") for deferred in ddp._wrapped.optimizers
+            Watched(UPDATE, deferred, "_whole_step")
+            for deferred in ddp._training.wrapped.optimizers
         ]
-        stage = ddp._reducer_buckets.engine
+        stage = planned_training(ddp).buckets.engine
         assert stage is not None
         threads = {t.name: time.pthread_getcpuclockid(t.ident or 0) for t in stage._engine.threads}
     before = {name: time.clock_gettime(clock) for name, clock in threads.items()}

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from benchmarks.common import median, save
 from benchmarks.step_cells import NOMINAL_RATE, Cell
 from benchmarks.step_models import MODELS
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.replay.contest import train_step
 from syncline.replay.model import Replayed
 from syncline.testbed import Cluster, Testbed
@@ -174,10 +174,7 @@ def train(cell: Cell, options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         "phases": for_a_while,
         "overhead_iterations": run.overhead_iterations,
     }
-    buckets = model._reducer_buckets
-    if buckets.engine is not None:
-        buckets.engine.stop()
-        buckets.engine = None
+    planned_training(model).buckets.close()
     return what, final
 
 

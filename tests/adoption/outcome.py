@@ -47,7 +47,7 @@ class Overlapping(logging.Handler):
         """Look at a wrapped model right after a step."""
         model = uncompiled(model)
         if isinstance(model, DistributedDataParallel):
-            deferral = model._deferral()
+            deferral = model._training.deferral
             self.steps += deferral is not None and deferral.anything_due
 
 

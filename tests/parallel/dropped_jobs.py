@@ -67,7 +67,7 @@ def _left_of(kind: str, *, keeps_model: bool) -> dict[str, Any]:
         optimizer = ddp.overlap(optimizer)
     watched = {
         "wrapper": weakref.ref(ddp),
-        "runner": weakref.ref(ddp._runner),
+        "runner": weakref.ref(ddp._training.runner),
         "optimizer": weakref.ref(optimizer),
         "model": weakref.ref(net),
         "parameter": weakref.ref(net[0].weight),
@@ -76,8 +76,8 @@ def _left_of(kind: str, *, keeps_model: bool) -> dict[str, Any]:
     for _ in itertools.islice(reached, 3):
         pass
     if kind == "residuals":
-        assert ddp._wrapped.compressing is not None
-        ddp._wrapped.compressing.deliver_residuals()
+        assert ddp._training.wrapped.compressing is not None
+        ddp._training.wrapped.compressing.deliver_residuals()
         assert any(p._backward_hooks for p in net.parameters())
     del ddp, optimizer, reached
     kept = net if keeps_model else None

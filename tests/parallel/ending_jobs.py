@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from syncline.parallel.ddp import planned_training
 from tests.mortal import DEADLINE_S, Place
 from tests.parallel.fault_jobs import WIDTH, Training
 from tests.timeouts import TIMEOUT
@@ -80,7 +81,7 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
 def held(training: Training) -> threading.Event:
     """Hold back the messages of the next step until the event is set."""
     training.model.settle()
-    engine = training.model._reducer_buckets.engine
+    engine = planned_training(training.model).buckets.engine
     assert engine is not None
     transport, event = engine._engine._transport, threading.Event()
     send = transport.send

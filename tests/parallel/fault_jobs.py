@@ -29,7 +29,7 @@ from syncline.errors import SynclineError
 from syncline.measure import keepalive
 from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.parallel import shutdown
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.engine import Engine
 from tests.mortal import POLL_S, Place
 from tests.timeouts import DEADLINE_S, give_up
@@ -164,7 +164,7 @@ class Training:
     @property
     def engine(self) -> Engine:
         """The engine that exchanges the gradients."""
-        stage = self.model._reducer_buckets.engine
+        stage = planned_training(self.model).buckets.engine
         assert stage is not None
         return stage._engine
 
@@ -668,7 +668,7 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
     running = engine_threads()
     watched = {
         "wrapper": weakref.ref(training.model),
-        "engine": weakref.ref(training.model._reducer_buckets.engine),
+        "engine": weakref.ref(planned_training(training.model).buckets.engine),
         "parameter": weakref.ref(next(training.net.parameters())),
     }
     net = training.net if "model" in keeps else None

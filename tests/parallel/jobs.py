@@ -28,7 +28,7 @@ from syncline.model.profile import ACCUMULATING
 from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Run
 from syncline.parallel import reducer
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.log import logger
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.stages import Measurement, Stage
@@ -470,7 +470,7 @@ def reads_in_the_midst_of_changes() -> dict[str, Any]:
 def reads_a_broken_property() -> list[str]:
     """Return what is said where the reading of a property fails inside."""
     ddp = DistributedDataParallel(Plain())
-    del ddp._runner.stage  # type: ignore[union-attr]
+    del planned_training(ddp).runner.stage
     said = []
     for name in ("phase", "plan", "measuring"):
         try:
@@ -554,8 +554,8 @@ def leaves_training_after_every_step() -> dict[str, Any]:
         return {
             "profile": sum(each.duration_ns for each in profile.operations) / NS_PER_S,
             "baseline": run.baseline.iteration_s,
-            "steady": max(ddp._runner.steady_iteration_s),  # type: ignore[union-attr]
-            "measuring": ddp._runner.measuring_s,  # type: ignore[union-attr]
+            "steady": max(planned_training(ddp).runner.steady_iteration_s),
+            "measuring": planned_training(ddp).runner.measuring_s,
         }
 
 
@@ -752,6 +752,6 @@ def converts(options: dict[str, Any]) -> dict[str, Any]:
         "refused": refused,
         "metrics": same.metrics(),
         "defers": same.defers,
-        "overlapped": [type(o.optimizer).__name__ for o in same._wrapped.optimizers],
+        "overlapped": [type(o.optimizer).__name__ for o in same._training.wrapped.optimizers],
         "differing": differing(same.module, stock.module),
     }

@@ -16,9 +16,9 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
-from syncline.parallel import ddp as ddp_module
 from syncline.parallel.agreement import COMPARED_ARGUMENTS
 from syncline.parallel.policy import DEFERRED
+from syncline.parallel.requirements import why_not_compiled
 from syncline.parallel.stage_runner import CERTAIN
 from syncline.planners import PLANNERS
 from syncline.torch_private import DDP_ARGUMENTS
@@ -262,7 +262,7 @@ def test_a_property_that_fails_says_why(workers: WorkerPool) -> None:
     for said in workers.run(jobs.reads_a_broken_property, 2):
         assert len(said) == 3
         for name, text in zip(("phase", "plan", "measuring"), said, strict=True):
-            expected = f"InternalError: DistributedDataParallel.{name} cannot be read: "
+            expected = f"InternalError: {name} cannot be read: "
             assert text.startswith(expected)
             assert text.endswith("'StageRunner' object has no attribute 'stage'")
 
@@ -408,6 +408,6 @@ def test_of_a_compiled_model_is_told_once(workers: WorkerPool, how: str) -> None
 )
 def test_a_model_compiled_as_a_whole_is_told_its_blocks(model: nn.Module, blocks: str) -> None:
     line = f"for block in {blocks}: block.compile()"
-    assert ddp_module._why_not_compiled(model).endswith(line)
+    assert why_not_compiled(model).endswith(line)
     compiled = torch.compile(model, backend="eager")
-    assert ddp_module._why_not_compiled(compiled).endswith(line)
+    assert why_not_compiled(compiled).endswith(line)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils.checkpoint import checkpoint
 
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from tests.parallel.overlap.overlap_models import Net, loss_of
 
 Loop = Callable[[Any, torch.optim.Optimizer, int], None]
@@ -132,10 +132,10 @@ def beside_stock(kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         "differences": [name for (name, mine), other in pairs if not torch.equal(mine, other)],
         "decision": run.decision,
-        "iterations": ours._tuning.iteration,
+        "iterations": planned_training(ours).tuning.iteration,
         "steps": step + 1,
         "alike": alike,
-        "timeline": ours._tuning.measured_timeline is not None,
+        "timeline": planned_training(ours).tuning.measured_timeline is not None,
     }
 
 
@@ -168,5 +168,5 @@ def all_inside(static: bool) -> dict[str, Any]:
     pairs = zip(nets[0].state_dict().items(), nets[1].state_dict().values(), strict=True)
     return {
         "differences": [name for (name, mine), other in pairs if not torch.equal(mine, other)],
-        "iterations": ours._tuning.iteration - step,
+        "iterations": planned_training(ours).tuning.iteration - step,
     }

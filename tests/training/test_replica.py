@@ -90,7 +90,7 @@ def what_is_pending_after_a_block(*, after_twin: bool, overlap: bool) -> dict[st
         worker=worker,
     )
     replica.run_block(steps, after_twin=after_twin)
-    deferral = ddp._deferral()
+    deferral = ddp._training.deferral
     pending = deferral is not None and deferral.pending
     replica.settle()
     assert deferral is None or not deferral.pending

@@ -30,6 +30,6 @@ def _told(getter: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return getter(self)
         except AttributeError as error:
-            raise InternalError(f"{getter.__qualname__} cannot be read: {error}") from error
+            raise InternalError(f"{getter.__name__} cannot be read: {error}") from error
 
     return get

@@ -120,7 +120,7 @@ class ReducerBuckets:
         """
         ddp = self._wrapped.ddp
         if self._is_ours and not has_final_buckets(ddp):
-            with self._keeping_gradients():
+            with self.keeping_gradients():
                 make_final_buckets(ddp)
 
     def use(self, plan: Plan | None, *, record: bool, updates: int) -> None:
@@ -164,7 +164,7 @@ class ReducerBuckets:
         changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
         if self.engine is not None:
             changed["gradient_as_bucket_view"] = True
-        with _changed(wrapped.ddp, changed), self._keeping_gradients():
+        with _changed(wrapped.ddp, changed), self.keeping_gradients():
             self._make_reducer()
         if hook is not None:
             TorchDDP.register_comm_hook(wrapped.ddp, None, hook)  # ours refuses hooks
@@ -187,13 +187,23 @@ class ReducerBuckets:
             )
         self._logged = logging_data(self._wrapped.ddp)
 
-    def _keeping_gradients(self) -> AbstractContextManager[None]:
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, in which gradients stay what they are."""
         return nullcontext() if self.engine is None else self.engine.keeping_gradients()
 
     def _stop_engine(self) -> None:
         if self.engine is not None:
             self.engine.stop()
             self.engine = None
+
+    def close(self) -> None:
+        """End the engine and its process group, and let the reducer go: training is over."""
+        self._stop_engine()
+        if self._engine_group is not None:
+            dist.destroy_process_group(self._engine_group)
+            self._engine_group = None
+        # The reducer holds the engine's hook in C++, where the collector cannot see the cycle.
+        del self._wrapped.ddp.reducer, self._wrapped.ddp.logger
 
     def recorded(self) -> Recorded:
         """Return what was noted of the exchange since the last call."""

@@ -24,7 +24,7 @@ from syncline.measure.exchange import gather_numbers
 from syncline.measure.statistics import median
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm, Profile
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.replay.job import Lap
 from syncline.replay.model import Replayed, ReplayedOptimizer, renamed_plan
 from syncline.replay.work import SentMessage, measured_timeline
@@ -225,13 +225,13 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
         is_ready=lambda model: not model.measuring,
         settle=lambda model: model.settle(),
         messages=messages,
-        close=_close,
+        close=lambda model: planned_training(model).buckets.close(),
     )
 
 
 def _sent(model: DistributedDataParallel, plan: Plan) -> list[SentMessage]:
     """Return when our engine sent the messages; the reducer's times are not known."""
-    engine = model._reducer_buckets.engine
+    engine = planned_training(model).buckets.engine
     if engine is None:
         return []
     labels = [plan.label(tensors) for tensors in plan.message_tensors()]
@@ -240,14 +240,3 @@ def _sent(model: DistributedDataParallel, plan: Plan) -> list[SentMessage]:
         SentMessage(labels[m.message], sizes[m.message], m.ready_ns, m.issued_ns, m.finished_ns)
         for m in engine.times().messages
     ]
-
-
-def _close(model: DistributedDataParallel) -> None:
-    buckets = model._reducer_buckets
-    if buckets.engine is not None:
-        buckets.engine.stop()
-        buckets.engine = None
-    if buckets._engine_group is not None:
-        dist.destroy_process_group(buckets._engine_group)
-    # The reducer holds the engine's hook in C++, where the collector cannot see the cycle.
-    del model.reducer, model.logger

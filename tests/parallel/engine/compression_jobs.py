@@ -43,8 +43,8 @@ def compression_of(given: str | dict[str, Any]) -> Compression:
 
 def checked_conservation(ddp: DistributedDataParallel) -> None:
     """Let every sparse exchange be checked."""
-    assert ddp._wrapped.compressing is not None
-    session = ddp._wrapped.compressing._session
+    assert ddp._training.wrapped.compressing is not None
+    session = ddp._training.wrapped.compressing._session
     if session is not None:
         session._check = True
 
@@ -164,11 +164,11 @@ def reverted(ahead: bool) -> dict[str, Any]:
         assert step < 500
     train(ddp, optimizer, 5, first=step)
     ddp.settle()
-    compressing = ddp._wrapped.compressing
+    compressing = ddp._training.wrapped.compressing
     assert compressing is not None
     assert compressing._session is not None
     residuals = compressing._session.residuals
-    kept = {name: residuals.of(name).clone() for name in ddp._exchanged}
+    kept = {name: residuals.of(name).clone() for name in ddp._training.wrapped.parameters}
     if ahead:  # what waits is to bring the weights as far as before
         kept = {name: 10 * values for name, values in kept.items()}
         optimizer.param_groups[0]["lr"] /= 10
@@ -176,8 +176,10 @@ def reverted(ahead: bool) -> dict[str, Any]:
     optimizer.zero_grad()
     with ddp.join():  # DDP's own buckets for a while
         cross_entropy(ddp(inputs), targets).backward()
-        found = {name: p.grad.clone() for name, p in ddp._exchanged.items()}
-        left = sum(float(residuals.of(name).abs().sum()) for name in ddp._exchanged)
+        found = {name: p.grad.clone() for name, p in ddp._training.wrapped.parameters.items()}
+        left = sum(
+            float(residuals.of(name).abs().sum()) for name in ddp._training.wrapped.parameters
+        )
 
     twin = MODELS["plain"]()
     twin.load_state_dict(ddp.module.state_dict())
@@ -217,7 +219,7 @@ def resumed_without_dense_steps() -> bool:
     state = ddp.compression_state_dict()
     ddp.load_compression_state_dict({**state, "decided": True, "plan": None})
     steps = steps_to_steady(ddp, optimizer)
-    compressing = ddp._wrapped.compressing
+    compressing = ddp._training.wrapped.compressing
     assert compressing is not None
     return ddp.plan is not None and ddp.plan.is_lossy and compressing._exchange.step == steps
 
@@ -243,9 +245,9 @@ def left_out(given: dict[str, Any]) -> list[bool]:
     )
     checked_conservation(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    assert ddp._wrapped.compressing is not None
-    assert ddp._wrapped.compressing._session is not None
-    residual = ddp._wrapped.compressing._session.residuals.of("second.weight")
+    assert ddp._training.wrapped.compressing is not None
+    assert ddp._training.wrapped.compressing._session is not None
+    residual = ddp._training.wrapped.compressing._session.residuals.of("second.weight")
     same = []
     step = 0
     while ddp.measuring or step % 4:
@@ -405,6 +407,7 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
             marked_memories(),
         )
         with ExitStack() as stack:
+            stack.enter_context(measured_as(lambda _: 0.1))  # the plan begins in the same step
             for patch in patches if on_device else ():
                 stack.enter_context(patch)
             ddp, optimizer = begun(given, check=False)

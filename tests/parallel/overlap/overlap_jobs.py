@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from syncline.model.plan import Plan
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from tests.parallel.overlap.drawn_scripts import drawn
 from tests.parallel.overlap.features import Feature, features
 from tests.parallel.overlap.overlap_blind_spots import by_group
@@ -154,7 +154,7 @@ def beside_oracle(
             "differences": [name for (name, ours), other in pairs if not torch.equal(ours, other)],
             "parameters": fingerprint(list(net.parameters())),
             "happened": side.happened,
-            "plan": ddp.plan is not None and ddp._reducer_buckets.mismatch(ddp.plan),
+            "plan": ddp.plan is not None and planned_training(ddp).buckets.mismatch(ddp.plan),
         }
         side.close()
     return result

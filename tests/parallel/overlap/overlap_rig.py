@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
 from syncline.parallel import stage_engine
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.engine.engine import Engine, Round
 from syncline.parallel.overlap.deferral import Deferral
@@ -234,8 +234,8 @@ class Ours(Side):
         super().close()
         for ddp in self.wrapped:
             assert isinstance(ddp, DistributedDataParallel)
-            if ddp._runner is not None:
-                ddp._reducer_buckets._stop_engine()
+            if ddp._training.runner is not None:
+                planned_training(ddp).buckets._stop_engine()
 
 
 def fingerprint(value: Any) -> Any:

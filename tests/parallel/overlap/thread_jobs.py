@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel
 
 from syncline.errors import SynclineError
+from syncline.parallel.ddp import planned_training
 from syncline.parallel.overlap import averages, deferral, deferred_optimizer, guard, pending
 from tests.parallel.overlap.overlap_jobs import _attempted, _beside_stock
 from tests.parallel.overlap.overlap_loops import begin
@@ -69,7 +70,7 @@ def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
     def script(side: Side) -> None:
         reads_without_end(side, make, reads)
         if isinstance(side, Ours):
-            flushed.append(side.wrapped[0]._engine.flushed())  # type: ignore[attr-defined]
+            flushed.append(planned_training(side.wrapped[0]).buckets.engine.flushed())
 
     result = _beside_stock(partial(_attempted, script), Style(), 0.3, steps=40)
     return {**result, "flushed": flushed[0] if flushed else "raised"}

@@ -1,0 +1,407 @@
+"""``PlannedTraining``: what a wrapper does beyond torch's, from the first iteration to the last.
+
+:class:`~syncline.parallel.ddp.DistributedDataParallel` hands torch's calls to one of two: a
+:class:`PlannedTraining` measures, plans and overlaps; :class:`UnplannedTraining` leaves everything
+to torch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline.errors import UserError
+from syncline.measure.exchange import telling_lost_peers
+from syncline.measure.gradient_hooks import weakly
+from syncline.measure.observer import tensors_in
+from syncline.measure.step_hooks import before_steps
+from syncline.model.recipe import Compression, Recipe
+from syncline.parallel.agreement import require_same_ranks
+from syncline.parallel.engine.compression import Compressing
+from syncline.parallel.log import warn
+from syncline.parallel.memory import Memory
+from syncline.parallel.overlap.averages import average_with_torch
+from syncline.parallel.overlap.deferral import Deferral
+from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
+from syncline.parallel.overlap.guard import Guard
+from syncline.parallel.reducer import ReducerBuckets
+from syncline.parallel.requirements import (
+    TENSOR_PARALLEL,
+    require_fitting,
+    require_outermost,
+    why_not_compiled,
+)
+from syncline.parallel.stage_runner import Forward, StageRunner
+from syncline.parallel.stages import Settings
+from syncline.parallel.tuning import Tuning
+from syncline.parallel.unexchanged import UnexchangedWatch
+from syncline.parallel.wrapped import Wrapped
+from syncline.sparse.session import Scaler
+from syncline.torch_private import (
+    disable_dynamo,
+    is_compiled,
+    is_joining,
+    is_tensor_parallel,
+)
+
+
+class UnplannedTraining:
+    """A training that torch's class makes alone: nothing is measured, planned or deferred."""
+
+    def __init__(self, wrapped: Wrapped, why: str | None = None) -> None:
+        self.wrapped = wrapped
+        self.why = why
+        """Why nothing is planned; None of a copy."""
+        self._unexchanged = UnexchangedWatch(wrapped)
+        if why is not None:
+            warn(f"training with DDP's own buckets: {why}")
+
+    @property
+    def runner(self) -> StageRunner | None:
+        """What moves through the stages of a planned training."""
+        return None
+
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return False
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What waits for the next forward pass, where anything can."""
+        return None
+
+    @property
+    def compressing(self) -> Compressing | None:
+        """What exchanges lossy messages, if the user has asked for any."""
+        return self.wrapped.compressing
+
+    @property
+    def compression(self) -> Compression | None:
+        """How gradients are compressed, if at all."""
+        return None if self.compressing is None else self.compressing.compression
+
+    @disable_dynamo
+    def begin_forward(self, batch: object, *, compiled: bool) -> None:  # noqa: ARG002
+        """Prepare a forward pass of a batch.
+
+        Once training has begun, nothing here waits for other ranks: they may skip this pass.
+        ``compiled`` is whether the wrapper itself is compiled.
+        """
+        if torch.is_grad_enabled():
+            self._unexchanged.begin()
+
+    @disable_dynamo
+    def leave_forward(self) -> None:
+        """Call when a forward pass is over, also by an error."""
+
+    @disable_dynamo
+    def end_forward(self, output: Any) -> None:
+        """Call with the output of a forward pass."""
+
+    def expect_backward(self, loss: torch.Tensor) -> None:
+        """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
+
+    def leave_training(self) -> None:
+        """Call when the model is put into evaluation mode."""
+
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
+
+    def begin_join(self) -> None:
+        """Call when uneven inputs are prepared for."""
+
+    def end_join(self) -> None:
+        """Call when uneven inputs are over."""
+
+    def follow_reducer(self) -> None:
+        """Call when the graph was declared static."""
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, in which gradients stay what they are."""
+        return nullcontext()
+
+    def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:  # noqa: ARG002
+        """Defer the updates of an optimizer."""
+        known = {id(parameter) for parameter in self.wrapped.module.parameters()}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            raise UserError(
+                "the optimizer holds no parameter of this model; give overlap an optimizer of this "
+                "model's parameters"
+            )
+
+    def settle(self) -> None:
+        """Wait for all gradients, and make all due updates."""
+        if self.deferral is not None:
+            self.deferral.finish()
+
+    def require_not_begun(self, method: str) -> None:
+        """Raise a UserError once training has begun."""
+        if self.begun:
+            raise UserError(
+                f"{method} was called after training had begun; call it before the first forward "
+                "pass"
+            )
+
+    def require_compression(self) -> Compressing:
+        """Return what compresses; raise a UserError without it."""
+        if self.compressing is None:
+            raise UserError(
+                "this wrapper was made without compression; give it compression=Recipe(...)"
+            )
+        return self.compressing
+
+
+class PlannedTraining(UnplannedTraining):
+    """A training that is measured, planned and overlapped.
+
+    Args:
+        wrapped: what is trained.
+        settings: what the user asked for.
+        memory: where rank 0 keeps what it finds; None for nowhere.
+    """
+
+    def __init__(self, wrapped: Wrapped, settings: Settings, memory: Memory | None) -> None:
+        super().__init__(wrapped)
+        self._settings = settings
+        self._joined = False
+        """Whether our ``join`` context has ended, and no other one has begun since."""
+        self._reported_synchronous: str | None = None
+        """The reason that was logged last."""
+        self._consistency_checks_left = 2 if settings.overlap_optimizers else 1
+        self.tuning = Tuning(wrapped, settings, memory)
+        self.buckets = ReducerBuckets(wrapped, self._end_iteration)
+        self._runner = StageRunner(wrapped, self.tuning, self.buckets)
+        if settings.overlap_optimizers:
+            wrapped.will_overlap = True
+            before_steps.add(self._overlap_at_first_step)
+        if settings.plan is not None and not settings.check:
+            self.buckets.meet(settings.plan)
+
+    @property
+    def runner(self) -> StageRunner:
+        """What moves through the stages."""
+        return self._runner
+
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return self._runner.begun
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What waits for the next forward pass, where anything can."""
+        engine = self.buckets.engine
+        return None if engine is None else engine.deferral
+
+    # ------------------------------------------------------------------ training
+
+    @disable_dynamo
+    def begin_forward(self, batch: object, *, compiled: bool) -> None:
+        """Prepare a forward pass of a batch; see :meth:`UnplannedTraining.begin_forward`."""
+        runner, compressing = self.runner, self.compressing
+        if not runner.begun:
+            require_outermost(self.wrapped)
+        if compiled and self.wrapped.why_not_deferred is None:
+            self.stop_deferring(why_not_compiled(self.wrapped.module))
+        super().begin_forward(batch, compiled=compiled)
+        self.buckets.look()
+        if self._joins():
+            runner.leave_engine()
+        else:
+            runner.return_to_engine()
+        if compressing is not None:
+            compressing.forget_delivered()
+        if not runner.begun and torch.is_grad_enabled() and not self._joins():
+            # Under no_sync(), too: there a reducer also notes which parameters are used, so it must
+            # not be replaced between that backward pass and the one that is exchanged.
+            if compressing is not None:
+                self._require_same_ranks()
+            runner.begin(next((len(t) for t in tensors_in(batch) if t.dim()), None))
+        exchanged = self._is_exchanged()
+        if exchanged:
+            self.buckets.make_changes()
+        runner.begin_forward(self._forward_now())
+        deferral = self.deferral
+        if deferral is not None:
+            if exchanged:
+                deferral.engine.require_whole()
+            deferral.begin_forward()
+
+    @disable_dynamo
+    def leave_forward(self) -> None:
+        """Call when a forward pass is over, also by an error."""
+        if self.deferral is not None:
+            self.deferral.end_forward()
+
+    @disable_dynamo
+    def end_forward(self, output: Any) -> None:
+        """Call with the output of a forward pass."""
+        if self._is_exchanged():
+            self.buckets.expect(output)
+        self.runner.end_forward(self._forward_now(), output)
+
+    def expect_backward(self, loss: torch.Tensor) -> None:
+        """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
+        # What is exchanged before a change that waits is no iteration of the stage that comes.
+        if not self.buckets.changing:
+            self.buckets.expect(loss)
+            if self._forward_now() is Forward.EXCHANGED:
+                self.runner.expect_backward(loss)
+
+    def leave_training(self) -> None:
+        """Call when the model is put into evaluation mode: the time there is not measured."""
+        self.runner.leave_training()
+
+    @disable_dynamo
+    def _end_iteration(self) -> None:
+        """Call at the end of a backward pass, once its gradients are exchanged, on all ranks."""
+        if not self.runner.begun or self._joins():
+            return
+        with telling_lost_peers("at the end of a backward pass"):
+            self.buckets.make_final()
+            if self._consistency_checks_left:
+                self._require_same_ranks()
+            self.runner.end_iteration()
+        self._unexchanged.look()
+
+    def _require_same_ranks(self) -> None:
+        """Make sure that all ranks have begun the same training."""
+        self._consistency_checks_left -= 1
+        wrapped, compressing = self.wrapped, self.compressing
+        state = None if compressing is None else compressing.description()
+        require_same_ranks(wrapped.optimizers, state, wrapped.module, wrapped.group)
+
+    def _is_exchanged(self) -> bool:
+        """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
+        return torch.is_grad_enabled() and self.wrapped.ddp.require_backward_grad_sync
+
+    def _forward_now(self) -> Forward:
+        """What becomes of the gradients of a forward pass made now."""
+        if not torch.is_grad_enabled() or self._joins():
+            return Forward.OTHER
+        return Forward.EXCHANGED if self._is_exchanged() else Forward.ACCUMULATED
+
+    # ------------------------------------------------------------------ uneven inputs
+
+    def _joins(self) -> bool:
+        """Whether ranks may run different numbers of iterations: nothing is measured or changed.
+
+        torch leaves the configuration enabled when the context ends, so only the end of our own
+        context is known; after a bare ``Join`` context the buckets do not change any more.
+        """
+        return is_joining(self.wrapped.ddp) and not self._joined
+
+    def begin_join(self) -> None:
+        """Call when uneven inputs are prepared for."""
+        self._joined = False
+
+    def end_join(self) -> None:
+        """Call when uneven inputs are over."""
+        self._joined = True
+        self.runner.return_to_engine()
+
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
+        self.runner.leave_engine()
+
+    def follow_reducer(self) -> None:
+        """Call when the graph was declared static."""
+        self.buckets.follow()
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, in which gradients stay what they are."""
+        return self.buckets.keeping_gradients()
+
+    # ------------------------------------------------------------------ the update
+
+    def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:
+        """Defer the updates of an optimizer."""
+        super().overlap(optimizer, guard=guard)
+        wrapped = self.wrapped
+        if guard and wrapped.guard is None:
+            wrapped.guard = Guard()
+        deferral = weakref.WeakMethod(self._deferral_now)
+        wrapped.optimizers.append(DeferredOptimizer.of(optimizer, deferral))
+        if is_compiled(wrapped.module) and wrapped.why_not_deferred is None:
+            self.stop_deferring(why_not_compiled(wrapped.module))
+        if is_tensor_parallel(wrapped.parameters.values()):
+            self.stop_deferring(TENSOR_PARALLEL)
+        self._report_synchronous()
+        average_with_torch()
+        engine = self.buckets.engine
+        if engine is not None:
+            engine.deferral.guard = wrapped.guard
+            if wrapped.can_defer:
+                engine.let_defer()
+
+    def _deferral_now(self) -> Deferral | None:
+        return self.deferral
+
+    def _overlap_at_first_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Overlap an optimizer of this model's parameters that was not given to ``overlap``."""
+        if any(o.optimizer is optimizer for o in self.wrapped.optimizers):
+            return
+        known = self.wrapped.parameter_ids
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            self.overlap(optimizer)
+
+    def stop_deferring(self, reason: str) -> None:
+        """Make updates at once from now on, and log the reason if that is a change."""
+        self.wrapped.why_not_deferred = reason
+        if self.buckets.engine is not None:
+            self.buckets.engine.stop_deferring()
+        self._report_synchronous()
+
+    def _report_synchronous(self) -> None:
+        """Log why updates are not deferred, once there is an optimizer that would defer them."""
+        reason = self.wrapped.why_not_deferred
+        defers = any(optimizer.why_not is None for optimizer in self.wrapped.optimizers)
+        if defers and reason not in (None, self._reported_synchronous):
+            self._reported_synchronous = reason
+            warn(f"overlap: updates are synchronous: {reason}")
+
+    # ------------------------------------------------------------------ compression
+
+    def scaled_by(self, scaler: Scaler) -> None:
+        """Let a scaler skip steps of a compressed training."""
+        compressing = self.require_compression()
+        self.require_not_begun("scaled_by")
+        if not scaler.is_enabled():
+            return
+        if self._settings.check and isinstance(compressing.compression, Recipe):
+            raise UserError(
+                "with a scaler, what sparse exchange has left over could be lost with a dense step "
+                "that is skipped; make the wrapper with check=False, so that no step is dense"
+            )
+        compressing.follow(scaler)
+        self.stop_deferring("a scaler reads all gradients before each step")
+
+    def step_ahead(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Compute gradients at the weights as they will be once residuals are applied."""
+        compressing = self.require_compression()
+        self.require_not_begun("step_ahead")
+        compressing.step_ahead(module, optimizer, settle=weakly(self.settle))
+        self.stop_deferring("step_ahead puts the weights back before each of them")
+
+    def compression_state(self) -> dict[str, Any]:
+        """Return what this rank must save of a compressed training."""
+        compressing = self.require_compression()
+        self.settle()
+        return compressing.state_dict(self.tuning.findings.plan, decided=self.runner.steady)
+
+    def load_compression_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank has saved."""
+        compressing = self.require_compression()
+        self.require_not_begun("load_compression_state_dict")
+        decided, plan = compressing.load_state_dict(state)
+        if plan is not None:
+            require_fitting(plan, self.wrapped, "plan of the state")
+        # Without the check no step is dense, so an earlier decision for dense buckets is ignored.
+        if decided and (plan is not None or self._settings.check):
+            self.tuning.resume(plan)
