@@ -42,12 +42,12 @@ from benchmarks.own_time import OwnTimes, Watched
 from syncline.measure.profiler import profile
 from syncline.model.network import Network
 from syncline.model.plan import Plan
-from syncline.parallel import stage_engine
+from syncline.parallel import engine_executor
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
+from syncline.parallel.engine_executor import EngineExecutor
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.stage_engine import StageEngine
 from syncline.parallel.stage_runner import StageRunner
 from syncline.planners.overlap import Overlap
 from syncline.training.models.language import TransformerLanguageModel
@@ -69,10 +69,10 @@ OURS = (
     Watched(UPDATE, torch.optim.SGD, "step"),
     Watched("step", DeferredOptimizer, "step"),
     Watched("gates", Deferral, "gate"),
-    Watched("end of backward", StageEngine, "_end"),
-    Watched("gradients", StageEngine, "_before"),
-    Watched("gradients", StageEngine, "_accumulated"),
-    Watched("buckets", StageEngine, "_take_bucket"),
+    Watched("end of backward", EngineExecutor, "_end"),
+    Watched("gradients", EngineExecutor, "_before"),
+    Watched("gradients", EngineExecutor, "_accumulated"),
+    Watched("buckets", EngineExecutor, "_take_bucket"),
     Watched("iterations", StageRunner, "begin_forward"),
 )
 """Where the training thread enters our code."""
@@ -185,12 +185,12 @@ class Contestant:
     def start(self) -> None:
         """Train until the engine runs."""
         gone = self._gone
-        transport_for = stage_engine.transport_for
-        stage_engine.transport_for = lambda group, _: NoTransport(group, gone)
+        transport_for = engine_executor.transport_for
+        engine_executor.transport_for = lambda group, _: NoTransport(group, gone)
         try:
             self.train(1)
         finally:
-            stage_engine.transport_for = transport_for
+            engine_executor.transport_for = transport_for
         self.train(UNMEASURED)
         if isinstance(self.ddp, DistributedDataParallel):
             assert not self.ddp.measuring, self.ddp.phase
@@ -250,7 +250,7 @@ def own_code(contestant: Contestant, iterations: int) -> dict[str, dict[str, flo
             Watched(UPDATE, deferred, "_whole_step")
             for deferred in ddp._training.wrapped.optimizers
         ]
-        stage = planned_training(ddp).buckets.engine
+        stage = planned_training(ddp).reducer.executor
         assert stage is not None
         threads = {t.name: time.pthread_getcpuclockid(t.ident or 0) for t in stage._engine.threads}
     before = {name: time.clock_gettime(clock) for name, clock in threads.items()}

@@ -174,7 +174,7 @@ def train(cell: Cell, options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         "phases": for_a_while,
         "overhead_iterations": run.overhead_iterations,
     }
-    planned_training(model).buckets.close()
+    planned_training(model).reducer.close()
     return what, final
 
 

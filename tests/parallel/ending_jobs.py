@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from syncline.parallel.ddp import planned_training
+from syncline.parallel.engine_executor import EngineExecutor
 from tests.mortal import DEADLINE_S, Place
 from tests.parallel.fault_jobs import WIDTH, Training
 from tests.timeouts import TIMEOUT
@@ -81,8 +82,8 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
 def held(training: Training) -> threading.Event:
     """Hold back the messages of the next step until the event is set."""
     training.model.settle()
-    engine = planned_training(training.model).buckets.engine
-    assert engine is not None
+    engine = planned_training(training.model).reducer.executor
+    assert isinstance(engine, EngineExecutor)
     transport, event = engine._engine._transport, threading.Event()
     send = transport.send
 

@@ -31,6 +31,7 @@ from syncline.model.plan import Message, Plan, Tensor, Wait
 from syncline.parallel import shutdown
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.engine import Engine
+from syncline.parallel.engine_executor import EngineExecutor
 from tests.mortal import POLL_S, Place
 from tests.timeouts import DEADLINE_S, give_up
 
@@ -164,8 +165,8 @@ class Training:
     @property
     def engine(self) -> Engine:
         """The engine that exchanges the gradients."""
-        stage = planned_training(self.model).buckets.engine
-        assert stage is not None
+        stage = planned_training(self.model).reducer.executor
+        assert isinstance(stage, EngineExecutor)
         return stage._engine
 
     @property
@@ -668,7 +669,7 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
     running = engine_threads()
     watched = {
         "wrapper": weakref.ref(training.model),
-        "engine": weakref.ref(planned_training(training.model).buckets.engine),
+        "engine": weakref.ref(planned_training(training.model).reducer.executor),
         "parameter": weakref.ref(next(training.net.parameters())),
     }
     net = training.net if "model" in keeps else None

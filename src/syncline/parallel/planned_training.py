@@ -29,7 +29,7 @@ from syncline.parallel.overlap.averages import average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.overlap.guard import Guard
-from syncline.parallel.reducer import ReducerBuckets
+from syncline.parallel.reducer import Reducer
 from syncline.parallel.requirements import (
     TENSOR_PARALLEL,
     require_fitting,
@@ -175,13 +175,13 @@ class PlannedTraining(UnplannedTraining):
         """The reason that was logged last."""
         self._consistency_checks_left = 2 if settings.overlap_optimizers else 1
         self.tuning = Tuning(wrapped, settings, memory)
-        self.buckets = ReducerBuckets(wrapped, self._end_iteration)
-        self._runner = StageRunner(wrapped, self.tuning, self.buckets)
+        self.reducer = Reducer(wrapped, self._end_iteration)
+        self._runner = StageRunner(wrapped, self.tuning, self.reducer)
         if settings.overlap_optimizers:
             wrapped.will_overlap = True
             before_steps.add(self._overlap_at_first_step)
         if settings.plan is not None and not settings.check:
-            self.buckets.meet(settings.plan)
+            self.reducer.meet(settings.plan)
 
     @property
     def runner(self) -> StageRunner:
@@ -196,8 +196,7 @@ class PlannedTraining(UnplannedTraining):
     @property
     def deferral(self) -> Deferral | None:
         """What waits for the next forward pass, where anything can."""
-        engine = self.buckets.engine
-        return None if engine is None else engine.deferral
+        return self.reducer.executor.deferral
 
     # ------------------------------------------------------------------ training
 
@@ -210,7 +209,7 @@ class PlannedTraining(UnplannedTraining):
         if compiled and self.wrapped.why_not_deferred is None:
             self.stop_deferring(why_not_compiled(self.wrapped.module))
         super().begin_forward(batch, compiled=compiled)
-        self.buckets.look()
+        self.reducer.executor.look()
         if self._joins():
             runner.leave_engine()
         else:
@@ -225,32 +224,27 @@ class PlannedTraining(UnplannedTraining):
             runner.begin(next((len(t) for t in tensors_in(batch) if t.dim()), None))
         exchanged = self._is_exchanged()
         if exchanged:
-            self.buckets.make_changes()
+            self.reducer.make_changes()
         runner.begin_forward(self._forward_now())
-        deferral = self.deferral
-        if deferral is not None:
-            if exchanged:
-                deferral.engine.require_whole()
-            deferral.begin_forward()
+        self.reducer.executor.begin_forward(exchanged=exchanged)
 
     @disable_dynamo
     def leave_forward(self) -> None:
         """Call when a forward pass is over, also by an error."""
-        if self.deferral is not None:
-            self.deferral.end_forward()
+        self.reducer.executor.end_forward()
 
     @disable_dynamo
     def end_forward(self, output: Any) -> None:
         """Call with the output of a forward pass."""
         if self._is_exchanged():
-            self.buckets.expect(output)
+            self.reducer.executor.expect(output)
         self.runner.end_forward(self._forward_now(), output)
 
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
         # What is exchanged before a change that waits is no iteration of the stage that comes.
-        if not self.buckets.changing:
-            self.buckets.expect(loss)
+        if not self.reducer.changing:
+            self.reducer.executor.expect(loss)
             if self._forward_now() is Forward.EXCHANGED:
                 self.runner.expect_backward(loss)
 
@@ -264,7 +258,7 @@ class PlannedTraining(UnplannedTraining):
         if not self.runner.begun or self._joins():
             return
         with telling_lost_peers("at the end of a backward pass"):
-            self.buckets.make_final()
+            self.reducer.make_final()
             if self._consistency_checks_left:
                 self._require_same_ranks()
             self.runner.end_iteration()
@@ -312,11 +306,11 @@ class PlannedTraining(UnplannedTraining):
 
     def follow_reducer(self) -> None:
         """Call when the graph was declared static."""
-        self.buckets.follow()
+        self.reducer.executor.follow()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
         """Return a context for the making of buckets, in which gradients stay what they are."""
-        return self.buckets.keeping_gradients()
+        return self.reducer.executor.keeping_gradients()
 
     # ------------------------------------------------------------------ the update
 
@@ -334,11 +328,7 @@ class PlannedTraining(UnplannedTraining):
             self.stop_deferring(TENSOR_PARALLEL)
         self._report_synchronous()
         average_with_torch()
-        engine = self.buckets.engine
-        if engine is not None:
-            engine.deferral.guard = wrapped.guard
-            if wrapped.can_defer:
-                engine.let_defer()
+        self.reducer.executor.let_defer()
 
     def _deferral_now(self) -> Deferral | None:
         return self.deferral
@@ -354,8 +344,7 @@ class PlannedTraining(UnplannedTraining):
     def stop_deferring(self, reason: str) -> None:
         """Make updates at once from now on, and log the reason if that is a change."""
         self.wrapped.why_not_deferred = reason
-        if self.buckets.engine is not None:
-            self.buckets.engine.stop_deferring()
+        self.reducer.executor.stop_deferring()
         self._report_synchronous()
 
     def _report_synchronous(self) -> None:

@@ -1,41 +1,33 @@
-"""The reducer under a wrapped module: what it exchanges, and how its buckets are changed."""
+"""``Reducer``: torch's reducer under a wrapped module, and how its buckets are changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
 from syncline.measure.exchange import new_group_like, telling_lost_peers
-from syncline.measure.gradient_hooks import GradientHooks, thawed, weakly
+from syncline.measure.gradient_hooks import thawed, weakly
 from syncline.model.plan import Plan
-from syncline.model.quantities import NS_PER_S
-from syncline.parallel.engine.layout import difference_from_plan, needs_engine
-from syncline.parallel.engine.recording import BucketRecorder, Recorded
-from syncline.parallel.stage_engine import StageEngine
-from syncline.parallel.watches import PACE_EVERY, PaceSample
+from syncline.parallel.engine.layout import needs_engine
+from syncline.parallel.engine_executor import EngineExecutor
+from syncline.parallel.executor import Executor
+from syncline.parallel.reducer_executor import ReducerExecutor
+from syncline.parallel.watches import PACE_EVERY
 from syncline.parallel.wrapped import Wrapped
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
-    bucket_sizes,
     caps_for_buckets,
-    current_graph_task,
-    disable_dynamo,
-    exposed_communication_ns,
     has_final_buckets,
-    is_finalized,
-    logging_data,
     make_final_buckets,
-    queue_callback,
     reducer_parameters,
     remake_reducer,
-    tree_leaves,
 )
 
 
-class ReducerBuckets:
+class Reducer:
     """Changes and reads the reducer of a wrapped module.
 
     The method ``end_iteration`` is called at the end of every backward pass whose gradients are
@@ -48,18 +40,13 @@ class ReducerBuckets:
         """What torch's class gave to its reducer; the module may change later."""
         self._order = list(range(len(self._parameters)))
         """The order in which the reducer has them now."""
-        self.engine: StageEngine | None = None
-        """Runs what the reducer cannot do by itself; None where it can."""
         self._engine_group: dist.ProcessGroup | None = None
-        self._recorder: BucketRecorder | None = None
         self._finished = weakly(end_iteration)
-        self._reductions: _Reductions | None = _Reductions(wrapped, self._finished)
-        """Follows the reducer where the engine does not run."""
+        self.executor: Executor = ReducerExecutor(wrapped, None, self._finished)
+        """What exchanges the gradients now."""
+        self.executor.start(self._names_in_order())
         self._is_ours = False
         """Whether the reducer is one that was made here."""
-        self._logged = logging_data(wrapped.ddp)
-        """What the reducer said last. Only the thread that trains asks it: another one could keep
-        it from being freed, and then free it during a backward pass."""
         self._changes: list[Callable[[], None]] = []
         """What is to be changed before the next forward pass whose gradients will be exchanged."""
 
@@ -94,24 +81,6 @@ class ReducerBuckets:
                 group = new_group_like(self._wrapped.group, description="syncline engine")
             self._engine_group = group
 
-    def follow(self) -> None:
-        """Follow the reducer anew: which of its parameters get gradients may have changed."""
-        if self._reductions is not None:
-            self._reductions.detach()
-            self._reductions = _Reductions(self._wrapped, self._finished)
-
-    def expect(self, output: Any) -> None:
-        """Call with the output of a forward pass whose gradients will be exchanged."""
-        if self.engine is not None:
-            self.engine.expect()
-        if self._reductions is not None:
-            self._reductions.expect(output)
-
-    def look(self) -> None:
-        """Call before a forward pass, to see a backward pass whose end could not be seen."""
-        if self._reductions is not None:
-            self._reductions.look()
-
     def make_final(self) -> None:
         """Let the reducer make its final buckets, after its first backward pass.
 
@@ -120,7 +89,7 @@ class ReducerBuckets:
         """
         ddp = self._wrapped.ddp
         if self._is_ours and not has_final_buckets(ddp):
-            with self.keeping_gradients():
+            with self.executor.keeping_gradients():
                 make_final_buckets(ddp)
 
     def use(self, plan: Plan | None, *, record: bool, updates: int) -> None:
@@ -133,26 +102,18 @@ class ReducerBuckets:
         its buckets.
         """
         wrapped = self._wrapped
-        self._stop_engine()
-        if self._reductions is not None:
-            self._reductions.detach()
-            self._reductions = None
+        self.executor.stop()
         if wrapped.compressing is not None and not (plan is not None and plan.is_lossy):
             wrapped.compressing.deliver_residuals()
-        hook = None
-        self._recorder = None
-        buckets: Sequence[range] = ()
-        sizes: Sequence[int] = ()
         if plan is not None and needs_engine(plan):
             assert self._engine_group is not None  # made by :meth:`meet`
-            self.engine = StageEngine(wrapped, plan, self._engine_group, updates, self._finished)
-            hook = self.engine.hook()
-            buckets, sizes = self.engine.layout.buckets, self.engine.layout.bucket_bytes
-        elif plan is not None:
-            buckets, sizes = plan.message_tensors(), plan.message_bytes()
-        if self.engine is None and record:
-            self._recorder = BucketRecorder(wrapped.group, wrapped.clock)
-            hook = self._recorder.hook
+            self.executor = EngineExecutor(
+                wrapped, plan, self._engine_group, updates, self._finished
+            )
+        else:
+            self.executor = ReducerExecutor(wrapped, plan, self._finished, record=record)
+        buckets, sizes = self.executor.buckets, self.executor.bucket_bytes
+        hook = self.executor.hook()
         self._order = list(range(len(self._parameters)))
         if plan is not None and wrapped.keeps_first_buckets:
             # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
@@ -162,17 +123,18 @@ class ReducerBuckets:
             self._order.sort(key=lambda index: position[id(self._parameters[index])])
             sizes = sizes[::-1]
         changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
-        if self.engine is not None:
+        if self.executor.needs_views:
             changed["gradient_as_bucket_view"] = True
-        with _changed(wrapped.ddp, changed), self.keeping_gradients():
+        with _changed(wrapped.ddp, changed), self.executor.keeping_gradients():
             self._make_reducer()
         if hook is not None:
             TorchDDP.register_comm_hook(wrapped.ddp, None, hook)  # ours refuses hooks
         self._is_ours = True
-        if self.engine is not None:
-            self.engine.start()
-        else:
-            self._reductions = _Reductions(wrapped, self._finished)
+        self.executor.start(self._names_in_order())
+
+    def _names_in_order(self) -> list[str]:
+        names = {id(p): name for name, p in self._wrapped.parameters.items()}
+        return [names[id(self._parameters[index])] for index in self._order]
 
     def _make_reducer(self) -> None:
         """Make a reducer of the same parameters as at first, whatever is frozen now."""
@@ -185,131 +147,15 @@ class ReducerBuckets:
                 {n: self._names[index] for n, index in enumerate(order) if index in self._names},
                 sample_every=self._wrapped.sample_rate or PACE_EVERY,
             )
-        self._logged = logging_data(self._wrapped.ddp)
-
-    def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context for the making of buckets, in which gradients stay what they are."""
-        return nullcontext() if self.engine is None else self.engine.keeping_gradients()
-
-    def _stop_engine(self) -> None:
-        if self.engine is not None:
-            self.engine.stop()
-            self.engine = None
 
     def close(self) -> None:
         """End the engine and its process group, and let the reducer go: training is over."""
-        self._stop_engine()
+        self.executor.stop()
         if self._engine_group is not None:
             dist.destroy_process_group(self._engine_group)
             self._engine_group = None
         # The reducer holds the engine's hook in C++, where the collector cannot see the cycle.
         del self._wrapped.ddp.reducer, self._wrapped.ddp.logger
-
-    def recorded(self) -> Recorded:
-        """Return what was noted of the exchange since the last call."""
-        if self.engine is not None:
-            return self.engine.times()
-        return self._recorder.take() if self._recorder is not None else []
-
-    def mismatch(self, plan: Plan) -> str | None:
-        """Say how the reducer's buckets differ from the plan."""
-        if self.engine is not None:
-            return self.engine.mismatch
-        names = {id(p): name for name, p in self._wrapped.parameters.items()}
-        ordered = [names[id(self._parameters[index])] for index in self._order]
-        return difference_from_plan(plan, ordered, logging_data(self._wrapped.ddp))
-
-    @property
-    def exposed_s(self) -> float | None:
-        """How long the last iteration that was timed waited for messages, seconds."""
-        if self.engine is not None:
-            return self.engine.deferral.stall_ns / NS_PER_S
-        waited_ns = exposed_communication_ns(self._logged)
-        return None if waited_ns is None else waited_ns / NS_PER_S
-
-    @property
-    def count(self) -> int:
-        """How many buckets the reducer has, as far as it has said."""
-        return len(bucket_sizes(self._logged))
-
-    def pace(self, iteration_s: float) -> PaceSample | None:
-        """Return the times of the last iteration, if it was sampled."""
-        if self.engine is not None:
-            return self.engine.pace(iteration_s)
-        data = self._logged = logging_data(self._wrapped.ddp)
-        if not data.get("backward_compute_time"):
-            return None
-        return PaceSample(
-            computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
-            communication_s=data["backward_comm_time"] / NS_PER_S,
-        )
-
-
-class _Reductions:
-    """Calls ``finished`` at the end of every backward pass that the present reducer has exchanged.
-
-    Forward passes cannot be counted instead: one rank may make more of them than another, such as
-    to log a sample.
-    """
-
-    def __init__(self, wrapped: Wrapped, finished: Callable[[], None]) -> None:
-        ddp = wrapped.ddp
-        self._finished = finished
-        self._reducer: Any = ddp.reducer
-        self._expected = False
-        """Whether the reducer exchanges the next backward pass."""
-        self._begun = False
-        """Whether that backward pass has reached a gradient."""
-        self._task = -1
-        """The number of the backward pass at whose end we look; those inside it have their own."""
-        self._is_static = ddp.static_graph
-        """Whether we look only at the end of the backward pass that reaches the model's output: in
-        a static graph the reducer notes nothing before the last use of a parameter, and looks
-        finished until then."""
-        self._hooks = GradientHooks()
-        parameters = list(wrapped.parameters.values())
-        if not (ddp.find_unused_parameters or ddp.static_graph):
-            # The reducer insists on a gradient for each of them.
-            parameters = [p for p in parameters if p.requires_grad][:1]
-        reached = weakly(self._reached)
-        for parameter in parameters:
-            self._hooks.add(parameter, reached)
-
-    def expect(self, output: Any) -> None:
-        """Call with the output of a forward pass whose gradients will be exchanged."""
-        self._expected = True
-        if self._is_static:
-            look = weakly(self._look_at_end)
-            for node in filter(None, {getattr(x, "grad_fn", None) for x in tree_leaves(output)}):
-                node.register_prehook(look)
-
-    def look(self) -> None:
-        """Call before a forward pass: the end of a backward pass inside another is seen here."""
-        if self._reducer is not None and self._begun and is_finalized(self._reducer):
-            self._expected = self._begun = False
-            self._task = -1
-            self._finished()
-
-    def detach(self) -> None:
-        """Remove the hooks, and let the reducer go."""
-        self._reducer = None
-        self._hooks.remove()
-
-    @disable_dynamo
-    def _reached(self, *_: Any) -> None:
-        if not self._expected:
-            return
-        self._begun = True
-        task = current_graph_task()
-        if task != self._task and not self._is_static:
-            self._task = task
-            self._look_at_end()
-
-    @disable_dynamo
-    def _look_at_end(self, *_: Any) -> None:
-        # The reducer queues its last work when the last gradient is there, so by the end of this
-        # backward pass; what is queued then comes after it.
-        queue_callback(lambda: queue_callback(self.look))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import needs_engine
 from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.rank_measurements import StageResult
-from syncline.parallel.reducer import ReducerBuckets
+from syncline.parallel.reducer import Reducer
 from syncline.parallel.stages import Stage
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch, PaceSample
@@ -75,10 +75,10 @@ class StageRunner:
     their buckets at the same one, and wait for each other nowhere else.
     """
 
-    def __init__(self, job: Wrapped, tuning: Tuning, buckets: ReducerBuckets) -> None:
+    def __init__(self, job: Wrapped, tuning: Tuning, reducer: Reducer) -> None:
         self._job = job
         self.tuning = tuning
-        self._buckets = buckets
+        self._reducer = reducer
         self._clock = job.clock
         self._running: tuple[Plan | None, bool] = (None, False)
         self._observer: Observer | None = None
@@ -113,15 +113,15 @@ class StageRunner:
         """What other threads may read."""
 
     def _progress(self) -> Progress:
-        buckets = self._buckets
+        executor = self._reducer.executor
         return Progress(
             stage=self.stage,
             tuning=self._noted_tuning,
             iteration=self.tuning.iteration,
             iteration_s=self._history[-1] if self._history else None,
-            exposed_s=buckets.exposed_s,
-            buckets=buckets.count,
-            overlaps=buckets.engine is not None and self._job.can_defer,
+            exposed_s=executor.exposed_s,
+            buckets=executor.bucket_count,
+            overlaps=executor.deferral is not None and self._job.can_defer,
             measuring_s=self.measuring_s,
             measuring_iterations=self.measuring_iterations,
         )
@@ -214,7 +214,7 @@ class StageRunner:
         turns = self.stage.turns
         turn = turns[(self._done - self.stage.warmup) % len(turns)]
         observer.quiet, observer.detail = turn == "quiet", turn == "detailed"
-        finished, recorded = observer.begin(), self._buckets.recorded()
+        finished, recorded = observer.begin(), self._reducer.executor.recorded()
         if finished is not None and self._done > self.stage.warmup:
             self._noted = finished, recorded
 
@@ -251,10 +251,10 @@ class StageRunner:
         broadcast_s = self._job.take_broadcast_s()
         if self._done > stage.warmup:
             self._result.broadcast_s.append(broadcast_s)
-        if self._buckets.engine is None and not stage.turns:
+        if self._reducer.executor.deferral is None and not stage.turns:
             self._note_computing()
             stamp = self._clock.stamp()
-        elif self._buckets.engine is not None and self._job.device.type == "cpu":
+        elif self._reducer.executor.deferral is not None and self._job.device.type == "cpu":
             self._note_active(broadcast_s)
         self._start = stamp
         if self._noted is not None:
@@ -296,7 +296,7 @@ class StageRunner:
 
         They time only some iterations, each of which is known in the next one.
         """
-        pace = self._buckets.pace(0.0)
+        pace = self._reducer.executor.pace(0.0)
         if pace is None or pace == self._timed:
             return
         self._timed = pace
@@ -305,7 +305,7 @@ class StageRunner:
 
     def _note_active(self, broadcast_s: float) -> None:
         """Keep how much of the last iteration the processor did not wait for messages."""
-        pace = self._buckets.pace(self._lasted_s(*self._stamps[-1]))
+        pace = self._reducer.executor.pace(self._lasted_s(*self._stamps[-1]))
         if pace is not None and self._done > self.stage.warmup:
             self._result.active_s.append(pace.computation_s - broadcast_s)
 
@@ -335,7 +335,7 @@ class StageRunner:
         self._start = now
         if self._done % PACE_EVERY:
             return
-        pace = self._buckets.pace(iteration_s)
+        pace = self._reducer.executor.pace(iteration_s)
         if pace is not None:
             self._drift.add(pace)
         if self._done % WINDOW == 0:
@@ -378,14 +378,13 @@ class StageRunner:
 
     def _note_flushes(self, *, always: bool = False) -> None:
         """Keep why hardly anything was left to run under forward passes, if so."""
-        engine = self._buckets.engine
-        found = None if engine is None else engine.flushed(always=always)
+        found = self._reducer.executor.flushed(always=always)
         self._result.read_early, self._result.norm = found or (None, None)
 
     def _advance(self) -> None:
         began_s = time.perf_counter()
         if self.stage.plan is not None:
-            self._result.mismatch = self._buckets.mismatch(self.stage.plan)
+            self._result.mismatch = self._reducer.executor.mismatch
             if self._result.read_early is None:
                 self._note_flushes()
         if self._observer is not None:
@@ -411,7 +410,7 @@ class StageRunner:
         if stage.turns:
             # Attached after the reducer's own hooks, so that a gradient counts as ready when it
             # is in its bucket.
-            self._buckets.change(self._observe)
+            self._reducer.change(self._observe)
         if stage.iterations == 0:
             self._history.clear()
             self._drift.restart()
@@ -419,14 +418,14 @@ class StageRunner:
 
     def _change_buckets(self, plan: Plan | None, *, record: bool) -> None:
         if plan is not None:
-            self._buckets.meet(plan)  # on all ranks; the change itself may come later on one
+            self._reducer.meet(plan)  # on all ranks; the change itself may come later on one
         updates = self._job.updates
 
         def change() -> None:
-            self._buckets.use(plan, record=record, updates=updates)
+            self._reducer.use(plan, record=record, updates=updates)
             self.progress = self._progress()
 
-        self._buckets.change(change)
+        self._reducer.change(change)
 
     def _observe(self) -> None:
         self._observer = Observer(self._job.module, self._job.parameters, self._clock)

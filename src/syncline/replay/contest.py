@@ -25,6 +25,7 @@ from syncline.measure.statistics import median
 from syncline.model.plan import Plan
 from syncline.model.profile import Norm, Profile
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
+from syncline.parallel.engine.recording import EngineTimes
 from syncline.replay.job import Lap
 from syncline.replay.model import Replayed, ReplayedOptimizer, renamed_plan
 from syncline.replay.work import SentMessage, measured_timeline
@@ -225,18 +226,18 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
         is_ready=lambda model: not model.measuring,
         settle=lambda model: model.settle(),
         messages=messages,
-        close=lambda model: planned_training(model).buckets.close(),
+        close=lambda model: planned_training(model).reducer.close(),
     )
 
 
 def _sent(model: DistributedDataParallel, plan: Plan) -> list[SentMessage]:
     """Return when our engine sent the messages; the reducer's times are not known."""
-    engine = planned_training(model).buckets.engine
-    if engine is None:
+    recorded = planned_training(model).reducer.executor.recorded()
+    if not isinstance(recorded, EngineTimes):
         return []
     labels = [plan.label(tensors) for tensors in plan.message_tensors()]
     sizes = plan.message_bytes()
     return [
         SentMessage(labels[m.message], sizes[m.message], m.ready_ns, m.issued_ns, m.finished_ns)
-        for m in engine.times().messages
+        for m in recorded.messages
     ]

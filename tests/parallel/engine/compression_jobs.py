@@ -18,7 +18,7 @@ from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, gtopk
 from syncline.model.plan import MessageCollective
 from syncline.model.recipe import Compression, Recipe
-from syncline.parallel import stage_engine
+from syncline.parallel import engine_executor
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.engine.layout import Shares
@@ -402,7 +402,7 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
     for on_device in (False, True):
         patches = (
             mock.patch.object(
-                stage_engine, "transport_for", lambda group, _device: Unbounded(group)
+                engine_executor, "transport_for", lambda group, _device: Unbounded(group)
             ),
             marked_memories(),
         )

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.parallel import stage_engine
+from syncline.parallel import engine_executor
 from syncline.parallel.engine.dense_transport import CudaDenseTransport
 from syncline.parallel.engine.engine import Engine
 from tests.parallel.overlap.features import features
@@ -67,7 +67,7 @@ def on_streams(
         torch.manual_seed(1)
         with recorded_streams(dropped) as recorder:
             streams = {
-                (stage_engine, "transport_for"): lambda group, _device: CudaDenseTransport(
+                (engine_executor, "transport_for"): lambda group, _device: CudaDenseTransport(
                     FakeNccl(group, recorder),  # type: ignore[arg-type]
                     HOST,
                 ),

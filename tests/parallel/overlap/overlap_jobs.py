@@ -154,7 +154,7 @@ def beside_oracle(
             "differences": [name for (name, ours), other in pairs if not torch.equal(ours, other)],
             "parameters": fingerprint(list(net.parameters())),
             "happened": side.happened,
-            "plan": ddp.plan is not None and planned_training(ddp).buckets.mismatch(ddp.plan),
+            "plan": ddp.plan is not None and planned_training(ddp).reducer.executor.mismatch,
         }
         side.close()
     return result

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
-from syncline.parallel import stage_engine
+from syncline.parallel import engine_executor
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
 from syncline.parallel.engine.engine import Engine, Round
@@ -235,7 +235,7 @@ class Ours(Side):
         for ddp in self.wrapped:
             assert isinstance(ddp, DistributedDataParallel)
             if ddp._training.runner is not None:
-                planned_training(ddp).buckets._stop_engine()
+                planned_training(ddp).reducer.executor.stop()
 
 
 def fingerprint(value: Any) -> Any:
@@ -367,7 +367,7 @@ def holding(let_through: float) -> Iterator[None]:
     """
     wait, wait_all, finish, begin = Engine.wait, Engine.wait_all, Engine.finish, Engine.begin
     norms = Engine.norms
-    transport_for, suspend = vars(stage_engine)["transport_for"], Deferral.suspend_gradients
+    transport_for, suspend = vars(engine_executor)["transport_for"], Deferral.suspend_gradients
 
     def held(engine: Engine) -> HeldTransport:
         transport: Any = engine._transport
@@ -415,7 +415,7 @@ def holding(let_through: float) -> Iterator[None]:
         (Engine, "finish"): held_finish,
         (Engine, "norms"): held_norms,
         (Deferral, "suspend_gradients"): held_suspend,
-        (stage_engine, "transport_for"): lambda group, device: HeldTransport(
+        (engine_executor, "transport_for"): lambda group, device: HeldTransport(
             transport_for(group, device)
         ),
     }

@@ -70,7 +70,7 @@ def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
     def script(side: Side) -> None:
         reads_without_end(side, make, reads)
         if isinstance(side, Ours):
-            flushed.append(planned_training(side.wrapped[0]).buckets.engine.flushed())
+            flushed.append(planned_training(side.wrapped[0]).reducer.executor.flushed())
 
     result = _beside_stock(partial(_attempted, script), Style(), 0.3, steps=40)
     return {**result, "flushed": flushed[0] if flushed else "raised"}

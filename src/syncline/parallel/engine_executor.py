@@ -1,9 +1,9 @@
-"""``StageEngine``: the engine of one stage of training, fed from backward passes."""
+"""``EngineExecutor``: our engine exchanges a plan's messages, fed from backward passes."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
 from typing import Any
@@ -54,20 +54,21 @@ class _Buckets(Enum):
     """They are final, and those of the layout."""
 
 
-class StageEngine:
+class EngineExecutor:
     """Runs one plan under a wrapped module until :meth:`stop`, round after round.
 
-    A round is one backward pass after a forward pass that :meth:`expect` was called for. In the
-    first round the reducer learns the order of the gradients, in the second it has its final
-    buckets: in both, backward waits, and the exchange is DDP's own. From the third on, the engine
-    runs. Under a lossy plan the first two are exchanged message by message once the last gradient
-    is there, so that every step is exchanged by the plan.
+    See :class:`~syncline.parallel.executor.Executor`. A round is one backward pass after a forward
+    pass that :meth:`expect` was called for. In the first round the reducer learns the order of the
+    gradients, in the second it has its final buckets: in both, backward waits, and the exchange is
+    DDP's own. From the third on, the engine runs. Under a lossy plan the first two are exchanged
+    message by message once the last gradient is there, so that every step is exchanged by the plan.
 
-    Made before the reducer is constructed anew with :attr:`layout`'s buckets and :meth:`hook`;
-    :meth:`start` afterwards. ``group`` is the engine's own; ``updates`` are those that the
+    ``group`` is the engine's own; ``updates`` are those that the
     optimizers had made when the ranks agreed on the plan; ``finished`` is called at the end of
     every round.
     """
+
+    needs_views = True
 
     def __init__(
         self,
@@ -79,7 +80,9 @@ class StageEngine:
     ) -> None:
         self._wrapped = wrapped
         self._finished = finished
-        self.layout = BucketLayout.of(plan)
+        self._layout = BucketLayout.of(plan)
+        self.buckets: Sequence[range] = self._layout.buckets
+        self.bucket_bytes: Sequence[int] = self._layout.bucket_bytes
         self._waits_by_need = plan.wait == "need"
         self.defers = self._waits_by_need and wrapped.can_defer
         """Whether the exchange is left running when backward ends; else backward waits for it."""
@@ -90,7 +93,7 @@ class StageEngine:
             self._compressor = wrapped.compressing.compressor_for(plan)
         self._engine = Engine(
             plan,
-            self.layout,
+            self._layout,
             transport_for(group, wrapped.device),
             compressor=self._compressor,
             timeout_s=timeout_of(wrapped.group).total_seconds(),
@@ -122,7 +125,7 @@ class StageEngine:
 
     # ------------------------------------------------------------------ from start to stop
 
-    def start(self) -> None:
+    def start(self, _: list[str]) -> None:
         """Attach hooks and gates, after the reducer's own hooks."""
         before, accumulated = weakly(self._before), weakly(self._accumulated)
         for index, parameter in enumerate(self.deferral.parameters):
@@ -149,7 +152,8 @@ class StageEngine:
 
     def let_defer(self) -> None:
         """Let the exchange go on under forward passes, where the plan says so."""
-        if self._waits_by_need and not self.defers:
+        self.deferral.guard = self._wrapped.guard
+        if self._wrapped.can_defer and self._waits_by_need and not self.defers:
             self.defers = True
             self._gates.attach()
 
@@ -161,9 +165,25 @@ class StageEngine:
 
     # ------------------------------------------------------------------ rounds
 
-    def expect(self) -> None:
+    def follow(self) -> None:
+        """Every gradient is followed anyway."""
+
+    def expect(self, _: Any) -> None:
         """Call after a forward pass whose gradients will be exchanged."""
         self._expected = True
+
+    def look(self) -> None:
+        """The end of every backward pass is seen when it comes."""
+
+    def begin_forward(self, *, exchanged: bool) -> None:
+        """Begin to wait, module by module, for what the forward pass reads."""
+        if exchanged:
+            self._engine.require_whole()
+        self.deferral.begin_forward()
+
+    def end_forward(self) -> None:
+        """Call when the forward pass is over, also by an error."""
+        self.deferral.end_forward()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
         """Return a context for the making of buckets, which happens in a forward pass too."""
@@ -261,7 +281,7 @@ class StageEngine:
         """
         number, elements = bucket.index(), bucket_elements(bucket)
         self._seen[number] = [id(p) for p in bucket.parameters()], elements.numel()
-        if number < len(self.layout.buckets):
+        if number < len(self._layout.buckets):
             self._engine.know(number, elements)
         if bucket.is_last():
             self.mismatch = self._difference()
@@ -270,7 +290,7 @@ class StageEngine:
 
     def _difference(self) -> str | None:
         """Say how the buckets seen differ from the layout's."""
-        wanted = self.layout.buckets
+        wanted = self._layout.buckets
         parameters, names = self.deferral.parameters, self.deferral.names
         if len(self._seen) != len(wanted):
             return f"planned {len(wanted)} buckets, DDP made {len(self._seen)}"
@@ -333,7 +353,7 @@ class StageEngine:
     def _exchange_held(self) -> None:
         assert self._compressor is not None
         for number, message in enumerate(self._engine.plan.messages):
-            gradients = [self._held[tensor] for tensor in self.layout.tensors[number]]
+            gradients = [self._held[tensor] for tensor in self._layout.tensors[number]]
             if message.payload != "dense":
                 self._compressor.prepare(number, gradients)()
                 continue
@@ -345,7 +365,17 @@ class StageEngine:
 
     # ------------------------------------------------------------------ what was observed
 
-    def times(self) -> EngineTimes:
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets the reducer has."""
+        return len(self.buckets)
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration waited for messages, seconds."""
+        return self.deferral.stall_ns / NS_PER_S
+
+    def recorded(self) -> EngineTimes:
         """Return the messages that have finished in the last two rounds, and the gates since."""
         return EngineTimes(self._engine.times(), self.deferral.take_gates())
 

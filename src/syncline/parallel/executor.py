@@ -1,0 +1,97 @@
+"""``Executor``: what exchanges the gradients of a wrapped module, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from syncline.model.profile import Norm
+from syncline.parallel.engine.recording import Recorded
+from syncline.parallel.overlap.deferral import Deferral
+from syncline.parallel.watches import PaceSample
+
+
+class Executor(Protocol):
+    """Runs one plan, or DDP's own buckets, from :meth:`start` to :meth:`stop`.
+
+    There are two: DDP's reducer by itself (:mod:`.reducer_executor`), and our engine over the
+    reducer's buckets (:mod:`.engine_executor`). Both are made before torch's reducer is constructed
+    with their buckets and hook.
+    """
+
+    @property
+    def buckets(self) -> Sequence[range]:
+        """The plan's tensors of each of the reducer's buckets; empty for DDP's own."""
+
+    @property
+    def bucket_bytes(self) -> Sequence[int]:
+        """The size of each of these buckets."""
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets the reducer has, as far as it has said."""
+
+    @property
+    def needs_views(self) -> bool:
+        """Whether gradients must be views of the buckets."""
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What waits for the next forward pass, where anything can."""
+
+    def hook(self) -> Callable[..., Any] | None:
+        """Return the communication hook that takes full buckets, if it needs one."""
+
+    def start(self, order: list[str]) -> None:
+        """Begin, once the reducer is made of the parameters of these names, in their order."""
+
+    def stop(self) -> None:
+        """Finish what is pending and take everything off again."""
+
+    def follow(self) -> None:
+        """Look anew which parameters get gradients: that may have changed."""
+
+    def expect(self, output: Any) -> None:
+        """Call with the output of a forward pass whose gradients will be exchanged."""
+
+    def look(self) -> None:
+        """Call before a forward pass, to see a backward pass whose end could not be seen."""
+
+    def begin_forward(self, *, exchanged: bool) -> None:
+        """Call when a forward pass begins; ``exchanged``: its gradients will be."""
+
+    def end_forward(self) -> None:
+        """Call when it is over, also by an error."""
+
+    def let_defer(self) -> None:
+        """Let updates wait for the next forward pass, where the plan says so."""
+
+    def stop_deferring(self) -> None:
+        """Make updates at once from now on."""
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, in which gradients stay what they are."""
+
+    # ------------------------------------------------------------------ what was observed
+
+    @property
+    def mismatch(self) -> str | None:
+        """How the reducer's buckets differ from the plan, if they do."""
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration that was timed waited for messages, seconds."""
+
+    def recorded(self) -> Recorded:
+        """Return what was noted of the exchange since the last call."""
+
+    def pace(self, iteration_s: float) -> PaceSample | None:
+        """Return the times of the last iteration, if it was sampled."""
+
+    def flushed(self, *, always: bool = False) -> tuple[str, Norm | None] | None:
+        """Say why hardly anything was left to run under forward passes since the last call.
+
+        With it comes the norm that was asked for last and that the plan does not have, if any.
+        ``always``: only if it was so in every round, not in most of them.
+        """

@@ -1,0 +1,188 @@
+"""``ReducerExecutor``: DDP's reducer exchanges its buckets by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from syncline.measure.gradient_hooks import GradientHooks, weakly
+from syncline.model.plan import Plan
+from syncline.model.quantities import NS_PER_S
+from syncline.parallel.engine.layout import difference_from_plan
+from syncline.parallel.engine.recording import BucketRecorder, Recorded
+from syncline.parallel.watches import PaceSample
+from syncline.parallel.wrapped import Wrapped
+from syncline.torch_private import (
+    bucket_sizes,
+    current_graph_task,
+    disable_dynamo,
+    exposed_communication_ns,
+    is_finalized,
+    logging_data,
+    queue_callback,
+    tree_leaves,
+)
+
+
+class ReducerExecutor:
+    """Follows the reducer, so that the end of every exchanged backward pass is seen.
+
+    Forward passes cannot be counted instead: one rank may make more of them than another, such as
+    to log a sample. See :class:`~syncline.parallel.executor.Executor`.
+
+    Args:
+        wrapped: the module.
+        plan: whose messages are the buckets; None for DDP's own.
+        finished: called at the end of every backward pass that the reducer has exchanged.
+        record: note when each bucket is issued and complete, through a communication hook.
+    """
+
+    deferral = None
+    needs_views = False
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        plan: Plan | None,
+        finished: Callable[[], None],
+        *,
+        record: bool = False,
+    ) -> None:
+        self._wrapped = wrapped
+        self._plan = plan
+        self._finished = finished
+        self._order: list[str] = []
+        """The names of the reducer's parameters, in their order."""
+        self._recorder = BucketRecorder(wrapped.group, wrapped.clock) if record else None
+        self.buckets: Sequence[range] = () if plan is None else plan.message_tensors()
+        self.bucket_bytes: Sequence[int] = () if plan is None else plan.message_bytes()
+        self._hooks = GradientHooks()
+        self._reducer: Any = None
+        self._expected = False
+        """Whether the reducer exchanges the next backward pass."""
+        self._begun = False
+        """Whether that backward pass has reached a gradient."""
+        self._task = -1
+        """The number of the backward pass at whose end we look; those inside it have their own."""
+        self._is_static = False
+        """Whether we look only at the end of the backward pass that reaches the model's output: in
+        a static graph the reducer notes nothing before the last use of a parameter, and looks
+        finished until then."""
+        self._logged: dict[str, Any] = {}
+        """What the reducer said last. Only the thread that trains asks it: another one could keep
+        it from being freed, and then free it during a backward pass."""
+
+    def hook(self) -> Callable[..., Any] | None:
+        """Return the hook that records, if it is to."""
+        return None if self._recorder is None else self._recorder.hook
+
+    def start(self, order: list[str]) -> None:
+        """Follow the reducer as it is now."""
+        self._order = order
+        ddp = self._wrapped.ddp
+        self._reducer, self._is_static = ddp.reducer, ddp.static_graph
+        self._logged = logging_data(ddp)
+        parameters = list(self._wrapped.parameters.values())
+        if not (ddp.find_unused_parameters or ddp.static_graph):
+            # The reducer insists on a gradient for each of them.
+            parameters = [p for p in parameters if p.requires_grad][:1]
+        reached = weakly(self._reached)
+        for parameter in parameters:
+            self._hooks.add(parameter, reached)
+
+    def stop(self) -> None:
+        """Remove the hooks, and let the reducer go."""
+        self._reducer = None
+        self._hooks.remove()
+
+    def follow(self) -> None:
+        """Follow it anew: which of its parameters get gradients may have changed."""
+        self.stop()
+        self._expected = self._begun = False
+        self._task = -1
+        self.start(self._order)
+
+    def expect(self, output: Any) -> None:
+        """Call with the output of a forward pass whose gradients will be exchanged."""
+        self._expected = True
+        if self._is_static:
+            look = weakly(self._look_at_end)
+            for node in filter(None, {getattr(x, "grad_fn", None) for x in tree_leaves(output)}):
+                node.register_prehook(look)
+
+    def look(self) -> None:
+        """Call before a forward pass: the end of a backward pass inside another is seen here."""
+        if self._reducer is not None and self._begun and is_finalized(self._reducer):
+            self._expected = self._begun = False
+            self._task = -1
+            self._finished()
+
+    @disable_dynamo
+    def _reached(self, *_: Any) -> None:
+        if not self._expected:
+            return
+        self._begun = True
+        task = current_graph_task()
+        if task != self._task and not self._is_static:
+            self._task = task
+            self._look_at_end()
+
+    @disable_dynamo
+    def _look_at_end(self, *_: Any) -> None:
+        # The reducer queues its last work when the last gradient is there, so by the end of this
+        # backward pass; what is queued then comes after it.
+        queue_callback(lambda: queue_callback(self.look))
+
+    def begin_forward(self, *, exchanged: bool) -> None:
+        """Nothing waits for a forward pass."""
+
+    def end_forward(self) -> None:
+        """Nothing waits for a forward pass."""
+
+    def let_defer(self) -> None:
+        """The reducer defers nothing."""
+
+    def stop_deferring(self) -> None:
+        """The reducer defers nothing."""
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: gradients are no views that could change."""
+        return nullcontext()
+
+    # ------------------------------------------------------------------ what was observed
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets the reducer has, as far as it has said."""
+        return len(bucket_sizes(self._logged))
+
+    @property
+    def mismatch(self) -> str | None:
+        """How the reducer's buckets differ from the plan, if they do."""
+        if self._plan is None:
+            return None
+        return difference_from_plan(self._plan, self._order, logging_data(self._wrapped.ddp))
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration that was timed waited for messages, seconds."""
+        waited_ns = exposed_communication_ns(self._logged)
+        return None if waited_ns is None else waited_ns / NS_PER_S
+
+    def recorded(self) -> Recorded:
+        """Return what was noted of the exchange since the last call."""
+        return self._recorder.take() if self._recorder is not None else []
+
+    def pace(self, _: float) -> PaceSample | None:
+        """Return the passes of the last iteration that the reducer timed."""
+        data = self._logged = logging_data(self._wrapped.ddp)
+        if not data.get("backward_compute_time"):
+            return None
+        return PaceSample(
+            computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
+            communication_s=data["backward_comm_time"] / NS_PER_S,
+        )
+
+    def flushed(self, *, always: bool = False) -> None:
+        """Nothing runs under forward passes, so nothing can be read too early."""
