@@ -417,6 +417,7 @@ ucs_status_t UcxLink::arrive(const void* header, std::size_t header_bytes, void*
                "one more in " + describe(call));
         return UCS_OK;
     }
+    held = held && bytes > 0;  // of nothing there is nothing to fetch, and nowhere to put it
     return is_message(call) ? messages_.come(call, data, bytes, held)
                             : come(call, data, bytes, held);
 }
@@ -510,7 +511,7 @@ void UcxLink::land(Receipt& receipt, const std::byte* data) {
     receipt.landed = true;
     const Target& target = receipt.target;
     if (target.own == nullptr) {
-        std::memcpy(target.result, data, target.bytes);
+        if (target.bytes > 0) std::memcpy(target.result, data, target.bytes);
         return;
     }
     // UCX's memory is not aligned: what is combined goes through a bit that is.

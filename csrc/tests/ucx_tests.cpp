@@ -104,6 +104,20 @@ void a_peer_that_does_not_wait_is_refused() {
     }
 }
 
+// A peer may offer nothing to be fetched, as if it were long, to a rank that takes nothing: its
+// memory is at no address then.
+void an_offer_of_nothing_is_taken_at_once() {
+    for (const std::uint8_t collective : {std::uint8_t{0}, syncline::exchange}) {
+        Pair pair;
+        syncline::Link& link = collective == 0 ? *pair.link : *pair.link->messages();
+        const Call call{.collective = collective};
+        std::byte offer{};
+        CHECK(pair.arrive(&call, sizeof call, &offer, 0, true) == UCS_OK);
+        link.receive({nullptr, nullptr, 0}, call);
+        CHECK(link.received() == 1 && pair.refusal().empty());
+    }
+}
+
 // UCX is written in C: no exception may pass through it.
 void memory_that_runs_out_in_a_callback_is_an_error() {
     const auto thrown = [](Pair& pair, const std::function<void()>& call_back) {
@@ -173,6 +187,7 @@ int main() {
     what_is_through_is_closed_in_peace();
     what_no_rank_says_is_refused();
     a_peer_that_does_not_wait_is_refused();
+    an_offer_of_nothing_is_taken_at_once();
     memory_that_runs_out_in_a_callback_is_an_error();
     a_group_whose_memory_runs_out_says_so();
     if (failed > 0) return 1;
