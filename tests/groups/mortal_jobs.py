@@ -6,8 +6,10 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from syncline.backend.process_group import Options, register
 from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
+from syncline.groups.group import LEAVING
 from syncline.groups.ucx import new_worker
 from tests.groups.jobs import elements
 from tests.mortal import Place
@@ -68,6 +71,24 @@ def ends_with_work_under_way(place: Place) -> None:
     begun[0].wait()
     begun.clear()
     gc.collect()
+
+
+def ends_in_its_group(place: Place) -> None:
+    """Let rank 1 end in its group, and say what then still runs; the other says what it hears."""
+    group = join(place)
+    all_reduce(group).wait()
+    if place.rank == 1:
+        globals()["kept_until_the_end"] = group
+
+        def running() -> None:
+            print(*(each.name for each in threading.enumerate()))
+
+        Finalize(None, running, exitpriority=LEAVING - 1)
+        return
+    try:
+        all_reduce(group).wait()
+    except PeerError as error:
+        print(error)
 
 
 def forgets(place: Place) -> None:

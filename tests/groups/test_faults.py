@@ -59,6 +59,15 @@ def test_ends_with_work_under_way(mortals: Mortals, tmp_path: Path) -> None:
         assert (ended.code, ended.err) == (0, "") or "PeerError: rank" in ended.err
 
 
+def test_a_process_that_ends_leaves_its_group_before_python_goes(
+    mortals: Mortals, tmp_path: Path
+) -> None:
+    """A thread of the group that went on while Python is taken down would crash the process."""
+    other, ending = mortals.run(mortal_jobs.ends_in_its_group, 2, folder=tmp_path)
+    assert (ending.code, ending.out, ending.err) == (0, "MainThread\n", "")
+    assert "rank 1 has left the group" in other.out
+
+
 def test_a_group_that_is_forgotten_is_left(mortals: Mortals, tmp_path: Path) -> None:
     ranks = mortals.run(mortal_jobs.forgets, 3, folder=tmp_path)
     assert [ended.code for ended in ranks] == [0, 0, 0], ranks

@@ -34,7 +34,7 @@ from syncline.devices.device_group import DeviceWork
 from syncline.errors import PeerError, UserError
 from syncline.groups import Elements, Group, Pending, Transport
 from syncline.groups.choices import Wanted
-from syncline.groups.group import Parted, leave_at_exit
+from syncline.groups.group import Parted, leaving
 from syncline.groups.notes import WatchedStore
 from syncline.torch_entry import NAME, register
 from syncline.torch_private import known_groups, profiling, untraced
@@ -131,13 +131,11 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self._monitored_barriers = 0
         self._completer = Completer()
         # Runs also when the group is collected, even on that thread.
-        self._complete_no_more = weakref.finalize(self, self._completer.close)
-        leave_at_exit(self, self._complete_no_more)
+        self._complete_no_more = leaving(self, self._completer.close)
         if prefix is not None and entries > 0:
             meeting = self._outer.meeting
             dumper = Dumper(prefix, store, meeting, rank, size, lambda: _recorded(own()))
-            self._dump_no_more = no_more = weakref.finalize(self, dumper.close)
-            leave_at_exit(self, no_more)
+            self._dump_no_more = leaving(self, dumper.close)
             self._on_failure = self._outer.on_failure = dumper.failed
 
     @property

@@ -237,18 +237,7 @@ class Group:
             os.close(passed.pop(0))
         self._buffers = SharedBuffers(rank, self._peers, self._native)
         self._watch = Watch(self._peers, self._buffers)
-        # Runs also when the group is collected and when the process ends, so it must not refer to
-        # the group.
-        self._leave = weakref.finalize(
-            self,
-            _leave,
-            os.getpid(),
-            self._watch,
-            self._native,
-            self._peers,
-            own,
-        )
-        leave_at_exit(self, self._leave)
+        self._leave = leaving(self, _leave, self._watch, self._native, self._peers, own)
 
     # ------------------------------------------------------------------ collectives
 
@@ -415,7 +404,7 @@ class Group:
             raise _forked(
                 f"rank {self.rank}: a fork of its process was to allocate a shared buffer"
             )
-        if not self._leave.alive:
+        if not self._leave.still_active():
             raise self._was_closed()
         group = weakref.ref(self)  # a buffer does not keep its group
 
@@ -575,7 +564,7 @@ class Group:
             raise self._explained(error) from None
 
     def _not_begun(self, error: Exception) -> SynclineError:
-        if isinstance(error, _native.LinkFailure) and not self._leave.alive:
+        if isinstance(error, _native.LinkFailure) and not self._leave.still_active():
             return self._was_closed()
         return self._explained(error)
 
@@ -604,25 +593,20 @@ def _forked(what: object) -> UserError:
     )
 
 
-def leave_at_exit(owner: object, leave: weakref.finalize[..., Any]) -> None:
-    """Let a finalizer run when the process ends, but after those that finish exchanges.
+def leaving(owner: object, leave: Callable[..., None], *arguments: object) -> Finalize[None]:
+    """Call ``leave`` once: when asked to, when its owner is collected, or when the process ends.
 
-    By itself it would come first: Python calls what ``weakref`` has registered before the
-    finalizers of ``multiprocessing``. And a child of ``multiprocessing`` calls only these.
+    The end of the process is after the exchanges have been finished, and in a child of
+    ``multiprocessing`` too. A ``weakref.finalize`` would do nothing any more by then: once Python
+    has called those that run at exit, none runs, and that comes before the finalizers of
+    ``multiprocessing``. A fork does not call it. The arguments must not refer to the owner.
     """
-    leave.atexit = False
-    Finalize(owner, leave, exitpriority=LEAVING)
+    return Finalize(owner, leave, arguments, exitpriority=LEAVING)
 
 
 def _leave(
-    process: int,
-    watch: Watch,
-    native: _native.NativeGroup,
-    peers: Sequence[Introduced],
-    own: Sequence[int],
+    watch: Watch, native: _native.NativeGroup, peers: Sequence[Introduced], own: Sequence[int]
 ) -> None:
-    if os.getpid() != process:
-        return  # a fork of a rank is no member of the group
     for peer in peers:
         announce_shutdown(peer.connection)
     watch.close()
