@@ -302,10 +302,12 @@ def dies_at_first(place: Place, step: int) -> None:
 
 
 def dies_before_construction(place: Place) -> None:
-    """Rank 1 dies before it wraps its model."""
+    """Rank 1 dies before it wraps its model, once both ranks are in the group."""
     join(place)
     if place.rank == 1:
+        place.await_("joined")  # while rank 0 connects, the error would be Gloo's
         die()
+    place.tell("joined")
     Training(place)
 
 
