@@ -63,18 +63,17 @@ def test_a_job_that_ends_well() -> None:
 
 
 TRANSFER = """
-import os, socket, time
+import os, pathlib, socket, time
+listening = pathlib.Path(__file__).with_name("listening")
 if os.environ["RANK"] == "0":
-    with socket.create_server(("", 5000)) as server, server.accept()[0].makefile("rb") as sent:
-        print(len(sent.read()))
+    with socket.create_server(("", 5000)) as server:
+        listening.touch()
+        with server.accept()[0].makefile("rb") as sent:
+            print(len(sent.read()))
 else:
-    while True:
-        try:
-            connection = socket.create_connection((os.environ["MASTER_ADDR"], 5000))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-    connection.sendall(bytes(100_000))
+    while not listening.exists():  # what is refused would be traffic, too
+        time.sleep(0.02)
+    socket.create_connection((os.environ["MASTER_ADDR"], 5000)).sendall(bytes(100_000))
 """
 
 
