@@ -20,6 +20,7 @@ import pytest
 import syncline
 from syncline.torch_entry import TORCH, untried
 from tests.parallel import entry_jobs as jobs
+from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +65,7 @@ def run(code: str, *paths: Path, **environment: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         cwd=paths[0] if paths else None,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment},
     )
@@ -181,7 +182,7 @@ def test_a_torch_that_takes_no_backend(site: Path, distributed: str | None) -> N
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
         )
         assert done.stderr.startswith("torch refused the backend syncline\nTraceback")
@@ -231,7 +232,7 @@ def with_torch(code: str, **environment: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr

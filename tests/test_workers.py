@@ -12,6 +12,7 @@ import pytest
 
 from syncline.errors import FileError, PeerError, SynclineError, UserError
 from syncline.workers import Failure, Lost, ThisHost, WorkerGroup, error_of
+from tests.timeouts import DEADLINE_S
 
 PROGRAM = """
 import os, signal, sys, time
@@ -30,7 +31,7 @@ def act(order, progress):
         case "user", _: raise PeerError("lost a rank")
         case "bug", 0: raise ValueError("no")
         case "die", 1: os.kill(os.getpid(), signal.SIGKILL)
-        case "die" | "wait", _: time.sleep(60)
+        case "die" | "wait", _: time.sleep(3600)
     return Order(order.text + str(rank))
 
 print("hello from", sys.argv[2], flush=True)
@@ -62,7 +63,7 @@ def pair(tmp_path: Path) -> Iterator[WorkerGroup]:
 
 
 def ask(workers: WorkerGroup, text: str, **options: object) -> list[str]:
-    given = {"timeout_s": 60.0, **options}
+    given = {"timeout_s": DEADLINE_S, **options}
     answers = workers.ask(Order(text), Order, **given)  # type: ignore[arg-type]
     return [answer.text for answer in answers]
 
@@ -113,7 +114,7 @@ def test_a_worker_that_ends_at_its_start_is_quoted(tmp_path: Path) -> None:
 
 def test_workers_that_do_not_connect(tmp_path: Path) -> None:
     with WorkerGroup(tmp_path) as workers:
-        workers.start(ThisHost(), ["sleep", "5"], {}, rank=0)
+        workers.start(ThisHost(), ["sleep", "3600"], {}, rank=0)
         with pytest.raises(PeerError, match=r"^workers did not start within 0\.2 s$"):
             workers.gather(1, timeout_s=0.2)
 

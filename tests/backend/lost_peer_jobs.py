@@ -20,12 +20,12 @@ import syncline
 from syncline.backend.process_group import Options, register
 from syncline.groups import Transport
 from tests.mortal import Place
+from tests.timeouts import TIMEOUT
 
 How = Literal["dies", "is silent"]
 Case = Iterator[None]
 VICTIM = 1
 WIDTH = 32
-TIMEOUT = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)
 """The timeout once a rank is silent."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ import syncline
 from syncline.backend.process_group import Options
 from syncline.measure.exchange import new_group_like
 from syncline.sparse.session import own_group
+from tests.timeouts import TIMEOUT
 
 STEPS, KILLED_AT = 6, 3
 
@@ -89,7 +89,7 @@ def names_of_groups() -> list[list[str]]:
 def main() -> None:
     """Be one rank; leave the parameters of rank 0 in the folder."""
     folder, attempt = sys.argv[1], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    dist.init_process_group("syncline", timeout=timedelta(seconds=30))
+    dist.init_process_group("syncline", timeout=TIMEOUT)
     found = train(folder, killed=attempt == 0)
     if dist.get_rank() == 0:
         torch.save({"attempt": attempt, "parameters": found}, Path(folder) / "found.pt")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.parallel.engine import ring as ring_module
 from syncline.parallel.engine.layout import shares_of
 from syncline.parallel.engine.ring import Ring
+from tests.timeouts import TIMEOUT
 
 WORKERS = (2, 3, 4)
 Each = Callable[[Callable[[int, Ring], Any]], list[Any]]
@@ -29,7 +29,7 @@ def each(request: pytest.FixtureRequest) -> Iterator[Each]:
     store = dist.HashStore()
 
     def joined(rank: int) -> Any:
-        return dist.ProcessGroupGloo(store, rank, workers, timedelta(seconds=30))
+        return dist.ProcessGroupGloo(store, rank, workers, TIMEOUT)
 
     with ThreadPoolExecutor(workers) as threads:
         groups = list(threads.map(joined, range(workers)))
@@ -154,7 +154,7 @@ def test_two_workers_add_as_an_all_reduce_does() -> None:
     everyones = [torch.tensor([-0.0, -0.0, 0.1, 1e-40]), torch.tensor([-0.0, 0.0, 0.2, 1e-40])]
 
     def exchanged(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        group: Any = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
+        group: Any = dist.ProcessGroupGloo(store, rank, 2, TIMEOUT)
         ring, own, whole = Ring(group), everyones[rank].clone(), everyones[rank].clone()
         shares = (((0, 2),), ((2, 4),))
         ring.reduce_scatter(own, shares)()
@@ -173,7 +173,7 @@ def test_equal_gradients_of_opposite_signs_cancel() -> None:
     gradient = torch.arange(1.0, 31.0)
 
     def exchanged(rank: int) -> torch.Tensor:
-        group = dist.ProcessGroupGloo(store, rank, 3, timedelta(seconds=30))
+        group = dist.ProcessGroupGloo(store, rank, 3, TIMEOUT)
         own = gradient * (1.0, -1.0, 0.0)[rank]
         Ring(group).reduce_scatter(own, (((0, 10),), ((10, 20),), ((20, 30),)), 1 / 3)()
         return own[10 * rank : 10 * rank + 10]
