@@ -255,6 +255,18 @@ bool Group::failed() {
     return failure_.has_value();
 }
 
+std::vector<std::int32_t> Group::cut_off() {
+    std::vector<std::int32_t> found;
+    if (forked()) return found;
+    const std::lock_guard lock(mutex_);
+    if (!driven_ && !closing_) progress();  // nobody looks while nothing is under way
+    for (const Peer& peer : links_) {
+        if (peer.link == nullptr || !peer.link->cut_off()) continue;
+        found.push_back(static_cast<std::int32_t>(&peer - links_.data()));
+    }
+    return found;
+}
+
 void Group::lose(std::int32_t rank, const std::string& what) {
     if (forked()) return;
     const std::lock_guard lock(mutex_);

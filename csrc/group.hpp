@@ -155,6 +155,8 @@ class Group {
     [[nodiscard]] bool idle();
     // Whether collectives under way will never be done.
     [[nodiscard]] bool failed();
+    // The ranks of other hosts that have ended, or cannot be reached, as far as is known now.
+    [[nodiscard]] std::vector<std::int32_t> cut_off();
 
   private:
     struct Cursor {

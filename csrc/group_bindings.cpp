@@ -193,6 +193,7 @@ class NativeGroup {
     void lose(std::int32_t rank, const std::string& what) { group_->lose(rank, what); }
     bool idle() { return group_->idle(); }
     bool failed() { return group_->failed(); }
+    std::vector<std::int32_t> cut_off() { return group_->cut_off(); }
     void close() {
         if (group_->forked()) return;
         group_->close();
@@ -364,6 +365,7 @@ void bind_groups(nb::module_& module) {
         .def("lose", &NativeGroup::lose, nb::call_guard<syncline::Unlocked>())
         .def("idle", &NativeGroup::idle, nb::call_guard<syncline::Unlocked>())
         .def("failed", &NativeGroup::failed, nb::call_guard<syncline::Unlocked>())
+        .def("cut_off", &NativeGroup::cut_off, nb::call_guard<syncline::Unlocked>())
         .def("close", &NativeGroup::close, nb::call_guard<syncline::Unlocked>())
         .def("add_arena", &NativeGroup::add_arena)
         .def("forget_arena", &NativeGroup::forget_arena);

@@ -108,6 +108,9 @@ class Link {
     // Why nothing more can be sent or received; empty while it can.
     [[nodiscard]] virtual const std::string& broken() const;
 
+    // Whether it is broken although the peer has not said that it leaves.
+    [[nodiscard]] virtual bool cut_off() const { return false; }
+
     // Notify the peer that this rank has given up, so that a rank that waits for this one, but not
     // for the culprit, can report the reason.
     virtual void give_up(const Verdict&) {}

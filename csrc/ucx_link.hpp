@@ -83,6 +83,7 @@ class UcxLink final : public Link {
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
     [[nodiscard]] const std::string& broken() const override { return broken_; }
+    [[nodiscard]] bool cut_off() const override { return !broken_.empty() && !left_; }
     [[nodiscard]] Link* messages() override { return &messages_; }
     // Whether each of the two can reach the other, and knows that the other can. From then on each
     // notices when the other ends, even if neither has sent anything, and a send of one needs no

@@ -721,11 +721,12 @@ def _require_alive(own: int, ranks: Sequence[int]) -> None:
     for known in known_groups():
         if isinstance(known, ProcessGroup):
             numbers = dist.get_process_group_ranks(known)
-            for number in {numbers[rank] for rank in known._outer.ended}.intersection(ranks):
-                raise PeerError(
-                    f"rank {own}: the process of rank {ranks.index(number)} has ended, and so does "
-                    "not join the group"
-                )
+            for rank, how in known._outer.ended.items():
+                if numbers[rank] in ranks:
+                    raise PeerError(
+                        f"rank {own}: the process of rank {ranks.index(numbers[rank])} {how}, and "
+                        "so does not join the group"
+                    )
 
 
 def _flat(lists: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -423,16 +423,19 @@ class Group:
         return self._native.failed()
 
     @property
-    def ended(self) -> set[int]:
-        """The ranks of this host whose processes have ended."""
-        return self._watch.ended
+    def ended(self) -> dict[int, str]:
+        """The ranks that are known to have ended, and what is known of each."""
+        cut_off = "has ended, or cannot be reached any more"
+        return dict.fromkeys(self._native.cut_off(), cut_off) | dict.fromkeys(
+            tuple(self._watch.ended), "has ended"
+        )
 
     def require_whole(self) -> None:
         """Raise PeerError if the group has failed, or a rank is known to have ended."""
         if self.failed:
             self.receive(Elements(0, 0, "uint8"), peer=None)  # raises why
-        for rank in self.ended:
-            raise PeerError(f"rank {self.rank}: the process of rank {rank} has ended")
+        for rank, how in self.ended.items():
+            raise PeerError(f"rank {self.rank}: the process of rank {rank} {how}")
 
     def close(self) -> None:
         """Leave the group; collectives under way are abandoned.
