@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from syncline.cli import tune
 from syncline.errors import FileError, UserError
 from syncline.groups.choices import choices_folder, choices_path, measured_choices, release
 from syncline.groups.site import Site
@@ -105,6 +106,14 @@ def test_a_file_that_cannot_be_read(kept: Path) -> None:
     kept.mkdir()
     with pytest.raises(FileError, match=r"this is a folder.*'syncline tune'"):
         measured_choices(HERE)
+
+
+def test_nobody_waits_for_a_pipe_in_the_cache(kept: Path) -> None:
+    os.mkfifo(kept)
+    with pytest.raises(FileError, match=r"expected a regular file, found a pipe; delete it, or"):
+        measured_choices(HERE)
+    with pytest.raises(FileError, match=r"expected a regular file, found a pipe; delete it, or"):
+        tune._kept()
 
 
 def test_a_cache_that_may_not_be_read_holds_nothing(

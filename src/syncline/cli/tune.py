@@ -14,9 +14,9 @@ from syncline.bench.tuning_report import print_choices, save_choices_page
 from syncline.cli.arguments import field_options, fields_of, place_of, place_options, worker_counts
 from syncline.cli.progress import ProgressBar
 from syncline.collectives import PROGRAMS
-from syncline.errors import FileError, UserError
+from syncline.errors import UserError
 from syncline.groups import Choices
-from syncline.groups.choices import choices_folder, choices_path
+from syncline.groups.choices import choices_folder, choices_path, load_kept
 from syncline.processes import ended_by_signals
 from syncline.report.page import is_page, made_directory, require_place
 
@@ -142,12 +142,7 @@ def _kept() -> list[tuple[Choices, Path]]:
         unread = f", which cannot be read ({error.strerror})"
     if not files:
         raise UserError(f"nothing was measured yet in {folder}{unread}; 'syncline tune' does")
-    found = []
-    for path in files:
-        try:
-            found.append((Choices.load(path), path))
-        except FileError as error:
-            raise FileError(f"{error}; delete it, or measure again with 'syncline tune'") from None
+    found = [(load_kept(path), path) for path in files]
     return sorted(found, key=lambda each: each[0].measured, reverse=True)
 
 

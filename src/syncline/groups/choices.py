@@ -256,14 +256,26 @@ def _say_unread(path: Path, why: str) -> None:
     logger.debug(f"{path}: cannot be read: {why}; built-in choices are used")
 
 
+def load_kept(path: Path) -> Choices:
+    """Return what a file of the cache holds.
+
+    Raises:
+        FileError: it is damaged, or a pipe, for which every group would wait for ever. Where others
+            can write to the folder, they can put one there.
+    """
+    try:
+        if path.is_fifo():
+            raise FileError(f"{path}: expected a regular file, found a pipe")
+        return Choices.load(path)
+    except FileError as error:
+        raise FileError(f"{error}; {_DO}") from None
+
+
 @lru_cache(maxsize=64)
 def _read(path: Path, changed_ns: int) -> Choices | None:
     """Return a file's content; None if it is of another release. Cached until the file changes."""
     del changed_ns
-    try:
-        choices = Choices.load(path)
-    except FileError as error:
-        raise FileError(f"{error} ({_DO})") from None
+    choices = load_kept(path)
     if choices.release != release():
         logger.warning(
             f"{path} was measured with release {choices.release}, this is {release()}: built-in "
