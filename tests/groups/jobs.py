@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -410,6 +411,10 @@ def refused(*args: object, **kwargs: object) -> NoReturn:
     raise PermissionError(1, "Operation not permitted")
 
 
+def no_thread(*args: object) -> NoReturn:
+    raise RuntimeError("can't start new thread")
+
+
 def free_descriptor() -> int:
     """Return the next descriptor that this process would get."""
     descriptor = os.open("/", os.O_PATH)
@@ -423,6 +428,7 @@ REFUSALS: dict[str, tuple[str, Callable[[], Any]]] = {
     "descriptors": ("auto", lambda: limited(resource.RLIMIT_NOFILE, free_descriptor() + 6)),
     "a descriptor": ("auto", lambda: limited(resource.RLIMIT_NOFILE, free_descriptor() + 1)),
     "processes": ("auto", lambda: mock.patch.object(os, "pidfd_open", refused)),
+    "threads": ("auto", lambda: mock.patch.object(threading.Thread, "start", no_thread)),
     "sockets": ("auto", lambda: mock.patch.object(RankCard, "own", refused)),
     "ucx": ("ucx", lambda: mock.patch.dict(os.environ, {"UCX_TLS": "carrier-pigeon"})),
 }

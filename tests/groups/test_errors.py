@@ -87,6 +87,7 @@ REASONS = {
     "descriptors": DESCRIPTORS,
     "a descriptor": DESCRIPTORS,
     "processes": "rank 1 cannot watch the process of rank 0: .*not permitted",
+    "threads": "rank 1: .*can.t start new thread; see the limits of this process .*ulimit",
     "sockets": r"rank 1: processes of this host are not allowed to meet .*not permitted",
     "ucx": "rank 1: UCX could not begin: .*; groups that span hosts need UCX",
 }

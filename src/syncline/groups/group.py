@@ -214,6 +214,8 @@ class Group:
                     CROWDED_SPIN_S if crowded else SPIN_S,
                     max(deadline - time.monotonic(), 0.0),
                 )
+                self._buffers = SharedBuffers(rank, self._peers, self._native)
+                self._watch = Watch(self._peers, self._buffers)
             except _native.LinkFailure as error:
                 what, peer, _ = error.args
                 lost = PeerError(
@@ -235,8 +237,6 @@ class Group:
         # Memory stays mapped without its descriptor.
         for passed in (own, *(peer.passed for peer in self._peers)):
             os.close(passed.pop(0))
-        self._buffers = SharedBuffers(rank, self._peers, self._native)
-        self._watch = Watch(self._peers, self._buffers)
         self._leave = leaving(self, _leave, self._watch, self._native, self._peers, own)
 
     # ------------------------------------------------------------------ collectives

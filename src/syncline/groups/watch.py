@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import threading
@@ -19,6 +20,9 @@ class Watch:
 
     It blocks in the kernel until there is something to report. A process that has died is reported
     at once, whether or not its parent has waited for it.
+
+    Raises:
+        OSError: on construction, if no thread can be started.
     """
 
     def __init__(self, peers: Sequence[Introduced], buffers: SharedBuffers) -> None:
@@ -34,7 +38,11 @@ class Watch:
                 self._poll.register(descriptor, select.POLLIN)
                 self._sources[descriptor] = peer
         self._thread = threading.Thread(target=self._run, name="syncline watch", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._stop)
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def _run(self) -> None:
         while self._sources:
