@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -97,8 +98,12 @@ def test_options_after_the_command_are_the_commands() -> None:
     assert result.stdout == "host0 rank 0 | --hosts 7\n"
 
 
-def test_a_rank_that_fails_is_named_and_its_exit_code_returned() -> None:
-    code = "echo to standard error >&2; [ $RANK != 1 ] || exit 7; [ $RANK = 0 ] || sleep 1000"
+def test_a_rank_that_fails_is_named_and_its_exit_code_returned(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")  # reading it ends with rank 0, which must not be stopped
+    code = (
+        f"echo to standard error >&2; case $RANK in 0) exec 3> {pipe};; "
+        f"1) cat {pipe}; exit 7;; *) sleep 1000;; esac"
+    )
     result = run("--hosts", "3", "--grace", "0.05", "--", "sh", "-c", code)
     assert result.returncode == 7
     assert "host1 rank 1 | to standard error\n" in result.stderr
