@@ -20,6 +20,7 @@ import torch.distributed as dist
 from syncline.errors import FileError
 from syncline.groups.choices import release, user_cache
 from syncline.model.document import Document
+from syncline.model.files import write_atomically
 from syncline.parallel.log import logger
 from syncline.parallel.stages import Findings, Settings
 from syncline.parallel.wrapped import Wrapped
@@ -96,7 +97,8 @@ class Memory:
         self._kept = findings
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            Remembered(key=path.stem, findings=findings).save(path)
+            text = Remembered(key=path.stem, findings=findings).to_json()
+            write_atomically(path, text, regular=True)
             old = sorted(path.parent.glob("*.json"), key=lambda p: p.lstat().st_mtime_ns)
             for each in old[:-MOST_KEPT]:
                 each.unlink(missing_ok=True)
