@@ -314,6 +314,9 @@ class _Scanner:
             begin = self._position
             try:
                 value, end = self._decode(self._text, begin)
+                if "\\ud" in self._text[begin:end].lower():  # perhaps half a character: no text
+                    text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
+                    value = json.loads(text, object_pairs_hook=unique_members)
             except json.JSONDecodeError as error:
                 if self._refill():
                     continue
