@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from syncline.measure.statistics import typical
-from syncline.model.document import Document, Value
+from syncline.model.document import Value
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
@@ -171,11 +171,8 @@ def last_batch_s(profile: Profile) -> float:
     return math.fsum(o.duration_s for o in last if o.phase in COMPUTING)
 
 
-class Findings(Document, frozen=True, kw_only=True):
+class Findings(Value, frozen=True, kw_only=True):
     """What is known, expected and decided by now."""
-
-    KIND: ClassVar[str] = "findings"
-    VERSION: ClassVar[int] = 1
 
     profile: Profile | None = None
     network: Network | None = None
