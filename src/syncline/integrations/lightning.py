@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.parallel.ddp import DistributedDataParallel
 
-OPTIONS = frozenset({"planner", "plan", "profile", "network", "check", "compression"})
+OPTIONS = frozenset({"planner", "plan", "profile", "network", "check", "compression", "cache"})
 
 
 class SynclineStrategy(DDPStrategy):
