@@ -134,7 +134,7 @@ def work_in_training(to: Path) -> None:
     samples = sampler.stop()
     if os.environ["RANK"] == "0":
         found = {
-            "ddp": _sent_in(samples, steps.window("baseline")),
+            "ddp": _sent_in(samples, steps.window("measuring DDP")),
             "auto": {
                 "planner": record.planner,
                 "messages": record.messages,
