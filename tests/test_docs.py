@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import math
 import re
 import runpy
@@ -20,6 +19,9 @@ from syncline.cli.show import PRINTERS
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
+from syncline.parallel import policy
+from syncline.parallel.memory import MOST_KEPT
+from syncline.parallel.rank_measurements import LEAST_PROBE_S
 from syncline.planners import PLANNERS, planner_named
 from syncline.simulator.predict import predict
 from tests.pages import DOCS, evaluate, table_rows, text_of
@@ -188,47 +190,56 @@ def test_the_counter_example_is_what_the_planners_do() -> None:
     assert compared == {"wfbp", "mgwfbp", "merge"}
 
 
-def test_the_stages_are_those_of_the_script() -> None:
-    tuning = importlib.import_module("syncline.parallel.tuning")
-    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(text_of("training.md"), 4)}
-    compared = tuning.COMPARED_ITERATIONS
-    span = f"{compared} to {tuning.MOST_COMPARED_ITERATIONS}"
-    baseline, profiling = (tuning.WARMUP + n for n in (compared, tuning.PROFILED_ITERATIONS + 1))
-    trial, recording = 2 + compared, 2 + tuning.RECORDED_ITERATIONS + 1
-    assert rows["baseline"] == f"{tuning.WARMUP} + {span}"
-    assert rows["profiling"] == f"{tuning.WARMUP} + {tuning.PROFILED_ITERATIONS} + 1"
-    assert rows["trying ..."] == f"2 + {span}"
-    assert rows["checking again"] == f"2 + {span}"
-    assert rows["recording"] == f"2 + {tuning.RECORDED_ITERATIONS} + 1"
-    took = {cells[0]: cells[1:] for cells in table_rows(text_of("training.md"), 3)}
-    deferred = (
-        1 + tuning.DEFERRED - tuning.REBUILT
-    )  # a longer warm-up, of the trial and of recording
-    for column, count in enumerate((compared, tuning.MOST_COMPARED_ITERATIONS)):
-        baseline, trial = tuning.WARMUP + count, 2 + count
-        none = baseline + profiling + recording
-        explored = len(tuning.EXPLORED_PARTS) * (trial + 1)
-        with_overlap = none + explored + trial + deferred
-        counts = {
-            "nothing: no plan is worth a trial": none,
-            "one plan without deferred updates": none + trial,
-            "two plans without deferred updates": none + 2 * trial,
-            "one plan with deferred updates, as `overlap` is": with_overlap,
-            "two plans with deferred updates": with_overlap + trial + 1,
-            "a plan that was given": baseline + trial + recording,
-            "the same with `check=False`": recording,
-        }
-        for name, expected in counts.items():
-            assert int(took[name][column]) == expected, name
+def test_the_picture_of_the_phases_is_what_the_policy_decides() -> None:
+    drawn: str = runpy.run_path(str(ROOT / "tools" / "phases-picture"))["svg"]()
+    assert (DOCS / "images" / "phases.svg").read_text() == drawn, "run tools/phases-picture"
+
+
+def test_the_phases_are_those_of_the_policy() -> None:
+    picture = runpy.run_path(str(ROOT / "tools" / "phases-picture"))
+    rows = {cells[0].strip("`"): cells[2:4] for cells in table_rows(text_of("training.md"), 5)}
+    for column, iteration_s in enumerate(picture["STEPS_S"].values()):
+        least = max(policy.LEAST_COMPARED, math.ceil(policy.COMPARED_S / iteration_s))
+        fewest, most = policy.MOST_COMPARED
+        span = (
+            f"{least} to {min(max(round(policy.LONGEST_COMPARED_S / iteration_s), fewest), most)}"
+        )
+        starting = 2 + max(math.ceil(policy.STARTING_S / iteration_s) - 2, 0)
+        is_short = iteration_s < policy.DETAILED_FROM_S
+        calibrated = max(math.ceil(policy.CALIBRATED_S / iteration_s), policy.LEAST_CALIBRATED)
+        deferred = f"{policy.DEFERRED} + {span}"
         for name, expected in {
-            "also: the reducer measured under many messages": trial,
-            "also: a plan that is not clearly faster, so that stock DDP and the plan are measured "
-            "again": 2 * trial,
-            "the same with deferred updates": 2 * trial + 1,
+            "measuring DDP": f"{starting} + {span}",
+            "profiling": f"{1 + is_short} + {policy.PROFILED[is_short]} to "
+            f"{policy.MOST_PROFILED[is_short]}",
+            "calibrating with ...": f"{policy.DEFERRED} + {calibrated} each",
+            "trying ...": deferred,
+            "comparing with DDP": f"{policy.REBUILT} + {span}",
+            "comparing ...": deferred,
+            "running what is remembered": deferred,
+            "recording": f"{policy.DEFERRED} + {policy.RECORDED_ITERATIONS}",
         }.items():
-            assert took[name][column] == f"{expected} more", name
-    for page in ("training.md", "choosing-a-planner.md"):
-        assert f"{compared} iterations" in " ".join(text_of(page).split())
+            assert rows[name][column] == expected, name
+        # What the policy does: as many as the table says, and one more where that is said.
+        played = {
+            phase.name.partition(" with ")[0].partition(" overlap")[0]: phase.iterations
+            for case in ({"shares": True}, {"remembers": True})
+            for phase in picture["phases"](iteration_s, **case)
+        }
+        for name in ("measuring DDP", "profiling", "calibrating with ...", "trying ..."):
+            shown = sum(map(int, re.findall(r"\d+", rows[name][column].partition(" to ")[0])))
+            later = name == "profiling" and is_short
+            assert played[name.removesuffix(" ...").removesuffix(" with")] == shown + later, name
+        assert played.keys() <= {name.removesuffix(" ...").removesuffix(" with") for name in rows}
+    text = " ".join(text_of("training.md").split())
+    assert f"{policy.LONGEST_COMPARED_S:g} s, but within {fewest} to {most} iterations" in text
+    assert f"standard error is at most {policy.COMPARED_NOISE:.0%}".replace("%", " %") in text
+    assert f"for as long as one takes, or {LEAST_PROBE_S:g} s" in text
+    for limit in (policy.AS_REMEMBERED, policy.CHANGED):
+        assert f"| at most {100 * limit:g} %" in text
+    parts = policy.CALIBRATION_PARTS
+    assert f"{parts[0]}, then {parts[1]} of equal size" in text
+    assert f"the newest {MOST_KEPT} are" in text
 
 
 # ---------------------------------------------------------------------- names
