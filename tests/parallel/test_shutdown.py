@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.mortal import Mortals, script
 
 ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK = """
@@ -27,3 +29,39 @@ def test_threads_release_what_they_hold_before_the_interpreter_exits(
 ) -> None:
     [ended] = mortals.run(script, 1, ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK, folder=tmp_path)
     assert (ended.code, ended.out) == (0, "released\n"), ended.err
+
+
+TRAINS = """
+import logging
+import torch
+import torch.distributed as dist
+from syncline.parallel.ddp import DistributedDataParallel
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+{before}
+model = DistributedDataParallel(torch.nn.Linear(4, 4), cache=False)
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("", True),
+        ("logging.basicConfig(level='WARNING')", False),
+        ("logging.getLogger('syncline').setLevel('WARNING')", False),
+        ("logging.disable()", False),
+    ],
+)
+def test_a_training_that_ends_undecided_says_so_unless_logging_says_otherwise(
+    mortals: Mortals, tmp_path: Path, before: str, told: bool
+) -> None:
+    [ended] = mortals.run(script, 1, TRAINS.format(before=before), folder=tmp_path)
+    assert ended.code == 0
+    lines = ended.err.splitlines()
+    assert len(lines) == 2 * told
+    if told:
+        first, last = lines
+        assert first.startswith("syncline: measuring the first iterations and the network")
+        assert last.startswith("syncline: training ended after 3 iterations, while measuring DDP: ")

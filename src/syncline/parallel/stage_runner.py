@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from enum import Enum, auto
+from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
+
+import torch.distributed as dist
 
 from syncline.measure.exchange import gather_numbers
 from syncline.measure.observer import ObservedIteration, Observer
@@ -15,6 +19,7 @@ from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import needs_engine
 from syncline.parallel.engine.recording import Recorded
+from syncline.parallel.log import announce
 from syncline.parallel.rank_measurements import StageResult
 from syncline.parallel.reducer import Reducer
 from syncline.parallel.stages import Stage
@@ -160,6 +165,8 @@ class StageRunner:
         """Enter the first stage. Call before the first forward pass, of a batch of that size."""
         self._enter(self.tuning.begin(batch))
         self.progress = self._progress()
+        if dist.get_rank(self._job.group) == 0:
+            Finalize(None, _report_undecided, (weakref.ref(self),), exitpriority=0)
 
     def leave_training(self) -> None:
         """Call when the model is put into evaluation mode.
@@ -437,3 +444,20 @@ def _ended_like(trace: SegmentTrace, before: SegmentTrace) -> SegmentTrace:
     kept = [s for s in trace.segments if s.phase not in ("update", "data")]
     rest = [s for s in before.segments if s.phase in ("update", "data")]
     return trace._replace(segments=kept + rest)
+
+
+def _report_undecided(runner_of: weakref.ref[StageRunner]) -> None:
+    """Say at the end of the process if training was too short for a decision."""
+    runner = runner_of()
+    if (
+        runner is None
+        or runner.tuning.findings.decision != "undecided"
+        or not runner.progress.iteration
+    ):
+        return
+    announce(
+        f"training ended after {runner.progress.iteration} iterations, while {runner.stage.name}: "
+        "it was not decided yet how to exchange gradients, and nothing was gained. Longer training "
+        "decides it, and the next start then runs the plan at once; profile= and network= of an "
+        "earlier run leave out what takes longest"
+    )
