@@ -8,7 +8,7 @@ from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline, Gradient, Operation, Profile
-from syncline.model.run import Event, Rate, Run
+from syncline.model.run import Event, PhaseSpan, Rate, Run
 from syncline.model.timeline import Span, Timeline
 
 PROFILE = Profile(
@@ -87,6 +87,7 @@ RUN = Run(
     planner="merge",
     messages=2,
     baseline=Rate(name="DDP", iteration_s=2.0, noise_s=0.1, iterations=40),
+    phases=(PhaseSpan(name="profiling", start=1, iterations=2, seconds=0.5),),
     events=(Event(iteration=3, text="measured"),),
     results={"accuracy": 0.5},
 )

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from syncline.errors import FileError, UserError
-from syncline.model.run import Rate, Run
+from syncline.model.run import PhaseSpan, Rate, Run
 from tests.model.documents import RUN
 
 
@@ -64,3 +64,31 @@ def test_a_rate_is_of_iterations_that_take_time(changes: dict[str, float]) -> No
     values = {"iteration_s": 1.0, "noise_s": 0.1} | changes
     with pytest.raises(UserError, match="rate 'any': "):
         Rate(name="any", iterations=10, **values)
+
+
+def test_a_file_of_an_earlier_release_has_no_phases() -> None:
+    fields = msgspec.json.decode(RUN.to_json())
+    assert fields.pop("phases")
+    assert Run.from_json(msgspec.json.encode(fields)).phases == ()
+
+
+@pytest.mark.parametrize("changes", [{"seconds": math.inf}, {"start": -1}, {"iterations": -1}])
+def test_a_phase_begins_somewhere_and_takes_time(changes: dict[str, float]) -> None:
+    values = {"start": 1, "iterations": 2, "seconds": 0.5} | changes
+    with pytest.raises(UserError, match="phase 'any': "):
+        PhaseSpan(name="any", **values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "phase", "expected"),
+    [
+        ({"decision": "undecided"}, "trying merge", "trying merge"),
+        ({**BOTH, "decision": "planned"}, "steady", "running merge, 1.25x DDP"),
+        ({**BOTH, "decision": "planned"}, "recording", "running merge, 1.25x DDP"),
+        ({"decision": "planned", "baseline": None}, "steady", "running merge"),
+        ({**BOTH, "decision": "reverted"}, "steady", "running stock DDP"),
+        ({"decision": "ddp"}, "steady", "running stock DDP"),
+    ],
+)
+def test_a_phase_in_words(changes: dict[str, object], phase: str, expected: str) -> None:
+    assert msgspec.structs.replace(RUN, **changes).phase_text(phase) == expected

@@ -218,7 +218,9 @@ def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
     ddp = DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json), check=check)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     phases = train(ddp, optimizer, 360)
-    return {"phases": list(dict.fromkeys(phases)), "decision": ddp.run_record().decision}
+    run = ddp.run_record()
+    spans = [(span.name, span.start, span.iterations) for span in run.phases]
+    return {"phases": list(dict.fromkeys(phases)), "decision": run.decision, "spans": spans}
 
 
 def compare_given_plan(plan_json: str) -> dict[str, Any]:

@@ -136,6 +136,13 @@ def test_a_given_plan_is_checked(workers: WorkerPool) -> None:
         phases = [phase for phase in result["phases"] if not phase.startswith("comparing")]
         assert phases == ["measuring DDP", "trying by hand", "recording", "steady"]
         assert result["decision"] in ("planned", "reverted")
+        # Each begins where the one before ends; the very first iteration is in none.
+        (first, *_), done = result["spans"], 1
+        for name, start, iterations in result["spans"]:
+            assert start == done, name
+            done += iterations
+        assert first[0] == "measuring DDP"
+        assert done == 360
 
 
 @pytest.mark.parametrize(

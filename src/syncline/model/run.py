@@ -25,6 +25,30 @@ class Event(Value, frozen=True, kw_only=True):
     text: str
 
 
+class PhaseSpan(Value, frozen=True, kw_only=True):
+    """Successive iterations in one phase of training.
+
+    Iterations that the program made slow, such as a phase's first, count as at most a few usual
+    ones. Its very first ones, slow under any wrapper, are in no phase.
+
+    Raises:
+        UserError: on construction, if a number is negative or not finite.
+    """
+
+    name: str
+    start: int
+    """Iterations of training before it."""
+    iterations: int
+    seconds: float
+    """What they took, and what was done before the first of them, such as to probe and to plan."""
+
+    def __post_init__(self) -> None:
+        where = f"phase {quoted(self.name)}"
+        if min(self.start, self.iterations) < 0:
+            raise UserError(f"{where}: it cannot start at {self.start}, of {self.iterations}")
+        require_finite(f"{where}: seconds", self.seconds)
+
+
 class Rate(Value, frozen=True, kw_only=True):
     """Measured iteration time of one way of training."""
 
@@ -94,6 +118,8 @@ class Run(Document, frozen=True, kw_only=True):
     sent: Sent | None = None
     suggestion: Suggestion | None = None
     """The prediction for sparse exchange, which is never switched on by itself."""
+    phases: tuple[PhaseSpan, ...] = ()
+    """In the order in which they came; empty in files of earlier releases."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
     """Rates over the whole run, of Syncline and of the baselines."""
@@ -114,6 +140,17 @@ class Run(Document, frozen=True, kw_only=True):
         run = super()._from_fields({**fields, "results": text}, source)
         read = {name: math.nan if value is None else value for name, value in results.items()}
         return msgspec.structs.replace(run, results=read)
+
+    def phase_text(self, phase: str) -> str:
+        """Return a phase of the training in words, with the gain once the final plan runs."""
+        if phase not in ("recording", "steady"):
+            return phase
+        if self.decision != "planned":
+            return "running stock DDP"
+        gain = ""
+        if self.baseline is not None and self.planned is not None:
+            gain = f", {self.baseline.iteration_s / self.planned.iteration_s:.2f}x DDP"
+        return f"running {self.planner}{gain}"
 
     @property
     def predicted_s(self) -> float | None:

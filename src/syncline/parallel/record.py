@@ -65,8 +65,9 @@ def record_of(
         )
     overhead = None
     if now.steady and baseline is not None:
-        spent = now.measuring_s / baseline.iteration_s
-        overhead = max(spent - now.measuring_iterations, 0.0)
+        measuring = [phase for phase in now.phases if phase.name != now.stage.name]
+        spent = sum(phase.seconds for phase in measuring) / baseline.iteration_s
+        overhead = max(spent - sum(phase.iterations for phase in measuring), 0.0)
     compressing = wrapped.compressing
     return run(
         decision=found.decision,
@@ -83,6 +84,7 @@ def record_of(
         compression=None if compressing is None else compressing.compression,
         sent=None if compressing is None else compressing.sent,
         suggestion=found.comparison.suggestion if found.comparison else None,
+        phases=now.phases,
         events=tuple(now.tuning.events),
     )
 

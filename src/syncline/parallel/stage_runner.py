@@ -9,6 +9,7 @@ from enum import Enum, auto
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
+import msgspec
 import torch.distributed as dist
 
 from syncline.measure.exchange import gather_numbers
@@ -17,6 +18,7 @@ from syncline.measure.segments import SegmentTrace, read_iteration
 from syncline.measure.statistics import median, typical
 from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
+from syncline.model.run import PhaseSpan
 from syncline.parallel.engine.layout import needs_engine
 from syncline.parallel.engine.recording import Recorded
 from syncline.parallel.log import announce
@@ -63,8 +65,7 @@ class Progress(NamedTuple):
     buckets: int
     overlaps: bool
     """Whether updates wait for the next forward pass."""
-    measuring_s: float
-    measuring_iterations: int
+    phases: tuple[PhaseSpan, ...]
 
     @property
     def steady(self) -> bool:
@@ -104,13 +105,7 @@ class StageRunner:
         self._timed: PaceSample | None = None
         """What the reducer's timers said last."""
         self._history: deque[float] = deque(maxlen=HISTORY)
-        self.measuring_s = 0.0
-        """Time spent in iterations before the steady state and on what was done between them.
-
-        The very first ones are left out: they warm up under any wrapper.
-        """
-        self.measuring_iterations = 0
-        """How many iterations that was."""
+        self._phases: tuple[PhaseSpan, ...] = ()
         self.stage = STARTING
         """The stage that training is in."""
         self._noted_tuning = tuning.snapshot()
@@ -127,8 +122,7 @@ class StageRunner:
             exposed_s=executor.exposed_s,
             buckets=executor.bucket_count,
             overlaps=executor.deferral is not None and self._job.can_defer,
-            measuring_s=self.measuring_s,
-            measuring_iterations=self.measuring_iterations,
+            phases=self._phases,
         )
 
     @property
@@ -284,12 +278,12 @@ class StageRunner:
         # Not our cost: the first iterations, slow under any wrapper, and what the user's
         # program does now and then; hence the median and the limit.
         usual_s = median(self._result.iteration_s)
-        if self.tuning.iteration > len(times):
-            self.measuring_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
-            self.measuring_iterations += len(warming)
-        measured = len(times) - stage.warmup
-        self.measuring_s += usual_s * measured
-        self.measuring_iterations += measured
+        if self.tuning.iteration == len(times):
+            warming = []
+        counted = len(times) - stage.warmup + len(warming)
+        took_s = usual_s * (counted - len(warming))
+        took_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
+        self._note_phase(stage, counted, took_s)
         self._advance()
 
     def _lasted_s(self, start: Any, end: Any, away: tuple[Any, Any] | None) -> float:
@@ -340,6 +334,7 @@ class StageRunner:
         if self._done > self.stage.warmup:
             self._history.append(iteration_s)
         self._start = now
+        self._note_phase(self.stage, 1, iteration_s)
         if self._done % PACE_EVERY:
             return
         pace = self._reducer.executor.pace(iteration_s)
@@ -397,8 +392,21 @@ class StageRunner:
         if self._observer is not None:
             self._observer.detach()
             self._observer = None
-        self._enter(self.tuning.advance(self.stage, self._result))
-        self.measuring_s += time.perf_counter() - began_s
+        before = self.stage
+        self._enter(self.tuning.advance(before, self._result))
+        # What was done in between was for what begins, but for the end of measuring.
+        phase = before if self.steady else self.stage
+        self._note_phase(phase, 0, time.perf_counter() - began_s)
+
+    def _note_phase(self, stage: Stage, iterations: int, took_s: float) -> None:
+        """Add iterations and time to the phase that training is in, a new one if its name is."""
+        *before, last = self._phases or (None,)
+        if last is None or last.name != stage.name:
+            before, start = [*self._phases], self.tuning.iteration - iterations
+            last = PhaseSpan(name=stage.name, start=start, iterations=0, seconds=0.0)
+        iterations, took_s = iterations + last.iterations, took_s + last.seconds
+        last = msgspec.structs.replace(last, iterations=iterations, seconds=took_s)
+        self._phases = (*before, last)
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
