@@ -40,14 +40,14 @@ def test_the_report_itself_has_a_table(bundle: Bundle) -> None:
 
 def test_what_training_does_to_messages_is_told_for_each_kind_of_plan() -> None:
     network = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-9)
-    assert "overlap" not in printed(document_table(network))
+    assert "engine" not in printed(document_table(network))
     found = Contention(computing=1.25, exchange=1.5, per_message_s=2e-3, fitted=True)
     both = msgspec.structs.replace(network, contention_by_need=found)
-    (line,) = [x for x in printed(document_table(both), 200).splitlines() if "overlap" in x]
+    (line,) = [x for x in printed(document_table(both), 200).splitlines() if "engine" in x]
     assert "computing 1.25 and messages 1.50 times slower at once" in line
     assert "2.00 ms of computing a message" in line
     page = str(network_section(both))
-    assert page.count("with deferred updates") == 3
+    assert page.count(", Syncline&#x27;s engine") == 3
     assert "1.25" in page
 
 

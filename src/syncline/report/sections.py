@@ -178,19 +178,21 @@ def _network_terms(facts: NetworkFacts) -> Html:
     why = "mean distance of the curve from the measured points"
     add("fit error", facts.fit_error, units.percent, why)
     add("worst", facts.fit_error_max, units.percent, "at the point that it fits worst")
-    for contention, where in (
-        (facts.contention, ""),
-        (facts.contention_by_need, " with deferred updates"),
+    both = facts.contention_by_need is not None
+    for contention, whose in (
+        (facts.contention, ", DDP's reducer" if both else ""),
+        (facts.contention_by_need, ", Syncline's engine"),
     ):
         if contention is None:
             continue
-        where += ", as fitted to measured iterations" if contention.fitted else ""
+        where = ", as fitted to measured iterations" if contention.fitted else ""
         why = f"how many times slower computing runs while messages are under way{where}"
-        add("slowed computing", contention.computing, "{:.2f}".format, f"{why}; 1: not at all")
+        computing, exchange = f"slowed computing{whose}", f"slowed messages{whose}"
+        add(computing, contention.computing, "{:.2f}".format, f"{why}; 1: not at all")
         why = f"how many times slower messages run while computing{where}"
-        add("slowed messages", contention.exchange, "{:.2f}".format, f"{why}; 1: not at all")
+        add(exchange, contention.exchange, "{:.2f}".format, f"{why}; 1: not at all")
         why = f"how much longer a worker computes for each message{where}"
-        add("a message", contention.per_message_s or None, units.duration, why)
+        add(f"a message{whose}", contention.per_message_s or None, units.duration, why)
     columns: list[Column[tuple[str, str, str]]] = [
         Column("Term", lambda term: term[0]),
         Column("Value", lambda term: term[1], numeric=True),

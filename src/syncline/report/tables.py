@@ -121,8 +121,8 @@ def network_table(network: Network) -> RenderableType:
         worst = units.percent(facts.fit_error_max)
         pairs.append(("fit error", f"{units.percent(facts.fit_error)} mean, {worst} at worst"))
     for name, contention in (
-        ("contention", facts.contention),
-        ("overlap", facts.contention_by_need),
+        ("contention, reducer" if facts.contention_by_need else "contention", facts.contention),
+        ("contention, engine", facts.contention_by_need),
     ):
         if contention is None:
             continue
