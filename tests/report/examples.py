@@ -13,7 +13,7 @@ from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison, Prediction
 from syncline.model.profile import Baseline, Gradient, Operation, Profile
-from syncline.model.run import Event, Rate, Run
+from syncline.model.run import Event, PhaseSpan, Rate, Run
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, Timeline
 from syncline.report.bundle import Bundle
 
@@ -240,6 +240,17 @@ def make_bundle() -> Bundle:
         predicted_baseline_s=comparison.of("ddp").iteration_s,
         predicted_planned_s=predicted.iteration_ns / 1e9,
         overhead_iterations=23.4,
+        phases=tuple(
+            PhaseSpan(name=name, start=start, iterations=iterations, seconds=seconds)
+            for name, start, iterations, seconds in (
+                ("measuring DDP", 1, 10, 7.4),
+                ("profiling", 11, 4, 5.9),
+                ("calibrating with halves-12", 15, 2, 1.9),
+                ("trying merge", 17, 6, 3.8),
+                ("recording", 23, 5, 3.2),
+                ("steady", 28, 1600, 912.0),
+            )
+        ),
         events=(
             Event(iteration=10, text="warm-up ends, measuring stock DDP"),
             Event(iteration=50, text="profiling begins, 40 iterations without communication"),
@@ -309,6 +320,7 @@ def with_names(bundle: Bundle, names: Sequence[str]) -> Bundle:
             model=names[0],
             reason=names[0],
             events=(Event(iteration=1, text=names[0]),),
+            phases=(PhaseSpan(name=names[0], start=0, iterations=1, seconds=1.0),),
             results={names[0]: 1.0},
         ),
         profile=change(profile, model=names[0], gradients=tuple(gradients)),

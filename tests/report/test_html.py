@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
+from syncline.model.network import Contention
 from syncline.model.timeline import Span, Timeline
 from syncline.report.bundle import Bundle
 from syncline.report.markup import Column, Html, table, tag, typeset
@@ -28,6 +29,7 @@ SECTIONS = [
     "messages",
     "largest",
     "profile",
+    "phases",
     "events",
 ]
 
@@ -78,7 +80,7 @@ def test_the_sections_come_in_order(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("missing", "gone"),
     [
-        ("run", {"events"}),
+        ("run", {"phases", "events"}),
         ("comparison", {"planners"}),
         ("network", {"network"}),
         ("plan", {"messages"}),
@@ -157,6 +159,29 @@ def test_a_network_without_points_has_no_plot(bundle: Bundle) -> None:
     page = render(Bundle(network=bare))
     assert 'class="plot"' not in page
     assert "\u03b1" not in page
+
+
+def test_each_term_of_the_network_has_a_name_of_its_own(bundle: Bundle) -> None:
+    assert bundle.network is not None
+    contention = Contention(computing=1.2, exchange=1.3, per_message_s=1e-4)
+    both = msgspec.structs.replace(
+        bundle.network, contention=contention, contention_by_need=contention
+    )
+    terms = re.findall(r'<th scope="row">([^<]*)</th>', render(Bundle(network=both)))
+    assert len(set(terms)) == len(terms)
+    assert html.escape("slowed messages, Syncline's engine") in terms
+    alone = msgspec.structs.replace(both, contention_by_need=None)
+    assert "DDP&#x27;s reducer" not in render(Bundle(network=alone))
+
+
+def test_the_phases_are_drawn_to_scale_and_a_long_last_one_is_cut(bundle: Bundle) -> None:
+    page = _Page(render(bundle))
+    parts = [a for _, a in page.elements if "flex-grow" in (a.get("style") or "")]
+    lengths = [float((a["style"] or "").partition(":")[2]) for a in parts]
+    assert lengths == [7.4, 5.9, 1.9, 3.8, 3.2, pytest.approx(22.2 / 2)]
+    assert [a.get("class") for a in parts] == [None] * 5 + ["final cut"]
+    assert "29\u20131628" in page.text
+    assert "running merge, 1.23x DDP" in page.text
 
 
 def test_markup_escapes_text_and_keeps_markup() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from syncline.model.cost import CostCurve
 from syncline.model.network import Measurement, Network
-from syncline.model.run import Decision, Rate
+from syncline.model.run import Decision, PhaseSpan, Rate, Run
 from syncline.report.bundle import Bundle
 from syncline.report.summary import Summary, network_facts, summarise
 from syncline.report.verdict import figure_text
@@ -20,6 +20,32 @@ change = msgspec.structs.replace
 
 def _rate(iteration_s: float, noise_s: float) -> Rate:
     return Rate(name="x", iteration_s=iteration_s, noise_s=noise_s, iterations=50)
+
+
+def test_a_phase_costs_what_it_takes_beyond_final_iterations(bundle: Bundle) -> None:
+    assert bundle.run is not None
+    spans = (
+        PhaseSpan(name="measuring DDP", start=1, iterations=4, seconds=4.0),
+        PhaseSpan(name="steady", start=5, iterations=9, seconds=8.0),
+        PhaseSpan(name="measuring DDP", start=14, iterations=2, seconds=2.5),
+        PhaseSpan(name="steady", start=16, iterations=5, seconds=4.0),
+    )
+    final = _rate(0.8, 0.01)
+    run = change(bundle.run, phases=spans, steady=final, baseline=_rate(1.2, 0.01), planned=final)
+
+    def costs(run: Run) -> dict[str, float | None]:
+        facts = summarise(Bundle(run=run)).run
+        assert facts is not None
+        return {f"{phase.start} {phase.name}": phase.cost_s for phase in facts.phases}
+
+    assert costs(run) == {
+        "1 measuring DDP": pytest.approx(0.8),
+        "5 steady": None,
+        "14 measuring DDP": pytest.approx(0.9),
+        "16 running merge, 1.50x DDP": None,
+    }
+    undecided = change(run, decision="undecided", phases=spans[:1], steady=None)
+    assert costs(undecided) == {"1 measuring DDP": None}
 
 
 def _sentence(bundle: Bundle, decision: Decision, planned_s: float = 0.8) -> str:

@@ -17,6 +17,7 @@ from syncline.model.timeline import Timeline
 from syncline.model.whatif import WhatIf
 from syncline.report.bundle import Bundle
 from syncline.report.markup import Html, escaped, tag, typeset
+from syncline.report.phases import phases_section
 from syncline.report.sections import (
     checks_section,
     events_section,
@@ -59,6 +60,7 @@ def render(bundle: Bundle) -> str:
             messages_section(summary.messages),
             largest_section(summary.profile),
             profile_section(summary.profile),
+            phases_section(summary.run),
             events_section(summary.run.events if summary.run else ()),
         ],
         timelines=bundle.timelines(),

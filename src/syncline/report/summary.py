@@ -13,7 +13,7 @@ from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Phase, Profile
-from syncline.model.run import Decision, Event, Rate
+from syncline.model.run import Decision, Event, Rate, Run
 from syncline.model.timeline import NOT_COMPUTING, Timeline, busy_ns, exposed_intervals, union
 from syncline.report.bundle import Bundle
 from syncline.report.verdict import KeyFigure, Verdict, key_figures, number, verdict
@@ -157,6 +157,17 @@ class ProfileFacts(Value, frozen=True):
     largest_operations: tuple[LargeOperation, ...]
 
 
+class PhaseFacts(Value, frozen=True):
+    """When training was in a phase, and what that took."""
+
+    name: str
+    start: int
+    iterations: int
+    seconds: float
+    cost_s: float | None
+    """What it took beyond as many final iterations; None for these, and where there are none."""
+
+
 class RunFacts(Value, frozen=True):
     """What the run was, and what it decided and reached."""
 
@@ -173,6 +184,9 @@ class RunFacts(Value, frozen=True):
     results: dict[str, float | None]
     """None where one is not a number."""
     events: tuple[Event, ...]
+    final_s: float | None = None
+    """Seconds of a final iteration, by which the phases' costs are counted."""
+    phases: tuple[PhaseFacts, ...] = ()
 
 
 class Summary(Document, frozen=True):
@@ -204,10 +218,23 @@ def summarise(bundle: Bundle) -> Summary:
         network=network_facts(bundle.network) if bundle.network else None,
         messages=_messages(bundle.plan) if bundle.plan else (),
         profile=_profile(bundle.profile) if bundle.profile else None,
-        run=_facts(RunFacts, run, results={n: number(v) for n, v in run.results.items()})
-        if run
-        else None,
+        run=_run(run) if run else None,
     )
+
+
+def _run(run: Run) -> RunFacts:
+    measured = run.measured if run.decision != "undecided" else None
+    final_s = measured.iteration_s if measured else None
+    phases = []
+    for phase in run.phases:
+        name, cost_s = phase.name, None
+        if phase is run.phases[-1] and name == "steady":
+            name = run.phase_text(name)
+        elif name != "steady" and final_s is not None:
+            cost_s = phase.seconds - phase.iterations * final_s
+        phases.append(_facts(PhaseFacts, phase, name=name, cost_s=cost_s))
+    results = {name: number(value) for name, value in run.results.items()}
+    return _facts(RunFacts, run, results=results, final_s=final_s, phases=tuple(phases))
 
 
 def _facts(kind: type[T], source: object, **others: Any) -> T:
