@@ -40,7 +40,7 @@ class PhaseSpan(Value, frozen=True, kw_only=True):
     """Iterations of training before it."""
     iterations: int
     seconds: float
-    """What they took, and what was done before the first of them, such as to probe and to plan."""
+    """What they took, and what was done in between, such as to probe, to plan and to decide."""
 
     def __post_init__(self) -> None:
         where = f"phase {quoted(self.name)}"

@@ -394,8 +394,8 @@ class StageRunner:
             self._observer = None
         before = self.stage
         self._enter(self.tuning.advance(before, self._result))
-        # What was done in between was for what begins, but for the end of measuring.
-        phase = before if self.steady else self.stage
+        # What was done in between was for the phase that begins, unless all is decided by now.
+        phase = before if self.steady or self.stage.record else self.stage
         self._note_phase(phase, 0, time.perf_counter() - began_s)
 
     def _note_phase(self, stage: Stage, iterations: int, took_s: float) -> None:
