@@ -71,8 +71,9 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     arguments = (
         f"train --model lstm --report {report} --lr 0.5 --batch-size 4 --workers 3 --seed 7 "
         "--timeout 9 --steps 5 --accumulate 2 --baseline --block-steps 4 --json --clip-norm 2 "
-        "--no-overlap"
+        "--no-overlap --cache kept"
     )
+    monkeypatch.chdir(tmp_path)
     main([*arguments.split(), "--schedule", "step"])
     (config,) = launched
     expected = TrainingConfig.of(
@@ -89,8 +90,10 @@ def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         baseline=True,
         block_steps=4,
         json=True,
+        cache="kept",
     )
     assert config == expected
+    assert (tmp_path / "kept").is_dir()
 
 
 def test_every_field_of_the_configuration_has_an_option() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from PIL import Image
 
 from syncline.errors import UserError
 from syncline.model.run import Run
+from syncline.training import loop
 from syncline.training.checkpoint import Checkpoint, load_checkpoint
 from syncline.training.config import TrainingConfig
 from syncline.training.data.text import PTB_FILES
 from syncline.training.loop import train
+from syncline.training.progress import TrainingProgress
 from syncline.training.result import (
     BASELINE,
     DIFFERENCE,
@@ -25,6 +28,7 @@ from syncline.training.result import (
     summary_json,
     summary_text,
 )
+from tests.model.documents import RUN
 from tests.workers import WorkerPool
 
 BSP = ("bsp-1", "bsp-2", "bsp-3")
@@ -233,3 +237,33 @@ def train_alone(folder: str) -> str:
 def test_another_number_of_workers_is_refused(workers: WorkerPool, tmp_path: Path) -> None:
     (message,) = workers.run(train_alone, 1, str(tmp_path))
     assert "--workers is 3, but the launcher started 1" in message
+
+
+@pytest.mark.parametrize(("cache", "expected"), [(None, False), ("kept", "kept")])
+def test_plans_are_kept_only_where_that_is_asked_for(
+    cache: str | None, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(loop, "DistributedDataParallel", lambda _, **options: given.update(options))
+    monkeypatch.setattr(loop, "Replica", lambda **_: None)
+    worker: Any = SimpleNamespace(device=torch.device("cpu"), device_ids=None, rank=0)
+    config = TrainingConfig.of("resnet20", "digits", cache=cache)
+    loop._prepare(config, worker, None, TrainingProgress())
+    assert given["cache"] == expected
+
+
+def test_the_phase_is_shown_in_words_once_it_changes() -> None:
+    ddp: Any = SimpleNamespace(phase="steady", exposed_communication_s=None, run_record=lambda: RUN)
+    training: Any = loop._Training(
+        config=TrainingConfig.of("resnet20", "digits"),
+        worker=None,
+        task=SimpleNamespace(steps_per_epoch=1),
+        ddp=ddp,
+        replicas=[],
+        progress=TrainingProgress(),
+    )
+    assert training._snapshot(0.5, 100.0).phase == "running merge"
+    del ddp.run_record  # which is not made at every step
+    assert training._snapshot(0.5, 100.0).phase == "running merge"
+    ddp.phase, ddp.run_record = "profiling", lambda: RUN
+    assert training._snapshot(0.5, 100.0).phase == "profiling"

@@ -68,7 +68,7 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
 OPTIONS = (
     *("data_dir", "workers", "device", "strategy", "collectives", "planner"),
     *("plan", "profile", "network", "overlap", "compression", "density", "density_warmup"),
-    *("dense_below", "step_ahead", "check", "baseline", "block_steps", "epochs", "steps"),
+    *("dense_below", "step_ahead", "check", "cache", "baseline", "block_steps", "epochs", "steps"),
     *("batch_size", "accumulate", "learning_rate", "momentum", "weight_decay", "schedule"),
     *("warmup_epochs", "clip_norm", "precision", "seed", "checkpoint", "resume", "report"),
     *("timeout_s", "json"),

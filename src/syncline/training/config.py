@@ -102,6 +102,9 @@ class TrainingConfig(Value, frozen=True):
     ] = False
     """Then nothing is deferred."""
     check: Annotated[bool, described("Go back to DDP's own exchange where that is faster.")] = True
+    cache: Annotated[
+        str | None, described("Folder that keeps the plan for the next start of this training.")
+    ] = None
     baseline: Annotated[bool, described("Train a twin under torch's DDP, and compare.")] = False
     block_steps: Annotated[int, described("Steps a turn of each twin.")] = 10
     checkpoint: Annotated[
@@ -140,6 +143,9 @@ class TrainingConfig(Value, frozen=True):
                     f"--plan runs the plan in {self.plan}, --planner {self.planner} would make "
                     "another; name one of them"
                 )
+        for name, given in (("--plan", self.plan is not None), ("--no-check", not self.check)):
+            if given and self.cache is not None:
+                raise UserError(f"--cache remembers what was tried, and with {name} nothing is")
         self._check_strategy()
         self._check_compression()
         self.merging_planner()
@@ -253,6 +259,7 @@ class TrainingConfig(Value, frozen=True):
             ("--network", self.network is not None),
             ("--no-overlap", not self.overlap),
             ("--no-check", not self.check),
+            ("--cache", self.cache is not None),
             ("--planner", self.planner != "auto" and self.strategy != "bsp-2"),
         ):
             if given:

@@ -105,6 +105,7 @@ def _prepare(
             network=None if config.network is None else Network.load(config.network),
             check=config.check,
             compression=config.recipe(task.steps_per_epoch),
+            cache=config.cache or False,
             device_ids=worker.device_ids,
         )
     replica = partial(Replica, task=task, config=config, worker=worker)
@@ -152,6 +153,8 @@ class _Training:
     """Optimizer steps done."""
     figures: dict[str, float] = field(default_factory=dict)
     """Of the last evaluation."""
+    _phase: tuple[str, str] = ("", "")
+    """The phase that training was in at the last step, and its words."""
     _swaps: Iterator[bool] = field(default_factory=lambda: itertools.cycle((False, True)))
     """Whether the twin goes first, block by block."""
 
@@ -216,6 +219,9 @@ class _Training:
         return losses[SYNCLINE]
 
     def _snapshot(self, loss: float, samples_per_s: float) -> Snapshot:
+        phase = self.ddp.phase
+        if phase != self._phase[0]:
+            self._phase = phase, self.ddp.run_record().phase_text(phase)
         return Snapshot(
             epoch=self.epoch + 1,
             epochs=self.config.hyper.epochs,
@@ -224,7 +230,7 @@ class _Training:
             loss=loss,
             samples_per_s=samples_per_s,
             exposed_s=self.ddp.exposed_communication_s,
-            phase=self.ddp.phase,
+            phase=self._phase[1],
         )
 
     def _save(self) -> None:

@@ -38,7 +38,11 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     if config.checkpoint is not None and config.resume:
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
-    for option, name in (("--report", config.report), ("--checkpoint", config.checkpoint)):
+    for option, name in (
+        ("--report", config.report),
+        ("--checkpoint", config.checkpoint),
+        ("--cache", config.cache),
+    ):
         if name is None:
             continue
         folder = Path(name)

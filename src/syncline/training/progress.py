@@ -30,7 +30,7 @@ class Snapshot:
     exposed_s: float | None
     """Communication that the last sampled iteration waited for."""
     phase: str
-    """What Syncline's DDP is doing."""
+    """What Syncline's DDP is doing, in words."""
 
 
 class TrainingProgress:
@@ -60,13 +60,14 @@ class TrainingProgress:
             total=now.steps,
             completed=now.step,
             epoch=f"{now.epoch}/{now.epochs}",
-            description=_state(now),
+            description=f"{now.phase}  {_state(now)}",  # what is last is cut on a narrow terminal
         )
 
     def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:
         """Show that an epoch has ended with these figures of merit."""
         merit = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        line = f"epoch {now.epoch}/{now.epochs}  step {now.step}  {merit}  {_state(now)}"
+        state = f"{_state(now)}  {now.phase}"
+        line = f"epoch {now.epoch}/{now.epochs}  step {now.step}  {merit}  {state}"
         self._progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -78,4 +79,4 @@ class TrainingProgress:
 
 def _state(now: Snapshot) -> str:
     exposed = "" if now.exposed_s is None else f"  exposed {now.exposed_s * 1e3:.1f} ms"
-    return f"loss {now.loss:.4f}  {now.samples_per_s:.0f} samples/s{exposed}  {now.phase}"
+    return f"loss {now.loss:.4f}  {now.samples_per_s:.0f} samples/s{exposed}"
