@@ -116,7 +116,7 @@ def run(bed: Testbed, framework: str, kind: str, steps: int, folder: str) -> dic
 def work(framework: str, kind: str, steps: int, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"cache": False}
     if kind == "planned":
         options = {"plan": Plan.load(folder / "report" / "plan.json"), "check": False}
     train = {"lightning": lightning, "transformers": transformers, "nanogpt": nanogpt}[framework]

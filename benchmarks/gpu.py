@@ -163,8 +163,11 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
     contestants: dict[str, tuple[nn.Module, Any]] = {}
     for name in ("stock DDP", "Syncline", "Syncline, overlapped"):
         own = copy.deepcopy(net).to(device)
-        kind = TorchDDP if name == "stock DDP" else syncline.DistributedDataParallel
-        model = kind(own, device_ids=ids)
+        model = (
+            TorchDDP(own, device_ids=ids)
+            if name == "stock DDP"
+            else syncline.DistributedDataParallel(own, device_ids=ids, cache=False)
+        )
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-4)
         if isinstance(model, syncline.DistributedDataParallel) and name.endswith("overlapped"):
             optimizer = model.overlap(optimizer)

@@ -123,7 +123,8 @@ def work(job: dict[str, Any]) -> None:
         if start == "second" and not remembers:
             continue
         if start == "given":
-            options = {"plan": plan, "check": False} if plan is not None else {"planner": "ddp"}
+            given = {"plan": plan, "check": False} if plan is not None else {"planner": "ddp"}
+            options = given | ({"cache": False} if remembers else {})
         what, plan = train(cell, options)
         if dist.get_rank() == 0:
             print(MARK + json.dumps({"start": start, **what}), flush=True)
