@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
+from syncline.parallel.log import announce, logger
 from syncline.training.progress import Snapshot, TrainingProgress
 
 NOW = Snapshot(
@@ -41,6 +43,7 @@ def test_a_terminal_gets_a_live_line_and_its_cursor_back() -> None:
     stream = Terminal()
     progress = TrainingProgress(stream)
     progress.step(NOW)
+    progress._progress.refresh()
     progress.epoch(NOW, {"test accuracy": 0.5})
     progress.close()
     shown = stream.getvalue()
@@ -48,6 +51,19 @@ def test_a_terminal_gets_a_live_line_and_its_cursor_back() -> None:
     assert "1234 samples/s" in shown
     assert "profiling  loss" in shown  # first what is not to be cut
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_what_the_wrapper_announces_goes_above_the_live_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(logger, "hasHandlers", lambda: False)  # pytest has some
+    progress = TrainingProgress(sys.stderr)
+    announce("measuring [red]")
+    progress.close()
+    assert stream.getvalue().count("\x1b[2Ksyncline: measuring [red]\n") == 1
+    assert sys.stderr is stream
 
 
 def test_other_ranks_show_nothing(capfd: pytest.CaptureFixture[str]) -> None:
