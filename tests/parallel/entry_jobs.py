@@ -27,7 +27,7 @@ def trains_under(version: str) -> dict[str, Any]:
     theirs = OPTIMIZERS["adamw"](stock.parameters())
     with (
         mock.patch.object(torch, "__version__", version),
-        mock.patch("syncline.parallel.ddp.warn", said.append),
+        mock.patch("syncline.parallel.planned_training.warn", said.append),
     ):
         ours = DistributedDataParallel(copy.deepcopy(stock.module), overlap_optimizers=True)
         optimizer = ours.overlap(OPTIMIZERS["adamw"](ours.parameters()))

@@ -28,8 +28,8 @@ def test_measuring_steps_and_first_steps_are_left_out_of_both() -> None:
     assert (a.name, a.iterations, b.name, b.iterations) == ("a", 3, "b", 3)
     assert a.iteration_s == pytest.approx(2.0)
     assert a.samples_per_s == pytest.approx(5.0)
-    # sigma = 1.4826 MAD, MAD = 0.2
-    assert a.noise_s == pytest.approx(1.2533 * 1.4826 * 0.2 / 3**0.5)
+    # The standard deviation is 0.2, and 4.303 the quantile of Student's t for three values.
+    assert a.noise_s == pytest.approx(0.2 / 3**0.5 * 4.303 / 1.96)
     assert (b.iteration_s, b.noise_s) == (4.0, 0.0)
 
 
