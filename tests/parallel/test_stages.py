@@ -54,8 +54,11 @@ def test_of_several_micro_batches_the_last_is_timed() -> None:
     assert last_batch_s(several) == pytest.approx(3.25)
 
 
-@pytest.mark.parametrize(("alone_s", "slowdown_s"), [(1.0, 1.0), (1.99, 0.0), (2.01, -0.01)])
+@pytest.mark.parametrize(
+    ("alone_s", "slowdown_s"), [(1.0, 1.0), (1.96, 0.04), (1.99, 0.0), (2.01, -0.01)]
+)
 def test_only_slower_passes_can_be_noise(alone_s: float, slowdown_s: float) -> None:
+    """0.04 s are within twice the error, of which no more than 0.01 s is believed."""
     one = profile(("a", "forward", 0.5), ("b", "backward", alone_s - 0.5))
     found = Measurement(computing=Typical(2.0, 0.03)).slowdown_s(one)
     assert found == pytest.approx(slowdown_s)

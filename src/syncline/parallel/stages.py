@@ -38,6 +38,10 @@ class Settings:
     """DDP's own buckets under the user's arguments."""
 
 
+MOST_NOISE = 0.005
+"""Share of the passes that counts as their error at most. By Student's t it is 6 % of two that
+differ by 2 %, which would hide what messages take from computing, and make the messages slow."""
+
 Turn = Literal["quiet", "lean", "detailed"]
 """How closely an iteration is observed: as a whole, by gradients and modules, by operations."""
 
@@ -140,15 +144,16 @@ class Measurement(Value, frozen=True, kw_only=True):
     def slowdown_s(self, profile: Profile) -> float | None:
         """Return how much longer forward and backward pass took than the profile says, seconds.
 
-        0 where they were slower by noise alone; the profile's error counts as large as that of the
-        stage. Negative where they were faster beside messages than alone, however little: it is
-        these iterations that are to be predicted.
+        0 where they were slower by noise alone, of which :data:`MOST_NOISE` is believed; the
+        profile's error counts as large as that of the stage. Negative where they were faster beside
+        messages than alone, however little: it is these iterations that are to be predicted.
         None if some rank's reducer has not timed them.
         """
         if self.computing is None:
             return None
-        slowdown_s = self.computing.value_s - last_batch_s(profile)
-        noise_s = math.sqrt(2) * self.computing.error_s
+        value_s, error_s = self.computing
+        noise_s = math.sqrt(2) * min(error_s, MOST_NOISE * value_s)
+        slowdown_s = value_s - last_batch_s(profile)
         return 0.0 if 0 < slowdown_s <= CONFIDENCE * noise_s else slowdown_s
 
     def active_slowdown_s(self, profile: Profile, *, broadcast_s: float) -> float | None:
