@@ -489,6 +489,50 @@ def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
     assert len(trying(stages)) == TRIALS
 
 
+def test_another_plan_of_the_same_planner_is_tried_but_none_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a trial teaches changes the messages of a planner's plan."""
+    once, other = (PLANNERS[name].plan(PROFILE, NETWORK) for name in ("wfbp", "single"))
+    plans = iter([once, once, *[msgspec.structs.replace(other, planner="wfbp")] * 2])
+
+    def next_one(*_: Any, **__: Any) -> Any:
+        forecasts = forecast(*_, **__)
+        short = [
+            msgspec.structs.replace(p, iteration_s=0.1) for p in forecasts.comparison.predictions
+        ]
+        comparison = msgspec.structs.replace(
+            forecasts.comparison, chosen="wfbp", predictions=tuple(short)
+        )
+        return forecasts._replace(comparison=comparison, plan=next(plans))
+
+    forecast = module.forecast
+    monkeypatch.setattr(module, "forecast", next_one)
+    stages = play(policy(WAITING), lambda stage: 1.2 if stage.plan else 1.0)
+    tried = [s.plan for s in stages if s.name == "trying wfbp" and not s.goes_on]
+    assert [len(plan.messages) for plan in tried if plan] == [8, 1]
+
+
+def test_a_small_gain_is_tried_within_the_noise_of_a_short_baseline() -> None:
+    """1.5 % are predicted; twice the error of the DDP baseline's three iterations is 2 %."""
+    run = policy(WAITING, network=Network.line(workers=4, a_s=1e-4, b_s_per_byte=4e-9))
+    stages = play(run, lambda s: 0.1304 if s.plan else 0.1324, scale=10.0, scatter=0.0078)
+    assert trying(stages) == ["trying wfbp"]
+    assert run.findings.baseline is not None
+    assert run.findings.baseline.noise_s > 0.0075 * run.findings.baseline.iteration_s
+    assert run.findings.plan is not None
+
+
+@pytest.mark.parametrize(("scatter", "iterations"), [(0.0, 3), (0.05, 12)])
+def test_uneven_iterations_are_calibrated_longer(scatter: float, iterations: int) -> None:
+    run = policy()
+    stages = play(
+        run, lambda s: faster(s) + 0.01 * (s.plan is None), computing=contended, scatter=scatter
+    )
+    for name in CALIBRATING:
+        assert sum(s.iterations for s in stages if s.name == name) == iterations
+
+
 def test_drift_is_measured_again() -> None:
     run = policy()
     play(run, faster)

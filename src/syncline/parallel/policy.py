@@ -63,14 +63,20 @@ CALIBRATION_PARTS = (4, 12)
 """Messages, as reduce-scatter and all-gather if there is a norm, under which the engine is
 measured: few and many show what each takes from computing. DDP's reducer is measured under the many
 only, or under more if the DDP baseline has as many."""
-LEAST_CALIBRATED = 2
+LEAST_CALIBRATED = 3
+MOST_CALIBRATED = 12
 CALIBRATED_S = 0.5
+"""Calibrating looks at the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, and at up to
+MOST_CALIBRATED until their error is COMPARED_NOISE: of two, one that is interrupted counts half."""
 CONTENDED = 1.02
 """Where stock DDP shows less contention the engine is not calibrated before a plan is tried."""
 AS_PREDICTED = 0.03
 """A trial whose plan takes as long as predicted within this teaches nothing."""
 CALIBRATION_GAIN = 0.05
 """Share of an iteration that overlapping must gain, if it cost nothing, to be calibrated then."""
+LEAST_GAIN = 0.01
+"""A plan that is predicted to gain this share is tried, however uneven the DDP baseline is: a trial
+costs next to nothing where the plan is as fast."""
 TRIALS = 3
 """At most this many plans are tried: another when the one before has taught something."""
 AS_REMEMBERED = 0.05
@@ -381,7 +387,11 @@ class Policy:
         """Train under a stage's messages until what was measured is enough, or for long enough."""
         least = max(LEAST_COMPARED, math.ceil(COMPARED_S / iteration_s))
         most = min(max(round(LONGEST_COMPARED_S / iteration_s), MOST_COMPARED[0]), MOST_COMPARED[1])
-        count = min(least, most)
+        return (yield from self._measure(stage, min(least, most), most, enough))
+
+    def _measure(
+        self, stage: Stage, count: int, most: int, enough: Callable[[Measurement], bool]
+    ) -> Found:
         found = yield msgspec.structs.replace(stage, iterations=count)
         while count < most and not enough(found) and not self._is_over(stage, found):
             more = min(max(count // 2, 2), most - count)
@@ -474,6 +484,11 @@ class Policy:
     def _forecast(
         self, profile: Profile, network: Network, measured: Sequence[Measured]
     ) -> Forecasts:
+        stock = profile.baseline
+        if stock is not None and self._settings.check:
+            noise_s = min(stock.noise_s, LEAST_GAIN * stock.iteration_s / CONFIDENCE)
+            stock = msgspec.structs.replace(stock, noise_s=noise_s)
+            profile = msgspec.structs.replace(profile, baseline=stock)
         return forecast(profile, network, self._settings, measured, defers=self._reads.defers)
 
     def _report_held_back(self, expected: Forecasts) -> None:
@@ -511,7 +526,7 @@ class Policy:
         assert baseline is not None
         trials: list[Trial | None] = []
         measured = list(measured)
-        tried: set[str] = set()
+        tried: list[Plan] = []
         while expected.plan is not None and len(trials) < TRIALS:
             predicted_s = expected.predicted_s(expected.plan.planner)
             self._announce(
@@ -525,12 +540,12 @@ class Policy:
             if settings.planner != Auto.NAME or self._is_as_predicted(trial):
                 break
             measured.append(trial.measured())
-            tried.add(trial.plan.planner)
+            tried.append(trial.plan)
             expected = self._forecast(known.profile, known.network, measured)
             best_s = min(m.iteration_s for m in measured)
             name = expected.comparison.chosen
-            least_gain_s = CONFIDENCE * baseline.noise_s
-            if name in tried or expected.predicted_s(name) > best_s - least_gain_s:
+            least_gain_s = min(CONFIDENCE * baseline.noise_s, LEAST_GAIN * baseline.iteration_s)
+            if expected.plan in tried or expected.predicted_s(name) > best_s - least_gain_s:
                 break
         return trials
 
@@ -605,12 +620,11 @@ class Policy:
         assert self.findings.baseline is not None
         found: list[Measured] = []
         iterations = math.ceil(CALIBRATED_S / self.findings.baseline.iteration_s)
+        least = min(max(iterations, LEAST_CALIBRATED), MOST_COMPARED[1])
         for plan in plans:
-            measured = yield self._stage(
-                f"calibrating with {plan.planner}",
-                plan,
-                min(max(iterations, LEAST_CALIBRATED), MOST_COMPARED[1]),
-            )
+            stage = self._stage(f"calibrating with {plan.planner}", plan)
+            most = max(least, MOST_CALIBRATED)
+            measured = yield from self._measure(stage, least, most, self._is_known)
             trial = self._trial(plan, measured, None)
             if trial is None:
                 return None
