@@ -212,7 +212,7 @@ def test_the_phases_are_those_of_the_policy() -> None:
             "measuring DDP": f"{starting} + {span}",
             "profiling": f"{1 + is_short} + {policy.PROFILED[is_short]} to "
             f"{policy.MOST_PROFILED[is_short]}",
-            "calibrating with ...": f"{policy.DEFERRED} + {calibrated} each",
+            "calibrating with ...": f"{policy.DEFERRED} + {calibrated} to {policy.MOST_CALIBRATED} each",
             "trying ...": deferred,
             "comparing with DDP": f"{policy.REBUILT} + {span}",
             "comparing ...": deferred,
