@@ -19,7 +19,7 @@ from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s,
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
-from syncline.parallel.policy import CALIBRATION_PARTS
+from syncline.parallel.trials import CALIBRATION_PARTS
 from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
 from syncline.planners.halves import in_equal_parts

@@ -19,7 +19,7 @@ from syncline.cli.show import PRINTERS
 from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
-from syncline.parallel import policy
+from syncline.parallel import experiments, policy, trials
 from syncline.parallel.memory import MOST_KEPT
 from syncline.parallel.rank_measurements import LEAST_PROBE_S
 from syncline.planners import PLANNERS, planner_named
@@ -199,25 +199,25 @@ def test_the_phases_are_those_of_the_policy() -> None:
     picture = runpy.run_path(str(ROOT / "tools" / "phases-picture"))
     rows = {cells[0].strip("`"): cells[2:4] for cells in table_rows(text_of("training.md"), 5)}
     for column, iteration_s in enumerate(picture["STEPS_S"].values()):
-        least = max(policy.LEAST_COMPARED, math.ceil(policy.COMPARED_S / iteration_s))
-        fewest, most = policy.MOST_COMPARED
-        span = (
-            f"{least} to {min(max(round(policy.LONGEST_COMPARED_S / iteration_s), fewest), most)}"
-        )
-        starting = 2 + max(math.ceil(policy.STARTING_S / iteration_s) - 2, 0)
-        is_short = iteration_s < policy.DETAILED_FROM_S
-        calibrated = max(math.ceil(policy.CALIBRATED_S / iteration_s), policy.LEAST_CALIBRATED)
-        deferred = f"{policy.DEFERRED} + {span}"
+        least = max(experiments.LEAST_COMPARED, math.ceil(experiments.COMPARED_S / iteration_s))
+        fewest, most = experiments.MOST_COMPARED
+        longest = round(experiments.LONGEST_COMPARED_S / iteration_s)
+        span = f"{least} to {min(max(longest, fewest), most)}"
+        starting = 2 + max(math.ceil(experiments.STARTING_S / iteration_s) - 2, 0)
+        is_short = iteration_s < experiments.DETAILED_FROM_S
+        calibrated = max(math.ceil(trials.CALIBRATED_S / iteration_s), trials.LEAST_CALIBRATED)
+        deferred = f"{experiments.DEFERRED} + {span}"
         for name, expected in {
             "measuring DDP": f"{starting} + {span}",
-            "profiling": f"{1 + is_short} + {policy.PROFILED[is_short]} to "
-            f"{policy.MOST_PROFILED[is_short]}",
-            "calibrating with ...": f"{policy.DEFERRED} + {calibrated} to {policy.MOST_CALIBRATED} each",
+            "profiling": f"{1 + is_short} + {experiments.PROFILED[is_short]} to "
+            f"{experiments.MOST_PROFILED[is_short]}",
+            "calibrating with ...": f"{experiments.DEFERRED} + {calibrated} to "
+            f"{trials.MOST_CALIBRATED} each",
             "trying ...": deferred,
-            "comparing with DDP": f"{policy.REBUILT} + {span}",
+            "comparing with DDP": f"{experiments.REBUILT} + {span}",
             "comparing ...": deferred,
             "running what is remembered": deferred,
-            "recording": f"{policy.DEFERRED} + {policy.RECORDED_ITERATIONS}",
+            "recording": f"{experiments.DEFERRED} + {policy.RECORDED_ITERATIONS}",
         }.items():
             assert rows[name][column] == expected, name
         # What the policy does: as many as the table says, and one more where that is said.
@@ -232,12 +232,12 @@ def test_the_phases_are_those_of_the_policy() -> None:
             assert played[name.removesuffix(" ...").removesuffix(" with")] == shown + later, name
         assert played.keys() <= {name.removesuffix(" ...").removesuffix(" with") for name in rows}
     text = " ".join(text_of("training.md").split())
-    assert f"{policy.LONGEST_COMPARED_S:g} s, but within {fewest} to {most} iterations" in text
-    assert f"standard error is at most {policy.COMPARED_NOISE:.0%}".replace("%", " %") in text
+    assert f"{experiments.LONGEST_COMPARED_S:g} s, but within {fewest} to {most} iterations" in text
+    assert f"standard error is at most {experiments.COMPARED_NOISE:.0%}".replace("%", " %") in text
     assert f"for as long as one takes, or {LEAST_PROBE_S:g} s" in text
     for limit in (policy.AS_REMEMBERED, policy.CHANGED):
         assert f"| at most {100 * limit:g} %" in text
-    parts = policy.CALIBRATION_PARTS
+    parts = trials.CALIBRATION_PARTS
     assert f"{parts[0]}, then {parts[1]} of equal size" in text
     assert f"the newest {MOST_KEPT} are" in text
 

@@ -17,7 +17,7 @@ from syncline.model.plan import Plan
 from syncline.model.prediction import Comparison
 from syncline.model.profile import Profile
 from syncline.parallel.agreement import COMPARED_ARGUMENTS
-from syncline.parallel.policy import DEFERRED
+from syncline.parallel.experiments import DEFERRED
 from syncline.parallel.requirements import why_not_compiled
 from syncline.parallel.stage_runner import CERTAIN
 from syncline.planners import PLANNERS

@@ -13,8 +13,9 @@ from syncline.model.network import Contention, Network
 from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import Norm
 from syncline.model.run import Rate
-from syncline.parallel import policy as module
-from syncline.parallel.policy import TRIALS, News, Policy
+from syncline.parallel import experiments, trials
+from syncline.parallel.notebook import News
+from syncline.parallel.policy import RECORDED_ITERATIONS, Policy
 from syncline.parallel.stages import (
     Deferring,
     Findings,
@@ -46,7 +47,7 @@ STOCK_S = 0.19
 """As the simulator predicts without contention."""
 PASSES_S = 0.13
 """Of :data:`PROFILE`."""
-CALIBRATING = [f"calibrating with {parts} equal parts" for parts in module.CALIBRATION_PARTS]
+CALIBRATING = [f"calibrating with {parts} equal parts" for parts in trials.CALIBRATION_PARTS]
 """Before a plan that defers updates, where stock DDP shows contention."""
 READ = "gradients are read before each step"
 
@@ -152,7 +153,7 @@ def names(stages: list[Stage]) -> list[str]:
 
 
 def said(run: Policy, text: str) -> list[News]:
-    return [news for news in run.news if text in news.text]
+    return [news for news in run.notes.news if text in news.text]
 
 
 def trying(stages: list[Stage]) -> list[str]:
@@ -180,7 +181,7 @@ def test_long_iterations_decide_after_a_few_of_each() -> None:
     run = policy()
     stages = play(run, faster, scatter=0.005, scale=10.0)
     assert [(s.warmup, s.iterations) for s in stages] == [
-        *((1, 1), (0, 3), (1, 2), (3, 3), (3, module.RECORDED_ITERATIONS), (3, 0))
+        *((1, 1), (0, 3), (1, 2), (3, 3), (3, RECORDED_ITERATIONS), (3, 0))
     ]
     assert sum(s.warmup + s.iterations for s in stages[:3]) + 1 == 9  # the plan runs from there
 
@@ -324,7 +325,7 @@ def test_what_is_predicted_is_what_runs(deferring: Deferring, wait: str) -> None
     assert found.plan is not None
     assert found.plan.wait == wait
     stock = Measured(Ddp().plan(PROFILE, NETWORK), STOCK_S, 0.0)
-    expected = module.forecast(
+    expected = trials.forecast(
         PROFILE, NETWORK, Settings(planner="pace"), [stock], defers=deferring.can_defer
     ).predicted_s("pace")
     assert found.predicted_planned_s == expected
@@ -482,11 +483,11 @@ def test_another_plan_is_tried_while_it_is_expected_to_gain_but_not_for_ever(
         )
         return forecasts._replace(comparison=comparison, plan=PLANNERS[name].plan(PROFILE, NETWORK))
 
-    forecast = module.forecast
-    monkeypatch.setattr(module, "forecast", next_one)
+    forecast = trials.forecast
+    monkeypatch.setattr(trials, "forecast", next_one)
     stages = play(policy(WAITING), lambda stage: 1.2 if stage.plan else 1.0)
     assert trying(stages) == ["trying wfbp", "trying single", "trying buckets"]
-    assert len(trying(stages)) == TRIALS
+    assert len(trying(stages)) == trials.TRIALS
 
 
 def test_another_plan_of_the_same_planner_is_tried_but_none_twice(
@@ -506,8 +507,8 @@ def test_another_plan_of_the_same_planner_is_tried_but_none_twice(
         )
         return forecasts._replace(comparison=comparison, plan=next(plans))
 
-    forecast = module.forecast
-    monkeypatch.setattr(module, "forecast", next_one)
+    forecast = trials.forecast
+    monkeypatch.setattr(trials, "forecast", next_one)
     stages = play(policy(WAITING), lambda stage: 1.2 if stage.plan else 1.0)
     tried = [s.plan for s in stages if s.name == "trying wfbp" and not s.goes_on]
     assert [len(plan.messages) for plan in tried if plan] == [8, 1]
@@ -539,7 +540,7 @@ def test_drift_is_measured_again() -> None:
     drifted = Measurement(times_s=(1.0,), drifted=True, deferring=DEFERRING)
     stages = play(run, faster, before=drifted)
     assert names(stages)[:2] == ["measuring DDP", "profiling"]
-    assert stages[0].warmup == module.REBUILT
+    assert stages[0].warmup == experiments.REBUILT
     assert len(said(run, "drifted")) == 1
     assert run.findings.plan is not None
     assert run.findings.plan.wait == "need"
@@ -606,13 +607,13 @@ def test_a_given_plan_gets_no_norm() -> None:
 
 def test_what_was_tried_in_vain_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    forecast = module.forecast
+    forecast = trials.forecast
 
     def noted(profile: Any, network: Any, settings: Any, measured: Any, **more: Any) -> Any:
         asked.append(list(measured))
         return forecast(profile, network, settings, measured, **more)
 
-    monkeypatch.setattr(module, "forecast", noted)
+    monkeypatch.setattr(trials, "forecast", noted)
     play(policy(), faster, reads_early)
     assert len(asked) > 1
     assert all(m.plan.wait == "update" for measured in asked for m in measured)

@@ -20,9 +20,11 @@ from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Event
 from syncline.model.timeline import Timeline
 from syncline.parallel.engine.recording import recorded_timeline
+from syncline.parallel.experiments import Steps
 from syncline.parallel.log import announce, logger
 from syncline.parallel.memory import Memory
-from syncline.parallel.policy import News, Policy, Steps
+from syncline.parallel.notebook import News
+from syncline.parallel.policy import Policy
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.stages import Findings, Measurement, Settings, Stage, Step
 from syncline.parallel.wrapped import Wrapped
@@ -134,7 +136,8 @@ class Tuning:
         if policy is None or steps is None:
             raise InternalError("rank 0 has no policy")
         step = next(steps) if found is None else steps.send(found)
-        news, policy.news = policy.news, []
+        notes = policy.notes
+        news, notes.news = notes.news, []
         before, self._sent = self._sent, policy.findings
         changed = {
             name: getattr(policy.findings, name)
