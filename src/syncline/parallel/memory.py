@@ -61,8 +61,10 @@ class Memory:
         if folder is None:
             cache = user_cache()
             folder = None if cache is None else cache / "syncline" / "plans"
-        # What was given or is not checked has not been decided by measuring.
-        if folder is None or settings.plan is not None or not settings.check:
+        # What was given or is not checked has not been decided by measuring, and the first steps of
+        # a compressed training are dense.
+        decides = settings.check and settings.plan is None and settings.compression is None
+        if folder is None or not decides:
             return None
         key = _key(job, settings, batch)
         path = self._path = folder / f"{key}.json"
@@ -82,6 +84,7 @@ class Memory:
         fits = found.baseline is not None and (found.plan is None or found.planned is not None)
         if found.plan is not None:
             fits &= found.plan.difference(job.tensors(), dist.get_world_size(job.group)) is None
+            fits &= not found.plan.is_lossy
         self._kept = found
         return found if fits else None
 
