@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median, stdev
 
-__all__ = ["compare", "lower_quartile", "median", "standard_error", "typical"]
+__all__ = ["compare", "lower_quartile", "median", "standard_error", "typical", "uninterrupted"]
 
 SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
@@ -59,11 +59,12 @@ def typical(values: Sequence[float]) -> tuple[float, float]:
     Where times scatter by 13 % and one iteration in ten is such a one, the median of all is 2 %
     too high.
     """
-    values = _uninterrupted(values)
+    values = uninterrupted(values)
     return median(values), standard_error(values)
 
 
-def _uninterrupted(values: Sequence[float]) -> list[float]:
+def uninterrupted(values: Sequence[float]) -> list[float]:
+    """Return timings without those of more than :data:`INTERRUPTED` times the median."""
     usual = median(values)
     longest = max(usual, INTERRUPTED * usual)  # a difference of times can be negative
     return [value for value in values if value <= longest]
@@ -79,7 +80,7 @@ def compare(times_s: Sequence[float], others_s: Sequence[float]) -> int:
     Source: B. L. Welch, The generalization of Student's problem when several different population
     variances are involved, Biometrika 34 (1947), with its degrees of freedom.
     """
-    samples = [_uninterrupted(times_s), _uninterrupted(others_s)]
+    samples = [uninterrupted(times_s), uninterrupted(others_s)]
     if min(map(len, samples)) < 3:
         return 0
     means = [fmean(sample) for sample in samples]

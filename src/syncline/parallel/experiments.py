@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Generator, Sequence
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import msgspec
 
-from syncline.measure.statistics import compare
+from syncline.measure.statistics import compare, uninterrupted
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import COMPUTING, Profile
@@ -249,11 +250,10 @@ class Experiments:
 
 
 def _is_even(values: Sequence[float]) -> bool:
-    """Whether the standard error of a few values is small."""
-    mean = math.fsum(values) / len(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    error = math.sqrt(squares / max(len(values) - 1, 1) / len(values))
-    return len(values) > 1 and error <= PROFILED_NOISE * mean
+    """Whether the standard error of a few values is small, without what interrupted some."""
+    values = uninterrupted(values)
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return error <= PROFILED_NOISE * fmean(values)
 
 
 def in_ms(seconds: float) -> str:
