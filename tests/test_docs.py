@@ -21,7 +21,7 @@ from syncline.model.network import Network
 from syncline.model.profile import Gradient, Operation, Profile
 from syncline.parallel import experiments, policy, trials
 from syncline.parallel.memory import MOST_KEPT
-from syncline.parallel.rank_measurements import LEAST_PROBE_S
+from syncline.parallel.rank_measurements import LEAST_PROBE_S, PROBED_SHARE
 from syncline.planners import PLANNERS, planner_named
 from syncline.simulator.predict import predict
 from tests.pages import DOCS, evaluate, table_rows, text_of
@@ -234,7 +234,7 @@ def test_the_phases_are_those_of_the_policy() -> None:
     text = " ".join(text_of("training.md").split())
     assert f"{experiments.LONGEST_COMPARED_S:g} s, but within {fewest} to {most} iterations" in text
     assert f"standard error is at most {experiments.COMPARED_NOISE:.0%}".replace("%", " %") in text
-    assert f"for as long as one takes, or {LEAST_PROBE_S:g} s" in text
+    assert f"for {PROBED_SHARE:g} of the time that one takes, or {LEAST_PROBE_S:g} s" in text
     for limit in (policy.AS_REMEMBERED, policy.CHANGED):
         assert f"| at most {100 * limit:g} %" in text
     parts = trials.CALIBRATION_PARTS

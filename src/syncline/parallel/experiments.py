@@ -115,6 +115,7 @@ class Experiments:
             warmup=DEFERRED if plan is not None and plan.wait == "need" else REBUILT,
             iterations=iterations,
             watches_reads=self.reads.watches,
+            plans_norm=self.reads.plans_norm,
         )
 
     def measure_until(

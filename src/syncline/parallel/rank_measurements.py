@@ -33,8 +33,9 @@ PROBE_ITERATIONS = 2.0
 """Iterations that the sweeps of the network probe may take."""
 PROBE_S = 0.5
 """Seconds that the sweeps may take at most."""
+PROBED_SHARE = 0.7
 LEAST_PROBE_S = 0.3
-"""The whole probe may take as long as one iteration, or this long."""
+"""The whole probe may take this share of an iteration, or this long."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,7 +141,7 @@ class RankMeasurements:
             seconds=min(iteration_s * PROBE_ITERATIONS, PROBE_S),
             pipelined=self._job.can_defer,
             contention=contention,
-            limit_s=max(iteration_s, LEAST_PROBE_S),
+            limit_s=max(PROBED_SHARE * iteration_s, LEAST_PROBE_S),
         )
         return Network.from_json(self.shared(found.to_json))
 

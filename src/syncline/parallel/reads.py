@@ -62,12 +62,17 @@ class Reads:
         """Whether to look for early reads: until they were reported."""
         return self.defers and not self._reported
 
+    @property
+    def plans_norm(self) -> bool:
+        """Whether a norm that turns up will be planned for."""
+        return self.watches and self._plans_norm and self.norm is None
+
     def learn(self, found: Measurement) -> bool:
         """Take in what a stage has shown; return whether no plan made before can stay."""
         self.deferring = found.deferring
         if not self.watches or found.read_early is None:
             return False
-        if found.norm is not None and self._plans_norm and self.norm is None:
+        if found.norm is not None and self.plans_norm:
             self.norm = found.norm
             self._say(
                 f"every step needs the {found.norm}-norm of all gradients, as clipping does; "

@@ -32,6 +32,9 @@ from syncline.parallel.wrapped import Wrapped
 HISTORY = 1000
 STARTING = Stage(name="starting", iterations=1)
 """Before the first iteration, until all optimizers are known."""
+ASKED = 2
+"""After this many iterations a trial ends in which every step asked for a norm. Where some later
+step asks for none, a plan with the norm costs little."""
 CERTAIN = 5
 """After this many iterations a trial ends in which every update was flushed."""
 LONGEST_WARMUP = 5.0
@@ -366,16 +369,16 @@ class StageRunner:
 
     def _gains_nothing(self) -> bool:
         """Say, in agreement with all ranks, whether deferring has gained nothing in this stage."""
-        plan = self.stage.plan
-        if (
-            self._done != self.stage.warmup + CERTAIN
-            or plan is None
-            or plan.wait != "need"
-            or not self.stage.watches_reads
-        ):
+        plan, measured = self.stage.plan, self._done - self.stage.warmup
+        defers = plan is not None and plan.wait == "need" and self.stage.watches_reads
+        looks = (ASKED, CERTAIN) if self.stage.plans_norm else (CERTAIN,)
+        if not defers or measured not in looks:
             return False
         self._note_flushes(always=True)
-        own = [float(self._result.read_early is not None)]
+        result = self._result
+        if measured == ASKED and result.norm is None:
+            result.read_early = None
+        own = [float(result.read_early is not None)]
         return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
 
     def _note_flushes(self, *, always: bool = False) -> None:

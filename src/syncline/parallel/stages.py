@@ -66,6 +66,8 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     """In the steady state: the DDP baseline, where a plan that is slower is to be reported."""
     watches_reads: bool = False
     """Report if parameters or gradients are read so early that nothing can be deferred."""
+    plans_norm: bool = False
+    """Report as soon as every step asks for a norm, which can be planned for."""
 
     @property
     def observes_one_more(self) -> bool:
