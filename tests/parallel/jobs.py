@@ -27,7 +27,7 @@ from syncline.model.plan import Message, Plan, Tensor
 from syncline.model.profile import ACCUMULATING
 from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Run
-from syncline.parallel import reducer
+from syncline.parallel import reducer_executor
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.log import logger
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
@@ -681,7 +681,7 @@ def trains_with_overlap(folder: str) -> list[str]:
 
 def replans_after_drift() -> dict[str, Any]:
     """Let the model become slower for good and see it measured again."""
-    extra_s, said_by_torch = 10.0, reducer.logging_data
+    extra_s, said_by_torch = 10.0, reducer_executor.logging_data
 
     class Slowing(Plain):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -692,7 +692,7 @@ def replans_after_drift() -> dict[str, Any]:
         """Count what was added to Python's clock: torch's reducer reads one of its own."""
         return {**said_by_torch(ddp), "forward_compute_time": extra_s * NS_PER_S}
 
-    with added_time() as add, mock.patch.object(reducer, "logging_data", logging_data):
+    with added_time() as add, mock.patch.object(reducer_executor, "logging_data", logging_data):
         ddp = DistributedDataParallel(Slowing())
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
         steps_to_steady(ddp, optimizer)
