@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,10 +19,11 @@ from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.recipe import Compression
+from syncline.parallel.compressible import Compressible
 from syncline.parallel.engine.compression import Compressing
 from syncline.parallel.memory import Memory
 from syncline.parallel.monitoring import Monitored
-from syncline.parallel.overlap.averages import average
+from syncline.parallel.overlap.averages import average_weights
 from syncline.parallel.overlap.deferred_optimizer import innermost
 from syncline.parallel.planned_training import PlannedTraining, UnplannedTraining
 from syncline.parallel.properties import with_own_errors
@@ -31,7 +32,6 @@ from syncline.parallel.shutdown import let_gloo_finish
 from syncline.parallel.stages import Settings
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.compressed import compressed
-from syncline.sparse.session import Scaler
 from syncline.torch_private import (
     DDP_ARGUMENTS,
     arguments_of,
@@ -45,7 +45,7 @@ Cache = bool | str | os.PathLike[str]
 
 
 @with_own_errors
-class DistributedDataParallel(Monitored, TorchDDP):
+class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     """A drop-in for ``torch.nn.parallel.DistributedDataParallel`` that plans its messages.
 
     It runs torch's own class for the first iterations while it measures them and the network,
@@ -284,94 +284,7 @@ class DistributedDataParallel(Monitored, TorchDDP):
         Raises:
             UserError: the averages do not fit the parameters.
         """
-        averages, parameters = list(averages), list(self.module.parameters())
-        if len(averages) != len(parameters):
-            raise UserError(
-                f"expected an average for each of the {len(parameters)} parameters, found "
-                f"{len(averages)}; give one for each of module.parameters(), in their order"
-            )
-        for number, (mean, parameter) in enumerate(zip(averages, parameters, strict=True)):
-            if mean.shape != parameter.shape:
-                raise UserError(
-                    f"expected shape {tuple(parameter.shape)} of average {number}, as its "
-                    f"parameter has, found {tuple(mean.shape)}; give one for each of "
-                    "module.parameters(), in their order"
-                )
-
-        @torch.no_grad()
-        def update(some: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
-            for mean, parameter in zip(some, parameters, strict=True):
-                mean.lerp_(parameter.to(mean), weight)
-
-        average(averages, parameters, update)
-
-    # ------------------------------------------------------------------ compression
-
-    def scaled_by(self, scaler: Scaler) -> None:
-        """Let a ``GradScaler`` skip steps of a training that is exchanged sparsely.
-
-        From here on an infinite or NaN gradient is no error: all ranks get infinities and skip the
-        step, and their residuals are again what they were before it. Residuals follow the scale.
-        The backward pass waits for the whole exchange. A scaler that is not enabled changes
-        nothing.
-
-        Call on all ranks, before the first forward pass.
-
-        Raises:
-            UserError: no compression was asked for, training has begun, or the check would make
-                dense steps.
-        """
-        self._compressed().scaled_by(scaler)
-
-    def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compute gradients at the weights as they will be once residuals are applied.
-
-        Then residuals no longer make gradients point the same way again and again, so small
-        densities cost less accuracy. From a step's first forward pass to its update, the weights
-        differ between ranks; before the update, an evaluation and ``state_dict`` they are restored.
-        So updates are not deferred.
-
-        Call on all ranks, once for each optimizer, before the first forward pass.
-
-        Args:
-            optimizer: ``torch.optim.SGD`` of this model.
-
-        Raises:
-            UserError: no sparse exchange was asked for, training has begun, or it is another
-                optimizer, of another model, or was given before.
-        """
-        self._compressed().step_ahead(self.module, optimizer)
-
-    def compression_state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save of a compressed training; every rank saves its own.
-
-        Residuals, the step (for the warm-up), the recipe, and the plan once it is decided.
-        :meth:`state_dict` stays that of torch's class.
-
-        Raises:
-            UserError: no compression was asked for.
-            PeerError: a rank failed or did not answer within the group's timeout.
-        """
-        return self._compressed().compression_state()
-
-    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved; before the first forward pass, on all ranks.
-
-        If the plan was decided, it runs at once, unchecked: so training continues bit for bit. For
-        another number of ranks convert the states with ``syncline.hooks.resharded``; then a new
-        plan is made.
-
-        Raises:
-            UserError: no compression was asked for, or training has begun.
-            MismatchError: the state is of another compression, model, rank or number of ranks.
-        """
-        self._compressed().load_compression_state(state)
-
-    def _compressed(self) -> PlannedTraining:
-        training = self._training
-        training.require_compression()
-        assert isinstance(training, PlannedTraining)  # others are refused compression
-        return training
+        average_weights(self.module, averages, weight)
 
     # ------------------------------------------------------------------ torch's own
 

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 from syncline.errors import UserError
 from syncline.measure.exchange import telling_lost_peers
@@ -371,11 +370,11 @@ class PlannedTraining(UnplannedTraining):
         compressing.follow(scaler)
         self.stop_deferring("a scaler reads all gradients before each step")
 
-    def step_ahead(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute gradients at the weights as they will be once residuals are applied."""
         compressing = self.require_compression()
         self.require_not_begun("step_ahead")
-        compressing.step_ahead(module, optimizer, settle=weakly(self.settle))
+        compressing.step_ahead(self.wrapped.module, optimizer, settle=weakly(self.settle))
         self.stop_deferring("step_ahead puts the weights back before each of them")
 
     def compression_state(self) -> dict[str, Any]:

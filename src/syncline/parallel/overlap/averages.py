@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from syncline.errors import UserError
 from syncline.parallel.overlap.deferral import AverageUpdate, Deferral
 from syncline.parallel.overlap.pending import UPDATES, is_pending, owner_of
 from syncline.torch_private import disable_dynamo, eval_frame_callback
@@ -45,6 +46,34 @@ def average(
         for owner, chosen in later.items():
             owner.average(chosen, update)
     update(*now)
+
+
+def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight: float) -> None:
+    """Move averages of a module's parameters towards these by a part of the difference.
+
+    Raises:
+        UserError: the averages do not fit the parameters.
+    """
+    averages, parameters = list(averages), list(module.parameters())
+    if len(averages) != len(parameters):
+        raise UserError(
+            f"expected an average for each of the {len(parameters)} parameters, found "
+            f"{len(averages)}; give one for each of module.parameters(), in their order"
+        )
+    for number, (mean, parameter) in enumerate(zip(averages, parameters, strict=True)):
+        if mean.shape != parameter.shape:
+            raise UserError(
+                f"expected shape {tuple(parameter.shape)} of average {number}, as its "
+                f"parameter has, found {tuple(mean.shape)}; give one for each of "
+                "module.parameters(), in their order"
+            )
+
+    @torch.no_grad()
+    def update(some: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+        for mean, parameter in zip(some, parameters, strict=True):
+            mean.lerp_(parameter.to(mean), weight)
+
+    average(averages, parameters, update)
 
 
 def average_with_torch() -> None:
