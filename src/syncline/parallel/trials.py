@@ -33,8 +33,8 @@ CALIBRATED_S = 0.5
 """Calibrating looks at the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, and at up to
 MOST_CALIBRATED until their error is COMPARED_NOISE: of two, one that is interrupted counts half."""
 CONTENDED = 1.1
-"""Where stock DDP shows less contention the engine is not calibrated before a plan is tried: factors
-of a few iterations are not certain to less, and a trial corrects them, too."""
+"""Where stock DDP shows less contention the engine is not calibrated before a plan is tried:
+factors of a few iterations are not certain to less, and a trial corrects them, too."""
 AS_PREDICTED = 0.03
 """A trial whose plan takes as long as predicted within this teaches nothing."""
 CALIBRATION_GAIN = 0.05
