@@ -6,6 +6,7 @@ the workers find each other; torchrun's environment variables say which worker t
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import NoReturn
 
 from syncline.errors import PeerError, SynclineError
 from syncline.measure.exchange import is_lost_peer
+from syncline.parallel.log import logger
 from syncline.training.config import TrainingConfig
 from syncline.training.loop import train
 from syncline.training.progress import TrainingProgress
@@ -31,6 +33,9 @@ def run_worker(config: TrainingConfig, store: str | None = None) -> None:
             reports in many ways, is a PeerError.
     """
     first = os.environ.get("RANK") == "0"
+    if not sys.stderr.isatty():
+        # There a line an epoch says what runs, and the summary what was decided.
+        logger.setLevel(logging.WARNING)
     with lost_peers_as_errors(config.timeout_s):
         run = train(config, TrainingProgress(sys.stderr) if first else None, store)
     if first:
