@@ -15,7 +15,7 @@ from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.parallel.engine.layout import needs_engine
-from syncline.parallel.experiments import MOST_COMPARED, Experiments, Trial, in_ms
+from syncline.parallel.experiments import DETAILED_FROM_S, MOST_COMPARED, Experiments, Trial, in_ms
 from syncline.parallel.forecasts import Forecasts, forecast
 from syncline.parallel.stages import Measurement, Step
 from syncline.planners.auto import CONFIDENCE, Auto
@@ -33,8 +33,8 @@ CALIBRATED_S = 0.5
 """Calibrating looks at the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, and at up to
 MOST_CALIBRATED until their error is COMPARED_NOISE: of two, one that is interrupted counts half."""
 CONTENDED = 1.1
-"""Where stock DDP shows less contention the engine is not calibrated before a plan is tried:
-factors of a few iterations are not certain to less, and a trial corrects them, too."""
+"""Where long iterations of stock DDP show less contention the engine is not calibrated before a
+plan is tried: calibrating costs most there, and factors of a few iterations are not certain."""
 AS_PREDICTED = 0.03
 """A trial whose plan takes as long as predicted within this teaches nothing."""
 CALIBRATION_GAIN = 0.05
@@ -168,7 +168,7 @@ class Trials:
             stock_s = free.predicted_s(Ddp.NAME)
             gain_s = stock_s - free.predicted_s(free.comparison.chosen)
             plan = free.plan if gain_s >= CALIBRATION_GAIN * stock_s else None
-        elif max(first.network.contention.computing, first.network.contention.exchange) < CONTENDED:
+        elif self._experiments.baseline.iteration_s >= DETAILED_FROM_S and not _contends(first):
             return []
         if plan is None or plan.wait != "need":
             return []
@@ -192,6 +192,11 @@ class Trials:
                 return None
             found.append(trial.measured())
         return found
+
+
+def _contends(forecasts: Forecasts) -> bool:
+    found = forecasts.network.contention
+    return max(found.computing, found.exchange) >= CONTENDED
 
 
 def _without_contention(network: Network) -> Network:
