@@ -160,12 +160,11 @@ def median_trace(
         forward = [s for s in lean_group if s.first_event >= 0]
         observed = [s for s in detailed_group if s.first_event >= 0]
         rest = [s for s in detailed_group if s.first_event < 0]
-        if [s.name for s in forward] == [s.name for s in observed]:
-            forward = [
-                d._replace(duration_ns=s.duration_ns)
-                for s, d in zip(forward, observed, strict=True)
-            ]
-        segments += forward
+        if [s.name for s in forward] != [s.name for s in observed]:
+            return lean_trace  # the graph is of iterations of another structure
+        segments += [
+            d._replace(duration_ns=s.duration_ns) for s, d in zip(forward, observed, strict=True)
+        ]
         total_ns = sum(s.duration_ns for s in lean_group if s.first_event < 0)
         segments += _scaled(rest, total_ns)
     return SegmentTrace(segments, detailed_trace.graph, detailed_trace.sequence_at)
