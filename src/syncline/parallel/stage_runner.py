@@ -283,10 +283,9 @@ class StageRunner:
         usual_s = median(self._result.iteration_s)
         if self.tuning.iteration == len(times):
             warming = []
-        counted = len(times) - stage.warmup + len(warming)
-        took_s = usual_s * (counted - len(warming))
-        took_s += sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
-        self._note_phase(stage, counted, took_s)
+        measured = len(times) - stage.warmup
+        warming_s = sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
+        self._note_phase(stage, measured + len(warming), measured * usual_s + warming_s)
         self._advance()
 
     def _lasted_s(self, start: Any, end: Any, away: tuple[Any, Any] | None) -> float:
