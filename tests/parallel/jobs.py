@@ -29,7 +29,9 @@ from syncline.model.quantities import NS_PER_S
 from syncline.model.run import Run
 from syncline.parallel import reducer_executor
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
+from syncline.parallel.experiments import Steps
 from syncline.parallel.log import logger
+from syncline.parallel.policy import Policy
 from syncline.parallel.rank_measurements import RankMeasurements, StageResult
 from syncline.parallel.stages import Measurement, Stage
 from syncline.parallel.tuning import Tuning
@@ -305,6 +307,25 @@ def measured_as(seconds: Callable[[Stage], float]) -> Iterator[None]:
 
     with mock.patch.object(RankMeasurements, "measurement", told):
         yield
+
+
+def fails_to_plan() -> list[str]:
+    """Return the error with which a training ends whose policy has a bug."""
+
+    def broken(policy: Policy) -> Steps:
+        yield next(steps(policy))
+        raise ZeroDivisionError("a bug")
+
+    steps = Policy.steps
+    model = Plain()
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with mock.patch.object(Policy, "steps", broken):
+        try:
+            steps_to_steady(ddp, optimizer)
+        except Exception as error:
+            return [type(error).__name__, str(error)]
+    return []
 
 
 def turns_slow() -> dict[str, Any]:

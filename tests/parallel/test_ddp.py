@@ -222,6 +222,13 @@ def test_a_network_of_another_size_is_refused(workers: WorkerPool) -> None:
         assert "'elsewhere' is of 8 workers, this job has 2" in message
 
 
+def test_a_bug_of_rank_0_ends_all_ranks(workers: WorkerPool) -> None:
+    on_0, on_1 = workers.run(jobs.fails_to_plan, 2)
+    assert on_0 == ["ZeroDivisionError", "a bug"]
+    assert on_1[0] == "InternalError"
+    assert "ZeroDivisionError: a bug" in on_1[1]
+
+
 def test_what_the_wrapper_does_not_take(workers: WorkerPool) -> None:
     for messages in workers.run(jobs.refuses_hook_and_arguments, 2):
         hook, builtin_hook, group, planner, caps, both = messages

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from syncline.errors import SynclineError, UserError
+from syncline.errors import InternalError, SynclineError, UserError, shortened
 from syncline.measure.exchange import gather_json, share_json
 from syncline.measure.observer import ObservedIteration
 from syncline.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
@@ -191,14 +191,31 @@ class RankMeasurements:
         return gather_json(value, self._job.group, self._job.device)
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
-        """Return on every rank what rank 0 concludes; raise its error as a UserError on each."""
+        """Return on every rank what rank 0 concludes, or end on every rank.
+
+        Raises:
+            UserError: on all ranks, where rank 0 raised an error of ours.
+            InternalError: on the other ranks, where rank 0 raised any other, which it raises
+                itself: a rank that waited for the others would do so until the group's timeout.
+        """
         outcome: dict[str, Any] = {}
+        bug: Exception | None = None
         if self.rank == 0:
             try:
                 outcome = {"value": conclude()}
             except SynclineError as error:
                 outcome = {"error": str(error)}
+            except Exception as error:
+                bug = error
+                outcome = {"bug": f"{type(error).__name__}: {shortened(str(error))}"}
         outcome = share_json(outcome, self._job.group, self._job.device)
+        if bug is not None:
+            raise bug
+        if "bug" in outcome:
+            raise InternalError(
+                f"rank 0 failed while it planned: {outcome['bug']}; please report this with rank "
+                "0's traceback. To train without a plan, use torch's DistributedDataParallel"
+            )
         if "error" in outcome:
             raise UserError(f"rank 0 could not plan: {outcome['error']}")
         return outcome["value"]
