@@ -48,12 +48,12 @@ ALLOWED: dict[str, set[str]] = {
     "report": TOOLS,
     "testbed": DATA | {"processes"},
     "backend": CORE | {"collectives", "groups", "devices", "torch_entry", "torch_private"},
-    "parallel": RUNTIME | {"processes"},
+    "parallel": RUNTIME,
     "training": RUNTIME | {"parallel", "processes", "workers"},
     "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
-    "integrations": RUNTIME | {"parallel", "processes"},
+    "integrations": RUNTIME | {"parallel"},
     "cli": RUNTIME
     | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}
     | {"__init__"},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import platform
 import select
 import shutil
 import signal
@@ -90,20 +89,6 @@ def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, 
     if "OMP_NUM_THREADS" in environment:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers))}
-
-
-def machine_name() -> str:
-    """Return the processor and how many cores this process may use."""
-    cores = len(os.sched_getaffinity(0))
-    return f"{processor_name()}, {cores} core{'' if cores == 1 else 's'}"
-
-
-def processor_name() -> str:
-    """Return the model of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 
 from syncline.errors import MismatchError, PeerError, UserError
+from syncline.measure.machine import machine_name
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.planners import planner_named
-from syncline.processes import ended_by_signals, machine_name
+from syncline.processes import ended_by_signals
 from syncline.replay.session import ReplayRequest, require_memory
 from syncline.replay.session import replay as run_replay
 from syncline.simulator.transformations import with_compute_scale

@@ -24,7 +24,7 @@ from syncline.bench.result import (
 )
 from syncline.collectives import PROGRAMS, Pipelined, best_blocks
 from syncline.errors import SynclineError, UserError
-from syncline.processes import machine_name
+from syncline.measure.machine import machine_name
 from syncline.testbed import Cluster
 from syncline.workers import Progress
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from syncline import _native
 from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
 from syncline.errors import UserError
-from syncline.processes import machine_name
+from syncline.measure.machine import machine_name
 from syncline.sparse.memory import INSTRUCTIONS, WIDEST, HostMemory, Memory, Tracked
 from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
 from syncline.workers import Progress

@@ -17,7 +17,7 @@ from syncline.errors import PeerError, UserError
 from syncline.groups import Choice, Choices
 from syncline.groups.choices import Region, Timing, release
 from syncline.groups.site import Site
-from syncline.processes import machine_name
+from syncline.measure.machine import machine_name
 from syncline.workers import Progress
 
 HOPELESS = 4.0

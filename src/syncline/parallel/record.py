@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from syncline.measure.machine import processor_name
 from syncline.measure.statistics import typical
 from syncline.model.run import Event, Rate, Run
 from syncline.parallel.stage_runner import Progress
 from syncline.parallel.wrapped import Wrapped
 from syncline.planners.ddp import Ddp
-from syncline.processes import processor_name
 from syncline.torch_private import bucket_sizes, logging_data
 
 MIN_STEADY = 5

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from syncline.errors import MismatchError, UserError, quoted
+from syncline.measure.machine import machine_name
 from syncline.model.document import Value, described
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
@@ -20,7 +21,7 @@ from syncline.model.quantities import require_count
 from syncline.model.timeline import Timeline
 from syncline.planners import planner_named
 from syncline.planners.ddp import Ddp
-from syncline.processes import machine_name, run_folder
+from syncline.processes import run_folder
 from syncline.replay.job import ContestJob, Job, Lap, Laps, ProbeJob
 from syncline.replay.result import PlanTimes, Replay
 from syncline.report.units import size
