@@ -316,6 +316,22 @@ def test_an_engine_whose_computing_is_not_timed_tells_by_whole_iterations() -> N
     assert run.findings.plan is None
 
 
+@pytest.mark.parametrize(("slowed", "tried"), [(1.05, True), (1.2, True), (3.0, False)])
+def test_contention_that_is_fitted_does_not_alone_speak_against_deferring(
+    slowed: float, tried: bool
+) -> None:
+    """Other work slowed the iterations that it is fitted to, and is gone when a plan is tried."""
+    run = policy()
+    stages = play(
+        run,
+        lambda s: STOCK_S * slowed if s.name in CALIBRATING else faster(s),
+        computing=contended,
+    )
+    assert set(CALIBRATING) <= set(names(stages))
+    assert (trying(stages) == ["trying overlap"]) is tried
+    assert (run.findings.plan is not None and run.findings.plan.wait == "need") is tried
+
+
 @pytest.mark.parametrize(("deferring", "wait"), [(DEFERRING, "need"), (WAITING, "update")])
 def test_what_is_predicted_is_what_runs(deferring: Deferring, wait: str) -> None:
     run = policy(deferring, planner="pace")

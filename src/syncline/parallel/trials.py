@@ -14,8 +14,16 @@ import msgspec
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
+from syncline.model.run import Rate
 from syncline.parallel.engine.layout import needs_engine
-from syncline.parallel.experiments import DETAILED_FROM_S, MOST_COMPARED, Experiments, Trial, in_ms
+from syncline.parallel.experiments import (
+    DETAILED_FROM_S,
+    MOST_COMPARED,
+    Experiments,
+    Trial,
+    Tried,
+    in_ms,
+)
 from syncline.parallel.forecasts import Forecasts, forecast
 from syncline.parallel.stages import Measurement, Step
 from syncline.planners.auto import CONFIDENCE, Auto
@@ -89,12 +97,7 @@ class Trials:
         measured = list(measured)
         tried: list[Plan] = []
         while expected.plan is not None and len(trials) < TRIALS:
-            predicted_s = expected.predicted_s(expected.plan.planner)
-            self._notes.announce(
-                f"trying {expected.plan.planner}, which is predicted to take {in_ms(predicted_s)} "
-                f"an iteration; stock DDP takes {in_ms(baseline.iteration_s)}"
-            )
-            trial = yield from self._experiments.try_plan(expected.plan, expected)
+            trial = yield from self._try(expected)
             trials.append(trial)
             if trial is None or settings.compression is not None:
                 break
@@ -108,7 +111,40 @@ class Trials:
             least_gain_s = min(CONFIDENCE * baseline.noise_s, LEAST_GAIN * baseline.iteration_s)
             if expected.plan in tried or expected.predicted_s(name) > best_s - least_gain_s:
                 break
+        eased = self._eased(known, expected.network, trials)
+        if eased is not None:
+            trials.append((yield from self._try(eased)))
         return trials
+
+    def _try(self, expected: Forecasts) -> Tried:
+        """Try the plan that was chosen."""
+        assert expected.plan is not None
+        predicted_s = expected.predicted_s(expected.plan.planner)
+        self._notes.announce(
+            f"trying {expected.plan.planner}, which is predicted to take {in_ms(predicted_s)} an "
+            f"iteration; stock DDP takes {in_ms(self._experiments.baseline.iteration_s)}"
+        )
+        return (yield from self._experiments.try_plan(expected.plan, expected))
+
+    def _eased(
+        self, known: Known, fitted: Network, trials: Sequence[Trial | None]
+    ) -> Forecasts | None:
+        """Return what deferring would gain under half the contention that was fitted, if much.
+
+        Contention is fitted to few iterations, each of which other work may have slowed. So where
+        it alone speaks against deferring updates, a trial has the last word.
+        """
+        settings = self._settings
+        if settings.planner != Auto.NAME or settings.compression is not None:
+            return None
+        if not self._reads.defers or any(t is None or t.plan.wait == "need" for t in trials):
+            return None
+        best_s = min(r.iteration_s for r in (self._experiments.baseline, *_rates(trials)))
+        found = self.forecast(known.profile, _with_half_of_contention(fitted), [])
+        if found.plan is None or found.plan.wait != "need":
+            return None
+        gain_s = best_s - found.predicted_s(found.plan.planner)
+        return found if gain_s >= CALIBRATION_GAIN * best_s else None
 
     def _is_as_predicted(self, trial: Trial) -> bool:
         """Whether a trial teaches nothing: the plan takes as long as the model says."""
@@ -197,6 +233,28 @@ class Trials:
 def _contends(forecasts: Forecasts) -> bool:
     found = forecasts.network.contention
     return max(found.computing, found.exchange) >= CONTENDED
+
+
+def _rates(trials: Sequence[Trial | None]) -> list[Rate]:
+    return [trial.rate for trial in trials if trial is not None]
+
+
+def _with_half_of_contention(network: Network) -> Network:
+    def half(found: Contention | None) -> Contention | None:
+        if found is None:
+            return None
+        return msgspec.structs.replace(
+            found,
+            computing=(1 + found.computing) / 2,
+            exchange=(1 + found.exchange) / 2,
+            per_message_s=found.per_message_s / 2,
+        )
+
+    return msgspec.structs.replace(
+        network,
+        contention=half(network.contention),
+        contention_by_need=half(network.contention_by_need),
+    )
 
 
 def _without_contention(network: Network) -> Network:
