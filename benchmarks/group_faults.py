@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, median, save, spread
 from benchmarks.group_faults_worker import Trial, work
 from benchmarks.ranks import exit_codes
@@ -114,7 +115,7 @@ def record(trials: Sequence[Trial], found: Sequence[dict[str, Any]]) -> dict[str
 def known(but: Sequence[Route]) -> dict[str, Any]:
     """Return what an earlier run has found of the other routes."""
     path = RESULTS / "group_faults.json"
-    earlier = json.loads(path.read_text()) if path.exists() else {}
+    earlier = raw.read(path) if raw.exists(path) else {}
     return {route: earlier[route] for route in ROUTES if route in earlier and route not in but}
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, median, save, spread
 from benchmarks.training import beside_ddp
 from syncline.training.data.images import (
@@ -61,7 +62,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if arguments.add:
-        rows = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
+        rows = raw.read(RESULTS / f"{NAME}.json")["rows"]
     cases = [
         (place, model)
         for place in arguments.places.split(",")

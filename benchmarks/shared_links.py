@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, median, save
 from syncline.model.network import Network
 from syncline.model.plan import Plan
@@ -57,7 +58,7 @@ def main() -> None:
         work(arguments.worker)
         return
     path = RESULTS / f"{NAME}.json"
-    rates = json.loads(path.read_text())["rates"] if path.exists() else {}
+    rates = raw.read(path)["rates"] if raw.exists(path) else {}
     if not arguments.table:
         rates[arguments.rate] = measure(arguments.rate)
     rows = [row for rate, found in rates.items() for row in compared(rate, found)]

@@ -19,6 +19,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, save
 from benchmarks.ranks import exit_codes
 from benchmarks.soak_worker import Soak, work
@@ -55,7 +56,7 @@ def run(soak: Soak) -> dict[str, Any]:
 def known() -> dict[str, Any]:
     """Return what earlier runs have found, by the build of the native core."""
     path = RESULTS / "soak.json"
-    earlier: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    earlier: dict[str, Any] = raw.read(path) if raw.exists(path) else {}
     return {name: each for name, each in earlier.items() if name in BUILDS}
 
 

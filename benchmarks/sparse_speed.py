@@ -30,6 +30,7 @@ import matplotlib as mpl
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import raw
 from benchmarks.common import RESULTS, machine, median, spread
 from benchmarks.sparse_models import DENSITY, PAPER
 from benchmarks.sparse_worker import DENSE, MARK
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
     path = RESULTS / f"{NAME}.json"
-    results = json.loads(path.read_text()) if path.exists() else {"benchmark": NAME, "cells": []}
+    results = raw.read(path) if raw.exists(path) else {"benchmark": NAME, "cells": []}
     until_s = time.monotonic() + 60 * arguments.minutes
     if not arguments.report:
         for model, workers, own_cores in cells_of(arguments):
@@ -212,7 +213,7 @@ def run_cell(
 def keep(results: dict[str, Any], path: Path) -> None:
     results["machine"] = machine()
     results["command"] = f"python -m benchmarks.{NAME} {' '.join(sys.argv[1:])}".strip()
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    raw.write(path, results)
 
 
 # --- what came out ---

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks import raw
 from reproduce.common import RESULTS, Result, load
 
 __all__ = ["Claim", "Finding", "Verdict", "differs", "not_here", "percent"]
@@ -36,7 +37,7 @@ class Claim:
         """Return what we find, from the results that lie there."""
         if self.script is None:
             return self.find({})
-        if not (RESULTS / f"{self.script}.json").exists():
+        if not raw.exists(RESULTS / f"{self.script}.json"):
             return Finding(verdict="not reproducible here", text="its script has not been run")
         try:
             return self.find(load(self.script))

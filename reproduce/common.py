@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from benchmarks import raw
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
@@ -138,8 +138,7 @@ def run(name: str, compute: Callable[[], Result], draw: Callable[[Result], Figur
     RESULTS.mkdir(exist_ok=True)
     PICTURES.mkdir(exist_ok=True)
     result = tidy(compute())
-    path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    path = raw.write(RESULTS / f"{name}.json", result, ensure_ascii=False)
     with mpl.rc_context(STYLE):
         drawn = io.BytesIO()
         draw(result).savefig(drawn, format="png")
@@ -151,7 +150,7 @@ def run(name: str, compute: Callable[[], Result], draw: Callable[[Result], Figur
 
 def load(name: str) -> Result:
     """Return what a script wrote."""
-    result: Result = json.loads((RESULTS / f"{name}.json").read_text())
+    result: Result = raw.read(RESULTS / f"{name}.json")
     return result
 
 

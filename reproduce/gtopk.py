@@ -8,9 +8,9 @@ Fig. 10 and 11, which the paper only draws, are in ``scripts/icdcs2019/communica
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
+from benchmarks import raw
 from reproduce.common import FOLDER, Result
 from syncline.model.exchange import Link
 
@@ -34,7 +34,7 @@ FIG_10_WORKERS = (4, 8, 16, 32)
 def measured(benchmark: str) -> Result:
     """Return what one of our benchmarks measured; its raw results are kept with the project."""
     path = FOLDER.parent / "benchmarks" / "results" / f"{benchmark}.json"
-    found: Result = json.loads(path.read_text())
+    found: Result = raw.read(path)
     return found
 
 

@@ -6,11 +6,11 @@ begins under DDP and goes on with Syncline's plan; here their results are read.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks import raw
 from reproduce.common import COLOURS, GREY, LABELS, Result, figure, run
 
 NAME = "pace_use"
@@ -26,11 +26,10 @@ IDLE = 0.05
 def compute() -> Result:
     """Return how busy the link is in the last iterations, and for how long it idles in one."""
     replays, training = (
-        json.loads((MEASURED / f"{name}.json").read_text())
-        for name in ("network_use", "network_use_training")
+        raw.read(MEASURED / f"{name}.json") for name in ("network_use", "network_use_training")
     )
     return {
-        "source": "PACE, Fig. 10; measured: benchmarks/results/network_use.json and "
+        "source": "PACE, Fig. 10; measured: benchmarks/results/network_use.json.gz and "
         "network_use_training.json",
         **_use(replays),
         "training": _use(training),

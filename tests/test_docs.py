@@ -28,7 +28,16 @@ from tests.pages import DOCS, evaluate, table_rows, text_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(DOCS.glob("*.md"))
-OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+OTHERS = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "CODE_OF_CONDUCT.md",
+    )
+]
 EVERYTHING = [*PAGES, *OTHERS]
 
 pages = pytest.mark.parametrize("page", EVERYTHING, ids=lambda page: page.name)
