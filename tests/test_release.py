@@ -50,24 +50,6 @@ def test_workflows_call_the_projects_own_commands(workflow: Path) -> None:
             assert (ROOT / tool).stat().st_mode & 0o100, command
 
 
-def test_constraints_name_the_torch_that_was_asked_for() -> None:
-    def made(version: str) -> str:
-        command = [
-            "make",
-            "--no-print-directory",
-            "-n",
-            "-B",
-            "build/constraints.txt",
-            f"TORCH={version}",
-        ]
-        return subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-        ).stdout
-
-    assert "torch==2.11.*" in made("2.11")
-    assert "torch>=2.11" in made("newest")
-
-
 def test_a_release_shows_the_readme_with_absolute_links() -> None:
     tool = runpy.run_path(str(ROOT / "tools" / "set-address"))
     readme = tool["absolute"]((ROOT / "README.md").read_text(), ADDRESS, "v1.2.3")
