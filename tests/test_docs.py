@@ -27,7 +27,7 @@ from syncline.simulator.predict import predict
 from tests.pages import DOCS, evaluate, table_rows, text_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 OTHERS = [
     ROOT / name
     for name in (
