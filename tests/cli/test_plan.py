@@ -264,13 +264,6 @@ def test_a_folder_that_cannot_be_written_to(run: Run, profile: Path, tmp_path: P
     assert "cannot be written" in result.err
 
 
-def test_help_names_the_networks(run: Run) -> None:
-    result = run("plan", "--help")
-    assert (result.code, result.err) == (0, "")
-    for name in PRESETS:
-        assert name in result.out.replace("\n  ", " ")
-
-
 def test_network_argument_reads_files(network: Path) -> None:
     assert network_argument(str(network)) == LINKED
     assert isinstance(network_argument(str(network), workers=4), Network)

@@ -112,7 +112,7 @@ def test_a_strategy_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
-    text = CliRunner().invoke(train, ["--help"]).output
+    text = CliRunner().invoke(train, ["--help-all"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
     assert {*MODELS, *DATA, *PLANNERS, *STRATEGIES, *COLLECTIVES} <= words
 

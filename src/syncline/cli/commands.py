@@ -21,6 +21,7 @@ COMMANDS = (
     "trace",
     "show",
     "report",
+    "help",
 )
 
 

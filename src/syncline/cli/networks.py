@@ -31,19 +31,8 @@ ALGORITHM_ALIASES = {
 """Short names by which algorithms may be given; the sparse ones are those of training."""
 
 NETWORK_HELP = (
-    "NETWORK is a network file, a preset (" + ", ".join(PRESETS) + "), the rate of a link such as "
-    "100mbit or 1.25GB/s, a line such as "
-    "'a=9.08e-4,b=7.4e-10,workers=16' (seconds, and seconds a byte, of an all-reduce; "
-    "algorithm=NAME says by which, else by ring), or a link such as "
-    "'10gbit,latency=20us,workers=16,algorithm=ring' (or 'bandwidth=10gbit,...'). A link also "
-    "takes density=0.001 (by gtopk, or the sparse algorithm named), and hosts=4x8 for 4 hosts of 8 "
-    "workers, with inside-bandwidth=12GB/s and inside-latency=5us inside a host; servers=4 with "
-    "algorithm=parameter-server; staging=250MB/s where messages pass a host's memory or PCIe lane "
-    "at that rate, and switch=2GB/s where all bytes pass a switch; jobs=2 where two equal jobs "
-    "share the links. Of a link, latency is 20us, workers are 16 and the algorithm is ring "
-    "unless given. 'points=FILE,workers=8' takes measured all-reduces from a text or CSV file of "
-    "two columns, bytes and seconds (or with a unit, as in 44.2us); algorithm=NAME says by which "
-    "the curve is scaled to other worker counts, else ring."
+    "NETWORK is a network file, a preset such as 10gbit, or the rate of a link such as 100mbit; "
+    "'syncline help network' says what else."
 )
 
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
@@ -63,7 +52,7 @@ MOST_POINTS_BYTES = 1 << 20
 def network_argument(
     text: str, *, workers: int | None = None, algorithm: str | None = None
 ) -> Network:
-    """Return the network that a text names, as :data:`NETWORK_HELP` says.
+    """Return the network that a text names, as ``network.txt`` says.
 
     ``workers`` and ``algorithm``, which may be a short name, replace its own where they are given.
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from syncline.cli.arguments import Decorator, clip_option, profile_argument, with_clipping
+from syncline.cli.groups import GroupedCommand
 from syncline.cli.networks import (
     ALGORITHM_ALIASES,
     NETWORK_HELP,
@@ -43,6 +44,11 @@ WHAT_IF_HELP = """\b
 What if: every option of this kind takes a list, such as 1gbit,10gbit; all
 combinations are simulated. Worker counts may go on: 4,8,...,2048."""
 
+GROUPS = {
+    "What if the network": ("algorithm", "wire", "density", "jobs"),
+    "What if the workers": ("compute_scale", "straggler", "spread", "jitter", "seed", "strategy"),
+    "Output": ("point", "timeline_file", "as_json"),
+}
 
 Planners = Mapping[str, Callable[[Profile, Network], Plan]]
 
@@ -51,7 +57,7 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
     return click.option(name, metavar=metavar, help=f"What if: {text}")
 
 
-@click.command(epilog=f"{NETWORK_HELP}\n\n{WHAT_IF_HELP}")
+@click.command(cls=GroupedCommand, groups=GROUPS, epilog=f"{NETWORK_HELP}\n\n{WHAT_IF_HELP}")
 @click.argument("profile")
 @click.argument("network")
 @click.option(

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import click
@@ -13,12 +14,13 @@ import msgspec
 from click.core import ParameterSource
 
 from syncline.cli.arguments import field_options, fields_of
+from syncline.cli.groups import GroupedCommand
 from syncline.errors import UserError
 from syncline.planners import PLANNERS
 from syncline.training.config import TrainingConfig
 from syncline.training.hyperparameters import Hyperparameters
 
-EPILOG = f"""\b
+EPILOG = """\b
 Models:
   resnet20     ResNet-20 for small images
   vgg16        VGG-16 with batch norm for 32x32 images
@@ -36,7 +38,10 @@ Data:
   text         the text of Python's help() (default for language models)
   ptb          Penn Treebank, ptb.train.txt and so on, from --data-dir
 
-\b
+Under torchrun the command is one worker of torchrun's job and starts none itself.
+"""
+
+DETAILS = f"""\b
 Strategies:
   ddp    Syncline's DistributedDataParallel: all-reduces, planned
   bsp-1  broadcast and reduce layer by layer, overlapped; the root updates
@@ -60,20 +65,23 @@ Compressions:
 \b
 Planners:
   {", ".join(PLANNERS)}
-
-Under torchrun the command is one worker of torchrun's job and starts none itself.
 """
 
 
 OPTIONS = (
-    *("data_dir", "workers", "device", "strategy", "collectives", "planner"),
-    *("plan", "profile", "network", "overlap", "compression", "density", "density_warmup"),
-    *("dense_below", "step_ahead", "check", "cache", "baseline", "block_steps", "epochs", "steps"),
-    *("batch_size", "accumulate", "learning_rate", "momentum", "weight_decay", "schedule"),
-    *("warmup_epochs", "clip_norm", "precision", "seed", "checkpoint", "resume", "report"),
-    *("timeout_s", "json"),
+    *("workers", "device", "planner", "overlap", "cache", "baseline", "epochs", "batch_size"),
+    *("learning_rate", "precision", "checkpoint", "report"),
 )
-"""Fields of the configuration and of its hyper-parameters, in the order of the help."""
+GROUPS = {
+    "What is trained": ("data_dir", "steps", "accumulate", "seed", "resume"),
+    "Optimizer": ("momentum", "weight_decay", "schedule", "warmup_epochs", "clip_norm"),
+    "What is exchanged, and when": (
+        *("strategy", "collectives", "plan", "profile", "network", "check"),
+    ),
+    "Lossy exchange": (*("compression", "density", "density_warmup", "dense_below", "step_ahead"),),
+    "Measuring and output": ("block_steps", "timeout_s", "json"),
+}
+"""Fields of the configuration and its hyper-parameters, beside the everyday ones above."""
 HYPERPARAMETERS = fields_of(Hyperparameters)
 # Their defaults depend on the model.
 FIELDS = fields_of(TrainingConfig) | {
@@ -84,10 +92,10 @@ training_options = partial(field_options, FIELDS)
 """Give a command options for fields of a training's configuration, named in the help's order."""
 
 
-@click.command(epilog=EPILOG)
+@click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG, details=DETAILS)
 @click.option("--model", default="resnet20", help="One of those below.")
 @click.option("--data", help="One of those below.  [default: what is at hand]")
-@training_options(*OPTIONS)
+@training_options(*OPTIONS, *chain(*GROUPS.values()))
 @click.pass_context
 def train(context: click.Context, /, model: str, data: str | None, **options: Any) -> None:
     """Train a model on several workers, with the gradient exchange measured, planned and checked.
