@@ -36,6 +36,7 @@ OTHERS = [
         "CHANGELOG.md",
         "SECURITY.md",
         "CODE_OF_CONDUCT.md",
+        "tests/README.md",
     )
 ]
 EVERYTHING = [*PAGES, *OTHERS]
@@ -300,6 +301,13 @@ def test_the_files_to_read_first_exist() -> None:
     section = text_of("architecture.md").partition("## Eight files to read first\n")[2]
     files = re.findall(r"^\| `(\S+)` \|", section.partition("\n## ")[0], re.MULTILINE)
     assert len(files) == 8
+    assert not [file for file in files if not (ROOT / file).is_file()]
+
+
+def test_the_helpers_of_the_tests_exist() -> None:
+    text = (ROOT / "tests" / "README.md").read_text()
+    files = re.findall(r"`(tests/[\w/]+\.py)`", text)
+    assert len(files) > 20
     assert not [file for file in files if not (ROOT / file).is_file()]
 
 
