@@ -483,8 +483,7 @@ def test_an_existing_file_survives_a_failing_write(
     needed = len(PLAN.to_json())
     with pytest.raises(
         FileError,
-        match=rf"plan.json: cannot be written: No space left on device: {needed} bytes are needed "
-        f"in the folder {tmp_path}; make room there",
+        match=rf"plan.json: .*No space left on device: {needed} bytes .*{tmp_path}",
     ):
         PLAN.save(path)
     monkeypatch.undo()

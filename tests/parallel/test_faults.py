@@ -20,6 +20,7 @@ from benchmarks.kill_resume import disturbed, undisturbed
 from tests.cases import first_few
 from tests.mortal import Ended, Mortals
 from tests.parallel import fault_jobs as jobs
+from tests.words import assert_tells
 
 KILLED = -signal.SIGKILL
 RESUME = "see the other ranks' output, and resume all ranks from the last checkpoint"
@@ -127,9 +128,7 @@ def test_what_is_read_after_an_error_raises_it_again(mortals: Mortals, tmp_path:
     assert said["reads"] == [said["first"]] * 9
     # The script went on to its end, so this is all that tells of the loss.
     assert survivor.code == 1
-    assert last_line(survivor) == (
-        f"syncline: rank 0 ended before its last update, which is lost: {said['first'][1]}"
-    )
+    assert_tells(last_line(survivor), "syncline: rank 0 ended", "lost", said["first"][1])
 
 
 def test_a_rank_falls_silent(mortals: Mortals, tmp_path: Path) -> None:
@@ -215,10 +214,8 @@ def test_a_process_that_waits_at_its_end_says_so(mortals: Mortals, tmp_path: Pat
     alone, _ = mortals.run(jobs.ends_alone, 2, "silent", folder=tmp_path)
     assert alone.code == 1
     waits, lost = alone.err.splitlines()
-    assert waits == (
-        "syncline: rank 0 waits for the other ranks, to make the last update with them"
-    )
-    assert lost.startswith("syncline: rank 0 ended before its last update, which is lost: ")
+    assert_tells(waits, "syncline: rank 0 waits", "last update")
+    assert_tells(lost, "syncline: rank 0 ended", "last update", "lost")
 
 
 @pytest.mark.slow
@@ -227,10 +224,7 @@ def test_after_an_exception_it_does_not_wait_for_long(mortals: Mortals, tmp_path
     assert alone.code == 1
     *_, exception, lost = alone.err.splitlines()
     assert exception.endswith("ValueError: the user's own")
-    assert lost == (
-        "syncline: rank 0: the last update is lost: no gradient has arrived for 1 s; see the other "
-        "ranks' output, and resume all ranks from the last checkpoint"
-    )
+    assert_tells(lost, "syncline: rank 0", "last update is lost", "1 s", "checkpoint")
 
 
 @pytest.mark.slow

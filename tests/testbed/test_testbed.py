@@ -18,6 +18,7 @@ from syncline.errors import PeerError, UserError
 from syncline.testbed import Cluster, Place, Testbed, kernel
 from syncline.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, _reason
 from tests.timeouts import DEADLINE_S
+from tests.words import assert_tells
 
 from .machine import alive, descendants, devices, networks, wait_until
 
@@ -323,11 +324,8 @@ def test_the_settings_that_keep_user_namespaces_closed_are_named(
     values = {"kernel/apparmor_restrict_unprivileged_userns": "1"}
     monkeypatch.setattr(kernel, "_setting", values.get)
     said = kernel.refusal("namespaces", 1, "Operation not permitted", rootless=True)
-    assert said == (
-        "an emulated cluster needs root, or user namespaces, which this machine refuses "
-        "(namespaces: Operation not permitted); run it with sudo, or allow them with: "
-        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-    )
+    setting = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+    assert_tells(said, "namespaces", "Operation not permitted", "sudo", setting)
 
 
 def test_iproute2_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
