@@ -30,6 +30,42 @@ def begin(
     return ddp, side.overlap(ddp, make(ddp.parameters()))
 
 
+Does = Callable[[Side, Any, Any, int], None]
+
+
+def before_step(text: str, happens: str, **arguments: Any) -> Callable[[Does], Does]:
+    """Make a row of what a training loop does before each step."""
+    return _in_a_loop(text, happens, before=True, arguments=arguments)
+
+
+def after_step(text: str, happens: str, **arguments: Any) -> Callable[[Does], Does]:
+    """Make a row of what a training loop does after each step."""
+    return _in_a_loop(text, happens, before=False, arguments=arguments)
+
+
+def _in_a_loop(
+    text: str, happens: str, *, before: bool, arguments: dict[str, Any]
+) -> Callable[[Does], Does]:
+    def add(does: Does) -> Does:
+        def script(side: Side) -> None:
+            ddp, optimizer = begin(side, **arguments)
+            for step in side.steps:
+                optimizer.zero_grad()
+                loss_of(ddp, step).backward()
+                if before:
+                    does(side, ddp, optimizer, step)
+                optimizer.step()
+                if not before:
+                    does(side, ddp, optimizer, step)
+            side.finish(ddp, optimizer)
+
+        script.__module__ = does.__module__  # its group in the table
+        feature(text, happens)(script)
+        return does
+
+    return add
+
+
 # ---------------------------------------------------------------------- zero_grad
 
 
@@ -166,15 +202,9 @@ def forwards(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("a forward pass under gradients without a backward pass, in between", OVERLAPS)
-def forward_unused(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.note("loss", loss_of(ddp, step, 1))
-    side.finish(ddp, optimizer)
+@after_step("a forward pass under gradients without a backward pass, in between", OVERLAPS)
+def forward_unused(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    side.note("loss", loss_of(ddp, step, 1))
 
 
 @feature("two backward passes through one graph, the second not exchanged", SYNCHRONOUS)
@@ -269,16 +299,10 @@ def eval_mode(side: Side) -> None:
 # ---------------------------------------------------------------------- steps
 
 
-@feature("two steps in a row", OVERLAPS)
-def two_steps(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
+@after_step("two steps in a row", OVERLAPS)
+def two_steps(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 4 == 3:
         optimizer.step()
-        if step % 4 == 3:
-            optimizer.step()
-    side.finish(ddp, optimizer)
 
 
 @feature("a step without a backward pass before it", SETTLES)
@@ -409,16 +433,10 @@ def clip_read_on_one_rank(side: Side) -> None:
     _clip(side, clip)
 
 
-@feature("clipping every tenth step only", OVERLAPS)
-def clip_rarely(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        if step % 10 == 9:
-            nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+@before_step("clipping every tenth step only", OVERLAPS)
+def clip_rarely(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 10 == 9:
+        nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
 
 
 def _scale(side: Side, make: Callable[[Any], torch.optim.Optimizer]) -> None:
@@ -527,17 +545,11 @@ def tensor_rate(side: Side) -> None:
     )
 
 
-@feature("hyper-parameters changed by hand after `step`", OVERLAPS)
-def by_hand(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 / (step + 1)
-            group["weight_decay"] = 0.01 * (step % 3)
-    side.finish(ddp, optimizer)
+@after_step("hyper-parameters changed by hand after `step`", OVERLAPS)
+def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / (step + 1)
+        group["weight_decay"] = 0.01 * (step % 3)
 
 
 # ---------------------------------------------------------------------- averages
@@ -700,47 +712,35 @@ def averaged_late(side: Side) -> None:
 # ---------------------------------------------------------------------- in between
 
 
-@feature("evaluation in between, under `no_grad`", OVERLAPS)
-def evaluation(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 4 == 3:
-            ddp.eval()
-            with torch.no_grad():
-                side.note("loss", loss_of(ddp, step, 1))
-            ddp.train()
-    side.finish(ddp, optimizer)
+@after_step("evaluation in between, under `no_grad`", OVERLAPS)
+def evaluation(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 4 == 3:
+        ddp.eval()
+        with torch.no_grad():
+            side.note("loss", loss_of(ddp, step, 1))
+        ddp.train()
 
 
-@feature("inference through `model.module`, under `inference_mode`", OVERLAPS)
-def inference(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: Adam(p, lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 4 == 3:
-            with torch.inference_mode():
-                side.note("loss", loss_of(ddp.module, step, 1))
-                side.note("output", ddp.module.enter(batch(step)[0]))
-    side.finish(ddp, optimizer)
+@after_step(
+    "inference through `model.module`, under `inference_mode`",
+    OVERLAPS,
+    make=lambda p: Adam(p, lr=0.01),
+)
+def inference(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 4 == 3:
+        with torch.inference_mode():
+            side.note("loss", loss_of(ddp.module, step, 1))
+            side.note("output", ddp.module.enter(batch(step)[0]))
 
 
-@feature("`state_dict` of model and optimizer between steps", OVERLAPS)
-def checkpoints(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: Adam(p, lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 6 == 5:
-            side.note("optimizer", optimizer.state_dict())
-        if step % 6 == 2:
-            side.note("model", ddp.state_dict())
-    side.finish(ddp, optimizer)
+@after_step(
+    "`state_dict` of model and optimizer between steps", OVERLAPS, make=lambda p: Adam(p, lr=0.01)
+)
+def checkpoints(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 6 == 5:
+        side.note("optimizer", optimizer.state_dict())
+    if step % 6 == 2:
+        side.note("model", ddp.state_dict())
 
 
 @feature("`load_state_dict` of model and optimizer between steps", OVERLAPS)
@@ -761,39 +761,33 @@ def resumed(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("`torch.save` of the whole model, the wrapper, the optimizer", OVERLAPS)
-def saved(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: Adam(p, lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 5 == 4 or step == 1:
-            for what in (ddp.module, optimizer, ddp.module.enter.weight, (ddp.module, optimizer)):
-                file = io.BytesIO()
-                torch.save(what, file)
-                file.seek(0)
-                loaded = torch.load(file, weights_only=False)
-                if isinstance(loaded, nn.Module):
-                    side.note("loaded", loaded.state_dict(), loss_of(loaded, step))
-                elif isinstance(loaded, torch.optim.Optimizer):
-                    side.note("loaded", loaded.state_dict())
-                else:
-                    side.note("loaded", loaded if isinstance(loaded, nn.Parameter) else None)
-    side.finish(ddp, optimizer)
+@after_step(
+    "`torch.save` of the whole model, the wrapper, the optimizer",
+    OVERLAPS,
+    make=lambda p: Adam(p, lr=0.01),
+)
+def saved(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 5 == 4 or step == 1:
+        for what in (ddp.module, optimizer, ddp.module.enter.weight, (ddp.module, optimizer)):
+            file = io.BytesIO()
+            torch.save(what, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            if isinstance(loaded, nn.Module):
+                side.note("loaded", loaded.state_dict(), loss_of(loaded, step))
+            elif isinstance(loaded, torch.optim.Optimizer):
+                side.note("loaded", loaded.state_dict())
+            else:
+                side.note("loaded", loaded if isinstance(loaded, nn.Parameter) else None)
 
 
-@feature("`copy.deepcopy` of model and optimizer in between", OVERLAPS)
-def copied(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: Adam(p, lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 5 == 4:
-            twin = copy.deepcopy(optimizer if step % 2 else ddp.module)
-            side.note("copy", twin.state_dict())
-    side.finish(ddp, optimizer)
+@after_step(
+    "`copy.deepcopy` of model and optimizer in between", OVERLAPS, make=lambda p: Adam(p, lr=0.01)
+)
+def copied(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 5 == 4:
+        twin = copy.deepcopy(optimizer if step % 2 else ddp.module)
+        side.note("copy", twin.state_dict())
 
 
 @feature("an exception in the forward pass, caught", OVERLAPS)

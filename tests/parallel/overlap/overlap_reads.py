@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from torch.optim import SGD, Adam, AdamW
 
 from tests.parallel.overlap.features import feature
-from tests.parallel.overlap.overlap_loops import begin
+from tests.parallel.overlap.overlap_loops import after_step, before_step, begin
 from tests.parallel.overlap.overlap_models import Net, loss_of
 from tests.parallel.overlap.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Side
 
@@ -25,50 +25,26 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 # ---------------------------------------------------------------------- gradients
 
 
-@feature("`p.grad` read after `backward`", SYNCHRONOUS)
-def grad_after_backward(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
+@before_step("`p.grad` read after `backward`", SYNCHRONOUS)
+def grad_after_backward(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    side.note("gradients", [p.grad for p in ddp.parameters()])
+
+
+@after_step("`p.grad` read after `step`", SETTLES)
+def grad_after_step(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    side.note("norm", [p.grad.norm() for p in ddp.parameters()])
+
+
+@after_step("`p.grad` read after `step`, every tenth step", OVERLAPS)
+def grad_rarely(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 10 == 9:
         side.note("gradients", [p.grad for p in ddp.parameters()])
-        optimizer.step()
-    side.finish(ddp, optimizer)
 
 
-@feature("`p.grad` read after `step`", SETTLES)
-def grad_after_step(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.note("norm", [p.grad.norm() for p in ddp.parameters()])
-    side.finish(ddp, optimizer)
-
-
-@feature("`p.grad` read after `step`, every tenth step", OVERLAPS)
-def grad_rarely(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 10 == 9:
-            side.note("gradients", [p.grad for p in ddp.parameters()])
-    side.finish(ddp, optimizer)
-
-
-@feature("`p.grad` changed in place before `step`", SYNCHRONOUS)
-def grad_changed(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        for p in ddp.parameters():
-            p.grad.mul_(0.5).add_(p, alpha=0.01)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+@before_step("`p.grad` changed in place before `step`", SYNCHRONOUS)
+def grad_changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    for p in ddp.parameters():
+        p.grad.mul_(0.5).add_(p, alpha=0.01)
 
 
 @feature("`p.grad` changed in place after `step`", SETTLES)
@@ -82,28 +58,16 @@ def grad_changed_late(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("some gradients set to None before `step`", OVERLAPS)
-def grad_dropped(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        ddp.module.norm.weight.grad = None
-        del ddp.module.norm.bias.grad
-        optimizer.step()
-    side.finish(ddp, optimizer)
+@before_step("some gradients set to None before `step`", OVERLAPS)
+def grad_dropped(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    ddp.module.norm.weight.grad = None
+    del ddp.module.norm.bias.grad
 
 
-@feature("some gradients replaced before `step`", OVERLAPS)
-def grad_replaced(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        ddp.module.norm.weight.grad = torch.full_like(ddp.module.norm.weight, 0.01)
-        ddp.module.leave.bias.grad = torch.zeros_like(ddp.module.leave.bias)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+@before_step("some gradients replaced before `step`", OVERLAPS)
+def grad_replaced(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    ddp.module.norm.weight.grad = torch.full_like(ddp.module.norm.weight, 0.01)
+    ddp.module.leave.bias.grad = torch.zeros_like(ddp.module.leave.bias)
 
 
 @feature("gradients replaced after `step`", OVERLAPS)
@@ -273,143 +237,83 @@ def _loaded(p: torch.Tensor) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@feature("parameters changed in place after `step`", SETTLES)
-def changed(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        with torch.no_grad():
-            for p in ddp.parameters():
-                p.clamp_(-0.2, 0.2)
-                p[0] = 0.1
-    side.finish(ddp, optimizer)
-
-
-@feature("`p.data` assigned after `step`", SETTLES)
-def data_assigned(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
+@after_step("parameters changed in place after `step`", SETTLES)
+def changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    with torch.no_grad():
         for p in ddp.parameters():
-            p.data = torch.where(p.data > 0.3, 0.3, p.data)
-    side.finish(ddp, optimizer)
+            p.clamp_(-0.2, 0.2)
+            p[0] = 0.1
 
 
-@feature("weights initialised anew, or set from a vector, in between", OVERLAPS)
-def rewritten(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step == 9:
-            nn.init.constant_(ddp.module.leave.weight, 0.1)
-        if step == 11:
-            vector = nn.utils.parameters_to_vector(ddp.parameters())
-            nn.utils.vector_to_parameters(vector * 0.9, ddp.parameters())
-    side.finish(ddp, optimizer)
+@after_step("`p.data` assigned after `step`", SETTLES)
+def data_assigned(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    for p in ddp.parameters():
+        p.data = torch.where(p.data > 0.3, 0.3, p.data)
 
 
-@feature("metadata read after `step`: shapes, dtypes, `requires_grad`, `numel()`", OVERLAPS)
-def metadata(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
+@after_step("weights initialised anew, or set from a vector, in between", OVERLAPS)
+def rewritten(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step == 9:
+        nn.init.constant_(ddp.module.leave.weight, 0.1)
+    if step == 11:
+        vector = nn.utils.parameters_to_vector(ddp.parameters())
+        nn.utils.vector_to_parameters(vector * 0.9, ddp.parameters())
+
+
+@after_step("metadata read after `step`: shapes, dtypes, `requires_grad`, `numel()`", OVERLAPS)
+def metadata(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    for p in ddp.parameters():
+        side.note("metadata", p.shape, p.dtype, p.requires_grad, p.numel(), p.is_leaf, len(p))
+        side.note("gradient", p.grad.shape, p.grad.device, p.grad.is_sparse, p.grad is not None)
+        side.note("kinds", isinstance(p, nn.Parameter), p.ndim, p.stride(), p.is_contiguous())
+
+
+@after_step("exchange of weights or gradients by hand, after `settle`", SETTLES)
+def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    side.settle(ddp)
+    with torch.no_grad():
         for p in ddp.parameters():
-            side.note("metadata", p.shape, p.dtype, p.requires_grad, p.numel(), p.is_leaf, len(p))
-            side.note("gradient", p.grad.shape, p.grad.device, p.grad.is_sparse, p.grad is not None)
-            side.note("kinds", isinstance(p, nn.Parameter), p.ndim, p.stride(), p.is_contiguous())
-    side.finish(ddp, optimizer)
-
-
-@feature("exchange of weights or gradients by hand, after `settle`", SETTLES)
-def by_hand(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.settle(ddp)
-        with torch.no_grad():
-            for p in ddp.parameters():
-                dist.all_reduce(p)
-                p.div_(2)
-    side.finish(ddp, optimizer)
+            dist.all_reduce(p)
+            p.div_(2)
 
 
 # ---------------------------------------------------------------------- the optimizer
 
 
-@feature("the optimizer's state read after `step`", SETTLES)
-def state_read(side: Side) -> None:
-    ddp, optimizer = begin(side, adam)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.note("state", [optimizer.state[p]["exp_avg"] for p in ddp.parameters()])
-        side.note("class", isinstance(optimizer, Adam), type(optimizer).__name__)
-    side.finish(ddp, optimizer)
+@after_step("the optimizer's state read after `step`", SETTLES, make=adam)
+def state_read(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    side.note("state", [optimizer.state[p]["exp_avg"] for p in ddp.parameters()])
+    side.note("class", isinstance(optimizer, Adam), type(optimizer).__name__)
 
 
-@feature('`vars(optimizer)["state"]` read after `step`', SETTLES)
-def state_in_vars(side: Side) -> None:
-    ddp, optimizer = begin(side, adam)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        state = vars(optimizer)["state"]
-        side.note("state", len(state), [entry["exp_avg"] for entry in state.values()])
-    side.finish(ddp, optimizer)
+@after_step('`vars(optimizer)["state"]` read after `step`', SETTLES, make=adam)
+def state_in_vars(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    state = vars(optimizer)["state"]
+    side.note("state", len(state), [entry["exp_avg"] for entry in state.values()])
 
 
-@feature("`nn.Parameter(p)` made after `step`", SETTLES)
-def made_again(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.note("made", nn.Parameter(ddp.module.hidden.weight))
-    side.finish(ddp, optimizer)
+@after_step("`nn.Parameter(p)` made after `step`", SETTLES)
+def made_again(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    side.note("made", nn.Parameter(ddp.module.hidden.weight))
 
 
-@feature("the optimizer's state changed in between", OVERLAPS)
-def state_changed(side: Side) -> None:
-    ddp, optimizer = begin(side, adam)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 5 == 4:
-            for values in optimizer.state.values():
-                values["exp_avg"].mul_(0.5)
-        if step == 8:
-            optimizer.state.clear()
-        if step == 12:
-            optimizer.state[ddp.module.norm.weight] = {}
-    side.finish(ddp, optimizer)
+@after_step("the optimizer's state changed in between", OVERLAPS, make=adam)
+def state_changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 5 == 4:
+        for values in optimizer.state.values():
+            values["exp_avg"].mul_(0.5)
+    if step == 8:
+        optimizer.state.clear()
+    if step == 12:
+        optimizer.state[ddp.module.norm.weight] = {}
 
 
-@feature("the optimizer pickled and copied after `step`", OVERLAPS)
-def optimizer_copied(side: Side) -> None:
-    ddp, optimizer = begin(side, adam)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 5 == 4:
-            side.note("copy", copy.deepcopy(optimizer).state_dict())
-        if step % 5 == 2:
-            side.note("file", _loaded_whole(optimizer).state_dict())
-    side.finish(ddp, optimizer)
+@after_step("the optimizer pickled and copied after `step`", OVERLAPS, make=adam)
+def optimizer_copied(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+    if step % 5 == 4:
+        side.note("copy", copy.deepcopy(optimizer).state_dict())
+    if step % 5 == 2:
+        side.note("file", _loaded_whole(optimizer).state_dict())
 
 
 def _loaded_whole(what: Any) -> Any:
