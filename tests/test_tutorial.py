@@ -1,0 +1,76 @@
+"""The tutorial's script, changes and commands, carried out as it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncline.model.run import Run
+from tests.pages import text_of
+from tests.testbed.machine import require_namespaces
+from tests.timeouts import JOB_DEADLINE_S
+
+STEPS = r"range\(600\)"
+
+
+def blocks(language: str) -> list[str]:
+    pattern = rf"^```{language}\n(.*?)^```"
+    return re.findall(pattern, text_of("tutorial.md"), re.MULTILINE | re.DOTALL)
+
+
+def changed(script: str) -> str:
+    """Return the script with the tutorial's lines taken out and put in, and its new end."""
+    (diff,) = blocks("diff")
+    out = [line[1:] for line in diff.splitlines() if line.startswith("-")]
+    new = [line[1:] for line in diff.splitlines() if line.startswith("+")]
+    for old, line in zip(
+        ["import torch", *out], ["import torch\n" + new[0], *new[1:]], strict=True
+    ):
+        assert script.count(old + "\n") == 1
+        script = script.replace(old + "\n", line + "\n")
+    ending = "torch.distributed.destroy_process_group()"
+    assert script.count(ending) == 1
+    return script.replace(ending, blocks("python")[1] + ending)
+
+
+def carried_out(folder: Path, script: str) -> str:
+    (folder / "train.py").write_text(script)
+    command = shlex.split(blocks("console")[0].removeprefix("$ "))
+    assert command[0] == "syncline"
+    assert command[-2] == "python"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("syncline"), *command[1:-2], sys.executable, command[-1]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=JOB_DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _hosts() -> None:
+    require_namespaces()
+
+
+def test_the_scripts_run_for_a_few_steps(tmp_path: Path) -> None:
+    script, count = re.subn(STEPS, "range(4)", blocks("python")[0])
+    assert count == 1
+    assert "ms a step" in carried_out(tmp_path, script)
+    assert "times as fast" in carried_out(tmp_path, changed(script))
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_whole_training_says_what_it_gained(tmp_path: Path) -> None:
+    assert "times as fast as stock DDP" in carried_out(tmp_path, changed(blocks("python")[0]))
+    record = Run.load(tmp_path / "report" / "run.json")
+    assert record.workers == 2
+    assert record.baseline is not None
