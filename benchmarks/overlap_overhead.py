@@ -45,10 +45,11 @@ from syncline.model.plan import Plan
 from syncline.parallel import engine_executor
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
+from syncline.parallel.engine.engine import Engine
 from syncline.parallel.engine_executor import EngineExecutor
+from syncline.parallel.measured_iterations import MeasuredIterations
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
-from syncline.parallel.stage_runner import StageRunner
 from syncline.planners.overlap import Overlap
 from syncline.training.models.language import TransformerLanguageModel
 from syncline.training.models.vision import ResNet20, ResNet50
@@ -72,8 +73,8 @@ OURS = (
     Watched("end of backward", EngineExecutor, "_end"),
     Watched("gradients", EngineExecutor, "_before"),
     Watched("gradients", EngineExecutor, "_accumulated"),
-    Watched("buckets", EngineExecutor, "_take_bucket"),
-    Watched("iterations", StageRunner, "begin_forward"),
+    Watched("ready", Engine, "ready"),
+    Watched("iterations", MeasuredIterations, "begin_forward"),
 )
 """Where the training thread enters our code."""
 

@@ -493,7 +493,7 @@ def reads_in_the_midst_of_changes() -> dict[str, Any]:
 def reads_a_broken_property() -> list[str]:
     """Return what is said where the reading of a property fails inside."""
     ddp = DistributedDataParallel(Plain())
-    del planned_training(ddp).runner.stage
+    del planned_training(ddp).runner.iterations.stage
     said = []
     for name in ("phase", "plan", "measuring"):
         try:

@@ -278,7 +278,7 @@ def test_a_property_that_fails_says_why(workers: WorkerPool) -> None:
         for name, text in zip(("phase", "plan", "measuring"), said, strict=True):
             expected = f"InternalError: {name} cannot be read: "
             assert text.startswith(expected)
-            assert text.endswith("'StageRunner' object has no attribute 'stage'")
+            assert text.endswith("'MeasuredIterations' object has no attribute 'stage'")
 
 
 @pytest.mark.parametrize("stock_outside", [False, True])

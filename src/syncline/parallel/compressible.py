@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
+from syncline.errors import UserError
+from syncline.measure.gradient_hooks import weakly
+from syncline.model.recipe import Recipe
+from syncline.parallel.engine.compression import Compressing
 from syncline.parallel.planned_training import PlannedTraining, UnplannedTraining
+from syncline.parallel.requirements import require_fitting
 from syncline.sparse.session import Scaler
 
 
@@ -30,7 +35,16 @@ class Compressible:
             UserError: no compression was asked for, training has begun, or the check would make
                 dense steps.
         """
-        self._compressed().scaled_by(scaler)
+        training, compressing = self._compressed("scaled_by")
+        if not scaler.is_enabled():
+            return
+        if training.tuning.settings.check and isinstance(compressing.compression, Recipe):
+            raise UserError(
+                "with a scaler, what sparse exchange has left over could be lost with a dense step "
+                "that is skipped; make the wrapper with check=False, so that no step is dense"
+            )
+        compressing.follow(scaler)
+        training.stop_deferring("a scaler reads all gradients before each step")
 
     def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute gradients at the weights as they will be once residuals are applied.
@@ -49,7 +63,10 @@ class Compressible:
             UserError: no sparse exchange was asked for, training has begun, or it is another
                 optimizer, of another model, or was given before.
         """
-        self._compressed().step_ahead(optimizer)
+        training, compressing = self._compressed("step_ahead")
+        settle = weakly(training.settle)
+        compressing.step_ahead(training.wrapped.module, optimizer, settle=settle)
+        training.stop_deferring("step_ahead puts the weights back before each of them")
 
     def compression_state_dict(self) -> dict[str, Any]:
         """Return what this rank must save of a compressed training; every rank saves its own.
@@ -61,7 +78,10 @@ class Compressible:
             UserError: no compression was asked for.
             PeerError: a rank failed or did not answer within the group's timeout.
         """
-        return self._compressed().compression_state()
+        training, compressing = self._compressed()
+        training.settle()
+        plan = training.findings.plan
+        return compressing.state_dict(plan, decided=training.stage.is_steady)
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what this rank has saved; before the first forward pass, on all ranks.
@@ -74,10 +94,22 @@ class Compressible:
             UserError: no compression was asked for, or training has begun.
             MismatchError: the state is of another compression, model, rank or number of ranks.
         """
-        self._compressed().load_compression_state(state)
+        training, compressing = self._compressed("load_compression_state_dict")
+        decided, plan = compressing.load_state_dict(state)
+        if plan is not None:
+            require_fitting(plan, training.wrapped, "plan of the state")
+        # Without the check no step is dense, so an earlier decision for dense buckets is ignored.
+        if decided and (plan is not None or training.tuning.settings.check):
+            training.tuning.resume(plan)
 
-    def _compressed(self) -> PlannedTraining:
-        training = self._training
-        training.require_compression()
+    def _compressed(self, method: str | None = None) -> tuple[PlannedTraining, Compressing]:
+        """Return what trains and compresses, before the first iteration if a method says so."""
+        training, compressing = self._training, self._training.wrapped.compressing
+        if compressing is None:
+            raise UserError(
+                "this wrapper was made without compression; give it compression=Recipe(...)"
+            )
+        if method is not None:
+            training.require_not_begun(method)
         assert isinstance(training, PlannedTraining)  # others are refused compression
-        return training
+        return training, compressing

@@ -161,20 +161,12 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         self._training: UnplannedTraining
         reason = why_untried() or wrapped.why_not_planned()
         if reason is not None:
-            self._train_unplanned(wrapped, reason, compression)
+            self._training = UnplannedTraining(wrapped, reason, compression)
             return
         if compression is not None:
             wrapped.compressing = Compressing(compression, wrapped.parameters, self.process_group)
         memory = None if cache is False else Memory(None if cache is True else Path(cache))
         self._training = PlannedTraining(wrapped, settings, memory)
-
-    def _train_unplanned(
-        self, wrapped: Wrapped, reason: str, compression: Compression | None
-    ) -> None:
-        """Train with DDP's own buckets, and log why."""
-        if compression is not None:
-            raise UserError(f"gradients cannot be compressed here: {reason}")
-        self._training = UnplannedTraining(wrapped, reason)
 
     # ------------------------------------------------------------------ training
 
@@ -184,8 +176,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         training = self._training
         if training.runner is not None and training.wrapped.ddp is not self and not training.begun:
             wrapped = Wrapped(self, training.wrapped.parameters)
-            self._train_unplanned(wrapped, COPIED, training.compression)
-            training = self._training
+            training = UnplannedTraining(wrapped, COPIED, training.wrapped.compressing)
+            self._training = training
         # Checked here: inside any function that is called from here it would be None.
         compiled = eval_frame_callback() is not None
         training.begin_forward((inputs, kwargs), compiled=compiled)

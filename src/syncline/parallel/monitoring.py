@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from syncline.model.network import Network
@@ -12,7 +13,6 @@ from syncline.model.run import Run
 from syncline.parallel.planned_training import UnplannedTraining
 from syncline.parallel.properties import with_own_errors
 from syncline.parallel.record import record_of
-from syncline.parallel.stages import Findings
 from syncline.torch_private import exposed_communication_ns, logging_data
 
 
@@ -25,34 +25,27 @@ class Monitored:
     @property
     def phase(self) -> str:
         """The stage of training: ``"measuring DDP"``, ``"profiling"``, ..., ``"steady"``."""
-        runner = self._training.runner
-        return "steady" if runner is None else runner.stage.name
+        return self._training.stage.name
 
     @property
     def measuring(self) -> bool:
         """Whether measurement and check are not finished."""
-        runner = self._training.runner
-        return runner is not None and not runner.steady
+        return not self._training.stage.is_steady
 
     @property
     def plan(self) -> Plan | None:
         """The plan that runs now; None while DDP's own buckets do."""
-        runner = self._training.runner
-        return None if runner is None else runner.stage.plan
+        return self._training.stage.plan
 
     @property
     def profile(self) -> Profile | None:
         """The measured or given profile, once there is one."""
-        return self._findings().profile
+        return self._training.findings.profile
 
     @property
     def network(self) -> Network | None:
         """The probed or given network, once there is one."""
-        return self._findings().network
-
-    def _findings(self) -> Findings:
-        runner = self._training.runner
-        return Findings() if runner is None else runner.tuning.findings
+        return self._training.findings.network
 
     @property
     def exposed_communication_s(self) -> float | None:
@@ -89,7 +82,7 @@ class Monitored:
         found, plan = now.tuning.findings, now.stage.plan
         known: dict[str, float | None] = {
             "iteration": now.iteration,
-            "steady": now.steady,
+            "steady": now.stage.is_steady,
             "iteration_s": now.iteration_s,
             "ddp_iteration_s": found.baseline.iteration_s if found.baseline else None,
             "predicted_iteration_s": found.predicted_planned_s,
@@ -117,15 +110,17 @@ class Monitored:
         from syncline.report.bundle import Bundle
         from syncline.report.page import save
 
-        runner = self._training.runner
-        tuning = runner.progress.tuning if runner is not None else None
-        bundle = Bundle(
-            run=run or self.run_record(),
-            profile=tuning.findings.profile if tuning else None,
-            network=tuning.findings.network if tuning else None,
-            plan=tuning.running_plan if tuning else None,
-            comparison=tuning.findings.comparison if tuning else None,
-            timeline_predicted=tuning.predicted_timeline if tuning else None,
-            timeline_measured=tuning.measured_timeline if tuning else None,
-        )
+        bundle, runner = Bundle(run=run or self.run_record()), self._training.runner
+        if runner is not None:
+            tuning = runner.progress.tuning
+            found, ddp = tuning.findings, tuning.settings.ddp
+            bundle = dataclasses.replace(
+                bundle,
+                profile=found.profile,
+                network=found.network,
+                plan=found.running_plan(ddp),
+                comparison=found.comparison,
+                timeline_predicted=found.predicted_timeline(ddp),
+                timeline_measured=tuning.measured_timeline,
+            )
         return save(bundle, directory)

@@ -8,62 +8,60 @@ to torch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from syncline.errors import UserError
 from syncline.measure.exchange import telling_lost_peers
-from syncline.measure.gradient_hooks import weakly
 from syncline.measure.observer import tensors_in
 from syncline.measure.step_hooks import before_steps
-from syncline.model.recipe import Compression, Recipe
 from syncline.parallel.agreement import require_same_ranks
-from syncline.parallel.engine.compression import Compressing
+from syncline.parallel.executor import Executor
 from syncline.parallel.log import warn
+from syncline.parallel.measured_iterations import Forward
 from syncline.parallel.memory import Memory
 from syncline.parallel.overlap.averages import average_with_torch
 from syncline.parallel.overlap.deferral import Deferral
 from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.parallel.overlap.guard import Guard
 from syncline.parallel.reducer import Reducer
-from syncline.parallel.requirements import (
-    TENSOR_PARALLEL,
-    require_fitting,
-    require_outermost,
-    why_not_compiled,
-)
-from syncline.parallel.stage_runner import Forward, StageRunner
-from syncline.parallel.stages import Settings
+from syncline.parallel.requirements import TENSOR_PARALLEL, require_outermost, why_not_compiled
+from syncline.parallel.stage_runner import StageRunner
+from syncline.parallel.stages import Findings, Settings, Stage
 from syncline.parallel.tuning import Tuning
 from syncline.parallel.unexchanged import UnexchangedWatch
 from syncline.parallel.wrapped import Wrapped
-from syncline.sparse.session import Scaler
-from syncline.torch_private import (
-    disable_dynamo,
-    is_compiled,
-    is_joining,
-    is_tensor_parallel,
-)
+from syncline.torch_private import disable_dynamo, is_compiled, is_joining, is_tensor_parallel
 
 
 class UnplannedTraining:
-    """A training that torch's class makes alone: nothing is measured, planned or deferred."""
+    """A training that torch's class makes alone: nothing is measured, planned or deferred.
 
-    def __init__(self, wrapped: Wrapped, why: str | None = None) -> None:
+    Args:
+        wrapped: what is trained.
+        why: why nothing is planned, for the log; None of a copy.
+        compression: that the user has asked for, if any.
+
+    Raises:
+        UserError: compression was asked for, which needs a plan.
+    """
+
+    runner: StageRunner | None = None
+    """What moves through the stages of a planned training."""
+
+    def __init__(
+        self, wrapped: Wrapped, why: str | None = None, compression: object = None
+    ) -> None:
+        if compression is not None:
+            raise UserError(f"gradients cannot be compressed here: {why}")
         self.wrapped = wrapped
         self.why = why
-        """Why nothing is planned; None of a copy."""
+        self._nothing = Executor(wrapped, lambda: None)
         self._unexchanged = UnexchangedWatch(wrapped)
         if why is not None:
             warn(f"training with DDP's own buckets: {why}")
-
-    @property
-    def runner(self) -> StageRunner | None:
-        """What moves through the stages of a planned training."""
-        return None
 
     @property
     def begun(self) -> bool:
@@ -71,19 +69,24 @@ class UnplannedTraining:
         return False
 
     @property
+    def executor(self) -> Executor:
+        """What exchanges the gradients; here torch alone does."""
+        return self._nothing
+
+    @property
     def deferral(self) -> Deferral | None:
         """What waits for the next forward pass, where anything can."""
-        return None
+        return self.executor.deferral
 
     @property
-    def compressing(self) -> Compressing | None:
-        """What exchanges lossy messages, if the user has asked for any."""
-        return self.wrapped.compressing
+    def stage(self) -> Stage:
+        """The stage that training is in."""
+        return Stage(name="steady")
 
     @property
-    def compression(self) -> Compression | None:
-        """How gradients are compressed, if at all."""
-        return None if self.compressing is None else self.compressing.compression
+    def findings(self) -> Findings:
+        """What is known by now."""
+        return Findings()
 
     @disable_dynamo
     def begin_forward(self, batch: object, *, compiled: bool) -> None:  # noqa: ARG002
@@ -98,6 +101,7 @@ class UnplannedTraining:
     @disable_dynamo
     def leave_forward(self) -> None:
         """Call when a forward pass is over, also by an error."""
+        self.executor.end_forward()
 
     @disable_dynamo
     def end_forward(self, output: Any) -> None:
@@ -107,10 +111,7 @@ class UnplannedTraining:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
 
     def leave_training(self) -> None:
-        """Call when the model is put into evaluation mode."""
-
-    def leave_engine(self) -> None:
-        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
+        """Call when the model is put into evaluation mode: the time there is not measured."""
 
     def begin_join(self) -> None:
         """Call when uneven inputs are prepared for."""
@@ -118,12 +119,16 @@ class UnplannedTraining:
     def end_join(self) -> None:
         """Call when uneven inputs are over."""
 
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
+
     def follow_reducer(self) -> None:
         """Call when the graph was declared static."""
+        self.executor.follow()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
         """Return a context for the making of buckets, in which gradients stay what they are."""
-        return nullcontext()
+        return self.executor.keeping_gradients()
 
     def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:  # noqa: ARG002
         """Defer the updates of an optimizer."""
@@ -147,14 +152,6 @@ class UnplannedTraining:
                 "pass"
             )
 
-    def require_compression(self) -> Compressing:
-        """Return what compresses; raise a UserError without it."""
-        if self.compressing is None:
-            raise UserError(
-                "this wrapper was made without compression; give it compression=Recipe(...)"
-            )
-        return self.compressing
-
 
 class PlannedTraining(UnplannedTraining):
     """A training that is measured, planned and overlapped.
@@ -165,9 +162,10 @@ class PlannedTraining(UnplannedTraining):
         memory: where rank 0 keeps what it finds; None for nowhere.
     """
 
+    runner: StageRunner
+
     def __init__(self, wrapped: Wrapped, settings: Settings, memory: Memory | None) -> None:
         super().__init__(wrapped)
-        self._settings = settings
         self._joined = False
         """Whether our ``join`` context has ended, and no other one has begun since."""
         self._reported_synchronous: str | None = None
@@ -175,7 +173,8 @@ class PlannedTraining(UnplannedTraining):
         self._consistency_checks_left = 2 if settings.overlap_optimizers else 1
         self.tuning = Tuning(wrapped, settings, memory)
         self.reducer = Reducer(wrapped, self._end_iteration)
-        self._runner = StageRunner(wrapped, self.tuning, self.reducer)
+        self.runner = StageRunner(wrapped, self.tuning, self.reducer)
+        self._iterations = self.runner.iterations
         if settings.overlap_optimizers:
             wrapped.will_overlap = True
             before_steps.add(self._overlap_at_first_step)
@@ -183,39 +182,44 @@ class PlannedTraining(UnplannedTraining):
             self.reducer.meet(settings.plan)
 
     @property
-    def runner(self) -> StageRunner:
-        """What moves through the stages."""
-        return self._runner
-
-    @property
     def begun(self) -> bool:
         """Whether an iteration has begun."""
-        return self._runner.begun
+        return self._iterations.begun
 
     @property
-    def deferral(self) -> Deferral | None:
-        """What waits for the next forward pass, where anything can."""
-        return self.reducer.executor.deferral
+    def executor(self) -> Executor:
+        """What exchanges the gradients now."""
+        return self.reducer.executor
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that training is in."""
+        return self._iterations.stage
+
+    @property
+    def findings(self) -> Findings:
+        """What is known by now."""
+        return self.tuning.findings
 
     # ------------------------------------------------------------------ training
 
     @disable_dynamo
     def begin_forward(self, batch: object, *, compiled: bool) -> None:
         """Prepare a forward pass of a batch; see :meth:`UnplannedTraining.begin_forward`."""
-        runner, compressing = self.runner, self.compressing
-        if not runner.begun:
+        runner, compressing = self.runner, self.wrapped.compressing
+        if not self.begun:
             require_outermost(self.wrapped)
         if compiled and self.wrapped.why_not_deferred is None:
             self.stop_deferring(why_not_compiled(self.wrapped.module))
         super().begin_forward(batch, compiled=compiled)
-        self.reducer.executor.look()
+        self.executor.look()
         if self._joins():
             runner.leave_engine()
         else:
             runner.return_to_engine()
         if compressing is not None:
             compressing.forget_delivered()
-        if not runner.begun and torch.is_grad_enabled() and not self._joins():
+        if not self.begun and torch.is_grad_enabled() and not self._joins():
             # Under no_sync(), too: there a reducer also notes which parameters are used, so it must
             # not be replaced between that backward pass and the one that is exchanged.
             if compressing is not None:
@@ -224,37 +228,32 @@ class PlannedTraining(UnplannedTraining):
         exchanged = self._is_exchanged()
         if exchanged:
             self.reducer.make_changes()
-        runner.begin_forward(self._forward_now())
-        self.reducer.executor.begin_forward(exchanged=exchanged)
-
-    @disable_dynamo
-    def leave_forward(self) -> None:
-        """Call when a forward pass is over, also by an error."""
-        self.reducer.executor.end_forward()
+        self._iterations.begin_forward(self._forward_now())
+        self.executor.begin_forward(exchanged=exchanged)
 
     @disable_dynamo
     def end_forward(self, output: Any) -> None:
         """Call with the output of a forward pass."""
         if self._is_exchanged():
-            self.reducer.executor.expect(output)
-        self.runner.end_forward(self._forward_now(), output)
+            self.executor.expect(output)
+        self._iterations.end_forward(self._forward_now(), output)
 
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
         # What is exchanged before a change that waits is no iteration of the stage that comes.
         if not self.reducer.changing:
-            self.reducer.executor.expect(loss)
+            self.executor.expect(loss)
             if self._forward_now() is Forward.EXCHANGED:
-                self.runner.expect_backward(loss)
+                self._iterations.expect_backward(loss)
 
     def leave_training(self) -> None:
         """Call when the model is put into evaluation mode: the time there is not measured."""
-        self.runner.leave_training()
+        self._iterations.leave_training()
 
     @disable_dynamo
     def _end_iteration(self) -> None:
         """Call at the end of a backward pass, once its gradients are exchanged, on all ranks."""
-        if not self.runner.begun or self._joins():
+        if not self.begun or self._joins():
             return
         with telling_lost_peers("at the end of a backward pass"):
             self.reducer.make_final()
@@ -266,7 +265,7 @@ class PlannedTraining(UnplannedTraining):
     def _require_same_ranks(self) -> None:
         """Make sure that all ranks have begun the same training."""
         self._consistency_checks_left -= 1
-        wrapped, compressing = self.wrapped, self.compressing
+        wrapped, compressing = self.wrapped, self.wrapped.compressing
         state = None if compressing is None else compressing.description()
         require_same_ranks(wrapped.optimizers, state, wrapped.module, wrapped.group)
 
@@ -303,14 +302,6 @@ class PlannedTraining(UnplannedTraining):
         """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
         self.runner.leave_engine()
 
-    def follow_reducer(self) -> None:
-        """Call when the graph was declared static."""
-        self.reducer.executor.follow()
-
-    def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context for the making of buckets, in which gradients stay what they are."""
-        return self.reducer.executor.keeping_gradients()
-
     # ------------------------------------------------------------------ the update
 
     def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:
@@ -327,7 +318,7 @@ class PlannedTraining(UnplannedTraining):
             self.stop_deferring(TENSOR_PARALLEL)
         self._report_synchronous()
         average_with_torch()
-        self.reducer.executor.let_defer()
+        self.executor.let_defer()
 
     def _deferral_now(self) -> Deferral | None:
         return self.deferral
@@ -343,7 +334,7 @@ class PlannedTraining(UnplannedTraining):
     def stop_deferring(self, reason: str) -> None:
         """Make updates at once from now on, and log the reason if that is a change."""
         self.wrapped.why_not_deferred = reason
-        self.reducer.executor.stop_deferring()
+        self.executor.stop_deferring()
         self._report_synchronous()
 
     def _report_synchronous(self) -> None:
@@ -353,43 +344,3 @@ class PlannedTraining(UnplannedTraining):
         if defers and reason not in (None, self._reported_synchronous):
             self._reported_synchronous = reason
             warn(f"overlap: updates are synchronous: {reason}")
-
-    # ------------------------------------------------------------------ compression
-
-    def scaled_by(self, scaler: Scaler) -> None:
-        """Let a scaler skip steps of a compressed training."""
-        compressing = self.require_compression()
-        self.require_not_begun("scaled_by")
-        if not scaler.is_enabled():
-            return
-        if self._settings.check and isinstance(compressing.compression, Recipe):
-            raise UserError(
-                "with a scaler, what sparse exchange has left over could be lost with a dense step "
-                "that is skipped; make the wrapper with check=False, so that no step is dense"
-            )
-        compressing.follow(scaler)
-        self.stop_deferring("a scaler reads all gradients before each step")
-
-    def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compute gradients at the weights as they will be once residuals are applied."""
-        compressing = self.require_compression()
-        self.require_not_begun("step_ahead")
-        compressing.step_ahead(self.wrapped.module, optimizer, settle=weakly(self.settle))
-        self.stop_deferring("step_ahead puts the weights back before each of them")
-
-    def compression_state(self) -> dict[str, Any]:
-        """Return what this rank must save of a compressed training."""
-        compressing = self.require_compression()
-        self.settle()
-        return compressing.state_dict(self.tuning.findings.plan, decided=self.runner.steady)
-
-    def load_compression_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved."""
-        compressing = self.require_compression()
-        self.require_not_begun("load_compression_state_dict")
-        decided, plan = compressing.load_state_dict(state)
-        if plan is not None:
-            require_fitting(plan, self.wrapped, "plan of the state")
-        # Without the check no step is dense, so an earlier decision for dense buckets is ignored.
-        if decided and (plan is not None or self._settings.check):
-            self.tuning.resume(plan)

@@ -64,7 +64,7 @@ def record_of(
             iterations=len(times_s),
         )
     overhead = None
-    if now.steady and baseline is not None:
+    if now.stage.is_steady and baseline is not None:
         measuring = [phase for phase in now.phases if phase.name != now.stage.name]
         spent = sum(phase.seconds for phase in measuring) / baseline.iteration_s
         overhead = max(spent - sum(phase.iterations for phase in measuring), 0.0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 from syncline.measure.gradient_hooks import GradientHooks, weakly
@@ -11,6 +10,7 @@ from syncline.model.plan import Plan
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.engine.layout import difference_from_plan
 from syncline.parallel.engine.recording import BucketRecorder, Recorded
+from syncline.parallel.executor import Executor
 from syncline.parallel.watches import PaceSample
 from syncline.parallel.wrapped import Wrapped
 from syncline.torch_private import (
@@ -25,21 +25,18 @@ from syncline.torch_private import (
 )
 
 
-class ReducerExecutor:
+class ReducerExecutor(Executor):
     """Follows the reducer, so that the end of every exchanged backward pass is seen.
 
     Forward passes cannot be counted instead: one rank may make more of them than another, such as
-    to log a sample. See :class:`~syncline.parallel.executor.Executor`.
+    to log a sample.
 
     Args:
         wrapped: the module.
         plan: whose messages are the buckets; None for DDP's own.
-        finished: called at the end of every backward pass that the reducer has exchanged.
+        finished: as for any executor.
         record: note when each bucket is issued and complete, through a communication hook.
     """
-
-    deferral = None
-    needs_views = False
 
     def __init__(
         self,
@@ -49,20 +46,16 @@ class ReducerExecutor:
         *,
         record: bool = False,
     ) -> None:
-        self._wrapped = wrapped
+        planned = () if plan is None else (plan.message_tensors(), plan.message_bytes())
+        super().__init__(wrapped, finished, *planned)
         self._plan = plan
-        self._finished = finished
         self._order: list[str] = []
         """The names of the reducer's parameters, in their order."""
         self._recorder = BucketRecorder(wrapped.group, wrapped.clock) if record else None
-        self.buckets: Sequence[range] = () if plan is None else plan.message_tensors()
-        self.bucket_bytes: Sequence[int] = () if plan is None else plan.message_bytes()
         self._hooks = GradientHooks()
         self._reducer: Any = None
-        self._expected = False
-        """Whether the reducer exchanges the next backward pass."""
         self._begun = False
-        """Whether that backward pass has reached a gradient."""
+        """Whether the expected backward pass has reached a gradient."""
         self._task = -1
         """The number of the backward pass at whose end we look; those inside it have their own."""
         self._is_static = False
@@ -99,9 +92,12 @@ class ReducerExecutor:
     def follow(self) -> None:
         """Follow it anew: which of its parameters get gradients may have changed."""
         self.stop()
+        self._forget()
+        self.start(self._order)
+
+    def _forget(self) -> None:
         self._expected = self._begun = False
         self._task = -1
-        self.start(self._order)
 
     def expect(self, output: Any) -> None:
         """Call with the output of a forward pass whose gradients will be exchanged."""
@@ -114,8 +110,7 @@ class ReducerExecutor:
     def look(self) -> None:
         """Call before a forward pass: the end of a backward pass inside another is seen here."""
         if self._reducer is not None and self._begun and is_finalized(self._reducer):
-            self._expected = self._begun = False
-            self._task = -1
+            self._forget()
             self._finished()
 
     @disable_dynamo
@@ -133,22 +128,6 @@ class ReducerExecutor:
         # The reducer queues its last work when the last gradient is there, so by the end of this
         # backward pass; what is queued then comes after it.
         queue_callback(lambda: queue_callback(self.look))
-
-    def begin_forward(self, *, exchanged: bool) -> None:
-        """Nothing waits for a forward pass."""
-
-    def end_forward(self) -> None:
-        """Nothing waits for a forward pass."""
-
-    def let_defer(self) -> None:
-        """The reducer defers nothing."""
-
-    def stop_deferring(self) -> None:
-        """The reducer defers nothing."""
-
-    def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing: gradients are no views that could change."""
-        return nullcontext()
 
     # ------------------------------------------------------------------ what was observed
 
@@ -174,7 +153,7 @@ class ReducerExecutor:
         """Return what was noted of the exchange since the last call."""
         return self._recorder.take() if self._recorder is not None else []
 
-    def pace(self, _: float) -> PaceSample | None:
+    def pace(self, iteration_s: float) -> PaceSample | None:  # noqa: ARG002
         """Return the passes of the last iteration that the reducer timed."""
         data = self._logged = logging_data(self._wrapped.ddp)
         if not data.get("backward_compute_time"):
@@ -183,6 +162,3 @@ class ReducerExecutor:
             computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
             communication_s=data["backward_comm_time"] / NS_PER_S,
         )
-
-    def flushed(self, *, always: bool = False) -> None:
-        """Nothing runs under forward passes, so nothing can be read too early."""

@@ -70,6 +70,11 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     """Report as soon as every step asks for a norm, which can be planned for."""
 
     @property
+    def is_steady(self) -> bool:
+        """Whether measuring is over: it lasts until something changes."""
+        return self.iterations == 0
+
+    @property
     def observes_one_more(self) -> bool:
         """Whether another iteration must begin before the last one is known.
 

@@ -50,7 +50,7 @@ class Tuning:
 
     def __init__(self, job: Wrapped, settings: Settings, memory: Memory | None = None) -> None:
         self._job = job
-        self._settings = settings
+        self.settings = settings
         self._memory = memory
         self._measurements = RankMeasurements(job)
         self._policy: Policy | None = None
@@ -64,16 +64,6 @@ class Tuning:
         self.measured_timeline: Timeline | None = None
         self.events: list[Event] = []
         self.iteration = 0
-
-    @property
-    def running_plan(self) -> Plan | None:
-        """The plan that runs, or DDP's own buckets as a plan; None before there is a profile."""
-        return self.findings.running_plan(self._settings.ddp)
-
-    @property
-    def predicted_timeline(self) -> Timeline | None:
-        """The prediction for what runs, where one was made."""
-        return self.findings.predicted_timeline(self._settings.ddp)
 
     def snapshot(self) -> Self:
         """Return a copy that later decisions do not change."""
@@ -93,9 +83,9 @@ class Tuning:
         if self._measurements.rank == 0:
             remembered = None
             if self._memory is not None:
-                remembered = self._memory.recall(self._job, self._settings, batch)
+                remembered = self._memory.recall(self._job, self.settings, batch)
             self._policy = Policy(
-                self._settings,
+                self.settings,
                 self._measurements.everything_at_once(),
                 self._job.deferring,
                 remembered=remembered,
@@ -106,11 +96,11 @@ class Tuning:
 
     def advance(self, stage: Stage, result: StageResult) -> Stage:
         """Return the stage after one that is over; all ranks call it."""
-        found = self._measurements.measurement(stage, result, self._settings, self.findings)
+        found = self._measurements.measurement(stage, result, self.settings, self.findings)
         if stage.record:
             self._show(result)
         next_stage = self._follow(found)
-        if next_stage.iterations == 0 and self._memory is not None and self._policy is not None:
+        if next_stage.is_steady and self._memory is not None and self._policy is not None:
             self._memory.keep(self._policy.findings)
         return next_stage
 
@@ -160,7 +150,7 @@ class Tuning:
 
         The program may have done something else in one of them, such as to evaluate.
         """
-        running = self.running_plan
+        running = self.findings.running_plan(self.settings.ddp)
         if running is None:
             return
         timelines = [

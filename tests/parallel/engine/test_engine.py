@@ -35,7 +35,7 @@ def waiting(messages: int, landing: int) -> tuple[Engine, Landings, SimpleNamesp
     landings = Landings(round_, landing)
     engine = object.__new__(Engine)
     vars(engine).update(
-        _round=round_,
+        round=round_,
         _lock=threading.Lock(),
         _for_trainer=landings,
         _error=None,

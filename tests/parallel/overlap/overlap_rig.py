@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from syncline.parallel import engine_executor
 from syncline.parallel.ddp import DistributedDataParallel, planned_training
 from syncline.parallel.engine.dense_transport import DenseTransport, Work
-from syncline.parallel.engine.engine import Engine, Round
+from syncline.parallel.engine.engine import Engine
+from syncline.parallel.engine.message_threads import Round
 from syncline.parallel.overlap.deferral import Deferral
 from tests.parallel.overlap.overlap_plans import Style, plan_of, ready_order
 from tests.timeouts import DEADLINE_S
@@ -313,7 +314,7 @@ class HeldTransport:
         self._threads = ThreadPoolExecutor(MOST_MESSAGES)
         self._sent = self._allowed = self._under_way = self._most = 0
         self.bounded = inner.bounded
-        self.halves_say_when_sent = inner.halves_say_when_sent
+        self.halves_are_rings = inner.halves_are_rings
         self.workers, self.rank = inner.workers, inner.rank
 
     def mark(self) -> Any:
@@ -365,8 +366,7 @@ def holding(let_through: float) -> Iterator[None]:
     Args:
         let_through: the part of each round's messages that lands before ``backward`` ends.
     """
-    wait, wait_all, finish, begin = Engine.wait, Engine.wait_all, Engine.finish, Engine.begin
-    norms = Engine.norms
+    wait, wait_all, begin, norms = Engine.wait, Engine.wait_all, Engine.begin, Engine.norms
     transport_for, suspend = vars(engine_executor)["transport_for"], Deferral.suspend_gradients
 
     def held(engine: Engine) -> HeldTransport:
@@ -389,17 +389,13 @@ def holding(let_through: float) -> Iterator[None]:
         held(self).allow(max(messages, default=-1) + 1)
         wait(self, tensors, of)
 
-    def held_wait_all(self: Engine) -> None:
+    def held_wait_all(self: Engine, *, on_host: bool = False) -> None:
         held(self).allow(len(self.plan.messages))
-        wait_all(self)
+        wait_all(self, on_host=on_host)
 
     def held_norms(self: Engine) -> torch.Tensor:
         held(self).allow(self.plan.last_sum + 1)
         return norms(self)
-
-    def held_finish(self: Engine) -> None:
-        held(self).allow(len(self.plan.messages))
-        finish(self)
 
     def held_suspend(self: Deferral) -> None:
         engine = self.engine
@@ -412,7 +408,6 @@ def holding(let_through: float) -> Iterator[None]:
         (Engine, "begin"): held_begin,
         (Engine, "wait"): held_wait,
         (Engine, "wait_all"): held_wait_all,
-        (Engine, "finish"): held_finish,
         (Engine, "norms"): held_norms,
         (Deferral, "suspend_gradients"): held_suspend,
         (engine_executor, "transport_for"): lambda group, device: HeldTransport(

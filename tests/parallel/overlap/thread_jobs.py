@@ -16,7 +16,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from syncline.errors import SynclineError
 from syncline.parallel.ddp import planned_training
-from syncline.parallel.overlap import averages, deferral, deferred_optimizer, guard, pending
+from syncline.parallel.overlap import (
+    averages,
+    deferral,
+    deferred_optimizer,
+    guard,
+    pending,
+    pending_gradients,
+)
 from tests.parallel.overlap.overlap_jobs import _attempted, _beside_stock
 from tests.parallel.overlap.overlap_loops import begin
 from tests.parallel.overlap.overlap_models import loss_of
@@ -90,10 +97,10 @@ def forward_beside_an_update(mutant: bool) -> list[str]:
     Args:
         mutant: without the lock.
     """
-    modules = (averages, deferral, deferred_optimizer, guard, pending) if mutant else ()
+    modules = (averages, deferral, deferred_optimizer, guard, pending, pending_gradients)
     pending.keep_updates_whole_in_forks()  # with the real lock
     try:
-        with patched({(module, "UPDATES"): _NoLock() for module in modules}):
+        with patched({(module, "UPDATES"): _NoLock() for module in modules if mutant}):
             found = _beside_stock(_forward_beside_an_update, Style(), 0.0)
     except (SynclineError, RecursionError) as error:
         if not mutant:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
 
 from syncline.measure.keepalive import keepalive
 from syncline.model.plan import MessageCollective
@@ -26,6 +27,23 @@ def bucket_elements(bucket: GradBucket) -> torch.Tensor:
     if bucket.parameters()[0].is_complex() and not buffer.is_complex():
         return torch.view_as_complex(buffer.view(-1, 2))
     return buffer
+
+
+def scale(bucket: GradBucket, group: dist.ProcessGroup) -> None:
+    """Multiply a bucket as the reducer does before the sum, so that results agree to the bit."""
+    bucket_elements(bucket).mul_(1.0 / dist.get_world_size(group))
+
+
+def sum_then(
+    bucket: GradBucket,
+    group: dist.ProcessGroup,
+    then: Callable[[Future[list[torch.Tensor]]], torch.Tensor],
+) -> Future[torch.Tensor]:
+    """Begin to sum a bucket over a group; ``then`` returns its buffer once that is complete."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert work is not None
+    future: Future[torch.Tensor] = work.get_future().then(then)
+    return future
 
 
 class Work(NamedTuple):
@@ -55,8 +73,8 @@ class DenseTransport:
 
     bounded = True
     """Whether messages occupy the host while under way, so that it must bound their number."""
-    halves_say_when_sent = False
-    """Whether ``on_sent`` of :meth:`send` is called for halves."""
+    halves_are_rings = False
+    """Whether halves are rings of ours, which multiply what they sum and call ``on_sent``."""
 
     def mark(self) -> Any:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
@@ -74,7 +92,9 @@ class DenseTransport:
         """
         # The multiplication of the reducer itself comes before its sum: so must ours, or results
         # differ in the last bit.
-        if collective != "all-gather":
+        if collective == "all-reduce" or (
+            collective == "reduce-scatter" and not self.halves_are_rings
+        ):
             buffer.mul_(self._share)
 
     def send(
@@ -94,10 +114,11 @@ class DenseTransport:
             shares: for halves, the workers' shares in it (:mod:`syncline.parallel.engine.layout`).
             after: the marks after which its content is complete.
             on_sent: called, on any thread, once all that this worker sends for it has been given to
-                the backend, if :attr:`halves_say_when_sent`: what is sent then is behind it.
+                the backend, if :attr:`halves_are_rings`: what is sent then is behind it.
         """
         if collective == "all-reduce":
-            return Work(self.group.allreduce([_given(buffer)]).wait)
+            elements = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+            return Work(self.group.allreduce([keepalive(elements)]).wait)
         if collective == "reduce-scatter":
             return self._scatter(buffer, shares, on_sent)
         return self._gather(buffer, shares, on_sent)
@@ -120,12 +141,7 @@ class DenseTransport:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
         return Work(work.wait)
 
-    def _scatter(
-        self,
-        buffer: torch.Tensor,
-        shares: Shares,
-        on_sent: Callable[[], None],  # noqa: ARG002 - the backend does not say
-    ) -> Work:
+    def _scatter(self, buffer: torch.Tensor, shares: Shares, _: Callable[[], None]) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
 
         It sends as much as a ring does. Every backend has an all-to-all.
@@ -149,12 +165,7 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _gather(
-        self,
-        buffer: torch.Tensor,
-        shares: Shares,
-        on_sent: Callable[[], None],  # noqa: ARG002 - the backend does not say
-    ) -> Work:
+    def _gather(self, buffer: torch.Tensor, shares: Shares, _: Callable[[], None]) -> Work:
         """Send every worker all shares, each padded to the longest."""
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
         sent = buffer.new_empty(longest)
@@ -176,16 +187,11 @@ class DenseTransport:
 class RingDenseTransport(DenseTransport):
     """Sends halves in a ring of point-to-point messages, which needs a backend that has these."""
 
-    halves_say_when_sent = True
+    halves_are_rings = True
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self._ring = Ring(group)
-
-    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
-        """Make a slice ready to be sent; a ring multiplies what it sums itself."""
-        if collective == "all-reduce":
-            super().prepare(buffer, collective)
 
     def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
         return Work(self._ring.gather_rows(sent, rows))

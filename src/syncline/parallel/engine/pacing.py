@@ -47,24 +47,25 @@ class Pacing:
         self._sent_ns = 0
         self._finished_ns = 0
         """When the last message was complete."""
-        self._passed_ns: float = 0.0
-        """When all messages under way should be complete."""
+        self._begins_ns: float = 0.0
+        """When the message sent last had, or should have, the channel for itself."""
 
     def opens_ns(self) -> float:
         """Return when the next message may be sent; infinity: once its predecessor is complete."""
         if self._last is None or self._last_is_sent:
             return 0.0
-        last_step = self._last_steps[self._last]
-        if last_step is None or not math.isfinite(self._passed_ns):
+        last_step, expected_ns = self._last_steps[self._last], self._expected_ns(self._last)
+        if last_step is None or not math.isfinite(self._begins_ns + expected_ns):
             return math.inf
-        last_step_ns = last_step * self._expected_ns(self._last)
-        return self._passed_ns - max(LEAD_S * 1e9, last_step_ns)
+        return self._begins_ns + expected_ns - max(LEAD_S * 1e9, last_step * expected_ns)
 
     def sent(self, message: int, now_ns: int) -> None:
         """Note that a message is under way."""
-        begins_ns = max(now_ns, self._passed_ns) if self._last is not None else now_ns
+        passed_ns = 0.0
+        if self._last is not None:
+            passed_ns = self._begins_ns + self._expected_ns(self._last)
+        self._begins_ns = max(now_ns, passed_ns)
         self._last, self._last_is_sent, self._sent_ns = message, False, now_ns
-        self._passed_ns = begins_ns + self._expected_ns(message)
 
     def all_sent(self, message: int) -> None:
         """Note that the last step of a message's ring has begun."""
@@ -80,12 +81,12 @@ class Pacing:
         if message == self._last:
             self._last = None
         elif self._last is not None:
-            self._passed_ns = max(self._sent_ns, now_ns) + self._expected_ns(self._last)
+            self._begins_ns = max(self._sent_ns, now_ns)
 
     def _expected_ns(self, message: int) -> float:
         if self._took_ns[message]:
             return median(self._took_ns[message])
         if self._largest is None:
-            return float("inf")
+            return math.inf
         share = self._sizes[message] / max(self._sizes[self._largest], 1)
         return median(self._took_ns[self._largest]) * share

@@ -16,7 +16,7 @@ from syncline.measure.observer import Moment, ObservedIteration
 from syncline.measure.segments import read_iteration
 from syncline.model.plan import Plan
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
-from syncline.parallel.engine.dense_transport import bucket_elements
+from syncline.parallel.engine.dense_transport import scale, sum_then
 
 
 class MessageTimes(NamedTuple):
@@ -71,7 +71,6 @@ class BucketRecorder:
     def __init__(self, group: dist.ProcessGroup, clock: Clock) -> None:
         self._group = group
         self._clock = clock
-        self._share = 1.0 / dist.get_world_size(group)
         self._exchanges: list[BucketStamps] = []
 
     def take(self) -> list[BucketStamps]:
@@ -81,19 +80,15 @@ class BucketRecorder:
 
     def hook(self, _: object, bucket: GradBucket) -> Future[torch.Tensor]:
         """Average the bucket over the group. Registered with ``register_comm_hook``."""
-        # The same multiplication as the reducer's own, so that results agree to the last bit.
-        bucket_elements(bucket).mul_(self._share)
+        scale(bucket, self._group)
         exchange = BucketStamps(bucket.index(), self._clock.stamp(), [])
         self._exchanges.append(exchange)
-        work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
-        assert work is not None
 
         def finish(future: Future[list[torch.Tensor]]) -> torch.Tensor:
             exchange.finished.append(self._clock.stamp())
             return future.value()[0]
 
-        done: Future[torch.Tensor] = work.get_future().then(finish)
-        return done
+        return sum_then(bucket, self._group, finish)
 
 
 def recorded_timeline(
