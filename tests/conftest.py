@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from tests.mortal import Mortals
 from tests.workers import WorkerPool
+
+# Before anything imports Triton, which looks when it defines its own functions.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # How long an example takes says how busy the machine is. A change is judged by the same examples
 # every time; "random" looks for others, as often as one likes.

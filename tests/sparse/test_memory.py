@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.sparse import torch_memory
 from syncline.sparse.memory import ZERO_BLOCK, HostMemory, Memory, Tracked
-from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
+from syncline.sparse.torch_memory import TorchMemory
 from syncline.sparse.vector import SparseVector
 from tests.sparse.vectors import Dense, assert_same, dense_vectors, sparse_vectors
 
@@ -116,50 +115,6 @@ def test_both_take_the_same_of_large_vectors(shape: str) -> None:
             assert_same(found, expected)
             for ours, theirs in zip(torch_s, native, strict=True):
                 assert torch.equal(ours[0].residual, theirs[0].residual)
-
-
-@pytest.mark.parametrize("guess", [0, 1, 0x3F800000, 0x7F7FFFFF, 0x7FFFFFFF, None])
-def test_any_guess_gives_the_largest(guess: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.randn(5000, generator=torch.Generator().manual_seed(1)).round(decimals=1)
-    halves, counts = ((0, 2000), (2000, 5000)), [700, 90]
-    expected = [
-        index
-        for (start, stop), k in zip(halves, counts, strict=True)
-        for index in sorted(
-            sorted(range(start, stop), key=lambda i: (-abs(float(values[i])), i))[:k]
-        )
-    ]
-    assert largest(magnitudes(values), [2000, 3000], counts).tolist() == expected
-    made = None if guess is None else torch.tensor(guess, dtype=torch.int32)
-    monkeypatch.setattr(torch_memory, "_guessed", lambda _magnitude, _k: made)
-    assert largest(magnitudes(values), [2000, 3000], counts).tolist() == expected
-
-
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_sample_leaves_few_candidates(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    """Not everything is compared, and all that is needed is."""
-    seen: list[int] = []
-    argsort, are_largest = torch.Tensor.argsort, torch_memory._are_largest
-
-    def sorted_(values: torch.Tensor, **rest: bool) -> object:
-        seen.append(len(values))
-        return argsort(values, **rest)
-
-    def compared(values: torch.Tensor, k: int) -> torch.Tensor:
-        seen.append(len(values))
-        return are_largest(values, k)
-
-    monkeypatch.setattr(torch.Tensor, "argsort", sorted_)
-    monkeypatch.setattr(torch_memory, "_are_largest", compared)
-    generator = torch.Generator().manual_seed(2)
-    for elements in (1 << 17, 1 << 20, (1 << 22) + 5):
-        seen.clear()
-        k = elements // 1000
-        values = torch.randn(parts * elements, generator=generator)
-        found = largest(magnitudes(values), [elements] * parts, [k] * parts)
-        assert len(found) == parts * k
-        (candidates,) = seen
-        assert k < candidates / parts < 4 * k + 2000
 
 
 @given(st.data(), sizes)

@@ -16,7 +16,7 @@ from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, 
 from syncline.errors import UserError
 from syncline.measure.machine import machine_name
 from syncline.sparse.memory import INSTRUCTIONS, WIDEST, HostMemory, Memory, Tracked
-from syncline.sparse.torch_memory import TorchMemory, largest, magnitudes
+from syncline.sparse.torch_memory import selection_on
 from syncline.workers import Progress
 
 LEAST_LAP_S = 0.02
@@ -163,12 +163,14 @@ def _on_the_host(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[s
 
 
 def _on_a_device(values: torch.Tensor, gradient: torch.Tensor, k: int) -> dict[str, Call]:
+    memory = selection_on(values.device)
+
     def select_largest() -> torch.Tensor:
-        return largest(magnitudes(values), [len(values)], [k])
+        return memory.largest(values, k)
 
     found = values[select_largest()]
     _require_same(float(found.abs().sum(dtype=torch.float64)), values, k)
-    return {SELECT: select_largest, FUSED: _fused(TorchMemory(), gradient, k)}
+    return {SELECT: select_largest, FUSED: _fused(memory, gradient, k)}
 
 
 def _fused(memory: Memory, gradient: torch.Tensor, k: int) -> Call:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from syncline.sparse.memory import HostMemory, Memory, Unit, require_selectable
-from syncline.sparse.vector import SparseVector
+from syncline.sparse.vector import SparseVector, joined
 from syncline.torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_norm
+
+MAGNITUDE_BITS = 0x7FFFFFFF
+logger = logging.getLogger("syncline")
 
 
 class TorchMemory(Memory):
@@ -36,8 +41,7 @@ class TorchMemory(Memory):
         self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
     ) -> SparseVector | int:
         """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
-        lengths = [sum(each.residual.numel() for each in unit) for unit in units]
-        require_selectable(sum(lengths))
+        require_selectable(sum(each.residual.numel() for unit in units for each in unit))
         every = [each for unit in units for each in unit]
         if not every:
             return SparseVector.empty(0)
@@ -50,19 +54,45 @@ class TorchMemory(Memory):
             foreach_add_(velocities, added)
             added = velocities
         foreach_add_(residuals, added)
-        together = residuals[0] if len(residuals) == 1 else torch.cat(residuals)
-        magnitude = magnitudes(together)
-        there = largest(magnitude, lengths, counts)
+        taken = []
+        for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
+            found = self.take_largest([each.residual for each in unit], k)
+            if found is None:
+                return number
+            taken.append(found)
+        return joined(taken)
+
+    def largest(self, values: Tensor, k: int) -> Tensor:
+        """Return the indices of the k largest magnitudes that are not zero, ascending.
+
+        Args:
+            values: of shape (elements,), float32. Infinity is the largest, but for NaN.
+            k: more than there are elements means all.
+
+        Returns:
+            int64, of shape (at most k,). Of equal magnitudes the lower index is taken.
+        """
+        magnitude = values.view(torch.int32) & MAGNITUDE_BITS
+        k = min(k, len(magnitude))
+        if k == 0:
+            return torch.empty(0, dtype=torch.int64, device=values.device)
+        least = torch.topk(magnitude, k, sorted=False).values.amin()
+        above, equal = magnitude > least, magnitude == least
+        taken = above | (equal & (equal.cumsum(0) <= k - above.sum()))
+        return torch.nonzero(taken & (magnitude > 0)).view(-1)
+
+    def take_largest(self, residuals: Sequence[Tensor], k: int) -> SparseVector | None:
+        """Take the k largest of residuals, and leave zeros; None if one is not finite."""
+        together = residuals[0] if len(residuals) == 1 else torch.cat([*residuals])
+        there = TorchMemory.largest(self, together, k)
         values = together[there].cpu().numpy()
-        indices = there.cpu().numpy().astype(np.uint32)
         # An element that is not finite is the largest, so it is among those taken, if any are.
-        odd = indices[~np.isfinite(values)]
-        if len(odd):
-            return int(np.searchsorted(np.cumsum(lengths), odd[0], side="right"))
+        if not np.isfinite(values).all():
+            return None
         together.index_fill_(0, there, 0)
         if len(residuals) > 1:
-            foreach_copy_(residuals, [*together.split([r.numel() for r in residuals])])
-        return SparseVector(sum(lengths), indices, values)
+            foreach_copy_([*residuals], [*together.split([r.numel() for r in residuals])])
+        return SparseVector(len(together), there.cpu().numpy().astype(np.uint32), values)
 
     def _placed(
         self, tensors: Sequence[Tensor], vector: SparseVector
@@ -89,6 +119,16 @@ class CudaMemory(TorchMemory):
         super().__init__(device)
         self._stream = torch.cuda.Stream(device)
 
+    @cached_property
+    def _selection(self) -> TorchMemory:
+        return selection_on(self.device)
+
+    def take(
+        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
+    ) -> SparseVector | int:
+        """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
+        return self._selection.take(units, counts, momentum=momentum)
+
     def mark(self) -> torch.cuda.Event:
         """Record an event on the current stream."""
         event = torch.cuda.Event()
@@ -109,6 +149,27 @@ class CudaMemory(TorchMemory):
         return torch.futures.Future(devices=[self.device])
 
 
+def selection_on(device: torch.device) -> TorchMemory:
+    """Return what selects on a GPU: kernels in Triton, or operations of torch, which are slower.
+
+    Triton comes with torch for CUDA, but needs a C compiler when it is first used.
+    """
+    try:
+        from syncline.sparse.triton_memory import TritonMemory
+
+        found = TritonMemory(device)
+        found.largest(torch.ones(2, device=device), 1)
+    except Exception as error:  # of Triton, of its compiler, or of the compiler that this needs
+        logger.warning(
+            "the largest gradients are selected by torch.topk, which is slower: Triton's kernels "
+            "cannot be used here (%s: %s)",
+            type(error).__name__,
+            error,
+        )
+        return TorchMemory(device)
+    return found
+
+
 def memory_of(device: torch.device) -> Memory:
     """Return the memory for gradients on a device."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
@@ -123,109 +184,3 @@ def _largest_of_each(tensors: Sequence[Tensor]) -> list[float]:
         for number, norm in zip(present, torch.stack([*norms]).tolist(), strict=True):
             found[number] = norm
     return found
-
-
-MAGNITUDE_BITS = 0x7FFFFFFF
-LINE_ELEMENTS = 16
-"""Elements of a sample that lie together."""
-LINES = (4093, 1021, 251)
-"""How many lines are sampled, the first for which there is a stretch of :data:`LONG_STRETCH` each.
-Primes: gradients have rows of round lengths, with which round distances would fall in step, so that
-a sample would be of a few columns."""
-LONG_STRETCH = 1024
-SAMPLED_FROM = 1 << 15
-"""Elements; fewer are not worth a sample."""
-
-
-def magnitudes(values: Tensor) -> Tensor:
-    """Return the magnitudes of float32 as int32: in their order, then infinity, then NaN."""
-    return values.view(torch.int32) & MAGNITUDE_BITS
-
-
-def largest(magnitude: Tensor, lengths: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """Return the indices of the largest magnitudes of each part that are not zero, ascending.
-
-    A threshold for each part is guessed from a sample, a little low; what is above it is compacted,
-    and the k largest of that are found, for all parts at once by sorting. So some thousands of
-    candidates are compared instead of everything. Where a guess was too high, everything of that
-    part that is not zero is a candidate: the result is exact whatever the guesses. The host waits
-    for the device a few times, however many parts there are.
-
-    Args:
-        magnitude: of shape (elements,), int32, none below 0: the concatenation of the parts.
-        lengths: of the parts, in elements.
-        counts: k, how many of each part; more than it has elements means all.
-
-    Returns:
-        int64, of shape (at most the sum of the counts,). Of equal magnitudes the lower index is
-        taken.
-    """
-    device = magnitude.device
-    guessed = map(_guessed, magnitude.split([*lengths]), counts)
-    guesses = {n: guess for n, guess in enumerate(guessed) if guess is not None}
-    while True:
-        candidates = torch.nonzero(magnitude > _expanded(guesses, lengths, device)).view(-1)
-        parts, found = _by_part(candidates, lengths)
-        lacking = [n for n in guesses if found[n] < counts[n]]
-        if not lacking:
-            break
-        for part in lacking:
-            del guesses[part]
-    if all(n <= k for n, k in zip(found, counts, strict=True)):
-        return candidates
-    if parts is None:
-        return candidates[_are_largest(magnitude[candidates], counts[0])]
-    wanted = torch.tensor(counts, device=device)
-    # By part, then from the largest on; the sort is stable, so of equal ones by index.
-    order = (parts * (MAGNITUDE_BITS + 1) + (MAGNITUDE_BITS - magnitude[candidates])).argsort(
-        stable=True
-    )
-    sizes = torch.tensor(found, device=device)
-    firsts = sizes.cumsum(0) - sizes
-    ordered = parts[order]
-    ranks = torch.arange(len(order), device=device) - firsts[ordered]
-    return candidates[order[ranks < wanted[ordered]].sort().values]
-
-
-def _by_part(candidates: Tensor, lengths: Sequence[int]) -> tuple[Tensor | None, list[int]]:
-    """Return which part each candidate is of, None if there is one, and how many each part has."""
-    if len(lengths) == 1:
-        return None, [len(candidates)]
-    ends = torch.tensor(lengths, device=candidates.device).cumsum(0)
-    parts = torch.searchsorted(ends, candidates, right=True)
-    return parts, torch.bincount(parts, minlength=len(lengths)).tolist()
-
-
-def _are_largest(magnitude: Tensor, k: int) -> Tensor:
-    """Say of each magnitude whether it is one of the k largest, of equal ones the first."""
-    if k == 0:
-        return torch.zeros_like(magnitude, dtype=torch.bool)
-    least = torch.topk(magnitude, k, sorted=False).values.amin()
-    above, equal = magnitude > least, magnitude == least
-    return above | (equal & (equal.cumsum(0) <= k - above.sum()))
-
-
-def _expanded(guesses: dict[int, Tensor], lengths: Sequence[int], device: torch.device) -> Tensor:
-    """Return the threshold of every element, or one for all."""
-    zero = torch.zeros((), dtype=torch.int32, device=device)
-    thresholds = torch.stack([guesses.get(n, zero) for n in range(len(lengths))])
-    if len(lengths) == 1:
-        return thresholds
-    repeats = torch.tensor(lengths, device=device)
-    return thresholds.repeat_interleave(repeats, output_size=sum(lengths))
-
-
-def _guessed(magnitude: Tensor, k: int) -> Tensor | None:
-    """Return a magnitude, of shape (), that somewhat more than k exceed, from a sample, or None."""
-    elements = magnitude.numel()
-    if elements < SAMPLED_FROM:
-        return None
-    lines = next((n for n in LINES if elements // n >= LONG_STRETCH), LINES[-1])
-    stretch = elements // lines
-    sample = magnitude[: lines * stretch].view(lines, stretch)[:, :LINE_ELEMENTS].reshape(-1)
-    expected = k / elements * sample.numel()
-    # Lines are correlated, so their deviation is larger than that of independent samples.
-    rank = math.ceil(1.2 * expected + 6.0 * math.sqrt(expected) + 4.0)
-    if rank >= sample.numel():
-        return None
-    return (torch.topk(sample, rank, sorted=False).values.amin() - 1).clamp_(min=0)
