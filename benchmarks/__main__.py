@@ -16,6 +16,7 @@ BENCHMARKS = (
     "overlap_optimality",
     "testbed_rates",
     "steady_overhead",
+    "steady_calls",
     "overlap_overhead",
     "backend_latency",
     "kill_resume",
