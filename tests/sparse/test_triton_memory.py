@@ -25,8 +25,8 @@ from syncline.sparse.vector import SparseVector
 from tests.sparse.test_memory import Rows, bits, odd, several_units, taken_by, tracked
 from tests.sparse.vectors import Dense, assert_same, dense_vectors
 
-pytestmark = pytest.mark.gpu  # where there is one; here in the interpreter
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [pytest.mark.gpu] if DEVICE.type == "cuda" else []
 HOST, TRITON = HostMemory(), TritonMemory(DEVICE)
 Kind = torch.dtype
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
