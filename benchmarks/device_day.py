@@ -9,7 +9,6 @@ that the script works, and its figures mean nothing.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import shutil
@@ -25,15 +24,14 @@ from typing import Any
 
 import msgspec
 import torch
-from rich.console import Console
 
 from benchmarks.common import median
 from benchmarks.day_worker import ALONE, BUCKETS_MB, CONTESTANTS, FOUND
 from benchmarks.gpu import ROOT, ended_after, facts
 from benchmarks.steady_gpu import steady_rows
 from benchmarks.step_cells import Cell
-from benchmarks.step_race import Race
-from benchmarks.step_results import Results
+from benchmarks.step_jobs import probe_cell, race_cell
+from benchmarks.step_race import planned
 from benchmarks.testbed_rates import measured as reached_rates
 from syncline.bench.contest import measure_collectives
 from syncline.bench.request import PLACES, BenchmarkRequest
@@ -228,27 +226,46 @@ def part_a(small: bool) -> list[Step]:
 
 
 def bert(rate: str, hosts: int, seconds: float) -> Step:
-    """Return BERT-base by its sizes, with computing that waits, as in ``step_time``."""
+    """Return BERT-base by its sizes, with computing that waits: the worker of ``step_time``."""
 
     def run(settings: Settings) -> list[Row]:
-        contestants = ["ddp"] if settings.small else [*WAITING]
-        rounds = 1 if settings.small else 2
-        given = argparse.Namespace(
-            rounds=rounds, iterations=2, warmup=4, minutes=min(seconds, settings.left_s) / 60
-        )
         cell = Cell(model="bert", workers=hosts, rate=rate)
-        with tempfile.TemporaryDirectory() as folder:
-            path, console = Path(folder, "results.json"), Console(file=io.StringIO())
-            race = Race(given, contestants, sys.executable, Results(), path, console)
-            if settings.small:
-                return [{"expected_s": race.expected_s(cell)}]
-            race.run(cell)
-        return [{"measured": msgspec.to_builtins(race.results.of(cell))}]
+        profile = cell.profile()
+        if settings.small:
+            return [
+                {"gradient_bytes": profile.gradient_bytes, "computing_s": profile.computation_s}
+            ]
+        found = probe_cell(cell, sys.executable)
+        plans, forecasts = planned(profile, found.network, ("ddp", "overlap"))
+        times: dict[str, list[float]] = {}
+        ended = race_cell(
+            cell,
+            [(name, number) for number in range(WAITING_ROUNDS) for name in WAITING],
+            {"overlap": plans["overlap"]},
+            python=sys.executable,
+            iterations=2,
+            warmup=4,
+            seconds=settings.left_s - seconds / len(WAITING) / WAITING_ROUNDS,
+            expected_s=lambda _: seconds / len(WAITING) / WAITING_ROUNDS,
+            turn=lambda name, turn: times.setdefault(name, []).append(turn.iteration_s),
+        )
+        return [
+            {
+                "all_reduce_s": found.all_reduce_s,
+                "iteration_s": times,
+                "predicted_s": {name: each.iteration_s for name, each in forecasts.items()},
+                "bound_s": max(profile.computation_s, median(found.all_reduce_s)),
+                "incomplete": ended.reason,
+            }
+        ]
 
     return f"BERT-base, computing waits, {hosts} hosts at {rate}", seconds, run
 
 
 WAITING = ("ddp", "ddp-5mb", "ddp-100mb", "bf16", "overlap")
+WAITING_ROUNDS = 2
+
+
 NCCL = (ALONE, "ddp", "ddp-100mb", "ddp-bf16", "syncline", "overlap")
 """``overlap`` runs its plan even where it is slower, which shows why."""
 
