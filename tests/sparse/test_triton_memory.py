@@ -185,7 +185,7 @@ from syncline.sparse import selection_kernels as kernels
 WIDE = {"parts", "units", "before", "addresses"}
 def compiled(kernel, warps, **constants):
     kinds = {name: "*i64" if name in WIDE else "*i32" for name in kernel.arg_names}
-    kinds |= {"kept": "*i16", "momentum": "fp32", "values": "*fp32"}
+    kinds |= {"kept": "*i16", "values": "*fp32"}
     signature = {name: kinds[name] for name in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     at = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
@@ -194,12 +194,11 @@ def compiled(kernel, warps, **constants):
         options={"num_warps": warps, "enable_fp_fusion": False},
     )
     assert made.asm["cubin"]
-    assert "fma" not in made.asm["ptx"]
 
-for values, gradients, moves in (
-    (tl.float32, tl.float32, True), (tl.float32, tl.bfloat16, False), (tl.float16, None, False)
+for values, gradients in (
+    (tl.float32, tl.float32), (tl.float32, tl.bfloat16), (tl.float16, None)
 ):
-    kinds = {"VALUES": values, "GRADIENTS": gradients, "MOVES": moves}
+    kinds = {"VALUES": values, "GRADIENTS": gradients}
     compiled(kernels.guess, 32, **kinds)
     for parts in (1, 64):
         compiled(kernels.scan, 8, PARTS=parts, **kinds)

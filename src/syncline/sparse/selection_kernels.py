@@ -3,8 +3,8 @@
 Each launch serves all units at once. A magnitude is a float32 without its sign, read as int32: in
 the order of magnitudes, then infinity, then NaN. Tables are of int64:
 
-- a row of ``parts``: addresses of residual, gradient and velocity, the index of the first element
-  in the vector, elements, the first tile, the unit;
+- a row of ``parts``: addresses of residual and gradient, the index of the first element in the
+  vector, elements, the first tile, the unit;
 - a row of ``units``: the first part, how many parts, elements, the rank of the guess in the sample
   (0: guess 0), k, where its results begin, the first tile, how many tiles, where its candidates
   begin, how many it may have.
@@ -13,7 +13,7 @@ the order of magnitudes, then infinity, then NaN. Tables are of int64:
 import triton
 import triton.language as tl
 
-PART_COLUMNS = 8
+PART_COLUMNS = 6
 UNIT_COLUMNS = 10
 TILE = 4096
 """Elements of a part that one program of :func:`scan` reads; the last of a part are fewer."""
@@ -45,37 +45,33 @@ def _magnitude(values):
 
 
 @triton.jit
-def _updated(
-    row, offset, mask, momentum, VALUES: tl.constexpr, GRADIENTS: tl.constexpr, MOVES: tl.constexpr
-):
-    """Return residual and velocity after the update, of elements of the part of a row (or rows).
-
-    A product and a sum, each rounded: the kernels are compiled without fused multiply-add.
-    """
+def _updated(row, offset, mask, VALUES: tl.constexpr, GRADIENTS: tl.constexpr):
+    """Return residuals with their gradients added, of elements of the part of a row (or rows)."""
     value = tl.load(tl.load(row).to(tl.pointer_type(VALUES)) + offset, mask=mask, other=0)
-    velocity = value
     if GRADIENTS is not None:
         gradient = tl.load(row + 1).to(tl.pointer_type(GRADIENTS)) + offset
-        added = tl.load(gradient, mask=mask, other=0).to(tl.float32)
-        if MOVES:
-            before = tl.load(row + 2).to(tl.pointer_type(tl.float32)) + offset
-            velocity = tl.load(before, mask=mask, other=0) * momentum + added
-            added = velocity
-        value += added
-    return value, velocity
+        value += tl.load(gradient, mask=mask, other=0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _last_at_most(firsts, stride, count, wanted, found):
+    """Return which is the last of these ascending numbers that is not above each one wanted."""
+    step = 1
+    while step < count:
+        step *= 2
+    while step > 0:
+        tried = found + step
+        first = tl.load(firsts + tried.to(tl.int64) * stride, mask=tried < count, other=1 << 40)
+        found = tl.where(first <= wanted, tried, found)
+        step //= 2
+    return found
 
 
 @triton.jit
 def guess(
-    parts,
-    units,
-    thresholds,
-    histogram,
-    momentum,
-    VALUES: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-    MOVES: tl.constexpr,
-):
+    parts, units, thresholds, histogram, VALUES: tl.constexpr, GRADIENTS: tl.constexpr
+):  # fmt: skip
     """Guess a magnitude that somewhat more than k elements of a unit exceed, and clear its bins.
 
     One program a unit. It finds the element of a rank in a sample, from the highest bit down.
@@ -94,22 +90,12 @@ def guess(
         stretch = tl.load(row + 2) // (_SAMPLE // _LINE)
         random = (line.to(tl.uint32) * 2654435761).to(tl.uint32).to(tl.int64)
         place = (random * (stretch - _LINE + 1)) >> 32
-        index = line * stretch + place + at % _LINE + tl.load(parts + first_part * _PART + 3)
-        part = tl.zeros([_SAMPLE], tl.int32)
-        count = tl.load(row + 1).to(tl.int32)
-        step = 1
-        while step < count:
-            step *= 2
-        while step > 0:
-            tried = part + step
-            there = parts + (first_part + tried) * _PART + 3
-            first = tl.load(there, mask=tried < count, other=1 << 40)
-            part = tl.where(first <= index, tried, part)
-            step //= 2
+        index = line * stretch + place + at % _LINE + tl.load(parts + first_part * _PART + 2)
+        firsts, count = parts + first_part * _PART + 2, tl.load(row + 1).to(tl.int32)
+        part = _last_at_most(firsts, _PART, count, index, tl.zeros([_SAMPLE], tl.int32))
         rows = parts + (first_part + part) * _PART
-        offset = index - tl.load(rows + 3)
-        value, _ = _updated(rows, offset, offset >= 0, momentum, VALUES, GRADIENTS, MOVES)
-        magnitude = _magnitude(value)
+        offset = index - tl.load(rows + 2)
+        magnitude = _magnitude(_updated(rows, offset, offset >= 0, VALUES, GRADIENTS))
         for number in range(_GUESSED_BITS):
             tried = found | (1 << (30 - number))
             found = tl.where(tl.sum((magnitude >= tried).to(tl.int32)) >= rank, tried, found)
@@ -118,32 +104,21 @@ def guess(
 
 @triton.jit
 def scan(
-    parts,
-    thresholds,
-    histogram,
-    kept,
-    kept_counts,
-    tile_parts,
-    momentum,
-    PARTS: tl.constexpr,
-    VALUES: tl.constexpr,
-    GRADIENTS: tl.constexpr,
-    MOVES: tl.constexpr,
-):
+    parts, thresholds, histogram, kept, kept_counts, tile_parts,
+    PARTS: tl.constexpr, VALUES: tl.constexpr, GRADIENTS: tl.constexpr,
+):  # fmt: skip
     """Update a tile, and note which of its elements exceed the threshold; count them by bins."""
     tile = tl.program_id(0)
-    firsts = tl.load(parts + tl.arange(0, PARTS) * _PART + 5)
+    firsts = tl.load(parts + tl.arange(0, PARTS) * _PART + 4)
     part = tl.sum((firsts <= tile).to(tl.int32)) - 1
     row = parts + part * _PART
     at = tl.arange(0, _TILE)
-    offset = (tile - tl.load(row + 5)) * _TILE + at
-    mask = offset < tl.load(row + 4)
-    value, velocity = _updated(row, offset, mask, momentum, VALUES, GRADIENTS, MOVES)
+    offset = (tile - tl.load(row + 4)) * _TILE + at
+    mask = offset < tl.load(row + 3)
+    value = _updated(row, offset, mask, VALUES, GRADIENTS)
     if GRADIENTS is not None:
         tl.store(tl.load(row).to(tl.pointer_type(VALUES)) + offset, value, mask=mask)
-    if MOVES:
-        tl.store(tl.load(row + 2).to(tl.pointer_type(tl.float32)) + offset, velocity, mask=mask)
-    unit = tl.load(row + 6)
+    unit = tl.load(row + 5)
     threshold = tl.load(thresholds + unit)
     magnitude = _magnitude(value)
     above = mask & (magnitude > threshold)
@@ -158,24 +133,10 @@ def scan(
 
 @triton.jit
 def finish(
-    parts,
-    units,
-    thresholds,
-    histogram,
-    kept,
-    kept_counts,
-    tile_parts,
-    before,
-    addresses,
-    positions,
-    band,
-    said,
-    indices,
-    values,
-    VALUES: tl.constexpr,
-    VALUE_BYTES: tl.constexpr,
-    CLEAR: tl.constexpr,
-):
+    parts, units, thresholds, histogram, kept, kept_counts, tile_parts, before, addresses,
+    positions, band, said, indices, values,
+    VALUES: tl.constexpr, VALUE_BYTES: tl.constexpr, CLEAR: tl.constexpr,
+):  # fmt: skip
     """Take the k largest candidates of a unit, of equal ones the first, in order; one program each.
 
     The histogram says in which bin the k-th lies; the candidates of that bin are the band, in which
@@ -222,25 +183,17 @@ def finish(
         for start in range(0, total, _CHUNK):
             candidate = start + at
             mask = candidate < total
-            tile = tl.zeros([_CHUNK], tl.int32)
-            step = 1
-            while step < tiles:
-                step *= 2
-            while step > 0:
-                tried = tile + step
-                there = before + first_tile + tried
-                first = tl.load(there, mask=tried < tiles, other=1 << 40)
-                tile = tl.where(first <= candidate, tried, tile)
-                step //= 2
+            none = tl.zeros([_CHUNK], tl.int32)
+            tile = _last_at_most(before + first_tile, 1, tiles, candidate, none)
             tile += first_tile.to(tl.int32)
             place = candidate - tl.load(before + tile, mask=mask, other=0)
             within = tl.load(kept + tile.to(tl.int64) * _TILE + place, mask=mask, other=0)
             rows = parts + tl.load(tile_parts + tile, mask=mask, other=0) * _PART
-            offset = (tile - tl.load(rows + 5)) * _TILE + within
+            offset = (tile - tl.load(rows + 4)) * _TILE + within
             address = tl.load(rows) + offset * VALUE_BYTES
             tl.store(addresses + own + candidate, address, mask=mask)
             tl.store(
-                positions + own + candidate, (tl.load(rows + 3) + offset).to(tl.int32), mask=mask
+                positions + own + candidate, (tl.load(rows + 2) + offset).to(tl.int32), mask=mask
             )
             value = tl.load(address.to(tl.pointer_type(VALUES)), mask=mask, other=0)
             magnitude = _magnitude(value)

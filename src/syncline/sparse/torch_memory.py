@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from syncline.sparse.memory import HostMemory, Memory, Unit, require_selectable
+from syncline.sparse.memory import HostMemory, Memory, Tracked, Unit, require_selectable
 from syncline.sparse.vector import SparseVector, joined
 from syncline.torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_norm
 
@@ -42,18 +42,10 @@ class TorchMemory(Memory):
     ) -> SparseVector | int:
         """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
         require_selectable(sum(each.residual.numel() for unit in units for each in unit))
-        every = [each for unit in units for each in unit]
+        every = [each for unit in moved_units(units, momentum) for each in unit]
         if not every:
             return SparseVector.empty(0)
-        residuals = [each.residual for each in every]
-        velocities = [each.velocity for each in every if each.velocity is not None]
-        added = [each.gradient for each in every]
-        if velocities:
-            # A product and a sum, each rounded, as on the CPU: no fused multiply-add.
-            foreach_mul_(velocities, momentum)
-            foreach_add_(velocities, added)
-            added = velocities
-        foreach_add_(residuals, added)
+        foreach_add_([each.residual for each in every], [each.gradient for each in every])
         taken = []
         for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
             found = self.take_largest([each.residual for each in unit], k)
@@ -106,6 +98,21 @@ class TorchMemory(Memory):
         there = torch.from_numpy(indices).to(device).split(counts)
         values = torch.from_numpy(vector.values).to(device).split(counts)
         return [row for row in zip(tensors, there, values, strict=True) if row[1].numel()]
+
+
+def moved_units(units: Sequence[Unit], momentum: float) -> Sequence[Unit]:
+    """Update velocities, where there are any, and return the units with these as gradients."""
+    every = [each for unit in units for each in unit if each.velocity is not None]
+    if not every:
+        return units
+    # A product and a sum, each rounded, as on the CPU: no fused multiply-add.
+    velocities = [each.velocity for each in every if each.velocity is not None]
+    foreach_mul_(velocities, momentum)
+    foreach_add_(velocities, [each.gradient for each in every])
+    return [
+        [Tracked(t.residual, t.gradient if t.velocity is None else t.velocity) for t in unit]
+        for unit in units
+    ]
 
 
 class CudaMemory(TorchMemory):

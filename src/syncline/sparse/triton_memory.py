@@ -14,7 +14,7 @@ from torch import Tensor
 
 from syncline.sparse import selection_kernels as kernels
 from syncline.sparse.memory import Tracked, Unit, require_selectable
-from syncline.sparse.torch_memory import TorchMemory
+from syncline.sparse.torch_memory import TorchMemory, moved_units
 from syncline.sparse.vector import SparseVector, joined
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -37,7 +37,8 @@ class TritonMemory(TorchMemory):
         require_selectable(sum(lengths))
         if not sum(lengths):
             return SparseVector.empty(0)
-        packed = select(units, counts, momentum=momentum).cpu().numpy()
+        moved = moved_units(units, momentum)
+        packed = select(moved, counts).cpu().numpy()
         said, found = np.split(packed, [2 * len(units)])
         indices, values = np.split(found, 2)
         taken = []
@@ -69,9 +70,7 @@ class TritonMemory(TorchMemory):
         return packed[2 : 2 + entries].to(torch.int64) & 0xFFFFFFFF
 
 
-def select(
-    units: Sequence[Unit], counts: Sequence[int], *, momentum: float = 0.0, clear: bool = True
-) -> Tensor:
+def select(units: Sequence[Unit], counts: Sequence[int], *, clear: bool = True) -> Tensor:
     """Update residuals and select from them, on the current stream, without waiting for it.
 
     A threshold for each unit is guessed from a sample, a little low. One pass adds the gradients
@@ -82,7 +81,6 @@ def select(
         units: the parts of a vector, with elements. Gradients may be of 16 bits. Where the first
             gradient is its residual, nothing is added, and residuals may be of 16 bits.
         counts: k, how many are taken of each unit.
-        momentum: of the velocities, if there are any.
         clear: set what is taken to zero.
 
     Returns:
@@ -106,37 +104,31 @@ def select(
     addresses, positions = empty(candidates, torch.int64), empty(candidates)
     band, result = empty(candidates), empty(2 * size + 2 * most)
     said, indices, values = result.split([2 * size, most, most])
-    # As on the CPU, the product and the sum of a velocity are each rounded.
-    exact = {"enable_fp_fusion": False}
-    kinds = {
-        "VALUES": TYPES[residual.dtype],
-        "GRADIENTS": TYPES[gradient.dtype] if updates else None,
-        "MOVES": updates and first.velocity is not None,
-        **exact,
-    }
-    kernels.guess[(size,)](parts, of_units, thresholds, histogram, momentum, **kinds, num_warps=32)
+    kind = TYPES[residual.dtype]
+    # Nothing is multiplied; Triton warns where it is not said.
+    unfused = {"enable_fp_fusion": False}
+    kinds = {"VALUES": kind, "GRADIENTS": TYPES[gradient.dtype] if updates else None}
+    kernels.guess[(size,)](parts, of_units, thresholds, histogram, **kinds, **unfused, num_warps=32)
     kernels.scan[(tiles,)](
-        parts, thresholds, histogram, kept, kept_counts, tile_parts, momentum,
-        PARTS=len(parts), **kinds, num_warps=8,
+        parts, thresholds, histogram, kept, kept_counts, tile_parts, PARTS=len(parts), **kinds,
+        **unfused, num_warps=8,
     )  # fmt: skip
     kernels.finish[(size,)](
         parts, of_units, thresholds, histogram, kept, kept_counts, tile_parts, before, addresses,
-        positions, band, said, indices, values.view(torch.float32), VALUES=TYPES[residual.dtype],
-        VALUE_BYTES=residual.element_size(), CLEAR=clear, **exact, num_warps=32,
+        positions, band, said, indices, values.view(torch.float32), VALUES=kind,
+        VALUE_BYTES=residual.element_size(), CLEAR=clear, **unfused, num_warps=32,
     )  # fmt: skip
     return result
 
 
-def _addresses(each: Tracked) -> tuple[int, int, int, int]:
-    """Return the addresses of residual, gradient and velocity, or 0, and how many elements."""
-    residual, gradient, velocity = each
-    moved = 0 if velocity is None else velocity.data_ptr()
-    return residual.data_ptr(), gradient.data_ptr(), moved, residual.numel()
+def _addresses(each: Tracked) -> tuple[int, int, int]:
+    """Return the addresses of residual and gradient, and how many elements."""
+    return each.residual.data_ptr(), each.gradient.data_ptr(), each.residual.numel()
 
 
 @lru_cache(maxsize=64)  # the memory of residuals and gradients stays, once training has begun
 def _table(
-    units: tuple[tuple[tuple[int, int, int, int], ...], ...],
+    units: tuple[tuple[tuple[int, int, int], ...], ...],
     counts: tuple[int, ...],
     device: torch.device,
 ) -> tuple[Tensor, Tensor, int, int, int]:
@@ -148,7 +140,7 @@ def _table(
         first_part, first_tile = len(parts), tiles
         elements = sum(length for *_, length in unit)
         for *addresses, length in unit:
-            parts.append([*addresses, first, length, tiles, number, 0])
+            parts.append([*addresses, first, length, tiles, number])
             first += length
             tiles += -(-length // kernels.TILE)
         room = min(elements, max(CANDIDATES * k, SAMPLED_FROM)) if k <= MOST_TAKEN else 0
@@ -159,7 +151,7 @@ def _table(
         candidates += room
     # To a power of two; these have no tile.
     spare = triton.next_power_of_2(len(parts)) - len(parts)
-    parts += [[0, 0, 0, first, 0, 1 << 40, 0, 0]] * spare
+    parts += [[0, 0, first, 0, 1 << 40, 0]] * spare
     of_parts, of_units = (torch.tensor(each, dtype=torch.int64) for each in (parts, rows))
     return of_parts.to(device), of_units.to(device), tiles, results, candidates
 
