@@ -61,6 +61,12 @@ class Job:
     """A point-to-point exchange after the forward pass, which the device waits for."""
     side_us: int = 0
     """A kernel on another stream, beside the forward pass, which the backward pass waits for."""
+    idle_us: int = 0
+    """How long the device idles before each forward kernel, for a reason that is not recorded."""
+    ahead: bool = False
+    """The host never waits for the device."""
+    generic: bool = False
+    """All collectives run the same kernel, as on ROCm."""
     elements: int = 1000
     """Of each layer's gradient."""
     undefined: tuple[int, ...] = ()
@@ -114,7 +120,8 @@ class Job:
         name = "_SingleProcessDataLoaderIter.__next__"
         self._annotation(f"enumerate(DataLoader)#{name}", self.host, self.load_us)
         self.host += self.load_us
-        self._blocking_copy("HtoD", self.copy_us)
+        if not self.ahead:
+            self._blocking_copy("HtoD", self.copy_us)
         if self.side_us:
             self._beside("kernel beside", self.side_us, SIDE_STREAM)
         for layer in range(self.layers):
@@ -131,7 +138,7 @@ class Job:
         for _ in range(self.layers):
             self._op("aten::add_")
         self._annotation("Optimizer.step#SGD.step", start, self.host - start)
-        if self.item:
+        if self.item and not self.ahead:
             self._blocking_copy("DtoH", 1)
         self.step_us.append(self.host - begin)
         self.events.insert(
@@ -173,7 +180,8 @@ class Job:
                 "dtype": "Float",
                 "Group size": 2,
             }
-        self._launched("ncclDevKernel_AllReduce_Sum", call, ready, lasting, 2, arguments)
+        name = "Generic(ncclDevKernelArgsStorage<4096ul>)" if self.generic else "AllReduce_Sum"
+        self._launched(f"ncclDevKernel_{name}", call, ready, lasting, 2, arguments)
         self.stream[MESSAGE_STREAM] = ready + lasting
 
     def _beside(self, name: str, lasting: int, stream: int) -> None:
@@ -196,7 +204,8 @@ class Job:
         start = self.host
         call = start + self.host_us
         self.host = call + 5
-        begun = max(self.host, self.stream[COMPUTE_STREAM])
+        idle_us = self.idle_us if name.startswith("aten::layer") else 0
+        begun = max(self.host, self.stream[COMPUTE_STREAM]) + idle_us
         self._launched(f"kernel of {name}", call, begun, self.kernel_us, thread, {})
         self.stream[COMPUTE_STREAM] = begun + self.kernel_us
         arguments = {} if sequence is None else {"Sequence number": sequence}

@@ -19,7 +19,7 @@ from syncline.model.document import Document
 from syncline.model.files import write_atomically
 from syncline.model.network import Network
 from syncline.model.plan import Plan
-from syncline.model.profile import PEERS
+from syncline.model.profile import NOT_COMPUTED, UNEXPLAINED
 from syncline.report import terminal, units
 from syncline.simulator.predict import predict_iteration_s
 from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
@@ -199,6 +199,7 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
     }
     if (profile := found.profile) is not None:
         operations = profile.operations
+        waits = [o for o in operations if o.lane in NOT_COMPUTED]
         facts |= {
             "operations": len(operations),
             "gradients": len(profile.gradients),
@@ -206,12 +207,15 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
             "computation_s": profile.computation_s,
             "phases_s": {
                 phase: math.fsum(
-                    o.duration_s for o in operations if o.phase == phase and o.lane != PEERS
+                    o.duration_s
+                    for o in operations
+                    if o.phase == phase and o.lane not in NOT_COMPUTED
                 )
                 for phase in dict.fromkeys(o.phase for o in operations)
             },
             "host_s": sum(o.duration_s for o in operations if o.lane == "host"),
-            "waiting_s": sum(o.duration_s for o in operations if o.lane == PEERS),
+            "waiting_s": sum(o.duration_s for o in waits if not o.name.startswith(UNEXPLAINED)),
+            "unexplained_s": sum(o.duration_s for o in waits if o.name.startswith(UNEXPLAINED)),
         }
     if (timeline := found.timeline) is not None:
         spans = timeline.spans
@@ -250,7 +254,11 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
         yield "gradients", f"{facts['gradients']}, {units.size(facts['gradient_bytes'])}"
         yield "computation", units.duration(facts["computation_s"])
         yield from phases
-        for name, key in (("  of these on the CPU", "host_s"), ("  other workers", "waiting_s")):
+        for name, key in (
+            ("  of these on the CPU", "host_s"),
+            ("  other workers", "waiting_s"),
+            ("  unexplained waits", "unexplained_s"),
+        ):
             if facts[key]:
                 yield name, units.duration(facts[key])
     if found.timeline is not None:

@@ -40,12 +40,13 @@ Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 COMPUTING: tuple[Phase, ...] = ("forward", "backward")
 
 
-Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers"]
+Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers", "waits"]
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
 
 ``stream 2`` to ``stream 4`` are further streams of the device. ``peers`` is communication with
-other workers other than exchanging gradients, such as an all-to-all, and waiting for workers whose
-gradients are ready later; it runs beside the computing.
+other workers other than exchanging gradients, such as an all-to-all. ``waits`` is waiting: for
+workers whose gradients are ready later, or of a stream or the host for a reason that a trace does
+not show. Any number of waits run at once. Both run beside the computing.
 
 Reading (phase ``data``) always runs on the disk and copying (phase ``copy``) on the copy engine.
 """
@@ -54,6 +55,11 @@ Reading (phase ``data``) always runs on the disk and copying (phase ``copy``) on
 STREAMS: tuple[Resource, ...] = ("device", "stream 2", "stream 3", "stream 4")
 """What the device computes on."""
 PEERS: Resource = "peers"
+WAITS: Resource = "waits"
+UNEXPLAINED = "unexplained wait"
+"""Name of a wait whose reason a trace does not show, followed by what waited."""
+NOT_COMPUTED = (PEERS, WAITS)
+"""What takes as long as measured on any device."""
 
 
 class Operation(Value, frozen=True, kw_only=True):
@@ -268,7 +274,8 @@ class Profile(Document, frozen=True, kw_only=True):
     def finish_ns(self) -> list[int]:
         """When each operation ends in a single iteration without communication, from its start.
 
-        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order.
+        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, but
+        waits run at once.
         Computing and copying wait for the batch: the data and copy operations listed before. Each
         duration is rounded by itself, as in the simulator: sums would differ from its clock.
         """
@@ -277,7 +284,8 @@ class Profile(Document, frozen=True, kw_only=True):
         batch = 0
         for operation in self.operations:
             lane = operation.lane
-            start = max(free.get(lane, 0), *(finish[before] for before in operation.after), 0)
+            turn = 0 if lane == WAITS else free.get(lane, 0)
+            start = max(turn, *(finish[before] for before in operation.after), 0)
             if lane != "disk":
                 start = max(start, batch)
             finish.append(start + operation.duration_ns)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from syncline.errors import UserError, quoted
 from syncline.model.document import Document, Value
-from syncline.model.profile import PEERS, Phase
+from syncline.model.profile import NOT_COMPUTED, Phase
 
 SpanKind = Phase | Literal["message", "wait"]
 """What runs; ``wait`` is computation that waits for messages, or communication with other workers
@@ -140,7 +140,7 @@ class Timeline(Document, frozen=True, kw_only=True):
 
 
 def _is_stall(span: Span) -> bool:
-    return span.kind == "wait" and span.lane != PEERS
+    return span.kind == "wait" and span.lane not in NOT_COMPUTED
 
 
 def union(spans: Iterable[Span]) -> list[Interval]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from syncline.model.profile import PEERS, Operation, Profile
+from syncline.model.profile import NOT_COMPUTED, Operation, Profile
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.replay.clock import DeviceClock
 
@@ -201,7 +201,7 @@ class Computation:
         self._finish_ns[index] = finish_ns
         start_ns = finish_ns - operation.duration_ns
         lane = _shown(self._lane(operation))
-        kind: SpanKind = "wait" if lane == PEERS else operation.phase
+        kind: SpanKind = "wait" if lane in NOT_COMPUTED else operation.phase
         self.ran.append(Ran(lane, operation.name, kind, start_ns, finish_ns))
         return finish_ns
 

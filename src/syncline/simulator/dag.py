@@ -14,7 +14,7 @@ lane is contended.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from syncline.errors import UserError
 from syncline.model.network import Contention, Network
 from syncline.model.plan import Plan
-from syncline.model.profile import PEERS, Profile
+from syncline.model.profile import NOT_COMPUTED, WAITS, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.simulator.graph import TaskGraph, Times
 from syncline.simulator.layout import IterationLayout, layout_of
@@ -179,7 +179,7 @@ def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str
     graph = dag.graph
     lanes: dict[str, list[int]] = {}
     for name in dict.fromkeys(slot.lane for slot in dag.layout.slots):
-        anything = name == "join" or (
+        anything = name in ("join", WAITS) or (
             strategy.compute == "unlimited" and name not in ("disk", "copy")
         )
         lanes[name] = [
@@ -204,7 +204,7 @@ def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers, handling
     slots, count = dag.layout.slots, len(dag.classes)
     factors = workers.draws(dag.classes, dag.iterations)[:, :, None]
     own_ns = np.array([slot.duration_ns for slot in slots], dtype=np.float64)
-    slowed = np.array([slot.lane not in (*NOT_COMPUTING, PEERS) for slot in slots])
+    slowed = np.array([slot.lane not in (*NOT_COMPUTING, *NOT_COMPUTED) for slot in slots])
     computing_ns = float(own_ns[slowed].sum())
     if handling_s and computing_ns:
         own_ns[slowed] *= 1 + handling_s * NS_PER_S / computing_ns
@@ -229,7 +229,7 @@ def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers, handling
 
 def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy) -> None:
     """Let each message wait for its gradients, and for the messages that it depends on."""
-    slot_of, slots = dag.layout.slot_of, dag.layout.slots
+    slot_of = dag.layout.slot_of
     tensors = plan.message_tensors()
     ready_of = {g.name: slot_of[g.ready_after] for g in profile.gradients}
     ready = [ready_of[t.name] for t in plan.tensors]
@@ -241,7 +241,7 @@ def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy
             if not strategy.overlap_communication:
                 needed = everything
             if strategy.compute == "stream":  # the last on each lane implies the others
-                needed = set({slots[s].lane: s for s in sorted(needed)}.values())
+                needed = set(_last_on_each_lane(dag.layout, sorted(needed)))
             for slot in sorted(needed):
                 tasks = dag.slot_tasks(slot)
                 if task.worker_class is not None:
@@ -249,6 +249,12 @@ def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy
                 dag.graph.add_edges(tasks, own)
         for earlier in task.after:
             dag.graph.add_edges(dag.message_tasks(earlier), own)
+
+
+def _last_on_each_lane(layout: IterationLayout, slots: Iterable[int]) -> list[int]:
+    """Return the last of the slots on each lane; and all waits, which run at once."""
+    lanes = ((slot, layout.slots[slot].lane) for slot in slots)
+    return list({slot if lane == WAITS else lane: slot for slot, lane in lanes}.values())
 
 
 def _connect_needs(dag: Dag, profile: Profile, plan: Plan) -> None:
@@ -279,8 +285,8 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
         if profile.operations[operation].is_device_update
     ]
     stream = strategy.compute == "stream"
-    if stream:  # the first on each lane holds up the others
-        exchanged = list({layout.slots[s].lane: s for s in reversed(exchanged)}.values())
+    if stream:  # the first on each lane that runs in turn holds up the others
+        exchanged = _last_on_each_lane(layout, reversed(exchanged))
     waiting = [dag.slot_tasks(slot) for slot in exchanged] or [dag.joins]
     for arrival in _latest(dag, _arrivals(dag)):
         for tasks in waiting:

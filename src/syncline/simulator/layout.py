@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from syncline.model.profile import Profile
+from syncline.model.profile import WAITS, Profile
 from syncline.simulator.strategy import Strategy
 
 
@@ -44,6 +44,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
     edges: list[tuple[int, int]] = []
     latest: dict[str, int] = {}  # the last slot of each lane
     batch: list[int] = []  # data and copy slots so far
+    reads = {i for i, operation in enumerate(profile.operations) if operation.phase == "data"}
     before_exchange: int | None = None
 
     def add(slot: Slot, after: Iterable[int]) -> int:
@@ -64,8 +65,8 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
             continue
         lane = _lane(operation.lane, strategy, has_host=has_host)
         after = [slot_of[b] for b in operation.after if b in slot_of]
-        if operation.phase != "data":
-            after += batch
+        if operation.phase != "data":  # the host goes on while a batch is copied
+            after += [b for b in batch if lane != "host" or slots[b].operation in reads]
         if index in gates:
             gate_of[index] = add(Slot(lane, gates[index], index, gate=True), after)
             after = [gate_of[index]]
@@ -92,7 +93,7 @@ def runs_in_turn(lane: str, strategy: Strategy) -> bool:
     """Return whether a lane runs its slots one at a time, in order."""
     if lane == "disk":
         return strategy.loaders == 1
-    return lane == "copy" or strategy.compute == "stream"
+    return lane != WAITS and (lane == "copy" or strategy.compute == "stream")
 
 
 def _lane(lane: str, strategy: Strategy, *, has_host: bool) -> str:

@@ -20,7 +20,7 @@ from syncline.model.cost import CostCurve
 from syncline.model.network import Network
 from syncline.model.plan import Plan
 from syncline.model.prediction import Prediction, Sharing
-from syncline.model.profile import PEERS, Profile
+from syncline.model.profile import NOT_COMPUTED, Profile
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.simulator.analysis import ready_ns, waits
@@ -245,7 +245,7 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         operation = profile.operations[slot.operation]
         label = f"update before {operation.name}" if slot.gate else operation.name
         kind: SpanKind = "update" if slot.gate else operation.phase
-        if operation.lane == PEERS:
+        if operation.lane in NOT_COMPUTED:
             kind = "wait"
         tasks = dag.slot_tasks(index)
         for number in shown:

@@ -21,7 +21,7 @@ from syncline.model.network import Measurement
 from syncline.model.plan import Plan
 from syncline.model.profile import Profile
 from syncline.model.quantities import NS_PER_S
-from syncline.model.timeline import Interval
+from syncline.model.timeline import Interval, busy_ns
 from syncline.traces.execution_trace import ExecutionTrace
 from syncline.traces.kineto_cut import take_apart
 from syncline.traces.kineto_events import KinetoEvents, read_events
@@ -172,6 +172,7 @@ def read_kineto(
             f"{len(aligned) - len(alike)} of {len(aligned)} steps consist of other tasks than the "
             "rest; they are left out of the medians"
         )
+    _note_waits(alike, notes)
     return KinetoTrace(
         model=model_of(files[0][0].source) or "trace",
         device="cuda" if any(events.device for events, _ in files) else "cpu",
@@ -180,6 +181,23 @@ def read_kineto(
         points=points,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+WORTH_SAYING = 0.005
+"""Share of a step that unexplained waits must take to be noted."""
+
+
+def _note_waits(steps: Sequence[StepTasks], notes: list[str]) -> None:
+    share = statistics.median(
+        busy_ns(step.waits_ns()) / max(step.ended_ns - step.start_ns, 1) for step in steps
+    )
+    if share >= WORTH_SAYING:
+        longest = max((task for step in steps for task in step.tasks), key=lambda t: t.waited_ns)
+        notes.append(
+            f"{share * 100:.1f} % of a step is waiting that nothing in the trace explains, at most "
+            f"{longest.waited_ns / 1e6:.3g} ms at once, before {longest.name}: it takes as long as "
+            "measured on any network and device"
+        )
 
 
 def _steps_of(events: KinetoEvents, step: int | None, notes: list[str]) -> list[StepTasks]:

@@ -9,8 +9,11 @@ recorded on a device, the operators of the host are the computation.
 
 Every stream is a lane. Waits between streams are not recorded. A task that began later than its
 launch and its own stream allow is taken to have waited for the last task of another stream that
-ended before it. Communication with other workers other than gradient messages is waiting, not
-computing. So it has a lane of its own: its kernels, and on the host the time that a thread waited.
+ended before it. If it began later still, as in the middle of a CUDA graph, or the host went on
+later than what it waited for, the rest is a wait of its own. To see that, a step is simulated while
+it is taken apart, as it will be from its profile. Communication with other workers other than
+gradient messages is waiting, not computing. So it has a lane of its own: its kernels, and on the
+host the time that a thread waited.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from syncline.model.profile import PEERS, STREAMS, Resource
+from syncline.model.profile import PEERS, STREAMS, WAITS, Resource
 from syncline.model.timeline import difference, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.traces.kineto_steps import (
@@ -51,6 +54,9 @@ SYNCHRONISING = re.compile(
 )
 
 
+_started = attrgetter("start_ns")
+
+
 class CutMark(NamedTuple):
     """A place at which the host's time is cut."""
 
@@ -70,8 +76,16 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
         if task.correlation is not None:
             launched.setdefault(task.correlation, []).append(task)
     lanes = _stream_lanes(events.device)
+    begun_ns = {c.correlation: c.start_ns for c in sorted(events.calls, key=_started, reverse=True)}
     steps = []
     for outline in outlines:
+        # What no recorded call launched was launched before the trace began.
+        earlier = [
+            task
+            for task in events.device
+            if task.stop_ns > outline.start_ns
+            and begun_ns.get(task.correlation, task.start_ns) < outline.start_ns
+        ]
         collectives = find_collectives(outline, launched)
         if collectives:
             # The device unpacks when all messages are launched, the host when all have arrived.
@@ -82,7 +96,7 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
             outline = outline._replace(
                 finalize_ns=finalize, update_ns=max(outline.update_ns, finalize)
             )
-        steps.append(_Cutter(outline, launched, lanes, collectives).cut(events.source))
+        steps.append(_Cutter(outline, launched, lanes, collectives, earlier).cut(events.source))
     return steps
 
 
@@ -107,6 +121,7 @@ class _Cutter:
         launched: Mapping[int, list[DeviceTask]],
         lanes: Mapping[str, Resource],
         collectives: list[MeasuredCollective],
+        earlier: Sequence[DeviceTask],
     ) -> None:
         self._step = outline
         self._launched = launched
@@ -121,9 +136,7 @@ class _Cutter:
         self._exchanged = {id(c.kernel) for c in collectives if c.kernel is not None}
         self._launches = outline.launches()
         own = [task for number in self._launches for task in launched.get(number, ())]
-        self._lane_of: dict[int, Resource] = {
-            id(t): PEERS if COMMUNICATION.search(t.name) else lanes[t.stream] for t in own
-        }
+        self._lane_of: dict[int, Resource] = {id(t): self._lane(t, lanes) for t in own}
         self._share: dict[int, int] = {}
         """How long each task kept its lane busy: streams that share a lane count once."""
         busy_until: dict[Resource, int] = {}
@@ -133,6 +146,13 @@ class _Cutter:
                 begun = max(task.start_ns, busy_until.get(lane, task.start_ns))
                 self._share[id(task)] = max(task.stop_ns - begun, 0)
                 busy_until[lane] = max(task.stop_ns, begun)
+        self._arrived_ns = max((c.stop_ns for c in collectives), default=outline.start_ns)
+        self._simulated_ns, self._begun_ns = self._before(own, earlier, lanes)
+        """When each lane is free in a simulation of this step, and when the work before it ended.
+        """
+        self._batch_ns = outline.start_ns
+        self._ends_ns: list[int] = []
+        """When each task ends in the simulation."""
         self._free_ns: dict[Resource, int] = {}
         """When what was launched on each lane so far ends."""
         self._done = sorted(own, key=attrgetter("stop_ns"))
@@ -198,7 +218,39 @@ class _Cutter:
             collectives=self._collectives,
             holds=self._step.holds,
             notes=self._notes,
+            ended_ns=max(self._step.stop_ns, self._done[-1].stop_ns if self._done else 0),
+            begun_ns=self._begun_ns,
         )
+
+    def _before(
+        self,
+        own: Sequence[DeviceTask],
+        earlier: Sequence[DeviceTask],
+        lanes: Mapping[str, Resource],
+    ) -> tuple[dict[Resource, int], int]:
+        """Return until when ``earlier`` tasks keep each lane busy, and all of the device.
+
+        A lane is busy with the step before until it was so in the trace. But if the step itself
+        leaves less to do after its end, less counts: the rest is no part of a step that repeats.
+        """
+        start_ns, length_ns = self._step.start_ns, self._step.stop_ns - self._step.start_ns
+        busy: dict[Resource, int] = {}
+        for task in earlier:
+            lane = self._lane(task, lanes)
+            busy[lane] = max(busy.get(lane, 0), task.stop_ns)
+        free: dict[Resource, int] = {}
+        for lane in set(self._lane_of.values()):
+            tasks = [t for t in own if self._lane_of[id(t)] == lane]
+            until_ns = busy.get(lane, min(t.start_ns for t in tasks))
+            free[lane] = min(until_ns, max(t.stop_ns for t in tasks) - length_ns)
+        first = min((task.start_ns for task in own), default=start_ns)
+        last = max((task.stop_ns for task in own), default=start_ns + length_ns)
+        # Without a step before it takes no less than the host's time.
+        return free, max(busy.values(), default=min(first, last - length_ns))
+
+    @staticmethod
+    def _lane(task: DeviceTask, lanes: Mapping[str, Resource]) -> Resource:
+        return PEERS if COMMUNICATION.search(task.name) else lanes[task.stream]
 
     # Where the host's time is cut
 
@@ -287,6 +339,8 @@ class _Cutter:
         """
         start = self._cursor_ns
         at_ns = max(at_ns, start)
+        # Until a blocking copy begins the host waits for what is launched next, not for the past.
+        late_ns = LATE_NS if after or spent_ns is None else None
         if spent_ns is None:
             spent_ns = at_ns - start - self._waited_for_peers(start, at_ns)
         self._cursor_ns = at_ns
@@ -298,7 +352,7 @@ class _Cutter:
         phase = self._step.phase(min(start, at_ns - 1))
         joint = self._on_device and bool(after)
         task = TracedTask(name, phase, self._work, spent_ns, after, start, at_ns, joint)
-        self._last_host = self._add(task)
+        self._last_host = self._add(task, late_ns=late_ns)
         if not self._on_device:
             self._last_device = self._last_host
             self._note_forward(at_ns)
@@ -393,14 +447,21 @@ class _Cutter:
     def _launch(self, task: DeviceTask) -> int:
         """Add a device task that follows the host's work so far."""
         phase = self._step.phase(self._cursor_ns - 1)
-        if not self._first_kernel and task.kind == "copy" and TO_DEVICE.search(task.name):
-            phase = "copy"  # of the batch; later copies are part of the pass that makes them
+        lane = self._lane_of[id(task)]
+        to_device = task.kind == "copy" and TO_DEVICE.search(task.name)
+        if to_device and lane == STREAMS[0] and not self._first_kernel:
+            # Of the batch. Later copies are part of the pass that makes them, and those on another
+            # stream may be of the next batch: what waits for them is seen as for other tasks.
+            phase = "copy"
         elif task.kind == "kernel":
             self._first_kernel = True
-        lane = self._lane_of[id(task)]
         work = (self._share[id(task)], self._after_host(), task.start_ns, task.stop_ns)
         held = self._held_up_by(task, lane)
-        index = self._add(TracedTask(_short(task.name), phase, lane, *work, phase == "copy", held))
+        traced = TracedTask(_short(task.name), phase, lane, *work, phase == "copy", held)
+        # A launch takes time to arrive, but the next kernel of a busy stream begins at once.
+        launched_ns = self._ends_ns[self._last_host] if self._last_host >= 0 else 0
+        busy = self._simulated_ns.get(lane, 0) >= launched_ns
+        index = self._add(traced, late_ns=0 if busy else LATE_NS)
         self._index_of[id(task)] = index
         self._free_ns[lane] = max(self._free_ns.get(lane, 0), task.stop_ns)
         self._queued_until_ns = max(self._queued_until_ns, task.stop_ns)
@@ -424,7 +485,28 @@ class _Cutter:
         if at_ns <= self._step.backward_ns:
             self._forward.append((at_ns, len(self._tasks) - 1))
 
-    def _add(self, task: TracedTask) -> int:
+    def _add(self, task: TracedTask, *, late_ns: int | None = None) -> int:
+        """Add a task; simulate when it ends, as :mod:`syncline.simulator` will.
+
+        If it ended later by more than ``late_ns``, the difference is a wait.
+        """
+        needed = [self._step.start_ns, *(self._ends_ns[b] for b in task.after)]
+        if task.held_by is not None:
+            needed.append(self._ends_ns[task.held_by])
+        lane = task.resource
+        if lane != "host":
+            needed.append(self._batch_ns)
+        if task.phase in ("finalize", "update") and task.resource != "host":
+            needed.append(self._arrived_ns)
+        free_ns = 0 if lane == WAITS else self._simulated_ns.get(lane, 0)
+        end_ns = max([free_ns, *needed]) + task.duration_ns
+        if late_ns is not None and task.stop_ns > end_ns + late_ns:
+            task = task._replace(waited_ns=task.stop_ns - end_ns)
+            end_ns = task.stop_ns
+        self._simulated_ns[lane] = end_ns
+        if task.phase in ("data", "copy"):
+            self._batch_ns = max(self._batch_ns, end_ns)
+        self._ends_ns.append(end_ns)
         self._tasks.append(task)
         return len(self._tasks) - 1
 
@@ -475,8 +557,9 @@ class _Cutter:
                 f"message {len(self._messages)} launched", at_ns
             )
         free = max(at_ns, self._free_ns.get(STREAMS[0], 0))
-        wait = (f"other workers, message {len(self._messages)}", self._tasks[launched].phase, PEERS)
-        ready = self._add(TracedTask(*wait, 0, (launched,), free, free, joint=True))
+        wait = (f"other workers, message {len(self._messages)}", self._tasks[launched].phase, WAITS)
+        after = (launched, *(message.ready_after for message in self._messages[-1:]))
+        ready = self._add(TracedTask(*wait, 0, after, free, free, joint=True))
         self._messages.append(
             ReadyPoint(collective.elements, collective.dtype, ready, None, collective.record_id)
         )

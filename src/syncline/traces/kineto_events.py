@@ -42,6 +42,8 @@ MOST_EVENTS = 2_000_000
 class CollectivePayload(msgspec.Struct, frozen=True, gc=False):
     """The arguments that a collective was recorded with."""
 
+    collective: str
+    """Its name, such as ``"allreduce"``."""
     elements: int
     dtype: str
     group_size: int | None
@@ -290,7 +292,7 @@ def _payload(where: str, name: str, arguments: dict[str, Any]) -> CollectivePayl
             f"{quoted(elements)}"
         )
     group_size = _whole(arguments.get("Group size"), least=1, most=LARGEST_WORKERS)
-    return CollectivePayload(elements, dtype, group_size)
+    return CollectivePayload(collective, elements, dtype, group_size)
 
 
 def _whole(value: Any, *, least: int = -(1 << 63), most: int = 1 << 64) -> int | None:

@@ -5,14 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from syncline.model.profile import PEERS, Gradient, Operation, Phase, Profile, Resource
+from syncline.model.profile import (
+    NOT_COMPUTED,
+    UNEXPLAINED,
+    WAITS,
+    Gradient,
+    Operation,
+    Phase,
+    Profile,
+    Resource,
+)
 from syncline.model.quantities import NS_PER_S
 from syncline.model.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+from syncline.traces.kineto_cut import LATE_NS
 from syncline.traces.kineto_steps import (
     Holds,
     ReadyPoint,
@@ -226,17 +237,24 @@ def make_profile(
     columns = list(zip(*(step.tasks for step in steps), strict=True))
     medians = [statistics.median(task.duration_ns for task in column) for column in columns]
     held_by = [statistics.mode(task.held_by for task in column) for column in columns]
+    waited = [statistics.median(task.waited_ns for task in column) for column in columns]
+    longer = statistics.median(sum(t.waited_ns for t in s.tasks) for s in steps) / (
+        sum(waited) or 1
+    )
     scale = _scales(steps, medians)
     tasks = [
         task._replace(
             duration_ns=round(median * scale[task.phase, task.resource]),
             after=task.after if held is None else tuple(sorted({*task.after, held})),
             joint=task.joint or held is not None,
+            waited_ns=round(wait * longer),
         )
-        for task, median, held in zip(steps[0].tasks, medians, held_by, strict=True)
+        for task, median, held, wait in zip(steps[0].tasks, medians, held_by, waited, strict=True)
     ]
-    kept = {g.ready_after for g in exchange.gradients}
-    tasks, place = _merge(tasks, kept, most_operations)
+    tasks, moved = _with_waits(tasks)
+    kept = {moved[g.ready_after] for g in exchange.gradients}
+    tasks, merged = _merge(tasks, kept, most_operations)
+    place = [merged[at] for at in moved]
     first = next(
         (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
     )
@@ -277,9 +295,37 @@ def _scales(
         spent = (math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps)
         found = math.fsum(medians[i] for i in inside)
         # Waiting falls elsewhere in each step and runs beside the computing: its sum says nothing.
-        alone = group[1] == PEERS or found <= 0
+        alone = group[1] in NOT_COMPUTED or found <= 0
         scales[group] = 1.0 if alone else statistics.median(spent) / found
     return scales
+
+
+def _with_waits(tasks: Sequence[TracedTask]) -> tuple[list[TracedTask], list[int]]:
+    """Return the tasks with their unexplained waits as tasks; and the new index of each.
+
+    A wait begins when the task could, and the task begins when it is over. Waits too short to
+    matter are added to the next one of the lane.
+    """
+    found: list[TracedTask] = []
+    place: list[int] = []
+    left_ns: Counter[Resource] = Counter()
+    latest: dict[Resource, int] = {}
+    for task in tasks:
+        task = task._replace(after=tuple(place[b] for b in task.after))
+        left_ns[task.resource] += task.waited_ns
+        if (waited_ns := left_ns[task.resource]) >= LATE_NS:
+            left_ns[task.resource] = 0
+            if task.resource not in latest:  # the wait follows the step before on this lane
+                latest[task.resource] = len(found)
+                found.append(task._replace(duration_ns=0))
+            after = tuple(sorted({*task.after, latest[task.resource]}))
+            name = f"{UNEXPLAINED} before {task.name}"
+            found.append(TracedTask(name, task.phase, WAITS, waited_ns, after, 0, 0, joint=True))
+            task = task._replace(after=(*task.after, len(found) - 1), joint=True)
+        latest[task.resource] = len(found)
+        place.append(len(found))
+        found.append(task)
+    return found, place
 
 
 def _merge(
@@ -347,7 +393,7 @@ def make_timeline(step: StepTasks) -> Timeline:
         if task.resource == "host":
             start = task.stop_ns - task.duration_ns  # the time before that was waiting
         if start < task.stop_ns:
-            kind: SpanKind = "wait" if task.resource == PEERS else task.phase
+            kind: SpanKind = "wait" if task.resource in NOT_COMPUTED else task.phase
             lane = COMPUTE if task.resource == "device" else task.resource
             lane = {"data": "disk", "copy": "copy"}.get(task.phase, lane)
             ran.append((lane, start, task.stop_ns, task.name, kind, None))

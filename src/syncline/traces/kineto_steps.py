@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from syncline.model.profile import Phase, Resource
 from syncline.model.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element
+from syncline.model.timeline import Interval, merged
 from syncline.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 
 STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -248,7 +249,11 @@ def _outermost(ops: Sequence[HostOp]) -> list[HostOp]:
     return found
 
 
-KERNEL = re.compile(r"(nccl|rccl|oneccl).*?(all_?reduce|reduce_?scatter)", re.IGNORECASE)
+SUMS = re.compile(r"all_?reduce|reduce_?scatter", re.IGNORECASE)
+"""Names of the collectives that sum over workers."""
+KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+GENERIC = re.compile(r"Kernel_Generic", re.IGNORECASE)
+"""The kernel that runs every collective on ROCm; only what launched it says which one."""
 LAUNCHED_BY = re.compile(r"record_param_comms|(c10d::|nccl:)_?(all_?reduce|reduce_?scatter)")
 ON_HOST = re.compile(r"(gloo|mpi|ucc):(all_?reduce|reduce_?scatter)")
 LAUNCH_ON_HOST = re.compile(r"c10d::_?(all_?reduce|reduce_?scatter)")
@@ -297,13 +302,6 @@ def elements_of(shapes: Sequence[Sequence[int]]) -> int | None:
     return elements if elements <= LARGEST_ELEMENTS else None
 
 
-def is_gradient_kernel(task: DeviceTask) -> bool:
-    """Return whether a kernel sums gradients over workers, by its name and arguments."""
-    payload = task.payload
-    known = payload is None or element_dtype(payload.dtype) is not None
-    return known and KERNEL.search(task.name) is not None
-
-
 def find_collectives(
     step: Outline, launched: Mapping[int, Sequence[DeviceTask]]
 ) -> list[MeasuredCollective]:
@@ -317,7 +315,7 @@ def find_collectives(
     around = [op for op in step.all_ops() if LAUNCHED_BY.match(op.name)]
     for correlation, call in step.launches().items():
         if step.backward_ns <= call.start_ns < step.optimizer_ns:
-            kernels = filter(is_gradient_kernel, launched.get(correlation, ()))
+            kernels = (t for t in launched.get(correlation, ()) if KERNEL.search(t.name))
             found.extend(filter(None, (_of_kernel(call, task, around) for task in kernels)))
     if not found and not launched:
         found = _on_host(step)
@@ -334,7 +332,12 @@ def _of_kernel(
         for op in reversed(around[max(index - 8, 0) : index])
         if op.thread == call.thread and op.stop_ns >= call.stop_ns
     ]
-    return _collective(call.stop_ns, task, enclosing)
+    name = task.name
+    if GENERIC.search(name):
+        payloads = (each.payload for each in (task, *enclosing))
+        named = (payload.collective for payload in payloads if payload is not None)
+        name = next(named, enclosing[0].name if enclosing else "")
+    return _collective(call.stop_ns, task, enclosing) if SUMS.search(name) else None
 
 
 def _collective(
@@ -406,6 +409,8 @@ class TracedTask(NamedTuple):
     """It waits for the device, or a task waits for it alone: it is never merged with others."""
     held_by: int | None = None
     """The task of another stream that it waited for in this step."""
+    waited_ns: int = 0
+    """How much later it ran than all that the trace shows explains."""
 
 
 class ReadyPoint(NamedTuple):
@@ -490,11 +495,25 @@ class StepTasks(NamedTuple):
     """When each message was under way."""
     holds: Holds
     notes: list[str]
+    ended_ns: int
+    """When its work was done: by the host, or later by the device."""
+    begun_ns: int
+    """When the device was through with the work before it, or the host began it."""
     rank: int = 0
     shift_ns: int = 0
     """How much later this step began than on the rank where it began first."""
 
     @property
     def measured_s(self) -> float:
-        """What the step took, in seconds."""
-        return self.duration_ns / NS_PER_S
+        """What the step took, in seconds: the period of what the other waits for.
+
+        The host's, but the device's if the host never waits for it and runs ahead.
+        """
+        waits = any(task.resource == "host" and task.after for task in self.tasks)
+        ahead = not waits and self.ended_ns > self.start_ns + self.duration_ns
+        return (self.ended_ns - self.begun_ns if ahead else self.duration_ns) / NS_PER_S
+
+    def waits_ns(self) -> list[Interval]:
+        """Return when something waited for a reason that the trace does not show, disjoint."""
+        begun = ((task.stop_ns - task.duration_ns, task.waited_ns) for task in self.tasks)
+        return merged((at_ns - waited_ns, at_ns) for at_ns, waited_ns in begun)
