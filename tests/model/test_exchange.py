@@ -6,13 +6,14 @@ import itertools
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.exchange import EXCHANGES, Exchange, Link, Stage, rescaled
+from syncline.model.exchange import EXCHANGES, FLAT, TUNED, Exchange, Link, Stage, rescaled
 from syncline.model.sparse_costs import SPARSE_ALGORITHMS
 from tests import strategies as some
 
@@ -87,11 +88,21 @@ def staged(algorithm: str = "ring", **changes: Any) -> Exchange:
     return exchange(algorithm, stages=given, **changes)
 
 
-@pytest.mark.parametrize("algorithm", EXCHANGES)
+@pytest.mark.parametrize("algorithm", [a for a in EXCHANGES if a not in (*FLAT, "nccl")])
 def test_the_whole_message_of_every_worker_passes_its_host(algorithm: str) -> None:
     extra_s = staged(algorithm).curve().seconds(10**6) - exchange(algorithm).curve().seconds(10**6)
     assert extra_s == pytest.approx(1.1)
     assert staged(algorithm, workers=1).curve().seconds(10**9) == 0
+
+
+def test_staging_is_a_stage_of_a_pipeline_of_chunks() -> None:
+    for algorithm in FLAT:
+        slow, fast = (
+            exchange(algorithm, stages=(Stage(at="host", bytes_per_s=rate),)).curve()
+            for rate in (1e6, 1e12)
+        )
+        assert fast == exchange(algorithm).curve()
+        assert slow.seconds(10**6) == pytest.approx(fast.startup_s + 1.0)
 
 
 def test_workers_share_their_host() -> None:
@@ -161,7 +172,7 @@ def test_a_slow_host_changes_nothing_of_a_measured_linear_pipeline() -> None:
     assert rescaled(curve, before, after, REFERENCE).seconds(1) == pytest.approx(1.001)
 
 
-@pytest.mark.parametrize("algorithm", EXCHANGES)
+@pytest.mark.parametrize("algorithm", [a for a in EXCHANGES if a not in (*FLAT, *TUNED)])
 def test_links_are_busy_without_startups_adding_and_hosts(algorithm: str) -> None:
     """Of what a message costs, the busy time is what grows where links and switches are slower."""
     link = Link(alpha_s=2e-5, beta_s_per_byte=8e-10, gamma_s_per_byte=1e-10)
@@ -267,6 +278,59 @@ def test_a_measured_shape_is_kept() -> None:
     assert [s.start_bytes for s in found.segments] == [0, jump]
     assert found.seconds(jump) == pytest.approx(2 * more_a + 3 * more_b * jump)
     assert found.segments[1].s_per_byte == pytest.approx(more_b / 2)
+
+
+@pytest.mark.parametrize("algorithm", TUNED)
+def test_a_library_takes_the_cheapest_for_each_size(algorithm: str) -> None:
+    inside = Link(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=0.0)
+    for own in (exchange(algorithm, 64), exchange(algorithm, 64, hosts=8, inside=inside)):
+        curves = [msgspec.structs.replace(own, algorithm=each).curve() for each in TUNED[algorithm]]
+        for size in (0, 1000, 10**5, 10**7, 10**9):
+            least_s = min(curve.seconds(size) for curve in curves)
+            assert own.curve().seconds(size) == pytest.approx(least_s)
+
+
+def test_small_messages_of_a_library_grow_as_by_trees_and_large_ones_as_by_rings() -> None:
+    here, there = exchange("tuned", 64), exchange("tuned", 2048)
+    measured = CostCurve.of_rows([(0, 3e-4, 4e-9), (1 << 20, 6e-3, 2.5e-9)])
+    found = rescaled(measured, here, there, REFERENCE)
+    assert found.startup_s == pytest.approx(3e-4 * 11 / 6)
+    assert found.seconds(1 << 33) == pytest.approx(measured.seconds(1 << 33), rel=0.02)
+    assert found.seconds(4096) < 3 * measured.seconds(4096)  # a tree, not 2,047 rounds
+    ring = rescaled(measured, exchange("ring", 64), exchange("ring", 2048), REFERENCE)
+    assert ring.startup_s == pytest.approx(3e-4 * 2047 / 63)
+
+
+def ring_of_chunks(hosts: int, local: int, size: int, inside: Link, between: Link) -> float:
+    """Return the seconds of a flat ring, chunk by chunk: startups delay, bytes occupy the link."""
+    workers = hosts * local
+    hop = np.arange(workers)
+    leaves = hop % local == local - 1 if hosts > 1 else np.zeros(workers, bool)
+    alpha, beta, gamma = (
+        np.where(leaves, getattr(between, f), getattr(inside, f)) for f in Link.__struct_fields__
+    )
+    arrived, free = np.zeros(workers), np.zeros(workers)
+    for step in range(2 * (workers - 1)):
+        free = np.maximum(arrived, free) + beta * size / workers
+        there = free + alpha + gamma * size / workers * (step < workers - 1)
+        arrived = np.roll(there, 1)
+    return float(arrived.max())
+
+
+@pytest.mark.parametrize("slower", [0.5, 3.0, 30.0])
+@pytest.mark.parametrize(
+    ("workers", "local"),
+    [(2, 1), (3, 1), (4, 2), (6, 3), (8, 2), (8, 4), (16, 8), (56, 7), (256, 8), (2048, 8)],
+)
+def test_the_flat_ring_costs_what_its_chunks_cost(workers: int, local: int, slower: float) -> None:
+    inside = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
+    between = Link(alpha_s=2e-5, beta_s_per_byte=slower / 12e9, gamma_s_per_byte=0.0)
+    own = Exchange(
+        algorithm="flat-ring", workers=workers, link=between, hosts=workers // local, inside=inside
+    )
+    for size in (0, 1 << 20, 1 << 28) if workers > 256 else (0, *(1 << k for k in range(14, 31))):
+        simulated = ring_of_chunks(workers // local, local, size, inside, between)
+        assert own.curve().seconds(size) == pytest.approx(simulated, rel=0.03), size
 
 
 def test_a_formula_with_a_shape_keeps_its_own() -> None:

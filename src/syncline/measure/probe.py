@@ -134,6 +134,7 @@ def probe(
         name=name,
         workers=world,
         backend=backend,
+        algorithm="nccl" if backend == "nccl" else "ring",
         all_reduce=fit.curve,
         pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
         issue_gap_s=median(longer) if longer else 0.0,

@@ -7,7 +7,9 @@ same time. Each has a capacity that its users share equally.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -21,7 +23,7 @@ from syncline.model.collective_costs import (
     pipeline_curve,
     server_line,
 )
-from syncline.model.cost import CostCurve
+from syncline.model.cost import CostCurve, lower_envelope
 from syncline.model.document import Value
 from syncline.model.quantities import require_finite
 from syncline.model.sparse_costs import (
@@ -91,7 +93,15 @@ class Stage(Value, frozen=True, kw_only=True):
         require_finite(f"stage: the capacity of a {self.at}", self.bytes_per_s, above_0=True)
 
 
-DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline")
+FLAT = {"flat-ring": "ring", "flat-tree": "two-tree"}
+"""All-reduces over all workers, whatever host they are on, as a pipeline of chunks -> the formula
+over one link. The bytes pass hosts, links and staging at the same time, so the slowest counts."""
+TUNED = {
+    "tuned": ("ring", "halving-doubling", "recursive-doubling"),
+    "nccl": tuple(FLAT),
+}
+"""What libraries choose from by the size of the message: the cheapest counts. MPI's and NCCL's."""
+DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
 """All-reduces of whole messages between equal workers."""
 
 
@@ -108,6 +118,7 @@ def all_reduce_curve(
         UserError: the algorithm is unknown, or there is no worker.
     """
     require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
+    algorithm = FLAT.get(algorithm, algorithm)
     if algorithm == "linear-pipeline":
         curve = pipeline_curve(workers, *msgspec.structs.astuple(link))
     else:
@@ -128,12 +139,19 @@ def hierarchical_all_reduce(
     algorithm: str = "ring",
     switch_bytes_per_s: float | None = None,
 ) -> CostCurve:
-    """Return the cost of an all-reduce in three stages, one after another.
+    """Return the cost of an all-reduce between workers on hosts.
 
-    The L workers of a host reduce-scatter round a ring; worker i of each host all-reduces its
-    ``M / L`` bytes with worker i of the others; the workers of a host all-gather the results. The L
-    all-reduces share the host's link, so together they load it as one of M bytes would; their
-    startups overlap, and each worker adds only its own part.
+    Most run in three stages, one after another. The L workers of a host reduce-scatter round a
+    ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others; the
+    workers of a host all-gather the results. The L all-reduces share the host's link, so together
+    they load it as one of M bytes would; their startups overlap, and each worker adds only its own
+    part.
+
+    Those of :data:`FLAT` are one pipeline of chunks over all ``N = H L`` workers, host by host. Of
+    the ring's 2 (N - 1) hops, every Lth is between hosts: a chunk takes the sum of its hops, and no
+    link passes its ``2 (N - 1) / N M`` bytes sooner than its rate allows. In the tree, a host's
+    workers form a chain, and trees join the hosts: their startups add up, and the slowest link
+    counts. Source: NCCL's ring and tree, without its protocols.
 
     With one worker a host this is the flat all-reduce between hosts, with one host the flat ring
     inside.
@@ -149,6 +167,10 @@ def hierarchical_all_reduce(
     Raises:
         UserError: a count is below 1, or the algorithm is unknown.
     """
+    if algorithm in FLAT and workers_a_host > 1:
+        return _flat(
+            algorithm, hosts, workers_a_host, inside, between, switch_bytes_per_s=switch_bytes_per_s
+        )
     local = all_reduce_curve("ring", workers_a_host, inside)
     gamma = between.gamma_s_per_byte / workers_a_host
     shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
@@ -156,7 +178,45 @@ def hierarchical_all_reduce(
     return CostCurve.in_turn((local, across))
 
 
-EXCHANGES = (*DENSE_ALGORITHMS, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
+def _flat(
+    algorithm: str,
+    hosts: int,
+    local: int,
+    inside: Link,
+    between: Link,
+    *,
+    switch_bytes_per_s: float | None,
+) -> CostCurve:
+    workers = hosts * local
+    within = all_reduce_curve(algorithm, workers, inside)
+    if hosts == 1:
+        if algorithm == "flat-ring":
+            return within
+        return CostCurve.line(2 * (local - 1) * inside.alpha_s, within.segments[0].s_per_byte)
+    across = all_reduce_curve(algorithm, workers, between)
+    rates = [curve.segments[0].s_per_byte for curve in (within, across)]
+    if algorithm == "flat-ring":
+        # The longest way through the hops of all chunks: a chunk goes on, or waits behind others
+        # for the slowest link: at every hop, at none, or where its way ends between two hosts.
+        hops = 2 * (workers - 1)
+        out = -(-hops // local)
+        slowest = between if rates[1] >= rates[0] else inside
+        curve = CostCurve.line(slowest.alpha_s, max(rates))
+        for waits in (0, hops - out * local + local - 1):
+            inner = hops - out - waits
+            curve = curve.at_least(
+                out * between.alpha_s + inner * inside.alpha_s,
+                (out * rates[1] + inner * rates[0] + waits * max(rates)) / hops,
+            )
+    else:
+        trees = all_reduce_curve(algorithm, hosts, between)
+        curve = CostCurve.line(2 * (local - 1) * inside.alpha_s + trees.startup_s, max(rates))
+    if switch_bytes_per_s is not None:
+        curve = curve.at_least(curve.startup_s, 2 * hosts / switch_bytes_per_s)
+    return curve
+
+
+EXCHANGES = (*DENSE_ALGORITHMS, *TUNED, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
 """Every algorithm by which gradients can be exchanged."""
 
 
@@ -243,13 +303,25 @@ class Exchange(Value, frozen=True, kw_only=True):
                 index_bytes=self.index_bytes,
                 switch_bytes_per_s=self._switch_bytes_per_s,
             )
-        return hierarchical_all_reduce(
+        if self.algorithm in TUNED:
+            return lower_envelope([each.links_curve() for each in self.choices()])
+        curve = hierarchical_all_reduce(
             hosts=self.workers // self._workers_a_host,
             workers_a_host=self._workers_a_host,
             inside=self.inside or _FREE,
             between=self.link,
             algorithm=self.algorithm,
             switch_bytes_per_s=self._switch_bytes_per_s,
+        )
+        if self.algorithm in FLAT:  # staging is one more stage of the pipeline
+            curve = curve.at_least(curve.startup_s, self._staging_s_per_byte)
+        return curve
+
+    def choices(self) -> tuple[Exchange, ...]:
+        """Return what a library chooses from by the size of the message: itself, or several."""
+        return tuple(
+            msgspec.structs.replace(self, algorithm=algorithm)
+            for algorithm in TUNED.get(self.algorithm, (self.algorithm,))
         )
 
     def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
@@ -289,6 +361,12 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     @property
     def _host_s_per_byte(self) -> float:
+        """Seconds a byte of the stages of a host while links wait."""
+        flat = self.algorithm in (*FLAT, "nccl")
+        return 0.0 if flat else self._staging_s_per_byte
+
+    @property
+    def _staging_s_per_byte(self) -> float:
         """Seconds a byte of the stages of a host, which its workers share."""
         if self.workers == 1:
             return 0.0
@@ -351,7 +429,9 @@ def rescaled(
     A formula leaves out the library's own work in each round, and protocols that change with the
     size. Such work grows with the rounds and bytes that the formula counts. So the measured curve
     is multiplied by the ratio of the formulas after and before, one ratio for the startup and one
-    for the rest. A curve that is the formula of ``before`` thus becomes that of ``after``.
+    for the rest; by the ratio at each size if either formula is that of a library that chooses by
+    the size, or of a pipeline over hosts. A curve that is the formula of ``before`` thus becomes
+    that of ``after``.
 
     The measured shape is kept if ``after`` costs a straight line of the same messages. Otherwise
     (linear pipeline, sparse instead of dense) the formula's shape is taken, multiplied by the
@@ -362,6 +442,8 @@ def rescaled(
     """
     if before == after:
         return curve
+    if before.workers > 1 and _same(curve, before.curve()):
+        return after.curve()
     scaled = _link_rescaled(curve.less(before.computing_curve()), before, after, reference_bytes)
     return CostCurve.in_turn((scaled, after.computing_curve()))
 
@@ -375,6 +457,8 @@ def _link_rescaled(
     old_a_s, old_b = old.linearised(reference_bytes)
     if (old_b == 0 and before.workers == 1) or _same(curve, old):
         return new  # a single worker before: there is nothing to scale
+    if not {before.algorithm, after.algorithm}.isdisjoint((*FLAT, *TUNED)):
+        return _times_ratio(curve, old, new, reference_bytes)
     # A link that was inferred from a flat stretch takes no time for a byte, before or after.
     slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
     a_s, b = curve.linearised(reference_bytes)
@@ -384,6 +468,32 @@ def _link_rescaled(
     if len(new.segments) > 1 or after.density != before.density:
         return new.rebased(startup_s, b / old_b if old_b else 1.0)
     return curve.rebased(startup_s, slower)
+
+
+SIZES_A_DOUBLING = 4
+"""At so many sizes, from one to twice as many bytes, a ratio of curves is taken."""
+
+
+def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: int) -> CostCurve:
+    """Return ``curve(M) new(M) / old(M)``, as straight lines between many sizes; never falling."""
+    starts = {s.start_bytes for each in (curve, old, new) for s in each.segments}
+    doublings = up_to_bytes.bit_length() + 1
+    grid = (round(2 ** (k / SIZES_A_DOUBLING)) for k in range(doublings * SIZES_A_DOUBLING))
+    sizes = sorted({0, *grid, *starts, *(start - 1 for start in starts if start)})
+
+    def ratio(of: Callable[[CostCurve], float]) -> float:
+        return of(new) / of(old) if of(old) else 1.0
+
+    costs = [curve.seconds(s) * ratio(lambda c, s=s: c.seconds(s)) for s in sizes]  # type: ignore[misc]
+    costs = list(itertools.accumulate(costs, max))
+    slopes = [
+        (after - cost) / (stop - start)
+        for (start, stop), (cost, after) in zip(
+            itertools.pairwise(sizes), itertools.pairwise(costs), strict=True
+        )
+    ]
+    end = ratio(lambda c: c.segments[-1].s_per_byte) * curve.segments[-1].s_per_byte
+    return CostCurve.of_rows(zip(sizes, costs, [*slopes, end], strict=True))
 
 
 def _same(one: CostCurve, other: CostCurve) -> bool:

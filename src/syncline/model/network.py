@@ -14,6 +14,8 @@ from syncline.model.cost import CostCurve, Measurement
 from syncline.model.document import Document, Value
 from syncline.model.exchange import (
     EXCHANGES,
+    FLAT,
+    TUNED,
     Exchange,
     Link,
     Stage,
@@ -155,7 +157,7 @@ class Network(Document, frozen=True, kw_only=True):
         _require_points(self.points)
         require_time("network: handing_over_s", self.issue_gap_s)
         require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
-        known = (*ALL_REDUCE_ALGORITHMS, *SERVER_ALGORITHMS)
+        known = (*ALL_REDUCE_ALGORITHMS, *FLAT, *TUNED, *SERVER_ALGORITHMS)
         if self.link is not None:
             _ = self.exchange  # checks itself
         elif self.hosts or self.density or self.stages or self.algorithm not in known:
@@ -454,7 +456,8 @@ class Network(Document, frozen=True, kw_only=True):
                 "extrapolate from; measure it again with syncline.probe()"
             )
         unit = Link(alpha_s=1.0, beta_s_per_byte=1.0, gamma_s_per_byte=0.0)
-        startups, sent = self._exchange_over(unit).curve().linearised(0)
+        formula = self._exchange_over(unit).curve()
+        startups, sent = formula.startup_s, formula.segments[-1].s_per_byte
         a_s, b = self.all_reduce.linearised(self._reference_bytes())
         return self._exchange_over(
             Link(alpha_s=a_s / startups, beta_s_per_byte=b / sent, gamma_s_per_byte=0.0)

@@ -275,23 +275,24 @@ class Profile(Document, frozen=True, kw_only=True):
         """When each operation ends in a single iteration without communication, from its start.
 
         Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, but
-        waits run at once.
-        Computing and copying wait for the batch: the data and copy operations listed before. Each
-        duration is rounded by itself, as in the simulator: sums would differ from its clock.
+        waits run at once. Computing and copying wait for the batch, the data and copy operations
+        listed before; the host waits only for its reading. Each duration is rounded by itself, as
+        in the simulator: sums would differ from its clock.
         """
         finish: list[int] = []
         free: dict[str, int] = {}
-        batch = 0
+        batch = read = 0
         for operation in self.operations:
             lane = operation.lane
             turn = 0 if lane == WAITS else free.get(lane, 0)
             start = max(turn, *(finish[before] for before in operation.after), 0)
-            if lane != "disk":
-                start = max(start, batch)
+            if lane != "disk":  # the host goes on while a batch is copied
+                start = max(start, read if lane == "host" else batch)
             finish.append(start + operation.duration_ns)
             free[lane] = finish[-1]
             if lane in ("disk", "copy"):
                 batch = max(batch, finish[-1])
+                read = max(read, finish[-1]) if lane == "disk" else read
         return finish
 
     def ready_ns(self) -> list[int]:

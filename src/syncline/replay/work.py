@@ -112,7 +112,7 @@ class Computation:
         """Begin an iteration."""
         self._end()
         self._finish_ns: dict[int, int] = {}
-        self._batch_ns = 0
+        self._batch_ns = self._read_ns = 0
         self._next = 0
         self.begun_ns = self.clock.free_ns()
         """When the iteration began: the device had done all of the one before."""
@@ -189,13 +189,15 @@ class Computation:
     def _run(self, index: int) -> int:
         operation = self.profile.operations[index]
         waits_for = [self._finish_ns[i] for i in operation.after if i in self._finish_ns]
-        if operation.phase != "data":
-            waits_for.append(self._batch_ns)
+        if operation.phase != "data":  # the host goes on while a batch is copied
+            waits_for.append(self._read_ns if operation.lane == "host" else self._batch_ns)
         finish_ns = self.clock.run(
             operation.duration_ns,
             lane=self._lane(operation),
             not_before_ns=max(waits_for, default=0),
         )
+        if operation.phase == "data":
+            self._read_ns = finish_ns
         if operation.phase in ("data", "copy"):
             self._batch_ns = finish_ns
         self._finish_ns[index] = finish_ns

@@ -334,7 +334,7 @@ def _of_kernel(
     ]
     name = task.name
     if GENERIC.search(name):
-        payloads = (each.payload for each in (task, *enclosing))
+        payloads = [task.payload, *(op.payload for op in enclosing)]
         named = (payload.collective for payload in payloads if payload is not None)
         name = next(named, enclosing[0].name if enclosing else "")
     return _collective(call.stop_ns, task, enclosing) if SUMS.search(name) else None
