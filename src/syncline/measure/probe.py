@@ -17,7 +17,7 @@ from syncline.errors import PeerError, UserError
 from syncline.measure.sparse import sparse_speeds
 from syncline.measure.statistics import lower_quartile, median
 from syncline.model.cost import CostCurve
-from syncline.model.fit import fit_cost_curve, fit_pipelined, relative_line
+from syncline.model.fit import fit_cost_curve, fit_pipelined, link_line, without_bursts
 from syncline.model.network import Contention, Link, Measurement, Network
 from syncline.model.sparse_costs import SparseSpeeds
 
@@ -82,7 +82,9 @@ def probe(
     are selected and merged. Each sweep measures all sizes, so that a disturbance of some
     milliseconds affects one repetition of many sizes, not all repetitions of one. A size's time is
     the lower quartile over the sweeps of the slowest rank's time. The curve is fitted piecewise by
-    relative error (:func:`syncline.model.fit.fit_cost_curve`).
+    relative error (:func:`syncline.model.fit.fit_cost_curve`). Where small messages alone are
+    faster than the rate that lasts, as on shaped links, rows of messages tell that rate, and none
+    is taken to be faster (:func:`syncline.model.fit.without_bursts`).
 
     Args:
         group: the process group; the default group if None.
@@ -135,7 +137,7 @@ def probe(
         workers=world,
         backend=backend,
         algorithm="nccl" if backend == "nccl" else "ring",
-        all_reduce=fit.curve,
+        all_reduce=without_bursts(fit.curve, points, [*two_at_once, *following]),
         pipelined=fit_pipelined(two_at_once, fit.curve) if two_at_once else None,
         issue_gap_s=median(longer) if longer else 0.0,
         contention=Contention.of_both(slowdown),
@@ -292,7 +294,7 @@ class _Session:
             for size, taken in times.items():
                 taken.append(self._timed(partial(exchange, size)))
         halves = [lower_quartile(self._slowest(taken[1:])) / 2 for taken in times.values()]
-        return relative_line(sizes, halves)
+        return link_line(sizes, halves)
 
     def summation(self) -> float:
         """Return the seconds a byte of adding one array to another in memory (gamma)."""

@@ -152,6 +152,47 @@ def relative_line(
     return a, b
 
 
+BURST_SHARE = 0.8
+"""Messages alone that take less than this share of the time of their bytes in a row were a burst;
+what is closer is noise."""
+LASTING_BYTES = 128 * 1024
+"""Rows of messages of this size and more are longer than the bursts of token buckets."""
+
+
+def without_bursts(
+    curve: CostCurve, alone: Sequence[Measurement], rows: Sequence[Measurement]
+) -> CostCurve:
+    """Return the curve with no message faster than the link is when messages follow one another.
+
+    A token bucket, as of a shaped link or a cloud's interface, passes a small message for nothing
+    after a pause. In training there is none. So a message costs at least its bytes at the fastest
+    rate of any row, if some message alone was clearly faster than that; and no lower bound is
+    below all bytes at that rate.
+
+    Args:
+        curve: fitted to ``alone``.
+        alone: messages with pauses between them.
+        rows: seconds a message, of messages without pauses.
+    """
+    lasting = [p.time_s / p.size_bytes for p in rows if p.size_bytes >= LASTING_BYTES]
+    rate = min(lasting, default=0.0)
+    if all(p.time_s >= BURST_SHARE * rate * p.size_bytes for p in alone):
+        return curve
+    return curve.at_least(0.0, rate)
+
+
+def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
+    """Return ``(alpha, beta)`` of a link from messages of at least two sizes, in order.
+
+    A line by relative error; but if it misses the largest message, as where small ones pass a token
+    bucket for nothing, beta is the rate between the two largest and alpha the least time.
+    """
+    a, b = relative_line(sizes, times)
+    if a + b * sizes[-1] >= BURST_SHARE * times[-1]:
+        return a, b
+    return min(times), max((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]), 0.0)
+
+
 def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     """Return the cost of a message beside another, for :attr:`Network.pipelined`.
 
