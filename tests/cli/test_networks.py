@@ -12,7 +12,7 @@ from syncline.cli.networks import INSIDE, network_argument, states_workers
 from syncline.errors import UserError
 from syncline.model.cost import CostCurve
 from syncline.model.exchange import Link, Stage
-from syncline.model.network import PRESETS, Network
+from syncline.model.network import PRESETS, Contention, Network
 from syncline.model.recipe import SPARSE_NAMES, Recipe
 from syncline.training.config import TrainingConfig
 
@@ -129,6 +129,44 @@ def test_points(tmp_path: Path) -> None:
     again = network_argument(f"points={path}, workers=8")
     assert again.all_reduce == network.all_reduce
     assert network_argument(f"points={path},workers=8", workers=16).workers == 16
+
+
+NCCL_TESTS = """# nThread 1 nGpus 8 minBytes 8 maxBytes 134217728 step: 2(factor)
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+           0             0     float     sum      -1     0.30    0.00    0.00      0     0.28    0.00    0.00      0
+        1024           256     float     sum      -1    31.25    0.03    0.06      0    30.10    0.03    0.06      0
+     1048576        262144     float     sum      -1    98.50   10.65   18.63      0    97.70   10.73   18.78      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 9.3
+"""  # noqa: E501
+OSU = """mpirun: 8 processes
+
+# OSU MPI Allreduce Latency Test v7.2
+# Size       Avg Latency(us)
+1024                  31.25
+1048576               98.50
+"""
+
+
+@pytest.mark.parametrize("printed", [NCCL_TESTS, OSU])
+def test_points_as_benchmarks_print_them(tmp_path: Path, printed: str) -> None:
+    path = tmp_path / "printed.txt"
+    path.write_text(printed)
+    network = network_argument(f"points={path},workers=8,algorithm=nccl,jobs=2,contention=1.3")
+    found = [(p.size_bytes, p.time_s) for p in network.points]
+    assert found == [(1024, pytest.approx(31.25e-6)), (1 << 20, pytest.approx(98.5e-6))]
+    assert (network.jobs, network.contention) == (2, Contention.of_both(1.3))
+
+
+@pytest.mark.parametrize("text", ["10gbit", "a=1e-3,b=1e-9"])
+def test_contention_is_said_of_any_network(text: str) -> None:
+    network = network_argument(f"{text},contention=1.5,jobs=3")
+    assert (network.contention.exchange, network.jobs) == (1.5, 3)
+    with pytest.raises(UserError, match="contention must be at least 1"):
+        network_argument(f"{text},contention=0.5")
 
 
 # Changes

@@ -88,6 +88,21 @@ def test_the_worker_count_must_be_known(table: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "p").exists()
 
 
+def test_a_profile_is_kept_where_too_few_messages_make_no_network(tmp_path: Path) -> None:
+    trace, profile = Job(steps=1).write(tmp_path / "job.json"), tmp_path / "p.json"
+    with pytest.raises(UserError, match=r"no network written: .* 1 different sizes"):
+        _run("convert", trace, "--to", "json", "-o", profile, "--network-out", tmp_path / "n")
+    assert Profile.load(profile).gradients
+
+
+def test_no_profile_begins_with_the_reason(tmp_path: Path) -> None:
+    trace = Job(steps=1, shapes=False, sizes=False, rank=None, workers=None)
+    path = trace.write(tmp_path / "job.json")
+    said = "no profile can be made of this trace: the sizes of the messages are not in the trace"
+    with pytest.raises(UserError, match=said):
+        _run("convert", path, "--to", "json", "-o", tmp_path / "p.json")
+
+
 def test_what_is_lost_is_said(table: Path, tmp_path: Path) -> None:
     output = _run("convert", table, "--to", "astrasim", "-o", tmp_path / "workload.txt")
     assert "  lost: 1.2e+03 ms of reading and copying the batch" in output

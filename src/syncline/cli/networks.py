@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
 from syncline.model.exchange import EXCHANGES, Link, Stage
 from syncline.model.files import read_bytes
-from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Network
+from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Contention, Network
 from syncline.model.quantities import parse_bandwidth, parse_duration, require_time
 from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
 
@@ -38,13 +40,15 @@ NETWORK_HELP = (
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
 """Key that gives the rate of a stage -> where the stage is."""
 
-LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]"
+LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME][,jobs=N][,contention=FACTOR]"
 LINK_FORM = (
     "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
     "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
-    "[,staging=RATE][,switch=RATE][,jobs=N]"
+    "[,staging=RATE][,switch=RATE][,jobs=N][,contention=FACTOR]"
 )
-POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME]"
+POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME][,jobs=N][,contention=FACTOR]"
+PRINTED = re.compile(r"#\s*size\s+(count\s+type|avg latency\s*\(us\))", re.IGNORECASE)
+"""The comment over the columns that nccl-tests and OSU's benchmarks print."""
 MOST_POINTS_BYTES = 1 << 20
 """The largest file of points that is read."""
 
@@ -131,7 +135,8 @@ def _read(text: str) -> Network:
 
 
 def _points(text: str) -> Network:
-    values = _values(text, POINTS_FORM, {"points": str, "workers": _count, "algorithm": str})
+    readers = {"points": str, "workers": _count, "algorithm": algorithm_named, **BESIDE}
+    values = _values(text, POINTS_FORM, readers)
     if "points" not in values or "workers" not in values:
         raise UserError(
             f"network {text!r}: both points= and workers= are needed: a file of points does not "
@@ -140,13 +145,14 @@ def _points(text: str) -> Network:
     path = values["points"]
     sizes_bytes, times_s = _columns(path)
     try:
-        return Network.from_points(
+        network = Network.from_points(
             sizes_bytes,
             times_s,
             workers=values["workers"],
             name=text,
             algorithm=values.get("algorithm", "ring"),
         )
+        return _with_beside(network, values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -154,8 +160,11 @@ def _points(text: str) -> Network:
 def _columns(path: str) -> tuple[list[int], list[float]]:
     """Return the bytes and seconds of a file of two columns, with commas or spaces between.
 
-    What follows a ``#`` is left out. A first line of words is a header, whose second must name
-    seconds: a column of microseconds would be off by a million.
+    The output of nccl-tests (its times out of place) and of OSU's benchmarks is read as well: their
+    comments name the columns, whose times are microseconds. What else follows a ``#`` is left out,
+    and so are the lines that a launcher prints before such a comment. Otherwise a first line of
+    words is a header, whose second must name seconds: a column of microseconds would be off by a
+    million.
 
     Raises:
         FileError: the file cannot be read, or a line is something else.
@@ -167,11 +176,23 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
     sizes_bytes: list[int] = []
     times_s: list[float] = []
     headed = False
+    printed = next((i for i, line in enumerate(lines) if PRINTED.match(line)), None)
+    if printed is not None:
+        names = lines[printed].strip("# \t").lower().split()
+        column = names.index("time") if "time" in names else 1
+        lines = [line for line in lines[printed + 1 :] if re.match(r"\s*(#|\d+\s+[\d.])", line)]
     for number, line in enumerate(lines, 1):
         words = re.split(r"\s*[,;]\s*|\s+", line.partition("#")[0].strip())
         if words == [""]:
             continue
         where = f"{path}, line {number}"
+        if printed is not None:
+            where = f"{path}, row {number}"
+            if len(words) <= column:
+                raise FileError(f"{where}: expected a time in column {column + 1}: {quoted(line)}")
+            if words[0] == "0":
+                continue  # nccl-tests and OSU begin with an empty message
+            words = [words[0], f"{words[column]}us"]
         if len(words) != 2:
             raise FileError(
                 f"{where}: expected a size in bytes and a time in seconds, found {quoted(line)}"
@@ -202,21 +223,36 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
     return sizes_bytes, times_s
 
 
+def _with_beside(network: Network, values: dict[str, Any]) -> Network:
+    """Return the network with what is known beside its cost."""
+    changes: dict[str, Any] = {"jobs": values.get("jobs", network.jobs)}
+    if "contention" in values:
+        changes["contention"] = Contention.of_both(values["contention"])
+    return msgspec.structs.replace(network, **changes)
+
+
 def _line(text: str) -> Network:
-    readers = {"a": _number, "b": _number, "workers": _number, "algorithm": algorithm_named}
+    readers = {
+        "a": _number,
+        "b": _number,
+        "workers": _number,
+        "algorithm": algorithm_named,
+        **BESIDE,
+    }
     values = _values(text, LINE_FORM, readers)
     if "a" not in values or "b" not in values:
         raise UserError(f"network {text!r}: both a= and b= are needed")
     workers = values.get("workers", float(WORKERS))
     if not workers.is_integer():
         raise UserError(f"network {text!r}: workers must be a whole number")
-    return Network.line(
+    line = Network.line(
         workers=int(workers),
         a_s=values["a"],
         b_s_per_byte=values["b"],
         name=text,
         algorithm=values.get("algorithm", "ring"),
     )
+    return _with_beside(line, values)
 
 
 def _link(text: str) -> Network:
@@ -235,7 +271,7 @@ def _link(text: str) -> Network:
             "servers": _count,
             "staging": parse_bandwidth,
             "switch": parse_bandwidth,
-            "jobs": _count,
+            **BESIDE,
         },
     )
     if "bandwidth" not in values:
@@ -247,7 +283,7 @@ def _link(text: str) -> Network:
     )
     density = values.get("density")
     hosts, workers, inside = _hosts(text, values)
-    return Network.of_link(
+    network = Network.of_link(
         link,
         workers=workers,
         algorithm=values.get("algorithm", "ring" if density is None else SPARSE_DEFAULT),
@@ -258,9 +294,9 @@ def _link(text: str) -> Network:
         stages=tuple(
             Stage(at=at, bytes_per_s=values[key]) for key, at in STAGES.items() if key in values
         ),
-        jobs=values.get("jobs", 1),
         name=text,
     )
+    return _with_beside(network, values)
 
 
 def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | None]:
@@ -300,6 +336,13 @@ def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> d
     return values
 
 
+def _topology(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
+    if match is None or not (int(match[1]) and int(match[2])):
+        raise ValueError
+    return int(match[1]), int(match[2])
+
+
 def _number(text: str) -> float:
     if not re.fullmatch(r"[-+.\deE]+", text):
         raise ValueError
@@ -312,8 +355,5 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _topology(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
-    if match is None or not (int(match[1]) and int(match[2])):
-        raise ValueError
-    return int(match[1]), int(match[2])
+BESIDE: dict[str, Callable[[str], Any]] = {"jobs": _count, "contention": _number}
+"""What is known of any network beside what a message costs."""

@@ -112,8 +112,14 @@ def convert(
     target = format_named(to_format)
     _, found, options = _read(files, target, **reading)
     beside: list[tuple[str, Document, str]] = []
+    missing: UserError | None = None
     if network_out is not None:
-        beside.append(("network", found.network(workers), network_out))
+        try:
+            beside.append(("network", found.network(workers), network_out))
+        except UserError as error:
+            if found.has_network:
+                raise
+            missing = error  # the trace lacks it: the rest is written all the same
     if plan_out is not None:
         if found.plan is None:
             raise UserError(
@@ -129,6 +135,8 @@ def convert(
         click.echo(f"{name} written to {path}")
     for sentence in written.lost:
         click.echo(f"  lost: {terminal.plain(sentence)}")
+    if missing is not None:
+        raise UserError(f"no network written: {missing}") from missing
 
 
 def _read(

@@ -57,7 +57,9 @@ class Trace(NamedTuple):
             UserError: the trace does not hold enough for one.
         """
         if self.profile is None:
-            why = "; ".join(self.notes) or "it holds a timeline only"
+            # First the note that says so, before what was assumed on the way.
+            notes = sorted(self.notes, key=lambda note: "no profile" not in note)
+            why = "; ".join(notes) or "it holds a timeline only"
             raise UserError(f"{quoted(self.model)}: no profile can be made of this trace: {why}")
         return self.profile
 
