@@ -14,7 +14,12 @@ from syncline.planners import PLANNERS
 from syncline.simulator.predict import predict, predict_computation_s
 from syncline.simulator.strategy import STRATEGIES
 from syncline.simulator.study import study
-from syncline.simulator.transformations import with_compute_scale, with_wire, without_loading
+from syncline.simulator.transformations import (
+    with_accumulation,
+    with_compute_scale,
+    with_wire,
+    without_loading,
+)
 from syncline.simulator.whatif import (
     Change,
     WhatIfSimulator,
@@ -73,6 +78,42 @@ def test_a_compute_scale_leaves_loading_and_launching() -> None:
     profile = msgspec.structs.replace(profile, operations=(*profile.operations, launch))
     after = [o.duration_s * 1e9 for o in with_compute_scale(profile, 0.5).operations]
     assert after == pytest.approx([7, 3, 5, 10, 20, 15, 2.5, 9])
+
+
+def test_accumulation_exchanges_once_for_several_batches() -> None:
+    profile = chain([10, 20], [30, 40], [1, 1], io=7, h2d=3, update=5)
+    four = with_accumulation(profile, 4)
+    # Four readings and copies; a forward pass, three times both passes, a backward pass; an update.
+    durations = [round(o.duration_s * 1e9) for o in four.operations]
+    assert durations == [28, 12, 10, 20, 300, 40, 30, 5]
+    assert four.computation_s * 1e9 == pytest.approx(4 * (7 + 3 + 100) + 5)
+    assert [g.needed_by for g in four.gradients] == [g.needed_by for g in profile.gradients]
+    first, last = profile.operations, four.operations
+    for before, after in zip(profile.gradients, four.gradients, strict=True):
+        assert last[after.ready_after].name == first[before.ready_after].name
+    assert with_accumulation(profile, 1) is profile
+    with pytest.raises(UserError, match="no backward pass of a single batch"):
+        with_accumulation(four, 2)
+
+
+def test_accumulation_with_a_host_that_launches() -> None:
+    profile = chain([10, 20], [30, 40], [1, 1], update=5)
+    launch = Operation(name="launch", phase="forward", duration_s=9e-9, resource="host")
+    profile = msgspec.structs.replace(
+        profile,
+        operations=(launch, *profile.operations),
+        gradients=tuple(
+            msgspec.structs.replace(
+                g, ready_after=g.ready_after + 1, needed_by=(g.needed_by or 0) + 1
+            )
+            for g in profile.gradients
+        ),
+    )
+    network = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
+    one_s = predict_computation_s(profile, network)
+    assert predict_computation_s(with_accumulation(profile, 3), network) == pytest.approx(
+        one_s + 2 * (9 + 100) * 1e-9  # each waits for its launch, as a batch alone
+    )
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1e-4, 1e4, float("inf"), float("nan")])
@@ -229,6 +270,7 @@ settings = st.builds(
     jobs=st.sampled_from([None, 1, 2]),
     wire=st.sampled_from([None, "bfloat16"]),
     compute_scale=st.sampled_from([0.5, 1.0, 2.0]),
+    accumulate=st.sampled_from([1, 3]),
     behaviour=st.sampled_from([ALIKE, Workers(spread=0.2), Workers(stragglers=((0, 1.5),))]),
     strategy=st.sampled_from(list(STRATEGIES.values())),
 ).filter(lambda change: change.density is None or change.strategy.exchange == "all-reduce")

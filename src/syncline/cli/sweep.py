@@ -19,6 +19,7 @@ from syncline.model.quantities import (
     parse_bandwidth,
     parse_duration,
     parse_workers,
+    require_count,
 )
 from syncline.simulator.strategy import STRATEGIES, strategy_named
 from syncline.simulator.whatif import MOST_POINTS, Change, changes
@@ -26,6 +27,8 @@ from syncline.simulator.workers import Workers, parse_stragglers
 
 WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LARGEST_DEVIATION = 2.0
+MOST_BATCHES = 10_000
+"""Micro-batches of one update."""
 
 T = TypeVar("T")
 
@@ -83,6 +86,7 @@ def points_of(asked: Asked, own_workers: int) -> list[Change]:
         jobs=_values(asked, "jobs", _jobs, "1,2"),
         wires=_values(asked, "wire", _wire, "fp32,bf16"),
         compute_scales=_values(asked, "compute_scale", _number, "1,0.5"),
+        accumulations=_values(asked, "accumulate", _number_of_batches, "1,4"),
         behaviours=_behaviours(asked, own_workers),
         strategies=strategies,
     )
@@ -147,6 +151,12 @@ def _wire(text: str) -> str:
 
 def _density(text: str) -> float | None:
     return None if text == "none" else density_of(text)
+
+
+def _number_of_batches(text: str) -> int:
+    batches = int(text)
+    require_count("micro-batches to accumulate", batches, MOST_BATCHES)
+    return batches
 
 
 def _jobs(text: str) -> int:

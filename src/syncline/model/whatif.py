@@ -40,6 +40,8 @@ class Setting(Value, frozen=True, kw_only=True):
     """Type in which gradients travel; None: as profiled."""
     compute_scale: float = 1.0
     """Factor on the duration of everything that the device computes."""
+    accumulate: int = 1
+    """Micro-batches whose gradients are added up before one exchange and update."""
     stragglers: tuple[tuple[int, float], ...] = ()
     """(rank, factor): this worker computes ``factor`` times as long."""
     spread: float = 0.0
@@ -54,6 +56,7 @@ class Setting(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_count("what-if: workers", self.workers, LARGEST_WORKERS)
+        require_count("what-if: accumulate", self.accumulate)
         if not 1 <= self.jobs <= LARGEST_JOBS:
             raise UserError(f"what-if: jobs must be 1 to {LARGEST_JOBS}, found {self.jobs}")
         for rank, factor in self.stragglers:
@@ -121,8 +124,8 @@ class Point(Value, frozen=True, kw_only=True):
 
     @property
     def best(self) -> Prediction:
-        """The fastest prediction; among equals the one with the fewest messages."""
-        return min(self.predictions, key=lambda p: (p.iteration_s, p.messages))
+        """The prediction that is preferred; see :attr:`Prediction.preference`."""
+        return min(self.predictions, key=lambda p: p.preference)
 
     def of(self, planner: str) -> Prediction:
         """Return the prediction for ``planner``; raise :class:`UserError` if there is none."""

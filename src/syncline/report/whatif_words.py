@@ -53,6 +53,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "jitter": ("jitter", lambda value: f"{value:g}"),
     "seed": ("seed", str),
     "compute_scale": ("compute", lambda value: f"x{value:g}"),
+    "accumulate": ("accumulate", lambda value: str(round(value))),
     "wire": ("wire", lambda value: SHORT.get(value, value) if value else "as is"),
     "algorithm": ("algorithm", str),
     "density": ("density", lambda value: "dense" if value is None else f"{value:g}"),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from syncline.errors import UserError, quoted
-from syncline.model.profile import STREAMS, Operation, Profile
-from syncline.model.quantities import bytes_per_element
+from syncline.model.profile import ACCUMULATING, COMPUTING, STREAMS, Operation, Profile, Resource
+from syncline.model.quantities import NS_PER_S, bytes_per_element, require_count
 from syncline.simulator.strategy import Strategy
 
 SLOWEST_SCALE = 1000.0
@@ -52,6 +52,59 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
             f"{scale:g}; 0.5 halves what the device computes for"
         )
     return _scaled(profile, lambda operation: scale if operation.lane in STREAMS else 1.0)
+
+
+def with_accumulation(profile: Profile, batches: int) -> Profile:
+    """Return the profile of an update after so many micro-batches, each as the one profiled.
+
+    Only the last one exchanges gradients, so all but its backward pass and the first one's forward
+    pass are one operation between them. Batches are read and copied before.
+
+    Raises:
+        UserError: there is no micro-batch, no backward pass, or several are accumulated already.
+    """
+    require_count("micro-batches to accumulate", batches)
+    if batches == 1:
+        return profile
+    phases = [operation.phase for operation in profile.operations]
+    if "backward" not in phases or any(o.name == ACCUMULATING for o in profile.operations):
+        raise UserError(
+            f"profile {quoted(profile.model)} has no backward pass of a single batch to repeat; "
+            "leave --accumulate out, or profile without accumulation"
+        )
+    first = phases.index("backward")
+    finish_ns = profile.finish_ns()
+    computing = [i for i, phase in enumerate(phases) if phase in COMPUTING]
+    begun_ns = min(finish_ns[i] - profile.operations[i].duration_ns for i in computing)
+    duration_s = (batches - 1) * (max(finish_ns[i] for i in computing) - begun_ns) / NS_PER_S
+    lanes: list[Resource] = ["host", "device"] if profile.has_host else ["device"]
+
+    def moved(index: int) -> int:
+        return index + len(lanes) if index >= first else index
+
+    operations = [
+        msgspec.structs.replace(
+            operation,
+            after=tuple(map(moved, operation.after)),
+            duration_s=operation.duration_s * (batches if phase in ("data", "copy") else 1),
+        )
+        for operation, phase in zip(profile.operations, phases, strict=True)
+    ]
+    operations[first:first] = [
+        Operation(name=ACCUMULATING, phase="forward", duration_s=duration_s, resource=lane)
+        for lane in lanes
+    ]
+    gradients = tuple(
+        msgspec.structs.replace(
+            gradient,
+            ready_after=moved(gradient.ready_after),
+            needed_by=None if gradient.needed_by is None else moved(gradient.needed_by),
+        )
+        for gradient in profile.gradients
+    )
+    return msgspec.structs.replace(
+        profile, operations=tuple(operations), gradients=gradients, baseline=None
+    )
 
 
 def without_loading(profile: Profile) -> Profile:

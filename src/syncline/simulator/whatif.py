@@ -33,6 +33,7 @@ from syncline.simulator.steady import Steady
 from syncline.simulator.strategy import Strategy
 from syncline.simulator.transformations import (
     as_planned,
+    with_accumulation,
     with_compute_scale,
     with_wire,
     without_loading,
@@ -58,6 +59,7 @@ class Change(NamedTuple):
     jobs: int | None = None
     wire: str | None = None
     compute_scale: float = 1.0
+    accumulate: int = 1
     behaviour: Workers = ALIKE
     """Which workers are slower."""
     strategy: Strategy = DEFAULT_STRATEGY
@@ -95,6 +97,7 @@ def changes(
     jobs: Sequence[int] = (),
     wires: Sequence[str] = (),
     compute_scales: Sequence[float] = (),
+    accumulations: Sequence[int] = (),
     behaviours: Sequence[Workers] = (),
     strategies: Sequence[Strategy] = (),
 ) -> list[Change]:
@@ -109,6 +112,7 @@ def changes(
         [{"strategy": value} for value in strategies],
         [{"behaviour": value} for value in behaviours],
         [{"compute_scale": value} for value in compute_scales],
+        [{"accumulate": value} for value in accumulations],
         [{"wire": value} for value in wires],
         [{"algorithm": a, "density": d} for a, d in exchanges(algorithms, densities)],
         [{"jobs": value} for value in jobs],
@@ -160,14 +164,15 @@ class WhatIfSimulator:
         self.replans = replans
         self.planners = dict(planners)
         self._profile = profile
-        self._profiles: dict[tuple[str | None, float], Profile] = {}
-        self._alone_s: dict[tuple[float, Strategy, bool], float] = {}
+        self._profiles: dict[tuple[str | None, float, int], Profile] = {}
+        self._alone_s: dict[tuple[float, int, Strategy, bool], float] = {}
 
     def profile_at(self, change: Change) -> Profile:
         """Return the profile as it is at a point."""
-        key = (change.wire, change.compute_scale)
+        key = (change.wire, change.compute_scale, change.accumulate)
         if key not in self._profiles:
             profile = with_compute_scale(self._profile, change.compute_scale)
+            profile = with_accumulation(profile, change.accumulate)
             if change.wire is not None:
                 profile = with_wire(profile, change.wire)
             self._profiles[key] = profile
@@ -256,6 +261,7 @@ class WhatIfSimulator:
             density=network.density,
             wire=change.wire,
             compute_scale=change.compute_scale,
+            accumulate=change.accumulate,
             stragglers=behaviour.stragglers,
             spread=behaviour.spread,
             jitter=behaviour.jitter,
@@ -273,7 +279,7 @@ class WhatIfSimulator:
 
     def _alone(self, change: Change, *, loading: bool) -> float:
         """Return the iteration of one worker of factor 1 without communication."""
-        key = (change.compute_scale, change.strategy, loading)
+        key = (change.compute_scale, change.accumulate, change.strategy, loading)
         if key not in self._alone_s:
             profile = self.profile_at(change)
             self._alone_s[key] = predict_computation_s(
