@@ -44,6 +44,18 @@ def test_one_worker_needs_no_server() -> None:
     assert server_line(1, 1.0, 1.0, 1.0) == CostCurve.line(0.0, 0.0)
 
 
+def test_servers_on_the_workers_hosts() -> None:
+    """One for each of 4 workers: 3 of 4 quarters cross the link, as in a ring."""
+    assert server_line(4, 1.0, 8.0, servers=4, colocated=True) == CostCurve.line(3.0, 6.0)
+    link = Link(alpha_s=1.0, beta_s_per_byte=8.0, gamma_s_per_byte=0.0)
+    sharded = Exchange(algorithm="sharded-parameter-server", workers=4, link=link, colocated=True)
+    assert sharded.curve() == CostCurve.line(6.0, 12.0)
+    with pytest.raises(UserError, match="5 servers cannot be on the hosts of 4 workers"):
+        server_line(4, 1.0, 1.0, servers=5, colocated=True)
+    with pytest.raises(UserError, match="ring has no servers"):
+        Exchange(algorithm="ring", workers=4, link=link, colocated=True)
+
+
 def test_no_server() -> None:
     with pytest.raises(UserError, match="at least 1 is needed, found 0"):
         server_line(4, 1.0, 1.0, servers=0)

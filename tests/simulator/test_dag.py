@@ -505,6 +505,21 @@ def test_a_server_that_the_network_knows() -> None:
     assert exchanged_ns(of_link(link, workers=4, stages=stages)) == 4 * 2 * (3 + 25) + 100
 
 
+def test_pushes_and_pulls_share_the_links_of_servers_on_the_workers_hosts() -> None:
+    """Two messages: the pull of the first runs beside the push of the second."""
+    profile = chain([50], [50], [3200])
+    plan = plan_of(profile, [(0, 1600), (1600, 3200)])
+    link = Link(alpha_s=0.0, beta_s_per_byte=NS / 16, gamma_s_per_byte=0)
+
+    def exchanged_ns(*, colocated: bool) -> int:
+        algorithm = "sharded-parameter-server"
+        network = Network.of_link(link, workers=4, algorithm=algorithm, colocated=colocated)
+        return period_ns(profile, network, plan, strategy=STRATEGIES["parameter-server"]) - 100
+
+    assert exchanged_ns(colocated=False) == 3 * 400
+    assert exchanged_ns(colocated=True) == pytest.approx(4 * 300, abs=2)
+
+
 def test_what_a_server_cannot_exchange() -> None:
     profile = chain([1], [1], [1])
     plan = plan_of(profile, [(0, 1)])

@@ -44,6 +44,7 @@ LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME][,jobs=N][
 LINK_FORM = (
     "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
     "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
+    "[,servers-on=workers]"
     "[,staging=RATE][,switch=RATE][,jobs=N][,contention=FACTOR]"
 )
 POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME][,jobs=N][,contention=FACTOR]"
@@ -269,6 +270,7 @@ def _link(text: str) -> Network:
             "inside-bandwidth": parse_bandwidth,
             "inside-latency": parse_duration,
             "servers": _count,
+            "servers-on": _place,
             "staging": parse_bandwidth,
             "switch": parse_bandwidth,
             **BESIDE,
@@ -291,6 +293,7 @@ def _link(text: str) -> Network:
         hosts=hosts,
         inside=inside,
         servers=values.get("servers"),
+        colocated=values.get("servers-on", False),
         stages=tuple(
             Stage(at=at, bytes_per_s=values[key]) for key, at in STAGES.items() if key in values
         ),
@@ -353,6 +356,12 @@ def _count(text: str) -> int:
     if not re.fullmatch(r"\d{1,12}", text):
         raise ValueError
     return int(text)
+
+
+def _place(text: str) -> bool:
+    if text not in ("own", "workers"):
+        raise ValueError
+    return text == "workers"
 
 
 BESIDE: dict[str, Callable[[str], Any]] = {"jobs": _count, "contention": _number}

@@ -124,6 +124,7 @@ def server_line(
     gamma_s_per_byte: float = 0.0,
     *,
     servers: int = 1,
+    colocated: bool = False,
 ) -> CostCurve:
     """Return the cost of sending all gradients to the servers and adding them there.
 
@@ -132,7 +133,9 @@ def server_line(
     and a worker's S, so ``max(P, S)`` rounds are needed; as the messages form a complete bipartite
     graph, that many suffice (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
     adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own, and gradients are
-    spread evenly over them. One worker needs no server and costs nothing.
+    spread evenly over them. ``colocated``: they are on the hosts of as many workers, whose own
+    shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server and costs
+    nothing.
 
     Raises:
         UserError: there is no worker or no server.
@@ -142,7 +145,11 @@ def server_line(
         raise UserError(f"parameter servers: at least 1 is needed, found {servers}")
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
-    rounds = max(workers, servers)
+    if colocated and servers > workers:
+        raise UserError(
+            f"{servers} servers cannot be on the hosts of {workers} workers; take fewer"
+        )
+    rounds = workers - 1 if colocated else max(workers, servers)
     moved = rounds * beta_s_per_byte / servers
     return CostCurve.line(rounds * alpha_s, moved + (workers - 1) * gamma_s_per_byte / servers)
 

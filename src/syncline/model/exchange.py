@@ -243,6 +243,8 @@ class Exchange(Value, frozen=True, kw_only=True):
     """Of selecting and merging, if the cost of a sparse algorithm includes them."""
     servers: int | None = None
     """Of ``parameter-server``: how many share every message evenly; None: one."""
+    colocated: bool = False
+    """Servers are on the workers' hosts and share their links; else on hosts of their own."""
     stages: tuple[Stage, ...] = ()
     """What the bytes pass besides the links."""
 
@@ -266,6 +268,8 @@ class Exchange(Value, frozen=True, kw_only=True):
                 )
             if self.servers < 1:
                 raise UserError(f"parameter servers: at least 1 is needed, found {self.servers}")
+        if self.colocated and self.algorithm not in SERVER_ALGORITHMS:
+            raise UserError(f"{self.algorithm} has no servers that could be on the workers' hosts")
         if self.hosts is None:
             return
         if self.hosts < 1 or self.workers % self.hosts:
@@ -343,7 +347,8 @@ class Exchange(Value, frozen=True, kw_only=True):
         ends = self.workers // local
         sharded = self.algorithm == "sharded-parameter-server"
         servers = ends if sharded else self.servers or 1
-        way = server_line(ends, *msgspec.structs.astuple(link), servers=servers)
+        own = msgspec.structs.astuple(link)
+        way = server_line(ends, *own, servers=servers, colocated=self.colocated)
         if self._switch_bytes_per_s is not None and ends > 1:
             way = way.at_least(way.startup_s, ends / self._switch_bytes_per_s)
         rate = inside.beta_s_per_byte + inside.gamma_s_per_byte
@@ -386,7 +391,12 @@ class Exchange(Value, frozen=True, kw_only=True):
     def of_every_element(self, algorithm: str, *, servers: int | None = None) -> Exchange:
         """Return the exchange of every element between the same workers, by a dense algorithm."""
         return msgspec.structs.replace(
-            self, algorithm=algorithm, density=None, speeds=None, servers=servers
+            self,
+            algorithm=algorithm,
+            density=None,
+            speeds=None,
+            servers=servers,
+            colocated=self.colocated and algorithm in SERVER_ALGORITHMS,
         )
 
     @property

@@ -133,6 +133,8 @@ class Network(Document, frozen=True, kw_only=True):
     """Link between two workers of one host."""
     servers: int | None = None
     """Of ``parameter-server``: how many share every message evenly; None: one."""
+    colocated: bool = False
+    """Servers are on the workers' hosts, so that pushes and pulls share their links."""
     stages: tuple[Stage, ...] = ()
     """What the bytes of an exchange pass besides the links."""
     jobs: int = 1
@@ -266,6 +268,7 @@ class Network(Document, frozen=True, kw_only=True):
         hosts: int | None = None,
         inside: Link | None = None,
         servers: int | None = None,
+        colocated: bool = False,
         stages: tuple[Stage, ...] = (),
         jobs: int = 1,
         sparse: SparseSpeeds | None = None,
@@ -286,6 +289,7 @@ class Network(Document, frozen=True, kw_only=True):
             hosts=hosts,
             inside=inside,
             servers=servers,
+            colocated=colocated,
             stages=stages,
             jobs=jobs,
             sparse=sparse,
@@ -405,6 +409,7 @@ class Network(Document, frozen=True, kw_only=True):
             hosts=hosts,
             inside=self.inside if inside is None else inside,
             servers=servers,
+            colocated=self.colocated and algorithm in SERVER_ALGORITHMS,
             stages=self.stages if stages is None else stages,
             points=(),
             fit_error=None,
@@ -473,6 +478,7 @@ class Network(Document, frozen=True, kw_only=True):
             inside=self.inside,
             speeds=None if self.density is None else self.sparse,
             servers=self.servers,
+            colocated=self.colocated,
             stages=self.stages,
         )
 

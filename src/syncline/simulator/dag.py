@@ -149,18 +149,22 @@ def build(
     if strategy.compute == "unlimited":
         _connect_iterations(dag)
     _connect_loading(dag, profile, strategy)
-    _share_links(dag)
+    _share_links(dag, one_port=network.colocated)
     return dag
 
 
-def _share_links(dag: Dag) -> None:
-    """Let the messages use the links that other jobs use, too: a stage for each kind of lane."""
+def _share_links(dag: Dag, *, one_port: bool) -> None:
+    """Let the messages use the links that others use, too: a stage for each kind of lane.
+
+    ``one_port``: pushes and pulls leave and enter by the same links.
+    """
     stages: dict[str, int] = {}
     for index, task in enumerate(dag.messages):
         if task.link_share:
-            if task.lane not in stages:
-                stages[task.lane] = dag.graph.add_stage()
-            dag.graph.use(dag.message_tasks(index), stages[task.lane], task.link_share)
+            link = "port" if one_port else task.lane
+            if link not in stages:
+                stages[link] = dag.graph.add_stage()
+            dag.graph.use(dag.message_tasks(index), stages[link], task.link_share)
 
 
 def side_by_side(dags: Sequence[Dag], offsets_ns: Sequence[int]) -> TaskGraph:

@@ -190,7 +190,7 @@ def _with_server(network: Network, plan: Plan, classes: Sequence[WorkerClass]) -
     push, pull = _push_and_pull(network)
     busy = (
         _push_and_pull(network, transmitting=True)
-        if network.jobs > 1
+        if network.jobs > 1 or network.colocated
         else (CostCurve.line(0.0, 0.0),) * 2
     )
     tasks: list[MessageTask] = []

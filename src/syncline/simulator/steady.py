@@ -152,7 +152,8 @@ def _settled(
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0)
         # Under contention an iteration is slowed by those after it, which the last ones lack.
-        if network.contention_under(by_need=by_need).slows or len(dags) > 1:
+        slows = network.contention_under(by_need=by_need).slows or network.colocated
+        if slows or len(dags) > 1:
             jobs_ns, sent_ns = jobs_ns[:, : iterations // 2], sent_ns[:, : iterations // 2]
         ends_ns = jobs_ns[0]
         # Messages may fall behind by a little more each time, until something waits for them.
