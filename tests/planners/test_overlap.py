@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
+from syncline.model.cost import CostCurve
 from syncline.model.network import PRESETS, Contention, Network
 from syncline.model.plan import Message, Plan
 from syncline.model.profile import Gradient, Operation, Profile
@@ -288,6 +289,29 @@ def test_a_round_that_is_hidden_needs_few_messages() -> None:
     profile = some.profile_of([10_000_000] * 20, [100] * 20, forward_ns=100_000_000)
     plan = Overlap().plan(profile, Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-9))
     assert (len(plan.messages), plan.in_flight) == (1, 1)
+
+
+def test_no_message_is_sent_beyond_a_jump_because_it_is_hidden() -> None:
+    """Above 32 MiB messages take seven times as long, and computing would hide even those."""
+    operations = [Operation(name="forward", phase="forward", duration_s=9.0)]
+    operations += [Operation(name=f"b{i}", phase="backward", duration_s=9.0) for i in range(4)]
+    gradients = tuple(
+        Gradient(name=f"g{i}", elements=6 << 20, ready_after=i + 1, needed_by=0) for i in range(4)
+    )
+    profile = Profile(
+        model="m",
+        device="cpu",
+        workers=1,
+        iterations=1,
+        operations=tuple(operations),
+        gradients=gradients,
+    )
+    jump, rate = 32 << 20, 1e-9
+    rows = [(0, 1e-4, rate), (jump, 7 * rate * jump, 7 * rate)]
+    network = msgspec.structs.replace(PRESETS["10gbit"], all_reduce=CostCurve.of_rows(rows))
+    plan = Overlap().plan(profile, network)
+    assert max(plan.message_bytes()) < jump
+    assert len(plan.messages) <= 5
 
 
 def test_no_elements_at_all_make_one_empty_message() -> None:

@@ -104,10 +104,10 @@ def choose(
 ) -> ChosenPlan:
     """Simulate the plans of several planners, and choose, as training does before it tries one.
 
-    The fastest is taken, of equals the one with the fewest messages; but DDP's own buckets are
-    kept unless the predicted gain over them exceeds twice the standard error of the measured
-    iteration time (when the profile has one). What compression would gain is predicted too, but
-    never taken.
+    The fastest is taken; of equals, the one whose messages take the link for the least time, then
+    the one with the fewest. But DDP's own buckets are kept unless the predicted gain over them
+    exceeds twice the standard error of the measured iteration time (when the profile has one). What
+    compression would gain is predicted too, but never taken.
 
     Args:
         profile: what the worker computes.
@@ -133,7 +133,7 @@ def choose(
         plans[name] = as_trained(plan, network, defers=defers)
         forecasts[name] = predict(profile, network, plans[name])
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
-    best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
+    best = min(predictions, key=lambda p: p.preference)
     stock = forecasts[Ddp.NAME].prediction
     gain_s = stock.iteration_s - best.iteration_s
     noise_s = CONFIDENCE * profile.baseline.noise_s if profile.baseline else 0.0
