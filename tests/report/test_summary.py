@@ -128,6 +128,19 @@ def test_figures_come_in_the_order_in_which_they_are_read(bundle: Bundle) -> Non
     assert texts["result: test accuracy"] == "0.9312"
 
 
+def test_a_bound_that_says_nothing_is_not_shown(bundle: Bundle) -> None:
+    assert bundle.comparison is not None
+    predictions = tuple(
+        msgspec.structs.replace(p, lower_bound_s=p.iteration_s / 2)
+        for p in bundle.comparison.predictions
+    )
+    comparison = msgspec.structs.replace(bundle.comparison, predictions=predictions)
+    summary = summarise(dataclasses.replace(bundle, comparison=comparison))
+    names = [figure.name for figure in summary.figures]
+    assert "exposed" in names
+    assert "above_bound" not in names
+
+
 def test_planners_are_sorted_by_time_and_one_is_chosen(bundle: Bundle) -> None:
     planners = summarise(bundle).planners
     assert planners is not None

@@ -230,8 +230,9 @@ def _predicted_figures(bundle: Bundle) -> Iterator[KeyFigure]:
         note = f"{units.percent(prediction.exposed_fraction)} of the communication is not hidden"
         yield KeyFigure("exposed", "Exposed communication", prediction.exposed_s, "s", note=note)
         above = prediction.distance_to_bound
-        note = f"no schedule can be below {units.duration(prediction.lower_bound_s)}"
-        yield KeyFigure("above_bound", "Above the lower bound", above, "fraction", note=note)
+        if above < 1:  # a bound of less than half of the iteration says nothing about it
+            note = f"no schedule can be below {units.duration(prediction.lower_bound_s)}"
+            yield KeyFigure("above_bound", "Above the lower bound", above, "fraction", note=note)
 
 
 def _training_figures(run: Run) -> Iterator[KeyFigure]:
