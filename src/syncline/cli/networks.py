@@ -136,6 +136,7 @@ def _read(text: str) -> Network:
 
 
 def _points(text: str) -> Network:
+    readers: dict[str, Callable[[str], Any]]
     readers = {"points": str, "workers": _count, "algorithm": algorithm_named, **BESIDE}
     values = _values(text, POINTS_FORM, readers)
     if "points" not in values or "workers" not in values:
