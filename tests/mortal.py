@@ -204,6 +204,9 @@ def script(_: Place, text: str) -> None:
 
 def serve() -> None:
     """Fork until the input ends; return in each rank that may die, when its job is done."""
+    # Torch's optimizers import it where it is there. What gc.freeze keeps of it would be reported
+    # as leaks on every rank's error output.
+    sys.modules["triton"] = None  # type: ignore[assignment]
     import torch
     import torch._dynamo
 
