@@ -29,6 +29,10 @@ RUNTIME = TOOLS | {
     "torch_entry",
     "torch_private",
 }
+COMMANDS = RUNTIME | {
+    *("parallel", "processes", "workers", "training", "testbed", "replay", "bench", "launched"),
+    "__init__",
+}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -54,9 +58,10 @@ ALLOWED: dict[str, set[str]] = {
     "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
     "hooks": RUNTIME,
     "integrations": RUNTIME | {"parallel"},
-    "cli": RUNTIME
-    | {"parallel", "processes", "workers", "training", "testbed", "replay", "bench"}
-    | {"__init__"},
+    "launched": RUNTIME | {"parallel"},
+    "cli": COMMANDS,
+    "run": COMMANDS | {"cli"},
+    "advise": COMMANDS | {"cli"},
 }
 """What each package may import beside itself. ``__init__`` is the public surface above all but the
 command line: it imports whatever it exports."""

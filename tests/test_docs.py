@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import re
 import runpy
@@ -103,6 +104,7 @@ def test_options_in_running_text_exist(page: Path) -> None:
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        rest = list(itertools.takewhile(lambda word: word != "--", rest))  # what it starts
         assert {word for word in rest if word.startswith("-")} <= known, f"syncline {code}"
 
 
@@ -117,6 +119,17 @@ def test_the_picture_of_overlap_is_what_is_predicted() -> None:
 def test_the_picture_of_a_step_is_what_was_measured() -> None:
     drawn: str = runpy.run_path(str(ROOT / "tools" / "step-picture"))["svg"]()
     assert (DOCS / "images" / "step-time.svg").read_text() == drawn, "run tools/step-picture"
+
+
+def test_the_picture_of_gains_is_what_was_measured() -> None:
+    picture = runpy.run_path(str(ROOT / "tools" / "gain-picture"))
+    assert (DOCS / "images" / "gain.svg").read_text() == picture["svg"](), "run tools/gain-picture"
+    points = picture["points"]()
+    text = " ".join(text_of("advise.md").split())
+    for rate, named in (("1gbit", "1 Gbit/s"), ("10gbit", "10 Gbit/s")):
+        gains = [point.gain for point in points if point.rate == rate]
+        assert f"{min(gains):.2f} to {max(gains):.2f} times as fast at {named}" in text
+    assert len(points) == 16
 
 
 def test_every_command_is_shown() -> None:

@@ -20,10 +20,15 @@ NAME = "syncline"
 FIRST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 16)
 TORCH = ">={}.{},<{}.{}".format(*FIRST_TORCH, *FIRST_UNTRIED_TORCH)
 """The releases of torch that Syncline was tried with; the same as in ``pyproject.toml``."""
+LAUNCHED = "SYNCLINE_RUN"
+"""The variable that ``syncline run`` sets for the processes that it starts: what to do there."""
 
 
 def autoload() -> None:
-    """Make the backend known to torch, which calls this when it is imported; raise nothing."""
+    """Make the backend known to torch, which calls this when it is imported; raise nothing.
+
+    In a process that ``syncline run`` has started, also prepare the conversion of wrapped models.
+    """
     try:
         register()
     except Exception:
@@ -31,6 +36,13 @@ def autoload() -> None:
         import logging
 
         logging.getLogger(NAME).debug("torch refused the backend syncline", exc_info=True)
+    # Torch has imported it; what `import syncline` alone loads stays little.
+    os = sys.modules.get("os")
+    if os is not None and LAUNCHED in os.environ:
+        try:
+            load("syncline.launched.conversion", "syncline run").prepare()
+        except Exception as error:  # not in the way of the program, but the user has asked for it
+            print(f"syncline run: {error}; models train as before", file=sys.stderr)
 
 
 def register() -> None:

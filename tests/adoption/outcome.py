@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch import nn
 
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.log import logger
+from syncline.torch_entry import LAUNCHED
 from syncline.torch_private import uncompiled
 from tests.parallel.overlap.overlap_plans import Style, plan_of
 
@@ -36,7 +38,7 @@ class Overlapping(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.steps = 0
+        self.steps = self.planned_steps = 0
         self.warned: list[str] = []
         logger.addHandler(self)
 
@@ -49,19 +51,22 @@ class Overlapping(logging.Handler):
         if isinstance(model, DistributedDataParallel):
             deferral = model._training.deferral
             self.steps += deferral is not None and deferral.anything_due
+            self.planned_steps += model.plan is not None and model.plan.wait == "need"
 
 
 def train_all(train: Callable[[str, str, Path], None]) -> None:
     """Train each kind of ``SCRIPT FOLDER KIND...`` with stock DDP and with Syncline.
 
     All share the processes, which take longer to import a framework than to train, and their group.
+    Under ``syncline run``, train as with stock DDP only.
 
     Args:
-        train: is given the kind, ``"stock"`` or ``"syncline"``, and a folder of its own.
+        train: is given the kind; ``"stock"``, ``"syncline"`` or, under ``syncline run``, ``"run"``;
+            and a folder of its own.
     """
     folder, *kinds = sys.argv[1:]
     for kind in kinds:
-        for which in ("stock", "syncline"):
+        for which in ("run",) if LAUNCHED in os.environ else ("stock", "syncline"):
             own = Path(folder, kind, which)
             own.mkdir(parents=True, exist_ok=True)
             train(kind, which, own)
@@ -74,7 +79,8 @@ def write(
 ) -> None:
     """Write the digest of a model's parameters and what else was noted."""
     logger.removeHandler(overlapping)
-    noted |= {"overlapped": overlapping.steps, "warned": overlapping.warned}
+    noted |= {"overlapped": overlapping.steps, "planned": overlapping.planned_steps}
+    noted |= {"warned": overlapping.warned}
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))

@@ -25,6 +25,10 @@ WARNINGS = {
     "regional": "training with DDP's own buckets: a copy was put in the wrapper's place",
 }
 """Of kinds in which no update overlaps: what rank 0 says, once."""
+RUN = ("-m", "syncline.run", "--cache", "none", "--no-check", "--planner", "tictac")
+"""Plans by what the first iterations show, so that some steps overlap for sure."""
+SYNCHRONOUS_UNDER_RUN = {"compiled"}
+"""A copy in the wrapper's place is converted like any other wrapper, when it first trains."""
 RANKS = 2
 
 
@@ -32,12 +36,16 @@ RANKS = 2
 @pytest.mark.parametrize("framework", KINDS)
 def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
     train(framework, tmp_path)
+    train(framework, tmp_path, *RUN)
     digests = {}
     for kind in KINDS[framework]:
-        stock, ours = (outcomes(tmp_path / kind / which) for which in ("stock", "syncline"))
+        stock, ours, run = (
+            outcomes(tmp_path / kind / which) for which in ("stock", "syncline", "run")
+        )
         assert {rank["wrapper"] for rank in stock} == {"torch.nn.parallel.distributed"}, kind
-        assert {rank["wrapper"] for rank in ours} == {"syncline.parallel.ddp"}, kind
-        (digests[kind],) = {rank["digest"] for rank in stock + ours}
+        assert {rank["wrapper"] for rank in ours + run} == {"syncline.parallel.ddp"}, kind
+        (digests[kind],) = {rank["digest"] for rank in stock + ours + run}
+        assert {rank["planned"] > 0 for rank in run} == {kind not in SYNCHRONOUS_UNDER_RUN}, kind
         for rank in ours:
             assert rank["steps"] == stock[0]["steps"], kind
             assert (rank["overlapped"] >= 20) == (kind not in WARNINGS), (kind, rank)
@@ -51,9 +59,10 @@ def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
         assert digests["saved"] == digests["plain"]
 
 
-def train(framework: str, folder: Path) -> None:
-    """Train every kind with two processes."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS), "-m"]
+def train(framework: str, folder: Path, *run: str) -> None:
+    """Train every kind with two processes; ``run``: what stands before a module of them."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    launcher += [*run, "-m"]
     script = f"tests.adoption.run_{framework}"
     done = subprocess.run(
         [sys.executable, *launcher, script, str(folder), *KINDS[framework]],

@@ -10,6 +10,8 @@ from syncline import __version__
 from syncline.errors import UserError, did_you_mean
 
 COMMANDS = (
+    "run",
+    "advise",
     "train",
     "profile",
     "plan",

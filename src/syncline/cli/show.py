@@ -15,10 +15,12 @@ from syncline.bench.topk_report import Selections, print_selections
 from syncline.bench.tuning_report import print_choices
 from syncline.errors import FileError, UserError
 from syncline.groups import Choices
+from syncline.model.advice import Advice
 from syncline.model.document import Document, read_document
 from syncline.model.whatif import WhatIf
 from syncline.replay.result import Replay
 from syncline.replay.table import print_replay
+from syncline.report.advice import print_advice
 from syncline.report.tables import TABLES, document_table
 from syncline.report.whatif_table import print_what_if
 
@@ -29,6 +31,7 @@ PRINTERS: dict[type[Document], Callable[[Console, Any], None]] = {
     Benchmark: print_benchmark,
     Choices: print_choices,
     Selections: print_selections,
+    Advice: print_advice,
 }
 
 
@@ -39,7 +42,7 @@ def show(file: Path, as_json: bool) -> None:
     """Show what is in FILE.
 
     A profile, network, plan, timeline, comparison, what-if, replay, benchmark of
-    collectives or of selection, choices of algorithms, run or report.
+    collectives or of selection, choices of algorithms, advice, run or report.
     """
     document = read_document(file, tuple(PRINTERS))
     if as_json:

@@ -145,7 +145,11 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         require_same(ddp.module, arguments_of(ddp), settings)
         ddp.__class__ = cls
         assert isinstance(ddp, cls)
-        ddp._begin(settings, cache)
+        try:
+            ddp._begin(settings, cache)
+        except BaseException:
+            ddp.__class__ = TorchDDP  # type: ignore[assignment]
+            raise
         return ddp
 
     def _begin(self, settings: Settings, cache: Cache) -> None:

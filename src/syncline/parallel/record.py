@@ -41,7 +41,7 @@ def record_of(
         Run,
         model=type(ddp.module).__name__,
         workers=dist.get_world_size(ddp.process_group),
-        backend=str(dist.get_backend(ddp.process_group)),
+        backend=wrapped.backend,
         machine=machine_line(),
     )
     if now is None:

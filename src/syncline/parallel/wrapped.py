@@ -32,6 +32,8 @@ class Wrapped:
         self.ddp = ddp
         self.module: nn.Module = ddp.module
         self.group: dist.ProcessGroup = ddp.process_group
+        self.backend = str(dist.get_backend(self.group))
+        """Its name, which torch does not tell any more once the group is destroyed."""
         self.parameters = parameters
         self.wants_views: bool = ddp.gradient_as_bucket_view
         """Whether the user asked for gradients that are views of the buckets."""

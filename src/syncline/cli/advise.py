@@ -1,0 +1,65 @@
+"""``syncline advise``: what limits a training, and what would help, before anything is changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from syncline.cli.arguments import json_option, profile_argument, show
+from syncline.cli.networks import NETWORK_HELP, network_argument
+from syncline.cli.run import start
+from syncline.errors import UserError
+from syncline.report.advice import advice, print_advice
+
+
+@click.command(
+    epilog=NETWORK_HELP,
+    context_settings={"allow_interspersed_args": False, "show_default": True},
+)
+@click.option("-o", "--output", default="runs/advice", help="Folder for what was measured.")
+@click.option("--seconds", default=60.0, help="Observe for so long at most.")
+@click.option("--continue", "goes_on", is_flag=True, help="Let the training go on afterwards.")
+@click.option("--profile", metavar="FILE", help="Advise on this profile; COMMAND is a NETWORK.")
+@json_option
+@click.option("-m", "module", is_flag=True, help="COMMAND is a Python module and its arguments.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def advise(
+    output: str,
+    seconds: float,
+    goes_on: bool,
+    profile: str | None,
+    as_json: bool,
+    module: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Observe an unmodified script for a while, and say what limits it and what would help.
+
+    COMMAND is the script or what launches it, as for 'syncline run'. It trains under stock DDP; the
+    network between its ranks is probed, and a few iterations send all gradients in one message, to
+    time the computing. Then rank 0 says what it found, and the script ends with exit code 0.
+    """
+    if profile is not None:
+        if len(command) != 1:
+            raise UserError(f"with --profile there is one NETWORK, found {' '.join(command)}")
+        read, network = profile_argument(profile).known_profile(), network_argument(command[0])
+        if not network.points or network.workers != read.workers:
+            # What was measured was on another network.
+            read = msgspec.structs.replace(read, baseline=None)
+        found = advice(read, network)
+        show(found, print_advice, None, as_json=as_json)
+        return
+    if not seconds > 0:
+        raise UserError(f"--seconds must be above 0, found {seconds:g}")
+    # Here, so that what needs no training need not wait for torch.
+    from syncline.launched.request import Request
+
+    request = Request(
+        advises=True,
+        folder=str(Path(output).resolve()),
+        seconds=seconds,
+        goes_on=goes_on,
+        json=as_json,
+    )
+    start(command, request.to_variable(), module=module)

@@ -1,0 +1,1 @@
+"""What `syncline run` and `syncline advise` do in the processes of a script."""

@@ -1,0 +1,194 @@
+"""``syncline run``: scripts that know nothing of Syncline train with it, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from torch import nn
+
+from syncline.cli.commands import cli
+from syncline.errors import UserError
+from syncline.launched.blocks import repeated_blocks
+from syncline.launched.request import Request
+from syncline.model.advice import Advice
+from syncline.model.recipe import Recipe
+from syncline.model.run import Run
+from syncline.report.bundle import Bundle
+from syncline.torch_entry import LAUNCHED
+
+SCRIPT = Path(__file__).with_name("unmodified.py")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+OPTIONS = ["--cache", "none", "--no-check", "--planner", "tictac"]
+KINDS = ("plain", "hook", "subclass", "gan")
+TIMEOUT_S = 300
+
+
+def start(folder: Path, command: list[str], *kinds: str, **environment: str) -> tuple[Any, str]:
+    """Train kinds; return what each rank came to, by kind, and what was printed."""
+    folder.mkdir()
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(folder), *kinds],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    found = {
+        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(2)]
+        for kind in kinds
+    }
+    return found, done.stderr
+
+
+def layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+
+
+def test_bits_are_those_of_the_script_alone(tmp_path: Path) -> None:
+    stock, _ = start(tmp_path / "stock", TORCHRUN, *KINDS)
+    report = tmp_path / "report"
+    options = [*OPTIONS, "--report", str(report)]
+    ours, said = start(tmp_path / "run", [*TORCHRUN, "-m", "syncline.run", *options], *KINDS)
+    for kind in KINDS:
+        assert {rank["class"] for rank in stock[kind]} <= {"torch.nn.parallel.distributed", MAIN}
+        assert {rank["digest"] for rank in stock[kind]} == {r["digest"] for r in ours[kind]}, kind
+        assert all(all(rank["same"]) for rank in ours[kind]), kind
+    assert {rank["class"] for rank in ours["plain"] + ours["gan"]} == {"syncline.parallel.ddp"}
+    assert {rank["class"] for rank in ours["hook"]} == {"torch.nn.parallel.distributed"}
+    assert {rank["class"] for rank in ours["subclass"]} == {MAIN}
+    lines = [line for line in said.splitlines() if "trains as before" in line]
+    assert len(lines) == 2
+    assert "the wrapped model has a communication hook" in lines[0]
+    assert "found a Subclass" in lines[1]
+    # One report a model: the plain one, and the two of the GAN.
+    runs = [Run.load(Path(f"{report}{n}") / "run.json") for n in ("", "-2", "-3")]
+    assert runs[0].deferred
+    assert {run.decision for run in runs} <= {"planned", "ddp"}
+
+
+MAIN = "__main__"
+
+
+def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "syncline.run", *OPTIONS, "-m", *TORCHRUN[2:]]
+    ours, _ = start(tmp_path / "run", run, "plain")
+    off, _ = start(tmp_path / "off", run, "plain", SYNCLINE="0")
+    assert {rank["class"] for rank in ours["plain"]} == {"syncline.parallel.ddp"}
+    assert {rank["class"] for rank in off["plain"]} == {"torch.nn.parallel.distributed"}
+    assert ours["plain"][0]["digest"] == off["plain"][0]["digest"]
+
+
+def test_blocks_are_compiled_instead_of_the_whole(tmp_path: Path) -> None:
+    """With a backend that changes no number, bits stay; updates overlap, and names are short."""
+    stock, _ = start(tmp_path / "stock", TORCHRUN, "compiled")
+    run = [*TORCHRUN, "-m", "syncline.run", *OPTIONS]
+    whole, said = start(tmp_path / "whole", run, "compiled")
+    assert "updates are synchronous: the whole model is compiled" in said
+    report = ["--compile-blocks", "--report", str(tmp_path / "report")]
+    blocks, said = start(tmp_path / "blocks", [*run, *report], "compiled")
+    assert "synchronous" not in said
+    assert Run.load(tmp_path / "report" / "run.json").deferred
+    assert len({found["compiled"][0]["digest"] for found in (stock, whole, blocks)}) == 1
+    assert stock["compiled"][0]["names"][0] == "_orig_mod.0.weight"
+    assert blocks["compiled"][0]["names"][0] == "0.weight"
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 0),
+        (nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4))), 2),
+        (nn.Sequential(nn.TransformerEncoder(layer(), 2), nn.TransformerEncoder(layer(), 2)), 2),
+        (nn.Sequential(nn.Linear(99, 99), nn.TransformerEncoder(layer(), 2)), 0),
+    ],
+)
+def test_repeated_blocks(model: nn.Module, count: int) -> None:
+    blocks = repeated_blocks(model)
+    assert len(blocks) == count
+    assert len({type(block) for block in blocks}) <= 2
+
+
+def test_advice_is_given_and_training_goes_on(tmp_path: Path) -> None:
+    stock, _ = start(tmp_path / "stock", TORCHRUN, "plain")
+    folder = tmp_path / "advice"
+    command = [*TORCHRUN, "-m", "syncline.advise", "--continue", "-o", str(folder)]
+    observed, said = start(tmp_path / "observed", command, "plain")
+    assert observed["plain"][0]["digest"] == stock["plain"][0]["digest"]
+    assert "trying" not in said
+    found = Advice.load(folder / "advice.json")
+    assert (found.workers, found.is_measured) == (2, True)
+    assert {rank.rank for rank in found.ranks} == {0, 1}
+    assert all(rank.computing_s and rank.link_s for rank in found.ranks)
+    assert found.exchanges[-1].bus_bytes_per_s > 0
+    assert {"overlap", "16-bit gradients", "bucket size"} <= {r.name for r in found.remedies}
+    bundle = Bundle.load(folder)  # what plan, simulate and replay read
+    assert bundle.profile is not None
+    assert bundle.network is not None
+    assert bundle.timeline_measured is not None
+    assert bundle.profile.baseline is not None
+    assert (folder / "report.html").exists()
+
+
+def test_the_script_ends_once_advice_was_given(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    command = [*TORCHRUN, "-m", "syncline.advise", "--json", "-o", str(tmp_path / "advice")]
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(tmp_path / "out"), "plain"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert Advice.from_json(done.stdout).model == "Sequential"
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_request_reaches_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.delenv(LAUNCHED, raising=False)
+    monkeypatch.setattr(os, "execvpe", lambda *args: started.append(args))
+    options = ["--planner", "mgwfbp", "--compression", "gtopk", "--density", "0.01"]
+    command = ["srun", "python", "train.py", "--lr", "0.1"]
+    result = CliRunner().invoke(cli, ["run", *options, "--", *command], catch_exceptions=False)
+    assert result.exit_code == 0
+    ((program, words, environment),) = started
+    assert (program, words) == ("srun", command)
+    recipe = Recipe(density=0.01, algorithm="gtop-k-butterfly", dense_below_elements=1024)
+    expected = Request(planner="mgwfbp", compression=recipe)
+    assert environment[LAUNCHED] == expected.to_variable()[LAUNCHED]
+    CliRunner().invoke(cli, ["run", "train.py", "-m", "x"], catch_exceptions=False)
+    assert started[1][1][0] == sys.executable
+    assert started[1][1][-3:] == ["train.py", "-m", "x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (["--compression", "gtopk", "x.py"], {}, "go together"),
+        (["--density", "0.1", "x.py"], {}, "go together"),
+        (["--compression", "zip", "x.py"], {}, "unknown compression"),
+        (["no-such-program"], {}, "no-such-program cannot be started: No such file"),
+        (["x.py"], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "unset it"),
+    ],
+)
+def test_what_cannot_be_started(
+    arguments: list[str],
+    environment: dict[str, str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=said):
+        CliRunner().invoke(cli, ["run", *arguments], catch_exceptions=False)
