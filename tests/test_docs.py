@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import itertools
+import json
 import math
 import re
 import runpy
 import shlex
+import subprocess
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from syncline import errors
@@ -130,6 +133,20 @@ def test_the_picture_of_gains_is_what_was_measured() -> None:
         gains = [point.gain for point in points if point.rate == rate]
         assert f"{min(gains):.2f} to {max(gains):.2f} times as fast at {named}" in text
     assert len(points) == 16
+
+
+def test_the_recipes_for_clusters_can_be_read() -> None:
+    text = text_of("clusters.md")
+    scripts = code_blocks(text, "sh")
+    for block in code_blocks(text, "yaml"):
+        read = yaml.safe_load(block)
+        assert "syncline.run" in json.dumps(read)
+        scripts += [read["run"]] if "run" in read else []
+    assert len(scripts) == 3
+    for script in scripts:
+        assert "-m syncline.run train.py" in script
+        done = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
+        assert done.returncode == 0
 
 
 def test_every_command_is_shown() -> None:

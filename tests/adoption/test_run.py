@@ -53,8 +53,14 @@ def layer() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
 
 
-def test_bits_are_those_of_the_script_alone(tmp_path: Path) -> None:
-    stock, _ = start(tmp_path / "stock", TORCHRUN, *KINDS)
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What each kind comes to without Syncline."""
+    found, _ = start(tmp_path_factory.mktemp("alone") / "stock", TORCHRUN, *KINDS, "compiled")
+    return found
+
+
+def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
     report = tmp_path / "report"
     options = [*OPTIONS, "--report", str(report)]
     ours, said = start(tmp_path / "run", [*TORCHRUN, "-m", "syncline.run", *options], *KINDS)
@@ -78,6 +84,7 @@ def test_bits_are_those_of_the_script_alone(tmp_path: Path) -> None:
 MAIN = "__main__"
 
 
+@pytest.mark.slow
 def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "syncline.run", *OPTIONS, "-m", *TORCHRUN[2:]]
     ours, _ = start(tmp_path / "run", run, "plain")
@@ -87,9 +94,9 @@ def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Pat
     assert ours["plain"][0]["digest"] == off["plain"][0]["digest"]
 
 
-def test_blocks_are_compiled_instead_of_the_whole(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_blocks_are_compiled_instead_of_the_whole(stock: Any, tmp_path: Path) -> None:
     """With a backend that changes no number, bits stay; updates overlap, and names are short."""
-    stock, _ = start(tmp_path / "stock", TORCHRUN, "compiled")
     run = [*TORCHRUN, "-m", "syncline.run", *OPTIONS]
     whole, said = start(tmp_path / "whole", run, "compiled")
     assert "updates are synchronous: the whole model is compiled" in said
@@ -117,8 +124,7 @@ def test_repeated_blocks(model: nn.Module, count: int) -> None:
     assert len({type(block) for block in blocks}) <= 2
 
 
-def test_advice_is_given_and_training_goes_on(tmp_path: Path) -> None:
-    stock, _ = start(tmp_path / "stock", TORCHRUN, "plain")
+def test_advice_is_given_and_training_goes_on(stock: Any, tmp_path: Path) -> None:
     folder = tmp_path / "advice"
     command = [*TORCHRUN, "-m", "syncline.advise", "--continue", "-o", str(folder)]
     observed, said = start(tmp_path / "observed", command, "plain")

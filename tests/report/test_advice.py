@@ -13,6 +13,7 @@ from rich.console import Console
 from syncline.cli.commands import cli
 from syncline.errors import UserError
 from syncline.model.advice import Advice, Interface, RankFacts
+from syncline.model.cost import CostCurve
 from syncline.model.network import Link, Measurement, Network
 from syncline.model.profile import WAIT, Baseline, Gradient, Operation, Profile
 from syncline.planners.auto import choose
@@ -109,6 +110,15 @@ def test_where_nothing_helps_it_says_so() -> None:
     print_advice(console, found)
     text = console.export_text()
     assert "overlap " not in text.partition("what would help")[2].partition("workers")[0]
+
+
+def test_a_single_worker_exchanges_nothing() -> None:
+    alone = Network(name="alone", workers=1, all_reduce=CostCurve.line(0.0, 0.0))
+    made = msgspec.structs.replace(profile(measured=False), workers=1)
+    found = advice(made, alone)
+    assert found.limit.startswith("nothing here: the network takes 0.0 %")
+    assert (found.exchanges, found.remedies, found.scaling) == ((), (), ())
+    print_advice(Console(quiet=True), found)
 
 
 def face(name: str = "eth0", speed: float | None = 1.25e8, **other: object) -> Interface:

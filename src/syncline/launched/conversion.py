@@ -77,12 +77,14 @@ class _Conversion:
         atexit.register(self._end)
 
     def _trains(self, wrapper: TorchDDP) -> bool:
-        return torch.is_grad_enabled() and wrapper.training
+        # Not the wrapper's mode: Lightning puts that in evaluation mode, and back only the module.
+        return torch.is_grad_enabled() and bool(wrapper.module.training)
 
     @disable_dynamo
     def _convert(self, wrapper: TorchDDP) -> bool:
         """Turn a wrapper into ours; say why on rank 0 where that cannot be."""
         # Here, so that processes that train nothing need not wait for it.
+        from syncline.launched.lightning import follow_lightning
         from syncline.parallel.ddp import DistributedDataParallel
         from syncline.parallel.log import warn
 
@@ -105,6 +107,7 @@ class _Conversion:
             warn(f"this model trains as before: {error}")
             return False
         self._converted += 1
+        follow_lightning()
         if asked.report is not None and dist.get_rank() == 0:
             self._reported.append(wrapper)
         return True

@@ -23,6 +23,7 @@ from syncline.model.advice import RankFacts
 from syncline.model.quantities import NS_PER_S
 from syncline.parallel.ddp import DistributedDataParallel
 from syncline.parallel.log import logger
+from syncline.planners.auto import choose
 from syncline.report.advice import advice, print_advice
 from syncline.report.bundle import Bundle
 from syncline.report.page import save
@@ -82,6 +83,8 @@ class Observation:
             ]
             for work in dist.batch_isend_irecv(ways):
                 work.wait()
+            if place.type == "cuda":
+                torch.cuda.synchronize(place)
             times.append(time.perf_counter() - began_s)
         return median(times[1:])
 
@@ -153,16 +156,15 @@ class Observation:
             )
             return
         found = advice(profile, network, ranks)
-        progress = model._training.runner.progress if model._training.runner else None
-        tuning = None if progress is None else progress.tuning
+        chosen = choose(profile, network)
+        runner = model._training.runner
         bundle = Bundle(
-            run=model.run_record(),
             profile=profile,
             network=network,
-            plan=tuning.running_plan if tuning else None,
-            comparison=tuning.findings.comparison if tuning else None,
-            timeline_predicted=tuning.predicted_timeline if tuning else None,
-            timeline_measured=tuning.measured_timeline if tuning else None,
+            plan=chosen.plan,
+            comparison=chosen.comparison,
+            timeline_predicted=chosen.forecast.timeline,
+            timeline_measured=runner.tuning.measured_timeline if runner else None,
         )
         page = save(bundle, folder)
         found.save(folder / "advice.json")

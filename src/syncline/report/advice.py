@@ -170,6 +170,8 @@ def _remedies(profile: Profile, network: Network) -> Iterator[tuple[str, float, 
 
 
 def _exchanges(network: Network) -> Iterator[Exchange]:
+    if network.workers == 1:
+        return
     points = [(p.size_bytes, p.time_s) for p in network.points if not p.size_bytes & 1023]
     if not points:
         points = [(4**n << 10, network.all_reduce.seconds(4**n << 10)) for n in range(9)]
@@ -186,6 +188,8 @@ def _exchanges(network: Network) -> Iterator[Exchange]:
 
 
 def _scaling(profile: Profile, network: Network, scale: float) -> Iterator[Scale]:
+    if network.workers == 1:
+        return
     simulator = WhatIfSimulator(
         profile, network, {name: partial(planned, name) for name in ("ddp", "auto")}
     )
