@@ -49,6 +49,7 @@ class Observation:
         self._request = request
         self._began_s = time.monotonic()
         self._seen = 0
+        self._computing_s: list[float] = []
         self._group = wrapper.process_group
         self._rank = dist.get_rank(self._group)
         before = segments()
@@ -86,7 +87,7 @@ class Observation:
             if place.type == "cuda":
                 torch.cuda.synchronize(place)
             times.append(time.perf_counter() - began_s)
-        return median(times[1:])
+        return min(times[1:])
 
     def look(self) -> None:
         """Call before each forward pass that trains: finish once enough is known.
@@ -102,6 +103,10 @@ class Observation:
         if iteration == self._seen:
             return
         self._seen = iteration
+        timed = logging_data(self._model)  # of the last iteration that the reducer timed
+        if timed.get("backward_compute_time"):
+            passes = timed["forward_compute_time"] + timed["backward_compute_time"]
+            self._computing_s.append(passes / NS_PER_S)
         is_over = runner.steady
         if not is_over and iteration % ASK_EVERY == 0:
             late = float(time.monotonic() - self._began_s > self._request.seconds)
@@ -132,14 +137,12 @@ class Observation:
             sys.exit(0)
 
     def _facts(self) -> dict[str, Any]:
-        timed = logging_data(self._model)
-        passes = [timed.get(f"avg_{name}_compute_time", 0) for name in ("forward", "backward")]
         face = interface_used()
         return {
             "rank": self._rank,
             "host": socket.gethostname(),
             "interface": msgspec.to_builtins(face),
-            "computing_s": sum(passes) / NS_PER_S if all(passes) else None,
+            "computing_s": median(self._computing_s) if self._computing_s else None,
             "link_s": self._link_s,
             "retransmitted": self._retransmitted,
         }

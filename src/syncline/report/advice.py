@@ -34,8 +34,9 @@ EXPECTED_SHARE = 0.5
 """A bus bandwidth below this share of the interface's is suspect."""
 RETRANSMITTED = 0.002
 """Share of TCP segments sent again that is suspect; a sound network loses fewer than 1 in 1000."""
-SLOWER = 1.25
-"""A rank that takes this many times the median is suspect."""
+SLOWER, SLOWER_LINK = 1.25, 2.0
+"""A rank that takes this many times as long as the usual one to compute, or to exchange a message,
+is suspect."""
 FAST_BYTES_PER_S = 1.25e9
 """From 10 Gbit/s on, packets of 1,500 bytes cost the processors noticeably."""
 
@@ -108,18 +109,15 @@ def _parts(profile: Profile, iteration_s: float) -> tuple[Part, ...]:
 
 
 def _limit(parts: Sequence[Part], iteration_s: float) -> str:
-    share = {part.name: part.seconds / iteration_s for part in parts}
-    exposed = share["exposed communication"]
-    largest = max(share, key=lambda name: share[name])
-    if exposed < SMALL_SHARE:
+    by_share = sorted(((p.seconds / iteration_s, p.name) for p in parts), reverse=True)
+    network = next(share for share, name in by_share if name == "exposed communication")
+    noted = [f"{name} {units.percent(share)}" for share, name in by_share if share >= SMALL_SHARE]
+    if network < SMALL_SHARE:
         return (
-            f"nothing here: the network takes {units.percent(exposed)} of an iteration; "
-            f"{largest} takes {units.percent(share[largest])}"
+            f"nothing here: the network takes {units.percent(network)} of an iteration; "
+            f"{', '.join(noted)}"
         )
-    return (
-        f"{largest} limits: {units.percent(share[largest])} of an iteration; the network takes "
-        f"{units.percent(exposed)}"
-    )
+    return f"{by_share[0][1]} limits: {', '.join(noted)} of an iteration"
 
 
 def _remedies(profile: Profile, network: Network) -> Iterator[tuple[str, float, str]]:
@@ -224,13 +222,14 @@ def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
                 f"{rank.host} (rank {rank.rank}) sends {units.percent(rank.retransmitted)} of its "
                 "TCP segments twice: the network loses packets"
             )
-    for what, values in (
-        ("computes", [(r, r.computing_s) for r in ranks if r.computing_s]),
-        ("exchanges 1 MiB with its neighbours", [(r, r.link_s) for r in ranks if r.link_s]),
+    between = [(r, r.link_s) for r in ranks if r.link_s and len(hosts) > 1]
+    for what, values, factor in (
+        ("computes", [(r, r.computing_s) for r in ranks if r.computing_s], SLOWER),
+        ("exchanges 1 MiB with its neighbours", between, SLOWER_LINK),
     ):
         usual = sorted(seconds for _, seconds in values)[(len(values) - 1) // 2] if values else 0.0
         for rank, seconds in values:
-            if seconds > SLOWER * usual:
+            if seconds > factor * usual:
                 yield (
                     f"slow host? {rank.host} (rank {rank.rank}) {what} in "
                     f"{units.duration(seconds)}, the usual rank in {units.duration(usual)}"
