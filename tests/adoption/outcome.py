@@ -38,7 +38,7 @@ class Overlapping(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.steps = self.planned_steps = 0
+        self.steps = 0
         self.warned: list[str] = []
         logger.addHandler(self)
 
@@ -51,7 +51,6 @@ class Overlapping(logging.Handler):
         if isinstance(model, DistributedDataParallel):
             deferral = model._training.deferral
             self.steps += deferral is not None and deferral.anything_due
-            self.planned_steps += model.plan is not None and model.plan.wait == "need"
 
 
 def train_all(train: Callable[[str, str, Path], None]) -> None:
@@ -79,8 +78,7 @@ def write(
 ) -> None:
     """Write the digest of a model's parameters and what else was noted."""
     logger.removeHandler(overlapping)
-    noted |= {"overlapped": overlapping.steps, "planned": overlapping.planned_steps}
-    noted |= {"warned": overlapping.warned}
+    noted |= {"overlapped": overlapping.steps, "warned": overlapping.warned}
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))
