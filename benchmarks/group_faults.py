@@ -1,7 +1,7 @@
 """Kill ranks of a group at random moments, and see what the survivors notice, and what is left.
 
 ``python -m benchmarks.group_faults [--trials 200]`` runs groups of 2, 3 and 4 ranks over shared
-memory, over UCX by TCP on the loopback device, as between hosts, and over both, where ranks take
+memory, over TCP on the loopback device, as between hosts, and over both, where ranks take
 themselves for ranks of several hosts of which one at least has several: idle or in the middle of an
 all-reduce, small or large, by different algorithms. In each trial one rank is ended by SIGKILL at a
 random moment. Every survivor must get a ``PeerError`` that names it, close its group, and exchange
@@ -30,7 +30,7 @@ from benchmarks.group_faults_worker import Trial, work
 from benchmarks.ranks import exit_codes
 from syncline.groups import Choice, Transport
 
-Route = Literal["auto", "ucx", "mixed"]
+Route = Literal["auto", "tcp", "mixed"]
 DEADLINE_S = 60.0
 """How long a trial may take on a loaded machine."""
 
@@ -52,7 +52,7 @@ SIZES = (1, 5_000, 1_000_000)
 def draw(chance: random.Random, route: Route) -> Trial:
     """Return a random trial."""
     ranks = chance.choice((3, 4) if route == "mixed" else (2, 3, 4))
-    transport: Transport = "ucx" if route == "ucx" else "auto"
+    transport: Transport = "tcp" if route == "tcp" else "auto"
     hosts = (0,) * ranks
     while route == "mixed" and not 1 < len(set(hosts)) < ranks:
         hosts = tuple(chance.randrange(ranks - 1) for _ in range(ranks))

@@ -49,7 +49,7 @@ def exit_codes(
 def on_host(number: int) -> Iterator[None]:
     """Let groups that this process joins meanwhile find it on the host of that number.
 
-    Ranks of different numbers then share no memory and are joined by UCX, here over the loopback
+    Ranks of different numbers then share no memory and are joined by TCP, here over the loopback
     device; those of one number are neighbours, as on a real host.
     """
     own = RankCard.own

@@ -1,7 +1,7 @@
 """Mixed collectives and messages in several groups for minutes: all results right, nothing growing.
 
 ``python -m benchmarks.soak [--minutes 10]`` runs ranks that share a group by shared memory, one by
-UCX over TCP on the loopback device, and one by both, as on two hosts. All ranks draw the same
+TCP on the loopback device, and one by both, as on two hosts. All ranks draw the same
 collectives or messages, sizes, dtypes, reductions, roots and algorithms, start them in one order,
 up to four under way at once, and check every result.
 
@@ -74,7 +74,7 @@ def main() -> None:
             ranks=options.ranks,
             seconds=options.minutes * 60,
             seed=options.seed,
-            routes=("auto", "ucx", "mixed"),
+            routes=("auto", "tcp", "mixed"),
         )
     )
     each = Counter(found["collectives"])

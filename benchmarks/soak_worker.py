@@ -45,8 +45,8 @@ WARM_ROUNDS = 2
 """After which descriptors and memory should not grow any more."""
 
 
-Route = Literal["auto", "ucx", "mixed"]
-"""By shared memory; by UCX alone; by both, where every other rank is on another host."""
+Route = Literal["auto", "tcp", "mixed"]
+"""By shared memory; by TCP alone; by both, where every other rank is on another host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def _joined(store: dist.Store, rank: int, soak: Soak, number: int) -> Group:
             soak.ranks,
             name=f"{number}",
             timeout_s=TIMEOUT_S,
-            transport="ucx" if route == "ucx" else "auto",
+            transport="tcp" if route == "tcp" else "auto",
         )
 
 

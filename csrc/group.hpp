@@ -14,16 +14,14 @@
 #include <thread>
 #include <vector>
 
-#include "doorbell.hpp"
 #include "link.hpp"
 #include "mailbox.hpp"
 #include "origin.hpp"
 #include "program.hpp"
+#include "sleeper.hpp"
 #include "task.hpp"
 
 namespace syncline {
-
-using Clock = std::chrono::steady_clock;
 
 // One collective under way.
 class Operation final : public Task {
@@ -70,33 +68,6 @@ class Operation final : public Task {
 };
 
 using Handle = std::shared_ptr<Operation>;
-
-// Where the group's threads sleep until a peer does something.
-class Sleeper {
-  public:
-    virtual ~Sleeper() = default;
-    // Announce sleep; what peers do from now on ends it.
-    virtual void announce() = 0;
-    virtual void withdraw() = 0;
-    // Called last, with everything looked at after announce(): whether it may sleep.
-    virtual bool may_sleep() { return true; }
-    virtual void sleep(Clock::time_point deadline) = 0;
-    // End the sleep from this process.
-    virtual void wake() = 0;
-};
-
-class BellSleeper final : public Sleeper {
-  public:
-    explicit BellSleeper(Doorbell& bell) : bell_(bell) {}
-    void announce() override { announced_ = bell_.announce(); }
-    void withdraw() override { bell_.withdraw(); }
-    void sleep(Clock::time_point deadline) override { bell_.sleep(announced_, deadline); }
-    void wake() override { bell_.wake(); }
-
-  private:
-    Doorbell& bell_;
-    std::uint32_t announced_ = 0;
-};
 
 // Some peers did not answer in time.
 class Timeout : public std::runtime_error {

@@ -1,6 +1,7 @@
 // The Python face of groups: addresses of memory as integers, programs as rows.
 #include "group_bindings.hpp"
 
+#include <fcntl.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -10,6 +11,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -23,8 +25,10 @@
 #include <vector>
 
 #include "group.hpp"
+#include "interfaces.hpp"
 #include "program.hpp"
 #include "shared_link.hpp"
+#include "tcp_link.hpp"
 #include "ucx_link.hpp"
 #include "unlocked.hpp"
 
@@ -36,6 +40,7 @@ using syncline::Arenas;
 using syncline::BellSleeper;
 using syncline::Clock;
 using syncline::Doorbell;
+using syncline::EventSleeper;
 using syncline::Group;
 using syncline::Handle;
 using syncline::Link;
@@ -49,8 +54,10 @@ using syncline::SharedMemory;
 using syncline::Sleeper;
 using syncline::Slots;
 using syncline::Task;
+using syncline::TcpLink;
+using syncline::TcpTransport;
+using syncline::Transport;
 using syncline::UcxLink;
-using syncline::UcxSleeper;
 using syncline::UcxWorker;
 
 using Rows = nb::ndarray<const std::int32_t, nb::shape<-1, 5>, nb::c_contig, nb::device::cpu>;
@@ -88,23 +95,43 @@ std::byte* writable(std::uintptr_t address) { return reinterpret_cast<std::byte*
 
 // Another rank of this host, or this one: its segment of shared memory, and its eventfd or -1.
 using Neighbour = std::tuple<std::int32_t, int, int>;
-// A rank of another host, and the address of its worker.
+// A rank of another host, and the address of its worker of UCX.
 using Remote = std::tuple<std::int32_t, nb::bytes>;
+// A rank of another host, and a socket that is connected to it.
+using Connection = std::tuple<std::int32_t, int>;
+
+// Fragments under way to each rank that UCX joins.
+constexpr std::uint32_t ucx_window = 8;
 
 // What ranks exchange in collectives, and after that the same for messages between two of them.
 std::size_t segment_bytes(const SegmentLayout& layout) { return 2 * layout.bytes(); }
 
-// A group of ranks that share memory, or are joined by UCX, or both. Arenas and segments live as
-// long as it does.
+// A group of ranks that share memory, or are joined by TCP or UCX, or both. Arenas and segments
+// live as long as it does.
 class NativeGroup {
   public:
-    // `neighbours` are this rank and all others of the host, in order; `remotes` all other ranks.
+    // `neighbours` are this rank and all others of the host, in order; all other ranks are in
+    // `connections`, whose sockets the group copies, or with a worker in `remotes`.
     NativeGroup(std::int32_t rank, const std::vector<Neighbour>& neighbours,
-                const std::vector<Remote>& remotes, std::shared_ptr<UcxWorker> worker,
-                std::size_t fragment_bytes, std::uint32_t window, std::uint32_t remote_window,
-                double pause_s, double spin_s, double timeout_s)
+                const std::vector<Connection>& connections, const std::vector<Remote>& remotes,
+                std::shared_ptr<UcxWorker> worker, std::size_t fragment_bytes, std::uint32_t window,
+                std::size_t remote_fragment_bytes, double pause_s, double spin_s, double timeout_s)
         : layout_{static_cast<std::int32_t>(neighbours.size()), fragment_bytes, window} {
-        std::vector<std::unique_ptr<Link>> links(neighbours.size() + remotes.size());
+        std::vector<std::unique_ptr<Link>> links(neighbours.size() + connections.size() +
+                                                 remotes.size());
+        std::shared_ptr<Transport> transport = worker;
+        if (!connections.empty()) {
+            const auto tcp = std::make_shared<TcpTransport>();
+            for (const auto& [peer, connected] : connections) {
+                const int socket = fcntl(connected, F_DUPFD_CLOEXEC, 0);
+                if (socket < 0) {
+                    throw std::system_error(errno, std::generic_category(), "a TCP connection");
+                }
+                links.at(static_cast<std::size_t>(peer)) =
+                    std::make_unique<TcpLink>(tcp, socket, peer, remote_fragment_bytes);
+            }
+            transport = tcp;
+        }
         std::vector<std::shared_ptr<SharedMemory>> segments;
         std::int32_t own_place = 0;
         int own_event = -1;
@@ -141,26 +168,25 @@ class NativeGroup {
             try {
                 auto link =
                     std::make_unique<UcxLink>(worker, std::string(address.c_str(), address.size()),
-                                              rank, peer, fragment_bytes, remote_window);
+                                              rank, peer, remote_fragment_bytes, ucx_window);
                 far.emplace_back(peer, link.get());
                 links.at(static_cast<std::size_t>(peer)) = std::move(link);
             } catch (const std::runtime_error& error) {  // there is no way to that address
-                throw syncline::PeerFailure(peer, syncline::Fault::lost,
-                                            error.what() + strangers(*worker));
+                throw syncline::PeerFailure(peer, syncline::Fault::lost, error.what());
             }
         }
         if (worker != nullptr) connect(far, *worker, after(timeout_s));
-        worker_ = worker;
+        transport_ = transport;
         Doorbell& bell = SharedLink::bell_of(*own_);
         std::unique_ptr<Sleeper> sleeper;
-        if (worker != nullptr) {
-            sleeper = std::make_unique<UcxSleeper>(worker, &bell, own_event);
+        if (transport != nullptr) {
+            sleeper = std::make_unique<EventSleeper>(transport, &bell, own_event);
         } else {
             sleeper = std::make_unique<BellSleeper>(bell);
         }
-        group_ =
-            std::make_unique<Group>(rank, std::move(links), std::move(sleeper), std::move(worker),
-                                    Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
+        group_ = std::make_unique<Group>(
+            rank, std::move(links), std::move(sleeper), std::move(transport),
+            Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
     }
 
     // A fork leaks what UCX and the operating system keep: to close it there would close it here.
@@ -197,7 +223,7 @@ class NativeGroup {
     void close() {
         if (group_->forked()) return;
         group_->close();
-        if (worker_ != nullptr) worker_->close();  // the group may be kept for long
+        if (transport_ != nullptr) transport_->close();  // the group may be kept for long
     }
 
     // Peers forget memory only once all that was sent from it has been read. `peer` is -1 for
@@ -218,15 +244,6 @@ class NativeGroup {
                 0};
     }
 
-    // Let go those who have connected and said nothing; say how many, which may be why no
-    // descriptor is left.
-    static std::string strangers(const UcxWorker& worker) {
-        const std::size_t count = worker.doors().turn_away(std::chrono::milliseconds(0));
-        if (count == 0) return "";
-        return "; " + std::to_string(count) +
-               " connections have come that say nothing: let only the job's hosts reach this one";
-    }
-
     // Return once all are connected. Throws PeerFailure.
     static void connect(const std::vector<std::pair<std::int32_t, UcxLink*>>& far,
                         UcxWorker& worker, Clock::time_point deadline) {
@@ -235,29 +252,25 @@ class NativeGroup {
         for (const auto& [peer, link] : far) {
             while (!link->connected()) {
                 if (!link->broken().empty()) {
-                    throw syncline::PeerFailure(peer, syncline::Fault::lost,
-                                                link->broken() + strangers(worker));
+                    throw syncline::PeerFailure(peer, syncline::Fault::lost, link->broken());
                 }
                 if (Clock::now() > deadline) {
-                    throw syncline::PeerFailure(peer, syncline::Fault::lost,
-                                                "rank " + std::to_string(peer) +
-                                                    " did not connect through UCX in time" +
-                                                    strangers(worker));
+                    throw syncline::PeerFailure(
+                        peer, syncline::Fault::lost,
+                        "rank " + std::to_string(peer) + " did not connect through UCX in time");
                 }
                 if (worker.progress()) continue;
-                worker.doors().relieve();
                 worker.sleep(look);
                 const nb::gil_scoped_acquire held;
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();  // such as Ctrl-C
             }
         }
-        worker.doors().close();
     }
 
     SegmentLayout layout_;
     std::shared_ptr<SharedMemory> own_;
     Arenas arenas_;
-    std::shared_ptr<UcxWorker> worker_;
+    std::shared_ptr<Transport> transport_;
     std::unique_ptr<Group> group_;
 };
 
@@ -326,6 +339,13 @@ void bind_groups(nb::module_& module) {
         },
         nullptr);
 
+    module.def("interfaces", [] {
+        std::vector<std::tuple<std::string, std::string, int>> found;
+        for (const syncline::Interface& each : syncline::interfaces()) {
+            found.emplace_back(each.name, each.address, each.prefix_bits);
+        }
+        return found;
+    });
     nb::class_<Program>(module, "Program")
         .def_prop_ro("out_of_place", &Program::out_of_place)
         .def("changes", &Program::changes);
@@ -352,12 +372,13 @@ void bind_groups(nb::module_& module) {
             return nb::bytes(address.data(), address.size());
         });
     nb::class_<NativeGroup>(module, "NativeGroup")
-        .def(nb::init<std::int32_t, const std::vector<Neighbour>&, const std::vector<Remote>&,
-                      std::shared_ptr<UcxWorker>, std::size_t, std::uint32_t, std::uint32_t, double,
-                      double, double>(),
-             nb::arg("rank"), nb::arg("neighbours"), nb::arg("remotes"), nb::arg("worker").none(),
-             nb::arg("fragment_bytes"), nb::arg("window"), nb::arg("remote_window"),
-             nb::arg("pause_s"), nb::arg("spin_s"), nb::arg("timeout_s"))
+        .def(nb::init<std::int32_t, const std::vector<Neighbour>&, const std::vector<Connection>&,
+                      const std::vector<Remote>&, std::shared_ptr<UcxWorker>, std::size_t,
+                      std::uint32_t, std::size_t, double, double, double>(),
+             nb::arg("rank"), nb::arg("neighbours"), nb::arg("connections"), nb::arg("remotes"),
+             nb::arg("worker").none(), nb::arg("fragment_bytes"), nb::arg("window"),
+             nb::arg("remote_fragment_bytes"), nb::arg("pause_s"), nb::arg("spin_s"),
+             nb::arg("timeout_s"))
         .def("wait", &NativeGroup::wait, nb::call_guard<syncline::Unlocked>())
         .def_prop_ro("forked", &NativeGroup::forked)
         .def("send", &NativeGroup::send, nb::call_guard<syncline::Unlocked>())

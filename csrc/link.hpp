@@ -129,6 +129,12 @@ class Transport {
     virtual ~Transport() = default;
     // Returns whether anything moved.
     virtual bool progress() = 0;
+    // A descriptor that becomes readable when there is something to progress, once armed.
+    [[nodiscard]] virtual int event() const = 0;
+    // Returns false if there already is something.
+    [[nodiscard]] virtual bool arm() = 0;
+    // Release everything, once no link uses it; nothing may be called afterwards.
+    virtual void close() = 0;
 };
 
 // Whether any rank can call that: what a peer says may be anything.

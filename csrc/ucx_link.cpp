@@ -46,7 +46,6 @@ UcxWorker::UcxWorker(const UcxLibrary& library, const Settings& settings) : ucx_
     ucp_worker_params_t worker{};
     worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
     worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-    const std::vector<int> listening = Doors::listening();
     status = ucx_.worker_create(context_, &worker, &worker_);
     if (status != UCS_OK) {
         ucx_.cleanup(context_);
@@ -57,12 +56,6 @@ UcxWorker::UcxWorker(const UcxLibrary& library, const Settings& settings) : ucx_
         ucx_.worker_destroy(worker_);
         ucx_.cleanup(context_);
         throw failure(ucx_, "wake sleepers", status);
-    }
-    try {
-        doors_ = Doors(listening, address());
-    } catch (...) {
-        close();
-        throw;
     }
 }
 
@@ -523,34 +516,6 @@ void UcxLink::land(Receipt& receipt, const std::byte* data) {
         combine(call.reduction, call.dtype, target.result + done, target.own + done, piece.data(),
                 bytes / size_of(call.dtype));
     }
-}
-
-UcxSleeper::UcxSleeper(std::shared_ptr<UcxWorker> worker, Doorbell* bell, int event)
-    : worker_(std::move(worker)), bell_(bell), event_(event) {}
-
-void UcxSleeper::announce() {
-    if (bell_ != nullptr) bell_->announce(Doorbell::by_event);
-}
-
-void UcxSleeper::withdraw() {
-    if (bell_ != nullptr) bell_->withdraw();
-}
-
-void UcxSleeper::sleep(Clock::time_point deadline) {
-    pollfd sources[] = {{worker_->event(), POLLIN, 0}, {event_, POLLIN, 0}};
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
-    constexpr std::chrono::milliseconds longest = Doorbell::longest_sleep;
-    poll(sources, 2, static_cast<int>(std::clamp<std::int64_t>(left, 0, longest.count())));
-    if ((sources[1].revents & POLLIN) != 0) {
-        std::uint64_t count = 0;
-        (void)!read(event_, &count, sizeof count);
-    }
-    withdraw();
-}
-
-void UcxSleeper::wake() {
-    const std::uint64_t one = 1;
-    (void)!write(event_, &one, sizeof one);
 }
 
 }  // namespace syncline

@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "doors.hpp"
-#include "group.hpp"
 #include "link.hpp"
 #include "recycled.hpp"
+#include "sleeper.hpp"
 #include "ucx_library.hpp"
 #include "ucx_messages.hpp"
 
@@ -36,8 +35,6 @@ class UcxWorker final : public Transport {
     [[nodiscard]] ucp_worker_h handle() const { return worker_; }
     // For peers, to reach this worker.
     [[nodiscard]] std::string address() const;
-    // Where peers connect.
-    [[nodiscard]] const Doors& doors() const { return doors_; }
     // Throws what was thrown in a callback, through which no exception may pass: UCX is C.
     bool progress() override {
         const bool moved = ucx_.worker_progress(worker_) != 0;
@@ -48,12 +45,9 @@ class UcxWorker final : public Transport {
     void keep_exception() {
         if (!caught_) caught_ = std::current_exception();
     }
-    // Release everything, once no link uses it; nothing may be called afterwards.
-    void close();
-    // Becomes readable when there is something to progress, once armed.
-    [[nodiscard]] int event() const { return event_; }
-    // Returns false if there already is something.
-    [[nodiscard]] bool arm();
+    void close() override;
+    [[nodiscard]] int event() const override { return event_; }
+    [[nodiscard]] bool arm() override;
     // Block until there is something to progress, or the time is over.
     void sleep(std::chrono::milliseconds longest);
 
@@ -63,7 +57,6 @@ class UcxWorker final : public Transport {
     ucp_worker_h worker_ = nullptr;
     int event_ = -1;
     std::exception_ptr caught_;
-    Doors doors_;
 };
 
 class UcxLink final : public Link {
@@ -202,25 +195,6 @@ class UcxLink final : public Link {
     std::uint64_t acknowledged_ = 0;     // of those received
     RecycledVector<std::byte> scratch_;  // where UCX fetches what is combined then
     UcxMessages messages_{*this};
-};
-
-// Blocks until UCX, or a peer on this host, has something to progress.
-class UcxSleeper final : public Sleeper {
-  public:
-    // `bell` rings when ranks of this host do something; null if there are none. `event` is an
-    // eventfd that they, and wake(), write to.
-    UcxSleeper(std::shared_ptr<UcxWorker> worker, Doorbell* bell, int event);
-
-    void announce() override;
-    void withdraw() override;
-    bool may_sleep() override { return worker_->arm(); }
-    void sleep(Clock::time_point deadline) override;
-    void wake() override;
-
-  private:
-    std::shared_ptr<UcxWorker> worker_;
-    Doorbell* bell_;
-    int event_;
 };
 
 }  // namespace syncline

@@ -34,9 +34,9 @@ void* operator new(std::size_t bytes, const std::nothrow_t& /*how*/) noexcept {
 void operator delete(void* block) noexcept { std::free(block); }
 void operator delete(void* block, std::size_t /*bytes*/) noexcept { std::free(block); }
 
+using syncline::EventSleeper;
 using syncline::UcxLibrary;
 using syncline::UcxLink;
-using syncline::UcxSleeper;
 using syncline::UcxWorker;
 
 struct Request {

@@ -3,7 +3,6 @@
 //
 // `syncline_fuzz_tests [seconds [words of a kind [seed]]]`: how long, 6 unless told; the rest is to
 // repeat what failed.
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -27,7 +26,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "doors.hpp"
 #include "fake_ucx.hpp"
 #include "team.hpp"
 #include "ucx_link.hpp"
@@ -213,7 +211,7 @@ void a_peer_says_anything(std::uint64_t seed) {
         }
         memory_left = -1;
     };
-    Group group(0, std::move(links), std::make_unique<UcxSleeper>(pair.worker, nullptr, -1),
+    Group group(0, std::move(links), std::make_unique<EventSleeper>(pair.worker, nullptr, -1),
                 pair.worker, {});
     Random own(seed + 1);
     std::vector<std::vector<float>> memory;
@@ -249,6 +247,55 @@ void a_peer_says_anything(std::uint64_t seed) {
     CHECK(pair.ucx.freed_in_progress == 0);
 }
 
+// A rank that has proved who it is says anything over TCP: frames, parts of them, and noise.
+void a_peer_says_anything_over_tcp(std::uint64_t seed) {
+    const auto [own, other] = connection();
+    std::atomic<bool> over = false;
+    std::jthread hostile([&, seed, socket = other] {
+        Random random(seed);
+        const timeval soon{0, 1000};
+        setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &soon, sizeof soon);
+        std::vector<std::byte> data(sizeof(TcpHeader) + 2 * fragment_bytes);
+        for (auto left = uniform(random, 1, 300); left > 0 && !over; --left) {
+            TcpHeader header{.kind = uniform<std::uint32_t>(random, 1, 5)};
+            header.call.count = one_of<std::uint64_t>(random, {1, 60, 300, 1500, 5000, random()});
+            header.call.sequence = static_cast<std::uint32_t>(random() % 16);
+            header.call.collective = header.kind == 2 ? syncline::exchange : random() % 5;
+            const std::uint64_t bytes = header.call.count * 4;
+            if (header.kind <= 2) header.bytes = static_cast<std::uint32_t>(bytes % 4100);
+            for (int i = 0; i < 2; ++i) {
+                if (random() % 8 != 0) continue;
+                auto* words = reinterpret_cast<std::uint32_t*>(&header);
+                std::uint32_t& word = words[random() % (sizeof header / 4)];
+                word = static_cast<std::uint32_t>(any_word(random, word));
+            }
+            std::memcpy(data.data(), &header, sizeof header);
+            std::size_t length = sizeof header + std::min<std::size_t>(header.bytes, 8000);
+            if (random() % 20 == 0) length = random() % data.size();
+            (void)!send(socket, data.data(), length, MSG_NOSIGNAL);
+            if (random() % 4 == 0) {
+                (void)!recv(socket, data.data(), data.size(), MSG_DONTWAIT);
+                std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
+            }
+        }
+        if (random() % 2 == 0) shutdown(socket, SHUT_WR);
+        while (random() % 2 == 0 && !over) std::this_thread::sleep_for(milliseconds(1));
+        close(socket);
+    });
+    const int event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    {
+        const auto transport = std::make_shared<syncline::TcpTransport>();
+        std::vector<std::unique_ptr<syncline::Link>> links(2);
+        links[1] = std::make_unique<syncline::TcpLink>(transport, own, 1, fragment_bytes);
+        Group group(0, std::move(links), std::make_unique<EventSleeper>(transport, nullptr, event),
+                    transport, {std::chrono::nanoseconds(0), std::chrono::microseconds(20)});
+        take_part(group, seed, [] { return std::span<float>(); });
+    }
+    over = true;
+    hostile.join();
+    close(event);
+}
+
 #if !defined(__SANITIZE_THREAD__)  // which does not see into UCX
 
 const UcxWorker::Settings settings = {{"TLS", "tcp,self"}, {"RNDV_THRESH", "inf"}};
@@ -261,8 +308,7 @@ bool connect_link(UcxWorker& worker, UcxLink& link, const std::atomic<bool>& ove
     return link.broken().empty() && !over;
 }
 
-// A way of one's own to a rank, beside a link; null: there is none. It is there before the rank
-// closes its doors.
+// A way of one's own to a rank, beside a link; null: there is none.
 ucp_ep_h way_to(const std::string& address, const UcxLibrary& ucx, UcxWorker& worker) {
     ucp_ep_params_t parameters{};
     parameters.field_mask =
@@ -328,29 +374,9 @@ void speak_over_ucx(const UcxLibrary& ucx, UcxWorker& worker, ucp_ep_h endpoint,
     }
 }
 
-// Connect to the ports of a rank without knowing what UCX says there.
-void speak_to_ports(const std::vector<int>& ports, std::uint64_t seed) {
-    Random random(seed);
-    for (const int port : ports) {
-        sockaddr_storage place{};
-        socklen_t length = sizeof place;
-        if (getsockname(port, reinterpret_cast<sockaddr*>(&place), &length) != 0) continue;
-        const int stranger = socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (connect(stranger, reinterpret_cast<sockaddr*>(&place), length) == 0) {
-            std::vector<std::uint64_t> words(random() % 64);
-            std::ranges::generate(words, [&] { return any_word(random, 0); });
-            (void)!send(stranger, words.data(), words.size() * 8, MSG_NOSIGNAL);
-        }
-        close(stranger);
-    }
-}
-
-void a_rank_and_strangers_speak_over_ucx(std::uint64_t seed) {
+void a_stranger_speaks_over_ucx(std::uint64_t seed) {
     const UcxLibrary& ucx = UcxLibrary::load(UCX_LIBRARY);
-    const std::vector<int> before = syncline::Doors::listening();
     const auto worker = std::make_shared<UcxWorker>(ucx, settings);
-    std::vector<int> ports = syncline::Doors::listening();
-    std::erase_if(ports, [&](int port) { return std::ranges::find(before, port) != before.end(); });
     const auto theirs = std::make_shared<UcxWorker>(ucx, settings);
     const std::string address = worker->address();
     std::atomic<bool> over = false;
@@ -358,7 +384,6 @@ void a_rank_and_strangers_speak_over_ucx(std::uint64_t seed) {
         (void)outcome([&] {
             ucp_ep_h endpoint = way_to(address, ucx, *theirs);
             UcxLink link(theirs, address, 1, 0, fragment_bytes, 8);
-            speak_to_ports(ports, seed + 1);
             if (connect_link(*theirs, link, over) && endpoint != nullptr) {
                 speak_over_ucx(ucx, *theirs, endpoint, seed, over);
             }
@@ -368,10 +393,9 @@ void a_rank_and_strangers_speak_over_ucx(std::uint64_t seed) {
         std::vector<std::unique_ptr<syncline::Link>> links(2);
         auto link = std::make_unique<UcxLink>(worker, theirs->address(), 0, 1, fragment_bytes, 8);
         if (!connect_link(*worker, *link, over)) return;
-        worker->doors().close();
         links[1] = std::move(link);
-        Group group(0, std::move(links), std::make_unique<UcxSleeper>(worker, nullptr, -1), worker,
-                    {std::chrono::nanoseconds(0), std::chrono::microseconds(20)});
+        Group group(0, std::move(links), std::make_unique<EventSleeper>(worker, nullptr, -1),
+                    worker, {std::chrono::nanoseconds(0), std::chrono::microseconds(20)});
         take_part(group, seed, [] { return std::span<float>(); });
     });
     over = true;
@@ -388,10 +412,11 @@ void fuzz(seconds duration, std::optional<std::uint64_t> only_seed, const std::s
     };
     Kind kinds[] = {
 #if !defined(__SANITIZE_THREAD__)
-        {"shared memory is damaged", &shared_memory_is_damaged, 0.4},
-        {"a rank and strangers speak over UCX", &a_rank_and_strangers_speak_over_ucx, 0.3},
+        {"shared memory is damaged", &shared_memory_is_damaged, 0.3},
+        {"a stranger speaks over UCX", &a_stranger_speaks_over_ucx, 0.2},
 #endif
-        {"a peer says anything", &a_peer_says_anything, 0.3},
+        {"a peer says anything to UCX", &a_peer_says_anything, 0.2},
+        {"a peer says anything over TCP", &a_peer_says_anything_over_tcp, 0.3},
     };
     std::random_device device;
     Random seeds(device());

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +27,7 @@
 #include "link.hpp"
 #include "program.hpp"
 #include "shared_link.hpp"
+#include "tcp_link.hpp"
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -214,11 +218,47 @@ inline std::shared_ptr<SharedMemory> memory(std::size_t bytes) {
     return mapped;
 }
 
+// Both ends of a TCP connection on the loopback device.
+inline std::pair<int, int> connection() {
+    const int listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in place{};
+    place.sin_family = AF_INET;
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof place;
+    auto* address = reinterpret_cast<sockaddr*>(&place);
+    const int caller = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (bind(listening, address, length) != 0 || listen(listening, 1) != 0 ||
+        getsockname(listening, address, &length) != 0 || connect(caller, address, length) != 0) {
+        std::abort();
+    }
+    const int answerer = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+    close(listening);
+    return {caller, answerer};
+}
+
+// What is before each fragment and notice over TCP, as in TcpLink.
+struct TcpHeader {
+    Call call{};
+    std::uint32_t kind = 1;
+    std::uint32_t bytes = 0;
+    std::uint64_t taken = 0;
+    std::uint64_t taken_messages = 0;
+    std::int32_t culprit = -1;
+    std::uint32_t fault = 0;
+};
+
+// Whether teams are joined by TCP instead of shared memory.
+inline bool over_tcp = false;
+
 class Team {
   public:
     explicit Team(std::int32_t ranks, std::size_t fragment_bytes = 4096, std::uint32_t window = 2,
                   std::chrono::nanoseconds spin = std::chrono::microseconds(20))
         : arenas(static_cast<std::size_t>(ranks)) {
+        if (over_tcp) {
+            connect(ranks, fragment_bytes, spin);
+            return;
+        }
         const SegmentLayout layout{ranks, fragment_bytes, window};
         for (std::int32_t rank = 0; rank < ranks; ++rank) {
             segments.push_back(memory(2 * layout.bytes()));
@@ -272,10 +312,47 @@ class Team {
         }
     }
 
+    ~Team() {
+        groups.clear();
+        for (const int event : events) ::close(event);
+    }
+    Team(const Team&) = delete;
+    Team& operator=(const Team&) = delete;
+
     // Before the groups, which use them to their end.
     std::vector<Arenas> arenas;
     std::vector<std::shared_ptr<SharedMemory>> segments;
     std::vector<std::unique_ptr<Group>> groups;
+    std::vector<int> events;
+
+  private:
+    void connect(std::int32_t ranks, std::size_t fragment_bytes, std::chrono::nanoseconds spin) {
+        const auto count = static_cast<std::size_t>(ranks);
+        std::vector<std::shared_ptr<syncline::TcpTransport>> transports;
+        std::vector<std::vector<std::unique_ptr<syncline::Link>>> links(count);
+        for (std::size_t rank = 0; rank < count; ++rank) {
+            transports.push_back(std::make_shared<syncline::TcpTransport>());
+            links[rank].resize(count);
+        }
+        const auto join = [&](std::size_t rank, std::size_t peer, int socket) {
+            links[rank][peer] = std::make_unique<syncline::TcpLink>(
+                transports[rank], socket, static_cast<std::int32_t>(peer), fragment_bytes);
+        };
+        for (std::size_t rank = 0; rank < count; ++rank) {
+            for (std::size_t peer = 0; peer < rank; ++peer) {
+                const auto [own, other] = connection();
+                join(rank, peer, own);
+                join(peer, rank, other);
+            }
+        }
+        for (std::size_t rank = 0; rank < count; ++rank) {
+            events.push_back(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+            groups.push_back(std::make_unique<Group>(
+                static_cast<std::int32_t>(rank), std::move(links[rank]),
+                std::make_unique<syncline::EventSleeper>(transports[rank], nullptr, events[rank]),
+                transports[rank], Group::Patience{std::chrono::nanoseconds(0), spin}));
+        }
+    }
 };
 
 inline Clock::time_point soon() { return Clock::now() + seconds(60); }

@@ -158,7 +158,7 @@ void a_group_whose_memory_runs_out_says_so() {
     Pair pair;
     std::vector<std::unique_ptr<syncline::Link>> links(2);
     links[1] = std::move(pair.link);
-    Group group(0, std::move(links), std::make_unique<UcxSleeper>(pair.worker, nullptr, -1),
+    Group group(0, std::move(links), std::make_unique<EventSleeper>(pair.worker, nullptr, -1),
                 pair.worker, {});
     std::vector<float> work(10);
     const Handle handle =

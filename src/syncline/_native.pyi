@@ -122,6 +122,9 @@ class Message(Task):
     @property
     def peer(self) -> int: ...
 
+def interfaces() -> list[tuple[str, str, int]]:
+    """Return the name, the address and the prefix's bits, for each address that is up."""
+
 class UcxWorker:
     def __init__(self, library: str, settings: Sequence[tuple[str, str]]) -> None: ...
     @property
@@ -132,11 +135,12 @@ class NativeGroup:
         self,
         rank: int,
         neighbours: Sequence[tuple[int, int, int]],
+        connections: Sequence[tuple[int, int]],
         remotes: Sequence[tuple[int, bytes]],
         worker: UcxWorker | None,
         fragment_bytes: int,
         window: int,
-        remote_window: int,
+        remote_fragment_bytes: int,
         pause_s: float,
         spin_s: float,
         timeout_s: float,

@@ -505,7 +505,7 @@ def messages() -> list[str]:
     """Send with tags and receive in another order, from anyone, and with collectives between."""
     wrong = []
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    for transport in ("auto", "ucx"):
+    for transport in ("auto", "tcp", "ucx"):
         group: Any = dist.new_group(
             backend="syncline",
             timeout=TIMEOUT,
@@ -655,6 +655,7 @@ def options() -> dict[str, Any]:
     for name, given in {
         "none": None,
         "shared": Options(transport="shared"),
+        "tcp": Options(transport="tcp", choices="built-in"),
         "ucx": Options(transport="ucx", choices="built-in"),
     }.items():
         group: Any = dist.new_group(backend="syncline", timeout=TIMEOUT, pg_options=given)

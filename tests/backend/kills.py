@@ -30,8 +30,8 @@ from syncline.backend.process_group import Options, register
 from tests.mortal import POLL_S, Ended, Mortals, Place
 
 Wrapper = Literal["torch", "syncline"]
-Route = Literal["shared", "ucx", "mixed", "gloo"]
-"""Over shared memory; over UCX; over both, as on two hosts; over Gloo, to compare."""
+Route = Literal["shared", "tcp", "mixed", "gloo"]
+"""Over shared memory; over TCP; over both, as on two hosts; over Gloo, to compare."""
 How = Literal["SIGKILL", "SIGSTOP"]
 LAYERS, WIDTH = 4, 64
 MOST_STEPS = 120
@@ -73,7 +73,7 @@ def drawn(number: int, wrapper: Wrapper) -> Kill:
     ranks = chance.choice((2, 3))
     return Kill(
         wrapper=wrapper,
-        route=chance.choice(("shared", "shared", "ucx", "mixed")),
+        route=chance.choice(("shared", "shared", "tcp", "mixed")),
         ranks=ranks,
         victim=chance.randrange(ranks),
         steps=chance.choice((0, chance.randrange(10), *2 * [chance.randrange(MOST_STEPS)])),
@@ -204,7 +204,7 @@ def trains_until_it_ends(place: Place, given: dict[str, Any]) -> None:
             timeout=timedelta(seconds=TIMEOUT_S[kill.how]),
             pg_options=None
             if gloo
-            else Options(transport="ucx" if kill.route == "ucx" else "auto"),
+            else Options(transport="tcp" if kill.route == "tcp" else "auto"),
         )
         if going is not None:
             going.done(0)

@@ -118,10 +118,11 @@ def test_the_transport_can_be_forced_and_the_choices_said(workers: WorkerPool) -
         near, apart = ((0, 1),), ((0,), (1,))
         assert found["none"] == ["built-in", [near, near], [2.0]]
         assert found["shared"] == ["built-in", [near, near], [2.0]]
+        assert found["tcp"] == ["built-in", [apart, apart], [2.0]]
         assert found["ucx"] == ["built-in", [apart, apart], [2.0]]
         assert "expects pg_options of syncline.backend.process_group.Options" in found["class"]
         assert "found dict; give those, or leave them out" in found["class"]
-        assert "unknown transport 'udp' (known: auto, shared, ucx)" in found["way"]
+        assert "unknown transport 'udp' (known: auto, shared, tcp, ucx, shared+ucx)" in found["way"]
 
 
 def test_a_wait_in_vain_ends(workers: WorkerPool) -> None:
@@ -131,7 +132,7 @@ def test_a_wait_in_vain_ends(workers: WorkerPool) -> None:
     assert "waited in vain" in future
 
 
-@pytest.mark.parametrize("transport", ["auto", "ucx"])
+@pytest.mark.parametrize("transport", ["auto", "tcp", "ucx"])
 def test_a_wait_may_be_repeated(workers: WorkerPool, transport: str) -> None:
     first, second = workers.run(jobs.late, 2, transport)
     assert second == []

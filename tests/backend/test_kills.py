@@ -25,7 +25,7 @@ def test_survivors_of_a_kill(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["shared", "ucx", "mixed"])
+@pytest.mark.parametrize("route", ["shared", "tcp", "mixed"])
 @pytest.mark.parametrize("wrapper", BOTH)
 def test_survivors_of_a_silent_rank(
     mortals: Mortals, tmp_path: Path, wrapper: Wrapper, route: Route

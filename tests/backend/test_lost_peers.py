@@ -39,7 +39,7 @@ def test_a_peer_is_silent(mortals: Mortals, tmp_path: Path, name: str) -> None:
 def test_a_peer_of_another_host_dies_before_a_group_is_made(
     mortals: Mortals, tmp_path: Path
 ) -> None:
-    survivor, _ = mortals.run(jobs.loses_a_peer, 2, "new_group", "dies", "ucx", folder=tmp_path)
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, "new_group", "dies", "tcp", folder=tmp_path)
     names_the_victim(survivor, "has ended, or cannot be reached any more, and so does not join")
 
 
@@ -47,5 +47,5 @@ def test_a_peer_of_another_host_dies_before_a_group_is_made(
 @pytest.mark.parametrize("how", ["dies", "is silent"])
 @pytest.mark.parametrize("name", [*jobs.TRAININGS, *FIRST[2:4]])
 def test_a_peer_of_another_host(mortals: Mortals, tmp_path: Path, name: str, how: str) -> None:
-    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, "ucx", folder=tmp_path)
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, "tcp", folder=tmp_path)
     names_the_victim(survivor, "has ended" if how == "dies" else "did not")

@@ -123,7 +123,7 @@ def test_over_tcp_and_on_emulated_hosts_the_site_is_another() -> None:
     require_namespaces()
     small = {"sizes_bytes": (256,), "collectives": ("broadcast",)}
     [tcp] = tune(request(place="tcp", **small)).choices
-    assert (tcp.site.route, tcp.site.layout) == ("ucx", ((0,), (1,)))
+    assert (tcp.site.route, tcp.site.layout) == ("tcp", ((0,), (1,)))
     cluster = Cluster.of(hosts=2, rate="1gbit", workers_per_host=2)
     [emulated] = tune(
         request(place=cluster, workers=(4,), sizes_bytes=(4096,), collectives=("all-reduce",))

@@ -161,7 +161,7 @@ def bad_groups(folder: str) -> dict[str, tuple[str, str]]:
     options: dict[str, dict[str, Any]] = {
         "block": {"block_bytes": 24},
         "window": {"window": 0},
-        "hosts": {"transport": "ucx"},
+        "hosts": {"transport": "tcp"},
         "blocks": {"block_bytes": 64 if odd else 32},
         "windows": {"window": 2 if odd else 3},
     }

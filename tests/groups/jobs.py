@@ -71,7 +71,7 @@ def joined(
             ranks,
             name=name,
             timeout_s=timeout_s,
-            transport="ucx" if route == "ucx" else "auto",
+            transport="auto" if route == "mixed" else route,  # type: ignore[arg-type]
         )
     try:
         yield group
@@ -431,6 +431,7 @@ REFUSALS: dict[str, tuple[str, Callable[[], Any]]] = {
     "threads": ("auto", lambda: mock.patch.object(threading.Thread, "start", no_thread)),
     "sockets": ("auto", lambda: mock.patch.object(RankCard, "own", refused)),
     "ucx": ("ucx", lambda: mock.patch.dict(os.environ, {"UCX_TLS": "carrier-pigeon"})),
+    "interface": ("tcp", lambda: mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "none0"})),
 }
 
 

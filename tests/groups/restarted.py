@@ -1,4 +1,4 @@
-"""What ranks train that torchrun restarts: over a default group of ours, and over one of UCX.
+"""What ranks train that torchrun restarts: over a default group of ours, and over one by TCP.
 
 ``python -m tests.groups.restarted FOLDER`` is one rank of the first attempt or a later one. In the
 first, rank 1 is killed in the middle of the training.
@@ -29,12 +29,12 @@ STEPS, KILLED_AT = 6, 3
 def train(folder: str, *, killed: bool) -> dict[str, torch.Tensor]:
     """Train from the checkpoint, if there is one; return the parameters."""
     rank = dist.get_rank()
-    ucx = dist.new_group(backend="syncline", pg_options=Options(transport="ucx"))
+    tcp = dist.new_group(backend="syncline", pg_options=Options(transport="tcp"))
     torch.manual_seed(0)
     models = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)) for _ in range(2)]
     wrapped = [
         syncline.DistributedDataParallel(model, process_group=group, planner="single")
-        for model, group in zip(models, (None, ucx), strict=True)
+        for model, group in zip(models, (None, tcp), strict=True)
     ]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in wrapped]
     path, step = Path(folder) / "checkpoint.pt", 0

@@ -55,7 +55,7 @@ def test_input_that_cannot_be_used(workers: WorkerPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "route"), [(2, "auto"), (3, "auto"), (2, "ucx"), (3, "ucx"), (3, "mixed")]
+    ("ranks", "route"), [(2, "auto"), (3, "auto"), (2, "tcp"), (3, "tcp"), (3, "mixed"), (3, "ucx")]
 )
 def test_calls_that_differ_are_named_with_their_rank(
     workers: WorkerPool, tmp_path: Path, ranks: int, route: str
@@ -89,7 +89,8 @@ REASONS = {
     "processes": "rank 1 cannot watch the process of rank 0: .*not permitted",
     "threads": "rank 1: .*can.t start new thread; see the limits of this process .*ulimit",
     "sockets": r"rank 1: processes of this host are not allowed to meet .*not permitted",
-    "ucx": "rank 1: UCX could not begin: .*; groups that span hosts need UCX",
+    "ucx": "rank 1: UCX could not begin: .*; this transport needs UCX",
+    "interface": r"rank 1: no interface 'none0' is up .found: .*GLOO_SOCKET_IFNAME",
 }
 
 
@@ -105,7 +106,7 @@ def test_all_ranks_hear_why_one_cannot_join(workers: WorkerPool, tmp_path: Path,
     assert max(first_s, second_s) < DEADLINE_S < jobs.TIMEOUT_S
 
 
-@pytest.mark.parametrize("route", ["auto", "ucx"])
+@pytest.mark.parametrize("route", ["auto", "tcp", "ucx"])
 def test_a_rank_that_never_calls(workers: WorkerPool, tmp_path: Path, route: str) -> None:
     (kind, text), _ = workers.run(jobs.silent, 2, str(tmp_path), route)
     assert kind == "PeerError"
@@ -287,7 +288,7 @@ def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         "rank 0: rank 1 did not connect through UCX in time; see that rank's output, and whether"
     )
     with answered(store, FAR) as answer, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S)
+        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S, transport="shared+ucx")
         store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", packed(silent.address))
         with pytest.raises(PeerError, match=words):
             joining.result(DEADLINE_S)

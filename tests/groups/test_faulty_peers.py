@@ -148,7 +148,7 @@ def test_a_wrong_address_in_the_store(damage: str) -> None:
     whole = packed(b"an address")
     note = {"bytes": whole[:-2] + "AA", "cut": whole[:8]}.get(damage, damage)
     with answered(store, FAR) as answer, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S)
+        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S, transport="shared+ucx")
         store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", note)
         with pytest.raises(PeerError, match="rank 0: a note of rank 1 in the store cannot be read"):
             joining.result(DEADLINE_S)

@@ -53,7 +53,9 @@ class Options:
     """
 
     transport: Transport = "auto"
-    """Such as ``"ucx"``: no shared memory, also inside a host."""
+    """Such as ``"tcp"``: no shared memory, also inside a host."""
+    interface: str | None = None
+    """Where ranks of other hosts reach this one; None: as GLOO_SOCKET_IFNAME says, else any."""
     choices: Wanted = "measured"
     """Which algorithm is taken for which size; those of rank 0 count."""
     flight_recorder_prefix: str | None = None
@@ -163,6 +165,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             name=name,
             timeout_s=self._timeout.total_seconds(),
             transport=self._options.transport,
+            interface=self._options.interface,
             choices=self._options.choices,
         )
         group.on_failure = self._on_failure

@@ -114,7 +114,7 @@ class DeviceGroup:
             raise UserError(
                 f"rank {self.rank}: expected all ranks on one host, joined by shared memory, found "
                 f"{group.hosts} on {len(group.hosts)}; use NCCL between hosts, and leave out "
-                "transport='ucx' inside one"
+                "transport='tcp' inside one"
             )
         if block_bytes < ALIGNMENT_BYTES or block_bytes % ALIGNMENT_BYTES:
             raise UserError(

@@ -19,15 +19,19 @@ from syncline.errors import MismatchError, PeerError, SynclineError, UserError, 
 from syncline.groups.choices import Choice, Wanted, agreed_chooser
 from syncline.groups.compiled import Compiled, compiled
 from syncline.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
-from syncline.groups.meeting import Introduced
+from syncline.groups.meeting import Connected, Introduced
 from syncline.groups.messages import announce_shutdown, out_of_descriptors, require_descriptors
 from syncline.groups.notes import Store
 from syncline.groups.rendezvous import Reception
 from syncline.groups.shared_buffers import SharedBuffer, SharedBuffers
+from syncline.groups.site import APART
 from syncline.groups.ucx import addresses, new_worker
 from syncline.groups.watch import Watch
 
-Transport = Literal["auto", "shared", "ucx"]
+Transport = Literal["auto", "shared", "tcp", "ucx", "shared+ucx"]
+"""``"auto"``: shared memory inside a host, TCP between hosts; ``"shared"``: refuse ranks of other
+hosts; ``"tcp"``: TCP to all ranks; ``"ucx"``: UCX to all ranks; ``"shared+ucx"``: shared memory
+inside a host, UCX between hosts. UCX is for RDMA."""
 
 LEAVING = 1
 """Priority of the process's finalizers: after those that finish exchanges."""
@@ -37,8 +41,7 @@ WINDOW, LEAST_WINDOW = 16, 8
 """Fragments under way in shared memory: to all peers together, and at least to each. To one peer
 16, which fill a core's own cache, so most lines have left it before they are written again. To
 several 8 each, which are a small part of the shared cache."""
-REMOTE_WINDOW = 8
-"""Fragments under way to each rank of another host."""
+TCP_FRAGMENT_BYTES = 256 * 1024
 PAUSE_S = 20e-6
 """Busy-poll this long, which is longer than a fragment takes."""
 SPIN_S = 200e-6
@@ -121,7 +124,7 @@ DONE = Pending(None, None, None)
 
 
 class Group:
-    """Ranks that run collectives, through shared memory inside a host and UCX between hosts.
+    """Ranks that run collectives, through shared memory inside a host and TCP between hosts.
 
     All ranks must start the same collectives in the same order; several may be under way at once.
     Elements must be left alone until the collective is done. Results have the same bits on all
@@ -133,8 +136,9 @@ class Group:
         ranks: how many there are.
         name: of the group, the same on all its ranks. An earlier group may have had it.
         timeout_s: deadline for meeting, and for every wait that is not given its own.
-        transport: ``"auto"``: shared memory inside a host, UCX between hosts; ``"shared"``: refuse
-            ranks of other hosts; ``"ucx"``: UCX to all ranks.
+        transport: how ranks are joined; see :data:`Transport`.
+        interface: the network device at which ranks of other hosts reach this one over TCP; None:
+            that of the variable ``GLOO_SOCKET_IFNAME``, else any with a route between the two.
         choices: which algorithm is taken for which size; see :data:`~.choices.Wanted`. Those of
             rank 0 count.
 
@@ -153,6 +157,7 @@ class Group:
         name: str = "default",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         transport: Transport = "auto",
+        interface: str | None = None,
         choices: Wanted = "measured",
     ) -> None:
         require_known("transport", transport, get_args(Transport))
@@ -168,7 +173,7 @@ class Group:
         self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
-            near = [rank] if transport == "ucx" else reception.neighbours
+            near = [rank] if transport in APART else reception.neighbours
             remote = [other for other in range(ranks) if other not in near]
             if remote and transport == "shared":
                 there, here = (reception.cards[each].name for each in (remote[0], rank))
@@ -176,25 +181,29 @@ class Group:
                     f"rank {remote[0]} is on host {there!r} and rank {rank} on {here!r}: shared "
                     "memory joins ranks of one host"
                 )
-            self.site = reception.site("ucx" if transport == "ucx" else "auto")
+            self.site = reception.site("auto" if transport == "shared" else transport)
             notes = reception.notes
             self.meeting = notes.prefix
             """The same on all ranks, and unique to this group, even if another has its name."""
             self.hosts = self.site.layout
-            """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
+            """The ranks of each host; without shared memory each counts as a host of its own."""
             crowded = len(reception.neighbours) > len(os.sched_getaffinity(0))
             self._peers: list[Introduced] = []
             own: list[int] = []
-            """This rank's memory segment and, with UCX, the eventfd that wakes it."""
+            """This rank's memory segment and, with other hosts, the eventfd that wakes it."""
+            far: list[Connected] = []
             try:
-                require_descriptors(_most_descriptors(len(near), len(remote)), rank)
+                by_ucx = bool(remote) and "ucx" in transport
+                require_descriptors(_most_descriptors(len(near), len(remote), by_ucx), rank)
                 own.append(_new_segment(len(near), rank))
                 if remote:
                     own.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-                worker = new_worker(rank) if remote else None
+                worker = new_worker(rank) if by_ucx else None
                 ways = addresses(worker, notes, remote) if worker else []
                 others = [other for other in near if other != rank]
                 self._peers = reception.meet(others, own)
+                if remote and not by_ucx:
+                    far = reception.connect(remote, interface)
                 # Only now: meeting the other ranks shows whether one has ended.
                 self.chooser = agreed_chooser(choices, self.site, notes)
                 """Chooses the algorithm; also says where the choice comes from."""
@@ -205,11 +214,12 @@ class Group:
                 self._native = _native.NativeGroup(
                     rank,
                     sorted(neighbours),
+                    [(peer.rank, peer.connection.fileno()) for peer in far],
                     ways,
                     worker,
                     FRAGMENT_BYTES,
                     _window(len(near)),
-                    REMOTE_WINDOW,
+                    FRAGMENT_BYTES if by_ucx else TCP_FRAGMENT_BYTES,
                     0.0 if crowded else PAUSE_S,
                     CROWDED_SPIN_S if crowded else SPIN_S,
                     max(deadline - time.monotonic(), 0.0),
@@ -234,6 +244,9 @@ class Group:
             except BaseException as error:
                 self._abandon(error, own)
                 raise
+            finally:
+                for each in far:  # the group has copies
+                    each.close()
         # Memory stays mapped without its descriptor.
         for passed in (own, *(peer.passed for peer in self._peers)):
             os.close(passed.pop(0))
@@ -613,20 +626,20 @@ def _leave(
     for peer in peers:
         announce_shutdown(peer.connection)
     watch.close()
-    native.close()  # every wait ends; what was sent to other hosts is flushed
+    native.close()  # every wait ends; what was sent to other hosts arrives
     for peer in peers:
         peer.close()
     for descriptor in own:
         os.close(descriptor)
 
 
-def _most_descriptors(near: int, remote: int) -> int:
+def _most_descriptors(near: int, remote: int, by_ucx: bool) -> int:
     """Return how many descriptors a rank needs while it joins, with some to spare.
 
     For each peer on its host a connection, a process, a segment and an event; for each on another
-    host, a connection of UCX.
+    host, a connection, twice for a moment.
     """
-    return 4 * near + (UCX_DESCRIPTORS + 2 * remote if remote else 0) + SPARE_DESCRIPTORS
+    return 4 * near + 2 * remote + (UCX_DESCRIPTORS if by_ucx else 0) + SPARE_DESCRIPTORS
 
 
 def _window(ranks: int) -> int:

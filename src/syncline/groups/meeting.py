@@ -1,15 +1,16 @@
-"""How ranks of one host meet over Unix sockets and authenticate each other.
+"""How ranks meet and authenticate each other: those of one host over Unix sockets, others by TCP.
 
-A rank connects to each lower rank. Both sides ask the kernel for the other's user, which must be
-their own, and prove that they know the secret of the roll, without sending it:
+A rank connects to each lower rank. Both prove that they know the secret of the roll, without
+sending it:
 
 1. caller: its rank and a nonce
 2. answerer: a nonce, and a proof about both nonces and both ranks
-3. caller: its own proof, with its memory
-4. answerer: its memory
+3. caller: its own proof, on one host with its memory
+4. answerer: that it accepts it, on one host with its memory
 
-Every process of the network namespace can see the addresses. A connection of another user is closed
-at once; any other is ignored until it has proved that it is a rank.
+Whoever connects is ignored until it has proved that it is a rank. On one host both sides first ask
+the kernel for the other's user, which must be their own; another user's connection is closed at
+once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import struct
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from syncline.errors import PeerError
 from syncline.groups.messages import (
@@ -37,7 +39,8 @@ NONCE_BYTES = 16
 HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
 """A magic number, the caller's rank and its nonce."""
 CALLING = b"sync"
-RETORT = struct.Struct(f"<{NONCE_BYTES}s32s")
+PROOF_BYTES = 32
+RETORT = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")
 """The answerer's nonce and proof."""
 PROVED = struct.Struct("<B2I")
 """What a proof is about, before the two nonces: who proves, the caller's rank, the answerer's."""
@@ -55,12 +58,25 @@ RETRY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Introduced:
-    """Another rank of this host, authenticated."""
+class Connected:
+    """Another rank, authenticated."""
 
     rank: int
     connection: socket.socket
-    """Open as long as the group is."""
+
+    def part(self, reason: BaseException) -> None:  # noqa: ARG002 - notes have it
+        """Close the connection; on one host, tell the peer why."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, and what belongs to it."""
+        self.connection.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduced(Connected):
+    """Another rank of this host; its connection is open as long as the group is."""
+
     process: int
     """A descriptor that becomes readable when its process ends (a pidfd)."""
     passed: list[int] = field(default_factory=list)
@@ -113,26 +129,28 @@ def listens(address: str) -> bool:
         return _user_of(connection) == os.geteuid()
 
 
-Talk = Generator[None, None, Introduced]
+Met = TypeVar("Met", bound=Connected)
+Talk = Generator[None, None, Met]
 """The protocol on one connection: it continues when there is something to read."""
+Reading = Generator[None, None, tuple[bytes, list[int]]]
 
 
-class _StrangerError(Exception):
+class StrangerError(Exception):
     """The other end is no rank of this group."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Meeting:
-    """Meets other ranks of this host."""
+class Meeting(Generic[Met]):
+    """Meets other ranks."""
 
     _notes: Notes
     _addresses: Sequence[str]
     """Where each rank of the group listens."""
     _secret: bytes
     _listening: socket.socket
-    _passed: Sequence[int]
+    _passed: Sequence[int] = ()
     """Descriptors for each rank that is met; each rank passes equally many."""
-    _talks: dict[socket.socket, Talk] = field(default_factory=dict)
+    _talks: dict[socket.socket, Talk[Met]] = field(default_factory=dict)
     _called: dict[int, socket.socket] = field(default_factory=dict)
     _missing: set[int] = field(default_factory=set)
 
@@ -140,14 +158,14 @@ class Meeting:
     def _rank(self) -> int:
         return self._notes.rank
 
-    def meet(self, others: Sequence[int]) -> list[Introduced]:
+    def meet(self, others: Sequence[int]) -> list[Met]:
         """Meet other ranks, given in order, before the deadline of the notes.
 
         Raises:
             PeerError: a rank has ended, does not come in time, or is of another user.
             OSError: this process has run out of descriptors.
         """
-        met: dict[int, Introduced] = {}
+        met: dict[int, Met] = {}
         self._missing = set(others)
         looked_s = time.monotonic()
         try:
@@ -164,8 +182,8 @@ class Meeting:
                     if now_s >= self._notes.deadline:
                         who = ", ".join(map(str, sorted(self._missing)))
                         raise PeerError(
-                            f"rank {self._rank}: rank {who} did not come to meet it in time; does "
-                            "it hang?"
+                            f"rank {self._rank}: rank {who} did not come to meet it in time; "
+                            f"{self._advice()}"
                         )
         except BaseException as error:
             for peer in met.values():
@@ -177,18 +195,7 @@ class Meeting:
                 self._hang_up(connection)
         return [met[other] for other in others]
 
-    def _require_present(self) -> None:
-        for other in sorted(self._missing):
-            self._notes.require_joining(other)
-        for other in sorted(self._missing):
-            if other not in self._called and not listens(self._addresses[other]):
-                self._notes.require_joining(other)
-                raise PeerError(
-                    f"rank {self._rank}: rank {other} has ended before the two could meet on this "
-                    "host"
-                )
-
-    def _poll(self, timeout_s: float) -> list[Introduced]:
+    def _poll(self, timeout_s: float) -> list[Met]:
         """Wait for an event; return the ranks that have now been met."""
         poll = select.poll()
         sources = {each.fileno(): each for each in (self._listening, *self._talks)}
@@ -204,9 +211,9 @@ class Meeting:
         for _ in range(MOST_ACCEPTED):
             try:
                 connection, _ = self._listening.accept()
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionAbortedError):
                 return
-            if _user_of(connection) != os.geteuid():
+            if not self._admits(connection):
                 connection.close()
                 continue
             unknown = [each for each in self._talks if each not in self._called.values()]
@@ -214,12 +221,129 @@ class Meeting:
                 self._hang_up(unknown[0])  # a rank would call again
             self._begin(connection, self._answering(connection))
 
+    def _admits(self, connection: socket.socket) -> bool:
+        raise NotImplementedError
+
     def _call(self, other: int) -> None:
-        """Connect to a lower rank.
+        """Connect to a lower rank, or leave it to a later call.
 
         Raises:
             PeerError: it has ended, has posted why it does not join, or is of another user.
         """
+        raise NotImplementedError
+
+    def _require_present(self) -> None:
+        """Raise PeerError if a missing rank has ended, or has posted why it does not join."""
+        for other in sorted(self._missing):
+            self._notes.require_joining(other)
+
+    def _advice(self) -> str:
+        return "does it hang?"
+
+    # ------------------------------------------------------------------ the protocol
+
+    def _calling(self, connection: socket.socket, other: int) -> Talk[Met]:
+        mine = secrets.token_bytes(NONCE_BYTES)
+        connection.send(HELLO.pack(CALLING, self._rank, mine))
+        yield
+        said, _ = yield from self._take(connection, RETORT.size)
+        theirs, proof = RETORT.unpack(said)
+        nonces = mine + theirs
+        if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
+            raise StrangerError
+        proof = self._proof(BY_CALLER, self._rank, other, nonces)
+        socket.send_fds(connection, [proof], self._passed)
+        yield
+        said, passed = yield from self._take(connection, len(CALLING))
+        return self._introduced(connection, other, said == CALLING, passed)
+
+    def _answering(self, connection: socket.socket) -> Talk[Met]:
+        yield
+        said, _ = yield from self._take(connection, HELLO.size)
+        kind, other, theirs = HELLO.unpack(said)
+        if kind != CALLING or other <= self._rank or other not in self._missing:
+            raise StrangerError
+        mine = secrets.token_bytes(NONCE_BYTES)
+        nonces = theirs + mine
+        proof = self._proof(BY_ANSWERER, other, self._rank, nonces)
+        connection.send(RETORT.pack(mine, proof))
+        yield
+        proof, passed = yield from self._take(connection, PROOF_BYTES)
+        known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
+        peer = self._introduced(connection, other, known and other in self._missing, passed)
+        try:
+            socket.send_fds(connection, [CALLING], self._passed)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
+
+    def _take(self, connection: socket.socket, size_bytes: int) -> Reading:
+        """Read so many bytes, and the descriptors that come with them."""
+        raise NotImplementedError
+
+    def _introduced(
+        self, connection: socket.socket, other: int, known: bool, passed: list[int]
+    ) -> Met:
+        """Return an authenticated rank, or close the descriptors that it has passed."""
+        raise NotImplementedError
+
+    def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
+        return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
+
+    # ------------------------------------------------------------------ connections
+
+    def _begin(self, connection: socket.socket, talk: Talk[Met]) -> None:
+        connection.setblocking(False)
+        self._talks[connection] = talk
+        self._go_on(connection)
+
+    def _go_on(self, connection: socket.socket) -> Met | None:
+        """Continue a protocol to its next wait; return the rank if it is complete."""
+        try:
+            next(self._talks[connection])
+        except StopIteration as end:
+            peer: Met = end.value
+            del self._talks[connection]
+            self._called.pop(peer.rank, None)
+            self._missing.discard(peer.rank)
+            return peer
+        except (StrangerError, struct.error):
+            self._hang_up(connection)
+        except OSError as error:
+            if error.errno in USED_UP:
+                raise
+            self._hang_up(connection)  # the peer has closed it
+        return None
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._talks.pop(connection).close()
+        connection.close()
+        for other, called in list(self._called.items()):
+            if called is connection:
+                del self._called[other]
+                time.sleep(RETRY_S)  # _call() will retry
+
+
+class Introduction(Meeting[Introduced]):
+    """Meets other ranks of this host."""
+
+    __slots__ = ()
+
+    def _admits(self, connection: socket.socket) -> bool:
+        return _user_of(connection) == os.geteuid()
+
+    def _require_present(self) -> None:
+        Meeting._require_present(self)
+        for other in sorted(self._missing):
+            if other not in self._called and not listens(self._addresses[other]):
+                self._notes.require_joining(other)
+                raise PeerError(
+                    f"rank {self._rank}: rank {other} has ended before the two could meet on this "
+                    "host"
+                )
+
+    def _call(self, other: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A blocking call is served in turn, even if strangers call all the time.
         wait = TIMEVAL.pack(0, int(LOOK_S * 1e6))
@@ -246,49 +370,18 @@ class Meeting:
         self._called[other] = connection
         self._begin(connection, self._calling(connection, other))
 
-    # ------------------------------------------------------------------ the protocol
-
-    def _calling(self, connection: socket.socket, other: int) -> Talk:
-        mine = secrets.token_bytes(NONCE_BYTES)
-        connection.send(HELLO.pack(CALLING, self._rank, mine))
-        yield
-        theirs, proof = RETORT.unpack(connection.recv(RETORT.size + 1))
-        nonces = mine + theirs
-        if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
-            raise _StrangerError
-        proof = self._proof(BY_CALLER, self._rank, other, nonces)
-        socket.send_fds(connection, [proof], self._passed)
-        yield
-        said, passed = take_descriptors(connection, len(self._passed))
-        return self._introduced(connection, other, said == CALLING, passed)
-
-    def _answering(self, connection: socket.socket) -> Talk:
-        yield
-        kind, other, theirs = HELLO.unpack(connection.recv(HELLO.size + 1))
-        if kind != CALLING or other <= self._rank or other not in self._missing:
-            raise _StrangerError
-        mine = secrets.token_bytes(NONCE_BYTES)
-        nonces = theirs + mine
-        proof = self._proof(BY_ANSWERER, other, self._rank, nonces)
-        connection.send(RETORT.pack(mine, proof))
-        yield
-        proof, passed = take_descriptors(connection, len(self._passed))
-        known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
-        peer = self._introduced(connection, other, known and other in self._missing, passed)
-        try:
-            socket.send_fds(connection, [CALLING], self._passed)
-        except BaseException:
-            peer.close()
-            raise
-        return peer
+    def _take(self, connection: socket.socket, size_bytes: int) -> Reading:
+        yield from ()
+        if size_bytes in (HELLO.size, RETORT.size):
+            return connection.recv(size_bytes + 1), []
+        return take_descriptors(connection, len(self._passed))
 
     def _introduced(
         self, connection: socket.socket, other: int, known: bool, passed: list[int]
     ) -> Introduced:
-        """Return an authenticated rank, or close the descriptors that it has passed."""
         try:
             if not known or len(passed) != len(self._passed):
-                raise _StrangerError
+                raise StrangerError
             process = self._watchable(connection, other)
         except BaseException:
             for descriptor in passed:
@@ -307,42 +400,6 @@ class Meeting:
             )
             announce_shutdown(connection, refused)
             raise refused from error
-
-    def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
-        return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
-
-    # ------------------------------------------------------------------ connections
-
-    def _begin(self, connection: socket.socket, talk: Talk) -> None:
-        connection.setblocking(False)
-        self._talks[connection] = talk
-        self._go_on(connection)
-
-    def _go_on(self, connection: socket.socket) -> Introduced | None:
-        """Continue a protocol to its next wait; return the rank if it is complete."""
-        try:
-            next(self._talks[connection])
-        except StopIteration as end:
-            peer: Introduced = end.value
-            del self._talks[connection]
-            self._called.pop(peer.rank, None)
-            self._missing.discard(peer.rank)
-            return peer
-        except (_StrangerError, struct.error):
-            self._hang_up(connection)
-        except OSError as error:
-            if error.errno in USED_UP:
-                raise
-            self._hang_up(connection)  # the peer has closed it
-        return None
-
-    def _hang_up(self, connection: socket.socket) -> None:
-        self._talks.pop(connection).close()
-        connection.close()
-        for other, called in list(self._called.items()):
-            if called is connection:
-                del self._called[other]
-                time.sleep(RETRY_S)  # _call() will retry
 
 
 def _credentials(connection: socket.socket) -> tuple[int, ...]:

@@ -24,10 +24,11 @@ from typing import TypeVar
 import msgspec
 
 from syncline.errors import PeerError, UserError
-from syncline.groups.meeting import Introduced, Meeting, listening_at, listens
+from syncline.groups.meeting import Connected, Introduced, Introduction, listening_at, listens
 from syncline.groups.messages import out_of_descriptors, require_descriptors
 from syncline.groups.notes import LOOK_S, Notes, Store, arrived, unreadable
-from syncline.groups.site import Route, Site, machine_identity
+from syncline.groups.site import APART, Route, Site, machine_identity
+from syncline.groups.tcp import connect
 from syncline.model.document import Value
 
 Note = TypeVar("Note", bound=Value)
@@ -329,7 +330,7 @@ class Reception:
         return [rank for rank, card in enumerate(self.cards) if card.host == own]
 
     def site(self, route: Route) -> Site:
-        """Return where the ranks are; with UCX alone each counts as a host of its own."""
+        """Return where the ranks are; without shared memory each counts as a host of its own."""
         found: dict[tuple[str, str], list[int]] = {}
         for rank, card in enumerate(self.cards):
             found.setdefault(card.host, []).append(rank)
@@ -337,7 +338,7 @@ class Reception:
         cards = [self.cards[host[0]] for host in hosts]
         return Site(
             route=route,
-            layout=tuple((rank,) for rank in range(len(self.cards))) if route == "ucx" else hosts,
+            layout=tuple((rank,) for rank in range(len(self.cards))) if route in APART else hosts,
             machines=tuple(sorted(card.machine for card in cards)),
             names=tuple(sorted(card.name for card in cards)),
         )
@@ -345,5 +346,12 @@ class Reception:
     def meet(self, others: Sequence[int], passed: Sequence[int]) -> list[Introduced]:
         """Meet other ranks of this host; see :class:`Meeting`."""
         sockets = [card.socket for card in self.cards]
-        meeting = Meeting(self.notes, sockets, self._roll.secret, self._listening, passed)
-        return meeting.meet(others)
+        secret = self._roll.secret
+        return Introduction(self.notes, sockets, secret, self._listening, passed).meet(others)
+
+    def connect(self, others: Sequence[int], interface: str | None) -> list[Connected]:
+        """Connect to ranks of other hosts over TCP; see :func:`~syncline.groups.tcp.connect`."""
+        names = [card.name for card in self.cards]
+        secret = hashlib.sha256(b"tcp" + self._roll.secret).digest()
+        boot = self.cards[self.notes.rank].host[0]
+        return connect(self.notes, names, secret, boot, others, interface)

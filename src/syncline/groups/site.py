@@ -14,8 +14,16 @@ from syncline.model.document import Value
 
 Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
-Route = Literal["auto", "ucx"]
-"""``"auto"``: shared memory inside a host, UCX between hosts; ``"ucx"``: UCX to all ranks."""
+Route = Literal["auto", "tcp", "ucx", "shared+ucx"]
+"""How ranks are joined; see :data:`~syncline.groups.group.Transport`."""
+APART = ("tcp", "ucx")
+"""Routes without shared memory."""
+WORDS: dict[Route, str] = {
+    "auto": "",
+    "tcp": " by TCP",
+    "ucx": " by UCX",
+    "shared+ucx": " by UCX between hosts",
+}
 
 MACHINE_ID = Path("/etc/machine-id")
 DOMAIN = Path("/proc/sys/kernel/domainname")
@@ -32,7 +40,7 @@ class Site(Value, frozen=True, kw_only=True):
 
     route: Route
     layout: Hosts
-    """The ranks of each host; if UCX joins all ranks, each counts as a host of its own."""
+    """The ranks of each host; without shared memory, each rank counts as a host of its own."""
     machines: tuple[str, ...]
     """The identities of the hosts, in alphabetical order."""
     names: tuple[str, ...]
@@ -59,7 +67,7 @@ class Site(Value, frozen=True, kw_only=True):
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'' if self.ranks == 1 else 's'}"
         where = self.names[0] if len(self.names) == 1 else f"{len(self.names)} hosts"
-        return f"{ranks} on {where}{' by UCX' if self.route == 'ucx' else ''}"
+        return f"{ranks} on {where}{WORDS[self.route]}"
 
 
 def machine_identity() -> str:

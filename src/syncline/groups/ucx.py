@@ -1,4 +1,4 @@
-"""UCX, the transport between hosts."""
+"""UCX, the transport over RDMA."""
 
 from __future__ import annotations
 
@@ -14,34 +14,20 @@ from syncline.errors import UserError
 from syncline.groups.notes import Notes, unreadable
 
 NAME = "libucp.so.0"
-FAST_DEVICES = Path("/sys/class/infiniband")
-TCP_SETTINGS = {
-    "TLS": "tcp,self",
-    # A rendezvous requests every fragment behind the data of earlier ones: between hosts at 1
-    # Gbit/s the link idled for a fifth of the time. We bound unrequested data ourselves.
-    "RNDV_THRESH": "inf",
-    "TCP_TX_SEG_SIZE": "256k",
-    "TCP_RX_SEG_SIZE": "256k",
-}
 DIGEST_BYTES = hashlib.sha256().digest_size
-RDMA_SETTINGS = {"TLS": "^sm"}
-"""We have shared memory of our own."""
+TRANSPORTS = "UCX_TLS"
+WITHOUT_SHARED_MEMORY = ("TLS", "^sm")
 
 
 def new_worker(rank: int) -> _native.UcxWorker:
     """Return a worker of UCX for this rank.
 
-    Settings in the environment (``UCX_TLS`` and so on) override ours.
+    Shared memory we have of our own; ``UCX_TLS`` in the environment overrides that.
 
     Raises:
         UserError: UCX is not installed, or cannot use the network or this process.
     """
-    fast = FAST_DEVICES.is_dir() and any(FAST_DEVICES.iterdir())
-    settings = [
-        (name, value)
-        for name, value in (RDMA_SETTINGS if fast else TCP_SETTINGS).items()
-        if f"UCX_{name}" not in os.environ
-    ]
+    settings = [] if TRANSPORTS in os.environ else [WITHOUT_SHARED_MEMORY]
     try:
         return _native.UcxWorker(_library(), settings)
     except _native.Forked as error:
@@ -51,8 +37,8 @@ def new_worker(rank: int) -> _native.UcxWorker:
         ) from None
     except RuntimeError as error:
         raise UserError(
-            f"rank {rank}: {error}; groups that span hosts need UCX: pip install 'syncline[ucx]', "
-            "or the system's libucx"
+            f"rank {rank}: {error}; this transport needs UCX: pip install "
+            "'syncline[ucx]', or the system's libucx"
         ) from error
 
 
