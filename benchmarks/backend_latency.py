@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import median, save
-from syncline.backend.process_group import Options
-from syncline.backend.tensors import elements_of
+from syncline.comm.backend.process_group import Options
+from syncline.comm.backend.tensors import elements_of
 
 RANKS = 2
 COUNT = 1024

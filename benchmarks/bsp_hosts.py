@@ -22,10 +22,10 @@ from torch.autograd.function import Function
 from torch.distributed import TCPStore
 
 from benchmarks.common import median, save
-from syncline.groups import Group
-from syncline.parallel.bsp import BspSgd
-from syncline.processes import run_folder
-from syncline.testbed import Cluster, Testbed
+from syncline.comm.groups import Group
+from syncline.lab.processes import run_folder
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.train.bsp import BspSgd
 
 HOSTS, RATE = 4, "200mbit"
 LAYERS, LAYER_BYTES = 12, 1 << 20

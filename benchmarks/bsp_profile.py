@@ -26,10 +26,10 @@ import torch.multiprocessing as mp
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common import RESULTS, median, save
-from syncline.groups import Group
-from syncline.parallel.bsp import BspSgd, IterationProfile
-from syncline.parallel.bsp.wrapper import WARM_UP_ITERATIONS
-from syncline.training.models.vision import AlexNet
+from syncline.comm.groups import Group
+from syncline.lab.training.models.vision import AlexNet
+from syncline.train.bsp import BspSgd, IterationProfile
+from syncline.train.bsp.wrapper import WARM_UP_ITERATIONS
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

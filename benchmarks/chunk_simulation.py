@@ -19,8 +19,8 @@ from reproduce.paper_costs import pipeline_curve
 from rich.console import Console
 from rich.table import Table
 
-from syncline.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
-from syncline.model.collective_costs import all_reduce_line
+from syncline.comm.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
+from syncline.plan.collective_costs import all_reduce_line
 
 RUNS = 5
 ALGORITHMS = (

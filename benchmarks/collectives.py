@@ -16,10 +16,11 @@ import msgspec
 from matplotlib import pyplot as plt
 
 from benchmarks.common import RESULTS, save
-from syncline.bench.contest import measure_collectives
-from syncline.bench.page import binary_size
-from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
-from syncline.bench.result import (
+from syncline.comm.collectives import PROGRAMS, Collective
+from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.page import binary_size
+from syncline.lab.bench.request import BenchmarkRequest, Local, parse_sizes
+from syncline.lab.bench.result import (
     COPY,
     GLOO,
     MPIS,
@@ -29,8 +30,7 @@ from syncline.bench.result import (
     Benchmark,
     CollectiveTimes,
 )
-from syncline.collectives import PROGRAMS, Collective
-from syncline.testbed import Cluster
+from syncline.lab.testbed import Cluster
 
 mpl.use("Agg")
 

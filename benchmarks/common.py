@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks import raw
-from syncline.measure.machine import processor_name
+from syncline.train.measure.machine import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -43,9 +43,9 @@ from benchmarks.convergence_cases import (
 )
 from benchmarks.convergence_report import AHEAD, DENSE, Curves, draw, table
 from syncline.hooks import GTopKState, Recipe, gtopk
-from syncline.training.data.sampling import seed_from
-from syncline.training.group import Worker
-from syncline.training.replica import Replica, sgd
+from syncline.lab.training.data.sampling import seed_from
+from syncline.lab.training.group import Worker
+from syncline.lab.training.replica import Replica, sgd
 
 SEEDS = (0, 1, 2)
 TIMEOUT = dt.timedelta(hours=1)

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from syncline.model.recipe import PAPER_WARMUP, Recipe
-from syncline.training.config import TrainingConfig
-from syncline.training.models.language import LstmLanguageModel, TransformerLanguageModel
-from syncline.training.models.vision import ResNet20, Vgg16
-from syncline.training.task import ImageTask, Task, TextTask, task_of
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.models.language import LstmLanguageModel, TransformerLanguageModel
+from syncline.lab.training.models.vision import ResNet20, Vgg16
+from syncline.lab.training.task import ImageTask, Task, TextTask, task_of
+from syncline.plan.recipe import PAPER_WARMUP, Recipe
 
 __all__ = [
     "CASES",

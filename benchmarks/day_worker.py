@@ -27,9 +27,9 @@ import syncline
 from benchmarks.common import median
 from benchmarks.device_collectives import finish
 from benchmarks.step_worker import processor_time
-from syncline.model.recipe import SPARSE_NAMES, Recipe
-from syncline.training.models.language import WINDOW, TransformerLanguageModel
-from syncline.training.models.vision import ResNet50
+from syncline.lab.training.models.language import WINDOW, TransformerLanguageModel
+from syncline.lab.training.models.vision import ResNet50
+from syncline.plan.recipe import SPARSE_NAMES, Recipe
 
 FOUND = "device_day: "
 ALONE = "alone"

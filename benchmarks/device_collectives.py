@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks.common import median, save, spread
-from syncline.devices import CudaDevice, DeviceGroup
-from syncline.devices.device_group import DEFAULT_BLOCK_BYTES, DEFAULT_WINDOW
-from syncline.groups import Group
+from syncline.comm.devices import CudaDevice, DeviceGroup
+from syncline.comm.devices.device_group import DEFAULT_BLOCK_BYTES, DEFAULT_WINDOW
+from syncline.comm.groups import Group
 
 COLLECTIVES = ("all-reduce", "broadcast", "reduce")
 SIZES_BYTES = (64 << 10, 1 << 20, 16 << 20, 256 << 20)

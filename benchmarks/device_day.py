@@ -33,12 +33,12 @@ from benchmarks.step_cells import Cell
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_race import planned
 from benchmarks.testbed_rates import measured as reached_rates
-from syncline.bench.contest import measure_collectives
-from syncline.bench.request import PLACES, BenchmarkRequest
-from syncline.bench.result import GLOO, MPIS, OURS, ZERO_COPY
-from syncline.bench.topk import measure_selection
-from syncline.bench.topk_report import FUSED, SELECT, TORCH, TORCH_FUSED
-from syncline.testbed import Cluster, Testbed
+from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.request import PLACES, BenchmarkRequest
+from syncline.lab.bench.result import GLOO, MPIS, OURS, ZERO_COPY
+from syncline.lab.bench.topk import measure_selection
+from syncline.lab.bench.topk_report import FUSED, SELECT, TORCH, TORCH_FUSED
+from syncline.lab.testbed import Cluster, Testbed
 
 __all__ = ["PARTS", "main"]
 

@@ -25,9 +25,9 @@ from torch.nn.functional import cross_entropy
 
 import syncline
 from benchmarks.common import median, save, spread
-from syncline.model.plan import Plan
-from syncline.model.run import Run
-from syncline.testbed import Cluster, Testbed
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.plan.plan import Plan
+from syncline.plan.run import Run
 
 FRAMEWORKS = ("lightning", "transformers", "nanogpt")
 WORDS, LENGTH, WIDTH, LAYERS, BATCH = 256, 64, 128, 4, 32

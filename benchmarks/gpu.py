@@ -32,8 +32,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import syncline
 from benchmarks.common import machine, median
 from benchmarks.device_collectives import finish, measured
-from syncline.bench.topk import measure_selection
-from syncline.bench.topk_report import FUSED, SELECT, TORCH, TORCH_FUSED
+from syncline.lab.bench.topk import measure_selection
+from syncline.lab.bench.topk_report import FUSED, SELECT, TORCH, TORCH_FUSED
 
 __all__ = ["facts", "main"]
 

@@ -28,7 +28,7 @@ from benchmarks import raw
 from benchmarks.common import RESULTS, median, save, spread
 from benchmarks.group_faults_worker import Trial, work
 from benchmarks.ranks import exit_codes
-from syncline.groups import Choice, Transport
+from syncline.comm.groups import Choice, Transport
 
 Route = Literal["auto", "tcp", "mixed"]
 DEADLINE_S = 60.0

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ranks import on_host
+from syncline.comm.groups import Choice, Elements, Group, Transport
 from syncline.errors import PeerError
-from syncline.groups import Choice, Elements, Group, Transport
 
 POLL_S = 0.001
 TIMEOUT_S = 60.0

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.measure.exchange import telling_lost_peers
-from syncline.model.plan import Message, Plan, Tensor
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.plan.plan import Message, Plan, Tensor
+from syncline.train.ddp import DistributedDataParallel
+from syncline.train.measure.exchange import telling_lost_peers
 
 WORKERS = 2
 LAYERS = 6

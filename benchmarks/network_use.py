@@ -23,16 +23,16 @@ import torch.distributed as dist
 from benchmarks.common import save
 from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
-from syncline.model.network import Link, Network
-from syncline.planners import planner_named
-from syncline.planners.overlap import Overlap
-from syncline.processes import run_folder
-from syncline.replay.contest import planned, run_contest
-from syncline.testbed import Cluster, Testbed
-from syncline.testbed.cluster import DEVICE
-from syncline.training.config import TrainingConfig
-from syncline.training.loop import train
-from syncline.training.progress import Snapshot, TrainingProgress
+from syncline.lab.processes import run_folder
+from syncline.lab.replay.contest import planned, run_contest
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.lab.testbed.cluster import DEVICE
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.loop import train
+from syncline.lab.training.progress import Snapshot, TrainingProgress
+from syncline.plan.network import Link, Network
+from syncline.plan.planners import planner_named
+from syncline.plan.planners.overlap import Overlap
 
 STEP_S = 5e-3
 CELL = Cell(model="resnet50", workers=4, rate="200mbit")

@@ -18,15 +18,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.planners.exhaustive import KINDS, Kind, least_end_ns, random_instance
+from tests.plan.planners.exhaustive import KINDS, Kind, least_end_ns, random_instance
 
 from benchmarks.common import save
-from syncline.model.network import Network
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners.overlap import Overlap, Round
-from syncline.planners.table import PUBLISHED
-from syncline.simulator.bound import Terms, lower_bound_ns, terms
-from syncline.simulator.predict import predict_iteration_s
+from syncline.plan.network import Network
+from syncline.plan.planners.overlap import Overlap, Round
+from syncline.plan.planners.table import PUBLISHED
+from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.bound import Terms, lower_bound_ns, terms
+from syncline.plan.simulator.predict import predict_iteration_s
 
 ROUNDS = 400
 """Of each kind and number in flight."""

@@ -39,20 +39,20 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from benchmarks.common import median, save
 from benchmarks.own_time import OwnTimes, Watched
-from syncline.measure.profiler import profile
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.parallel import engine_executor
-from syncline.parallel.ddp import DistributedDataParallel, planned_training
-from syncline.parallel.engine.dense_transport import DenseTransport, Work
-from syncline.parallel.engine.engine import Engine
-from syncline.parallel.engine_executor import EngineExecutor
-from syncline.parallel.measured_iterations import MeasuredIterations
-from syncline.parallel.overlap.deferral import Deferral
-from syncline.parallel.overlap.deferred_optimizer import DeferredOptimizer
-from syncline.planners.overlap import Overlap
-from syncline.training.models.language import TransformerLanguageModel
-from syncline.training.models.vision import ResNet20, ResNet50
+from syncline.lab.training.models.language import TransformerLanguageModel
+from syncline.lab.training.models.vision import ResNet20, ResNet50
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.overlap import Overlap
+from syncline.train import engine_executor
+from syncline.train.ddp import DistributedDataParallel, planned_training
+from syncline.train.engine.dense_transport import DenseTransport, Work
+from syncline.train.engine.engine import Engine
+from syncline.train.engine_executor import EngineExecutor
+from syncline.train.measure.profiler import profile
+from syncline.train.measured_iterations import MeasuredIterations
+from syncline.train.overlap.deferral import Deferral
+from syncline.train.overlap.deferred_optimizer import DeferredOptimizer
 
 STOCK, AGAIN, VIEWS = "stock", "stock again", "stock, views"
 AT_ONCE, IN_FORWARD = "at once", "in forward"

@@ -10,12 +10,12 @@ import argparse
 from typing import NamedTuple
 
 from benchmarks.common import median, save
-from syncline.bench.launch import Team, meeting, torch_team
-from syncline.bench.messages import Order, Refused
-from syncline.bench.result import OURS
-from syncline.collectives import Collective
+from syncline.comm.collectives import Collective
 from syncline.errors import PeerError
-from syncline.testbed import Cluster
+from syncline.lab.bench.launch import Team, meeting, torch_team
+from syncline.lab.bench.messages import Order, Refused
+from syncline.lab.bench.result import OURS
+from syncline.lab.testbed import Cluster
 
 HOSTS = tuple(range(2, 9))
 SIZE_BYTES = 4 << 20

@@ -23,14 +23,14 @@ from rich.table import Table
 from tests.trace_files import TRACES, all_traces
 
 from benchmarks.common import save
-from syncline.model.collective_costs import all_reduce_line
-from syncline.model.cost import lower_envelope
-from syncline.model.network import Network
-from syncline.model.profile import Profile
-from syncline.planners.overlap import Overlap
-from syncline.planners.table import CANDIDATES, PUBLISHED
-from syncline.simulator.predict import predict
-from syncline.traces.formats import read_trace
+from syncline.files.traces.formats import read_trace
+from syncline.plan.collective_costs import all_reduce_line
+from syncline.plan.cost import lower_envelope
+from syncline.plan.network import Network
+from syncline.plan.planners.overlap import Overlap
+from syncline.plan.planners.table import CANDIDATES, PUBLISHED
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict
 
 RESULTS = Path(__file__).parent / "results"
 BANDWIDTHS_GBIT = (1, 10, 25, 100)

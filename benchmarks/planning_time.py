@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from benchmarks.common import median, save, spread
 from syncline import _native
-from syncline.model.network import PRESETS, Network
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners import PLANNERS
-from syncline.planners.base import MergingPlanner
-from syncline.planners.pace import preemptive_order
-from syncline.simulator.bound import Terms, terms
+from syncline.plan.network import PRESETS, Network
+from syncline.plan.planners import PLANNERS
+from syncline.plan.planners.base import MergingPlanner
+from syncline.plan.planners.pace import preemptive_order
+from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.bound import Terms, terms
 
 RUNS = 7
 NAMES = ("mgwfbp", "merge", "horovod", "dear", "tictac", "p3", "bytescheduler", "pace", "overlap")

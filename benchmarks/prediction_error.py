@@ -27,14 +27,14 @@ import numpy as np
 from benchmarks import raw
 from benchmarks.common import RESULTS, median, save, spread
 from benchmarks.training import beside_ddp
-from syncline.training.data.images import (
+from syncline.lab.training.data.images import (
     CIFAR10_CLASSES,
     RECORD_BYTES,
     RECORDS_PER_FILE,
     TEST_FILE,
     TRAIN_FILES,
 )
-from syncline.training.result import BASELINE, DIFFERENCE, SYNCLINE
+from syncline.lab.training.result import BASELINE, DIFFERENCE, SYNCLINE
 
 NAME = "prediction_error"
 SHARED = "shared"

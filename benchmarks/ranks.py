@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from syncline.groups.rendezvous import RankCard
+from syncline.comm.groups.rendezvous import RankCard
 
 __all__ = ["exit_codes", "on_host"]
 

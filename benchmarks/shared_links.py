@@ -27,11 +27,11 @@ from typing import Any
 
 from benchmarks import raw
 from benchmarks.common import RESULTS, median, save
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.simulator.predict import predict_iteration_s
-from syncline.testbed import Cluster, Testbed
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 
 NAME = "shared_links"
 HOSTS, JOBS, MESSAGES = 2, 3, 4

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from benchmarks import heapq_engine
 from benchmarks.common import median, save, spread
-from syncline.model.network import Network
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners.ddp import Ddp
-from syncline.planners.overlap import Overlap
-from syncline.planners.wfbp import Wfbp
-from syncline.simulator.graph import TaskGraph
-from syncline.simulator.predict import predict
-from syncline.simulator.workers import Workers
+from syncline.plan.network import Network
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.overlap import Overlap
+from syncline.plan.planners.wfbp import Wfbp
+from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.graph import TaskGraph
+from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.workers import Workers
 
 RUNS = 5
 TASKS = 200_000

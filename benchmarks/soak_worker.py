@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.ranks import on_host
-from syncline.collectives import PROGRAMS, Collective, Pipelined
-from syncline.groups import Choice, Elements, Group, Pending
+from syncline.comm.collectives import PROGRAMS, Collective, Pipelined
+from syncline.comm.groups import Choice, Elements, Group, Pending
 
 TIMEOUT_S = 60.0
 DTYPES = (

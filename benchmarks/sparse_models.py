@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.step_models import MODELS, Layer, Model, convolution, linear, norm, profile_of
-from syncline.model.profile import Profile
+from syncline.plan.profile import Profile
 
 __all__ = ["DENSITY", "PAPER", "Published"]
 

@@ -35,7 +35,7 @@ from benchmarks.common import RESULTS, machine, median, spread
 from benchmarks.sparse_models import DENSITY, PAPER
 from benchmarks.sparse_worker import DENSE, MARK
 from benchmarks.step_jobs import free_bytes
-from syncline.testbed import Cluster, Testbed
+from syncline.lab.testbed import Cluster, Testbed
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -31,13 +31,13 @@ from torch.autograd.function import Function
 
 from benchmarks.sparse_models import DENSITY, PAPER, Published
 from syncline.hooks import GTopKState, Recipe, gtopk
-from syncline.measure.exchange import gather_numbers
-from syncline.measure.statistics import median
-from syncline.sparse.algorithms import ALGORITHMS
-from syncline.sparse.exchange import Share
-from syncline.sparse.sparse_transport import SparseTransport
-from syncline.sparse.vector import Quota, SparseVector
-from syncline.sparse.wire import WireFormat
+from syncline.train.measure.exchange import gather_numbers
+from syncline.train.measure.statistics import median
+from syncline.train.sparse.algorithms import ALGORITHMS
+from syncline.train.sparse.exchange import Share
+from syncline.train.sparse.sparse_transport import SparseTransport
+from syncline.train.sparse.vector import Quota, SparseVector
+from syncline.train.sparse.wire import WireFormat
 
 __all__ = ["DENSE", "MARK"]
 

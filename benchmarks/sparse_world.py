@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from syncline.errors import InternalError
-from syncline.sparse.exchange import Algorithm, Content, ExchangeOutcome, Share
+from syncline.train.sparse.exchange import Algorithm, Content, ExchangeOutcome, Share
 
 __all__ = ["run_in_one_process"]
 
@@ -23,7 +23,7 @@ def run_in_one_process(
     Sends do not wait; a rank that receives goes on once the contents are there.
 
     Args:
-        algorithm: of :data:`syncline.sparse.algorithms.ALGORITHMS`.
+        algorithm: of :data:`syncline.train.sparse.algorithms.ALGORITHMS`.
         shares: one a rank, in their order.
         carried: what becomes of contents on their way, such as being written and read.
 

@@ -31,12 +31,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import syncline
 from benchmarks.common import save
-from syncline.measure.profiler import profile
-from syncline.model.network import Network
-from syncline.parallel import engine_executor
-from syncline.parallel.ddp import DistributedDataParallel
-from syncline.parallel.engine.dense_transport import CudaDenseTransport
-from syncline.planners.overlap import Overlap
+from syncline.plan.network import Network
+from syncline.plan.planners.overlap import Overlap
+from syncline.train import engine_executor
+from syncline.train.ddp import DistributedDataParallel
+from syncline.train.engine.dense_transport import CudaDenseTransport
+from syncline.train.measure.profiler import profile
 
 SOURCES = str(Path(syncline.__file__).parent)
 STOCK, KEPT, OVERLAP = "torch's class", "Syncline, DDP's buckets kept", "Syncline, overlap"

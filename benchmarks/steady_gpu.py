@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from benchmarks.common import median
 from benchmarks.device_collectives import finish
-from syncline.parallel.ddp import DistributedDataParallel
-from syncline.parallel.watches import PACE_EVERY
+from syncline.train.ddp import DistributedDataParallel
+from syncline.train.watches import PACE_EVERY
 
 STOCK, OURS = "torch's class", "Syncline"
 USUAL = 100

@@ -30,8 +30,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from benchmarks.common import median, save
-from syncline.parallel.ddp import DistributedDataParallel
-from syncline.training.models.vision import ResNet20
+from syncline.lab.training.models.vision import ResNet20
+from syncline.train.ddp import DistributedDataParallel
 
 BLOCK = 10
 ROUNDS = 60

@@ -9,9 +9,9 @@ import msgspec
 
 from benchmarks.step_models import MODELS, profile_of
 from benchmarks.step_peers import PEERS
-from syncline.model.profile import Operation, Profile
-from syncline.model.quantities import parse_bandwidth
-from syncline.planners import PLANNERS
+from syncline.plan.planners import PLANNERS
+from syncline.plan.profile import Operation, Profile
+from syncline.plan.quantities import parse_bandwidth
 
 __all__ = [
     "CONTESTANTS",

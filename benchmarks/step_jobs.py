@@ -22,11 +22,11 @@ import msgspec
 from benchmarks.step_cells import Cell
 from benchmarks.step_results import Turn
 from benchmarks.step_worker import BEGUN, FOUND, TURN
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.processes import end_of
-from syncline.testbed import Cluster, Testbed
-from syncline.testbed.job import JobResult
+from syncline.lab.processes import end_of
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.lab.testbed.job import JobResult
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
 
 __all__ = ["Ended", "Found", "probe_cell", "race_cell"]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from syncline.model.profile import Gradient, Operation, Profile
+from syncline.plan.profile import Gradient, Operation, Profile
 
 __all__ = [
     "MODELS",

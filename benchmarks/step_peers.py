@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.step_models import Model
-from syncline.replay.contest import Contestant, stock_ddp
-from syncline.replay.model import Replayed, ReplayedOptimizer
-from syncline.testbed.cluster import DEVICE
+from syncline.lab.replay.contest import Contestant, stock_ddp
+from syncline.lab.replay.model import Replayed, ReplayedOptimizer
+from syncline.lab.testbed.cluster import DEVICE
 
 __all__ = ["PEERS", "Peer"]
 

@@ -16,8 +16,8 @@ from matplotlib.colors import Normalize
 from benchmarks.step_cells import CONTESTANTS, OURS, RATES, TITLES
 from benchmarks.step_models import MODELS
 from benchmarks.step_results import Measured, Results
-from syncline.model.quantities import parse_bandwidth
-from syncline.testbed.cluster import bit_rate
+from syncline.lab.testbed.cluster import bit_rate
+from syncline.plan.quantities import parse_bandwidth
 
 __all__ = ["draw"]
 

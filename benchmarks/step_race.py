@@ -16,16 +16,16 @@ from benchmarks.step_cells import NOMINAL_RATE, OURS, TITLES, Cell
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_report import print_cell, summary
 from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s, save, today
-from syncline.model.network import Contention, Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.parallel.trials import CALIBRATION_PARTS
-from syncline.planners import planner_named
-from syncline.planners.ddp import Ddp
-from syncline.planners.halves import in_equal_parts
-from syncline.simulator.contention import Measured as Trained
-from syncline.simulator.contention import as_under_stock, fit_contention
-from syncline.simulator.predict import predict
+from syncline.plan.network import Contention, Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners import planner_named
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.halves import in_equal_parts
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.contention import Measured as Trained
+from syncline.plan.simulator.contention import as_under_stock, fit_contention
+from syncline.plan.simulator.predict import predict
+from syncline.train.trials import CALIBRATION_PARTS
 
 __all__ = ["Race", "planned", "spoken"]
 

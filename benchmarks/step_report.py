@@ -9,7 +9,7 @@ from benchmarks.common import median
 from benchmarks.step_cells import CONTESTANTS, TITLES
 from benchmarks.step_results import Measured, Results, median_s
 from benchmarks.step_targets import verdicts
-from syncline.testbed.cluster import bit_rate
+from syncline.lab.testbed.cluster import bit_rate
 
 __all__ = ["print_cell", "print_targets", "summary"]
 

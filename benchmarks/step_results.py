@@ -12,10 +12,10 @@ import msgspec
 from benchmarks.common import machine, median
 from benchmarks.step_cells import Cell
 from syncline.errors import FileError
-from syncline.measure.statistics import standard_error
-from syncline.model.document import Value
-from syncline.model.files import write_atomically
-from syncline.model.network import Network
+from syncline.plan.document import Value
+from syncline.plan.files import write_atomically
+from syncline.plan.network import Network
+from syncline.train.measure.statistics import standard_error
 
 __all__ = ["Forecast", "Measured", "Results", "Turn", "load", "median_s", "save", "today"]
 
@@ -27,7 +27,7 @@ at 1 Gbit/s eight hosts use 0.93 to 0.96 of two cores, four use 0.60 to 0.66."""
 
 
 class Turn(Value, frozen=True, kw_only=True):
-    """One contestant's iterations in one round; see :class:`syncline.replay.contest.Lap`."""
+    """One contestant's iterations in one round; see :class:`syncline.lab.replay.contest.Lap`."""
 
     round: int
     iteration_s: float

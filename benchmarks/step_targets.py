@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.common import median
 from benchmarks.step_cells import DDP_NAMES, NOMINAL_RATE, OURS, Cell
 from benchmarks.step_results import Measured, Results
-from syncline.measure.statistics import standard_error
+from syncline.train.measure.statistics import standard_error
 
 __all__ = ["OUR_BEST", "Verdict", "verdicts"]
 

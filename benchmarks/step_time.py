@@ -1,9 +1,9 @@
 """Seconds an iteration under every plan of ours, beside the peers, on emulated hosts.
 
-Computation is emulated by waiting (:mod:`syncline.replay`); gradients, optimizers' hooks, processes
-and the kernel's network are real. In every round each contestant has a turn: it is made anew, warms
-up, and its next iterations are timed. Results are kept turn by turn, so a run that is stopped goes
-on where it was.
+Computation is emulated by waiting (:mod:`syncline.lab.replay`); gradients, optimizers' hooks,
+processes and the kernel's network are real. In every round each contestant has a turn: it is made
+anew, warms up, and its next iterations are timed. Results are kept turn by turn, so a run that is
+stopped goes on where it was.
 
 Peers that are not importable are looked for in the environment that ``tools/bench-peers`` makes.
 What cannot be run is listed with the reason.

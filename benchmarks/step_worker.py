@@ -24,12 +24,12 @@ from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
 from benchmarks.step_peers import PEERS
 from benchmarks.step_results import Turn
-from syncline.measure.exchange import gather_numbers
-from syncline.measure.probe import probe
-from syncline.model.network import Contention
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.replay.contest import Contestant, planned, run_contest
+from syncline.lab.replay.contest import Contestant, planned, run_contest
+from syncline.plan.network import Contention
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
+from syncline.train.measure.exchange import gather_numbers
+from syncline.train.measure.probe import probe
 
 __all__ = ["BEGUN", "FOUND", "TURN"]
 

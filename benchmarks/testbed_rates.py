@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import testbed_peers
 from benchmarks.common import median, save
-from syncline.testbed import Cluster, Testbed
-from syncline.testbed.cluster import bit_rate
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.lab.testbed.cluster import bit_rate
 
 RATES = ("100mbit", "1gbit", "10gbit", None)
 TCP_SIZES = (1_000, 100_000, 1_000_000, 10_000_000, 100_000_000)

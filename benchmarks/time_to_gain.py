@@ -26,10 +26,10 @@ import torch.distributed as dist
 from benchmarks.common import median, save
 from benchmarks.step_cells import NOMINAL_RATE, Cell
 from benchmarks.step_models import MODELS
-from syncline.parallel.ddp import DistributedDataParallel, planned_training
-from syncline.replay.contest import train_step
-from syncline.replay.model import Replayed
-from syncline.testbed import Cluster, Testbed
+from syncline.lab.replay.contest import train_step
+from syncline.lab.replay.model import Replayed
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.train.ddp import DistributedDataParallel, planned_training
 
 MARK = "time_to_gain: "
 LAST = 8

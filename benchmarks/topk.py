@@ -12,8 +12,8 @@ import matplotlib as mpl
 import msgspec
 
 from benchmarks.common import RESULTS, save
-from syncline.bench.topk import measure_selection
-from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
+from syncline.lab.bench.topk import measure_selection
+from syncline.lab.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.common import median, save
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.simulator.predict import predict_iteration_s
-from syncline.simulator.strategy import STRATEGIES
-from syncline.traces.kineto import KinetoTrace, read_kineto
+from syncline.files.traces.kineto import KinetoTrace, read_kineto
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.strategy import STRATEGIES
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "kineto"
 DDP = "ddp_resnet50_2xA100_rank0.json.gz"

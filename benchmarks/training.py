@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import median, save, spread
-from syncline.model.profile import Profile
-from syncline.model.run import Run
-from syncline.training.result import BASELINE, DIFFERENCE, SYNCLINE
+from syncline.lab.training.result import BASELINE, DIFFERENCE, SYNCLINE
+from syncline.plan.profile import Profile
+from syncline.plan.run import Run
 
 METRIC = "validation perplexity"
 DEADLINE_S = 1200.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from syncline.model.profile import Gradient, Operation, Profile
+from syncline.plan.profile import Gradient, Operation, Profile
 
 __all__ = ["NETWORKS", "Layer", "by_layer", "elements", "millions_of_macs", "trained"]
 

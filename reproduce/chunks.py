@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from reproduce.dependencies import dependencies
 from reproduce.fabric import Fabric
-from syncline.collectives.schedule import Schedule
+from syncline.comm.collectives.schedule import Schedule
 from syncline.errors import MismatchError, UserError, quoted, require_known
-from syncline.model.quantities import LARGEST_BYTES, LONGEST_NS
-from syncline.simulator.graph import TaskGraph, Times
+from syncline.plan.quantities import LARGEST_BYTES, LONGEST_NS
+from syncline.plan.simulator.graph import TaskGraph, Times
 
 __all__ = ["ChunkTimes", "TransferOrder", "simulate_chunks"]
 

@@ -532,7 +532,7 @@ CLAIMS = (
         find=lambda _: Finding(
             verdict="reproduced",
             text="as published; the same decisions are reached in O(L), because a merge moves only "
-            "the next start (`planners/mgwfbp.py`; a test compares both)",
+            "the next start (`plan/planners/mgwfbp.py`; a test compares both)",
         ),
     ),
     Claim(

@@ -343,7 +343,7 @@ CLAIMS = (
             verdict="reproduced",
             text="without startup costs. Jackson's rule gives the same end in O(N log N); tests "
             "compare it with the linear program on small instances "
-            "(`tests/planners/test_jackson.py`)",
+            "(`tests/plan/planners/test_jackson.py`)",
         ),
     ),
     Claim(

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import raw
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.planners import planner_named
-from syncline.planners.base import Planner
-from syncline.planners.overlap import Overlap
-from syncline.simulator.predict import predict_iteration_s
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners import planner_named
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.overlap import Overlap
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 
 __all__ = [
     "BLUE",

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.schedule import Schedule
+from syncline.comm.collectives.schedule import Schedule
 
 __all__ = ["Cost", "derived_cost"]
 

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, ORANGE, Result, figure, planner, run
 from reproduce.inputs import CLUSTER_1, alexnet, resnet50_k80
-from syncline.model.network import Network
-from syncline.model.profile import Profile
-from syncline.simulator.predict import predict_iteration_s
-from syncline.simulator.strategy import strategy_named
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.strategy import strategy_named
 
 NAME = "dag_eq6"
 GPUS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -11,12 +11,12 @@ from matplotlib.figure import Figure
 
 from reproduce.common import ORANGE, YELLOW, Result, figure, lanes, run, span
 from reproduce.inputs import chain
-from syncline.model.network import Network
-from syncline.planners import planner_named
-from syncline.simulator.graph import TaskGraph
-from syncline.simulator.steady import steady_state
-from syncline.simulator.strategy import strategy_named
-from syncline.simulator.workers import ALIKE
+from syncline.plan.network import Network
+from syncline.plan.planners import planner_named
+from syncline.plan.simulator.graph import TaskGraph
+from syncline.plan.simulator.steady import steady_state
+from syncline.plan.simulator.strategy import strategy_named
+from syncline.plan.simulator.workers import ALIKE
 
 NAME = "dag_fig1"
 GPUS = 4

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from reproduce.common import BLUE, ORANGE, Result, figure, planner, run, scaled, without_reading
 from reproduce.dag_eq6 import reading, with_reading
 from reproduce.inputs import K80_BACKWARD_S, alexnet, shared_traces
-from syncline.model.exchange import Link
-from syncline.model.network import Network
-from syncline.model.profile import Profile
-from syncline.simulator.predict import predict
-from syncline.simulator.strategy import strategy_named
+from syncline.plan.exchange import Link
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.strategy import strategy_named
 
 NAME = "dag_fig4"
 GPUS = (1, 2, 4, 8, 16)

@@ -21,8 +21,8 @@ from reproduce.common import (
     without_reading,
 )
 from reproduce.inputs import shared_traces
-from syncline.model.network import Network
-from syncline.model.profile import Profile
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
 
 NAME = "dag_resnet"
 CLUSTERS = {

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from reproduce.common import GREY, ORANGE, Result, figure, planner, run
 from reproduce.inputs import TABLE_VI, alexnet, messages_as_measured
-from syncline.model.fit import fit_cost_curve
-from syncline.model.network import Network
-from syncline.model.profile import Profile
-from syncline.simulator.predict import predict
-from syncline.simulator.strategy import strategy_named
+from syncline.plan.fit import fit_cost_curve
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.strategy import strategy_named
 
 NAME = "dag_table6"
 GPUS = 2

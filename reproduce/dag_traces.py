@@ -11,10 +11,10 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, FOLDER, ORANGE, Result, figure, planner, run
-from syncline.model.network import Network
-from syncline.simulator.predict import predict_iteration_s
-from syncline.simulator.strategy import strategy_named
-from syncline.traces.layer_table import read_layer_table
+from syncline.files.traces.layer_table import read_layer_table
+from syncline.plan.network import Network
+from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.strategy import strategy_named
 
 NAME = "dag_traces"
 TRACES = FOLDER / "traces" / "dag"

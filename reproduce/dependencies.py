@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.collectives.schedule import Schedule
+from syncline.comm.collectives.schedule import Schedule
 
 __all__ = ["Dependencies", "Pairs", "dependencies", "rows_and_blocks"]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.errors import UserError
-from syncline.model.document import Value
+from syncline.plan.document import Value
 
 __all__ = ["Fabric", "FabricWire", "Slowdown"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks import raw
 from reproduce.common import FOLDER, Result
-from syncline.model.exchange import Link
+from syncline.plan.exchange import Link
 
 __all__ = [
     "DENSITY",

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, Result, figure, run
 from reproduce.gtopk import DENSITY, LINK, MODELS, WORKERS, measured
-from syncline.model.network import Network
+from syncline.plan.network import Network
 
 NAME = "gtopk_fig9"
 LEFT_BYTES = 100_000_000

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, RED, Result, figure, run
 from reproduce.gtopk import DENSITY, FIG_10_WORKERS, LINK, MODELS, WORKERS, Published
-from syncline.model.cost import CostCurve
-from syncline.model.exchange import Stage
-from syncline.model.network import Network
-from syncline.model.sparse_costs import SparseSpeeds, computing_line
+from syncline.plan.cost import CostCurve
+from syncline.plan.exchange import Stage
+from syncline.plan.network import Network
+from syncline.plan.sparse_costs import SparseSpeeds, computing_line
 
 NAME = "gtopk_table7"
 DENSE, TOP_K, GTOP_K = "ring", "top-k", "gtop-k"
@@ -30,7 +30,7 @@ ELEMENT_BYTES = 4
 FROM_FIG_11 = ("alexnet", "resnet50")
 """The models whose bars give the constants; the others are predicted."""
 OURS = SparseSpeeds(select_s_per_element=7.1e-10, merge_s_per_entry=1.09e-8)
-"""Of one core of an AMD EPYC: ``syncline.measure.sparse``, 2026-11-22."""
+"""Of one core of an AMD EPYC: ``syncline.train.measure.sparse``, 2026-11-22."""
 STEPS, ROUNDS = 40, 4
 SOUGHT = ((10e-9, 200e-9), (1e-11, 1e-8), (1e-9, 5e-6))
 """Where the fit looks: seconds an element, a byte through the switch, and an entry."""

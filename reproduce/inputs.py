@@ -16,9 +16,9 @@ from tests.trace_files import ESPRESSO, PIPEDREAM, TRACES, read_espresso, read_p
 
 from reproduce.architectures import NETWORKS, millions_of_macs, trained
 from reproduce.common import FOLDER, absent, scaled, without_reading
-from syncline.model.network import PRESETS, Measurement
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.traces.layer_table import read_layer_table
+from syncline.files.traces.layer_table import read_layer_table
+from syncline.plan.network import PRESETS, Measurement
+from syncline.plan.profile import Gradient, Operation, Profile
 
 __all__ = [
     "CLUSTER_1",

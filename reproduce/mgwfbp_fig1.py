@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 
 from reproduce.common import Result, figure, lanes, planner, run, span
 from reproduce.inputs import chain
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.simulator.predict import predict
-from syncline.simulator.strategy import strategy_named
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.strategy import strategy_named
 
 NAME = "mgwfbp_fig1"
 FORWARD = [1.0, 1.5, 1.5, 1.0]

@@ -21,8 +21,8 @@ from reproduce.scaling import (
     models,
     sweep,
 )
-from syncline.model.network import Network
-from syncline.model.profile import Profile
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
 
 NAME = "mgwfbp_fig10"
 MERGED = {

@@ -1,7 +1,7 @@
 """MG-WFBP, Fig. 11: scaling from 128 to 2,048 workers with double binary trees.
 
 The printed row of Table 2 lacks alpha in its startup and half of the bytes in its slope
-(``syncline.model.collective_costs``). Both the row with alpha and the corrected one are simulated.
+(``syncline.plan.collective_costs``). Both the row with alpha and the corrected one are simulated.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from reproduce.common import Result, figure, iteration, lanes, planner, run, span
 from reproduce.inputs import chain
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.simulator.predict import predict
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.simulator.predict import predict
 
 NAME = "mgwfbp_fig2"
 STARTUP_MS = 1.0

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, Result, figure, run
 from reproduce.inputs import shared_all_reduces
-from syncline.model.fit import fit_cost_curve, relative_line
-from syncline.model.network import PRESETS, Measurement
+from syncline.plan.fit import fit_cost_curve, relative_line
+from syncline.plan.network import PRESETS, Measurement
 
 NAME = "mgwfbp_fig4"
 CLUSTERS = {

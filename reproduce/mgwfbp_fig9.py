@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from reproduce.architectures import by_layer
 from reproduce.common import COLOURS, Result, figure, iteration, run, without_reading
 from reproduce.inputs import V100_BACKWARD_S, described, shared_traces
-from syncline.model.network import PRESETS
+from syncline.plan.network import PRESETS
 
 NAME = "mgwfbp_fig9"
 CLUSTERS = {

@@ -1,7 +1,7 @@
 """MG-WFBP, Table 2: what all-reduce algorithms cost, the formulas against programs that are run.
 
-The programs of ``syncline.collectives`` are simulated transfer by transfer. The double binary trees
-are pipelined; their row has two errata, see ``syncline.model.collective_costs``.
+The programs of ``syncline.comm.collectives`` are simulated transfer by transfer. The double binary
+trees are pipelined; their row has two errata, see ``syncline.plan.collective_costs``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from reproduce.chunks import simulate_chunks
 from reproduce.common import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Result, figure, run
 from reproduce.fabric import Fabric
-from syncline.collectives import best_blocks, program
-from syncline.model.collective_costs import all_reduce_line
+from syncline.comm.collectives import best_blocks, program
+from syncline.plan.collective_costs import all_reduce_line
 
 NAME = "mgwfbp_table2"
 WORKERS = (2, 4, 8, 16, 32, 64, 128)

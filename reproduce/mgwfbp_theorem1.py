@@ -23,8 +23,8 @@ from reproduce.common import (
     without_reading,
 )
 from reproduce.inputs import CLUSTER_1, chain, own_traces, resnet50_k80, shared_traces
-from syncline.model.network import PRESETS, Network
-from syncline.simulator.predict import predict
+from syncline.plan.network import PRESETS, Network
+from syncline.plan.simulator.predict import predict
 
 NAME = "mgwfbp_theorem1"
 READY_MS = [1.0, 1.9, 2.8, 3.7]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from reproduce.common import COLOURS, LABELS, Result, figure, run
 from reproduce.pace_speed import STARTUPS_S, TITLES, USUAL, WORKERS, models, network, plan
-from syncline.simulator.predict import predict
+from syncline.plan.simulator.predict import predict
 
 NAME = "pace_fig10"
 GIGABITS = 10

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from reproduce.common import COLOURS, LABELS, Result, figure, iteration, lanes, planner, run, span
 from reproduce.inputs import chain
-from syncline.model.network import Network
-from syncline.model.plan import Message, Plan
-from syncline.model.profile import Profile
-from syncline.planners.slices import plan_of
-from syncline.simulator.predict import predict
+from syncline.plan.network import Network
+from syncline.plan.plan import Message, Plan
+from syncline.plan.planners.slices import plan_of
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict
 
 NAME = "pace_fig2"
 BACKWARD = {"dReLU": 1.0, "dAdd": 1.0, "dMul": 1.0}

@@ -25,13 +25,13 @@ from reproduce.common import (
     without_reading,
 )
 from reproduce.inputs import shared_traces
-from syncline.model.collective_costs import doubling_rounds
-from syncline.model.exchange import Link
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.planners.horovod import FIRST_THRESHOLD_BYTES, Horovod
-from syncline.simulator.predict import predict_iteration_s
+from syncline.plan.collective_costs import doubling_rounds
+from syncline.plan.exchange import Link
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.horovod import FIRST_THRESHOLD_BYTES, Horovod
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 
 __all__ = [
     "COMPARED",

@@ -39,16 +39,16 @@ import math
 from functools import partial
 
 from syncline.errors import UserError
-from syncline.model import collective_costs
-from syncline.model.collective_costs import (
+from syncline.plan import collective_costs
+from syncline.plan.collective_costs import (
     LineFormula,
     all_reduce_line,
     doubling_rounds,
     pipeline_line,
     require_workers,
 )
-from syncline.model.cost import CostCurve
-from syncline.model.quantities import LARGEST_BYTES
+from syncline.plan.cost import CostCurve
+from syncline.plan.quantities import LARGEST_BYTES
 
 __all__ = [
     "BROADCAST_ALGORITHMS",

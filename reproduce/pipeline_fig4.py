@@ -20,7 +20,7 @@ from reproduce.pipeline_table1 import (
     TREE,
     make,
 )
-from syncline.collectives import Collective, program
+from syncline.comm.collectives import Collective, program
 
 NAME = "pipeline_fig4"
 RANKS = (2, 3, 4, 6, 8, 16, 32, 64)

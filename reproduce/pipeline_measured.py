@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from reproduce.common import Result, figure, run
 from reproduce.pipeline_table1 import ALGORITHMS, PRINTED
-from syncline.collectives import ROOTED
+from syncline.comm.collectives import ROOTED
 
 NAME = "pipeline_measured"
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "results" / "pipeline_hosts.json"

@@ -1,7 +1,7 @@
 """Linear-pipeline, Table 1: what it prints, and what is counted from the programs.
 
 Every cell is taken apart into what stands before alpha, beta n and gamma n, in exact fractions. The
-programs of ``syncline.collectives`` are costed step by step (``derived_cost``) and, for the
+programs of ``syncline.comm.collectives`` are costed step by step (``derived_cost``) and, for the
 picture, simulated transfer by transfer.
 """
 
@@ -16,8 +16,8 @@ from reproduce.chunks import simulate_chunks
 from reproduce.common import BLUE, GREEN, ORANGE, Result, figure, run
 from reproduce.counted_cost import Cost, derived_cost
 from reproduce.fabric import Fabric
-from syncline.collectives import Collective, Schedule, program
-from syncline.model.collective_costs import doubling_rounds
+from syncline.comm.collectives import Collective, Schedule, program
+from syncline.plan.collective_costs import doubling_rounds
 
 NAME = "pipeline_table1"
 RANKS = range(2, 65)

@@ -21,9 +21,9 @@ from reproduce.inputs import (
     resnet50_k80,
     shared_traces,
 )
-from syncline.model.exchange import Link
-from syncline.model.network import Network
-from syncline.model.profile import Profile
+from syncline.plan.exchange import Link
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
 
 __all__ = [
     "PLANNERS",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from syncline.model.quantities import NS_PER_S
+from syncline.plan.quantities import NS_PER_S
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from syncline.workers import leave
+from syncline.lab.workers import leave
 from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S
 
 POLL_S = 0.02
@@ -153,7 +153,7 @@ class Mortals:
 
 
 class Fork:
-    """A worker that was forked, as :class:`syncline.workers.Running` wants it."""
+    """A worker that was forked, as :class:`syncline.lab.workers.Running` wants it."""
 
     def __init__(self, server: Mortals, process: int) -> None:
         self._server, self._process = server, process
@@ -210,7 +210,7 @@ def serve() -> None:
     import torch
     import torch._dynamo
 
-    import syncline.parallel.ddp  # noqa: F401
+    import syncline.train.ddp  # noqa: F401
     from tests.workers import serve_jobs
 
     torch.set_num_threads(1)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from syncline.model.cost import CostCurve, CostSegment
-from syncline.model.network import Contention, Link, Measurement, Network
-from syncline.model.plan import Message, Plan, Tensor
-from syncline.model.prediction import Comparison, Prediction
-from syncline.model.profile import Baseline, Gradient, Operation, Profile
-from syncline.model.quantities import BYTES_PER_ELEMENT
-from syncline.model.run import Event, Rate, Run
-from syncline.model.timeline import Span, Timeline
+from syncline.plan.cost import CostCurve, CostSegment
+from syncline.plan.network import Contention, Link, Measurement, Network
+from syncline.plan.plan import Message, Plan, Tensor
+from syncline.plan.prediction import Comparison, Prediction
+from syncline.plan.profile import Baseline, Gradient, Operation, Profile
+from syncline.plan.quantities import BYTES_PER_ELEMENT
+from syncline.plan.run import Event, Rate, Run
+from syncline.plan.timeline import Span, Timeline
 
 NS_PER_S = 1_000_000_000
 PHASES = ("data", "copy", "forward", "backward")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -14,72 +14,69 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "syncline"
 
 BOTTOM = {"errors"}
 """``torch_private`` is at the bottom too, but only what may import torch imports it."""
-DATA = BOTTOM | {"model"}
-FORMATS = DATA | {"traces"}
-CORE = FORMATS | {"_native"}
-EXACT = CORE | {"simulator", "collectives"}
-TOOLS = EXACT | {"planners"}
-RUNTIME = TOOLS | {
-    "measure",
-    "report",
-    "groups",
-    "devices",
-    "backend",
-    "sparse",
-    "torch_entry",
-    "torch_private",
-}
-COMMANDS = RUNTIME | {
-    *("parallel", "processes", "workers", "training", "testbed", "replay", "bench", "launched"),
+DATA = BOTTOM | {"plan"}
+CORE = DATA | {"_native"}
+TOOLS = CORE | {"plan.simulator", "plan.planners"}
+COMM = CORE | {"comm.collectives"}
+BACKEND = COMM | {"comm.groups", "comm.devices", "torch_entry", "torch_private"}
+RUNTIME = (
+    TOOLS
+    | BACKEND
+    | {"comm.backend", "files.traces", "files.report", "train.measure", "train.sparse"}
+)
+LAB = RUNTIME | {"train", "lab.processes", "lab.workers"}
+COMMANDS = LAB | {
+    *("lab.training", "lab.testbed", "lab.replay", "lab.bench", "train.launched"),
     "__init__",
 }
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "processes": BOTTOM,
-    "workers": BOTTOM | {"processes"},
     "torch_entry": set(),
     "torch_private": set(),
-    "model": BOTTOM,
-    "traces": DATA,
-    "collectives": CORE,
-    "simulator": CORE,
-    "groups": CORE | {"collectives"},
-    "planners": EXACT,
-    "sparse": TOOLS | {"measure", "torch_private"},
-    "devices": CORE | {"collectives", "groups"},
-    "measure": TOOLS | {"torch_private"},
-    "report": TOOLS,
-    "testbed": DATA | {"processes"},
-    "backend": CORE | {"collectives", "groups", "devices", "torch_entry", "torch_private"},
-    "parallel": RUNTIME,
-    "training": RUNTIME | {"parallel", "processes", "workers"},
-    "replay": RUNTIME | {"parallel", "processes", "workers", "testbed"},
-    "bench": RUNTIME | {"parallel", "processes", "workers", "testbed"},
+    "plan": BOTTOM,
+    "plan.simulator": CORE,
+    "plan.planners": CORE | {"plan.simulator"},
+    "comm.collectives": CORE,
+    "comm.groups": COMM,
+    "comm.devices": COMM | {"comm.groups"},
+    "comm.backend": BACKEND,
+    "files.traces": DATA,
+    "files.report": TOOLS | {"files.traces"},
+    "train": RUNTIME,
+    "train.measure": TOOLS | {"torch_private"},
+    "train.sparse": TOOLS | {"train.measure", "torch_private"},
+    "train.launched": RUNTIME | {"train"},
     "hooks": RUNTIME,
-    "integrations": RUNTIME | {"parallel"},
-    "launched": RUNTIME | {"parallel"},
+    "integrations": RUNTIME | {"train"},
+    "lab.processes": BOTTOM,
+    "lab.workers": BOTTOM | {"lab.processes"},
+    "lab.testbed": DATA | {"lab.processes"},
+    "lab.training": LAB,
+    "lab.replay": LAB | {"lab.testbed"},
+    "lab.bench": LAB | {"lab.testbed"},
     "cli": COMMANDS,
     "run": COMMANDS | {"cli"},
     "advise": COMMANDS | {"cli"},
 }
-"""What each package may import beside itself. ``__init__`` is the public surface above all but the
+"""What each part may import beside itself. ``__init__`` is the public surface above all but the
 command line: it imports whatever it exports."""
 
 WITHOUT_TORCH = {
     "errors",
-    "processes",
-    "workers",
     "torch_entry",
-    "model",
-    "traces",
-    "collectives",
-    "groups",
-    "simulator",
-    "planners",
-    "report",
-    "testbed",
+    "plan",
+    "plan.simulator",
+    "plan.planners",
+    "comm.collectives",
+    "comm.groups",
+    "files.traces",
+    "files.report",
+    "lab.processes",
+    "lab.workers",
+    "lab.testbed",
 }
+ROOMS = {"plan", "comm", "files", "train", "integrations", "lab", "cli"}
 
 
 def imports(path: Path, root: Path, *, lazy: bool = True) -> Iterator[tuple[int, str]]:
@@ -134,14 +131,24 @@ def circle(root: Path) -> list[str]:
     return []
 
 
+def part_of(root: Path, names: Sequence[str]) -> str:
+    """Return which of the parts in ``ALLOWED`` a module belongs to, by its names below the root.
+
+    What is no module of ours, such as ``__version__``, is of the public surface.
+    """
+    for length in (2, 1):
+        name = ".".join(names[:length])
+        if name in ALLOWED or name == "_native":
+            return name
+    return names[0] if names and (root / names[0]).is_dir() else "__init__"
+
+
 def offences(root: Path) -> list[str]:
     """Return ``file:line`` and what is wrong for every import that goes up, or needs torch."""
-    modules = {path.stem for path in root.iterdir() if path.suffix in (".py", ".pyi")}
-    packages = {path.name for path in root.iterdir() if path.is_dir()}
     found = []
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root)
-        own = inside.parts[0].removesuffix(".py")
+        own = part_of(root, inside.with_suffix("").parts)
         for line, name in imports(path, root):
             where = f"{path}:{line}: {own} imports {name}"
             parts = name.split(".")
@@ -149,8 +156,7 @@ def offences(root: Path) -> list[str]:
                 found.append(f"{where}; it must work where torch is not installed")
             if parts[0] != root.name or own == "__init__":
                 continue
-            # What is no module of ours, such as __version__, is of the public surface.
-            target = parts[1] if len(parts) > 1 and parts[1] in modules | packages else "__init__"
+            target = part_of(root, parts[1:])
             if own not in ALLOWED:
                 found.append(f"{where}; say in ALLOWED what {own} may import")
             elif target != own and target not in ALLOWED[own]:
@@ -184,6 +190,12 @@ def test_private_names_of_torch_are_in_one_module() -> None:
     assert found == {}
 
 
+def test_the_rooms_are_these() -> None:
+    """A part of ``ALLOWED`` is a room, a folder or file of one, or a file beside them."""
+    folders = {path.parent.relative_to(SOURCE).parts[:1] for path in SOURCE.rglob("*.py")}
+    assert {name for names in folders for name in names} == ROOMS
+
+
 def test_imports_go_down_only() -> None:
     found = offences(SOURCE)
     assert not found, "\n" + "\n".join(found)
@@ -196,19 +208,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "found"),
     [
-        ("import syncline.model.b", "from syncline.model import a", True),
-        ("from .b import x", "if TYPE_CHECKING:\n    from syncline.model.a import y", True),
-        ("class A:\n    from syncline.model.b import x", "import syncline.model.a", True),
-        ("import syncline.model.b", "def f():\n    import syncline.model.a", False),
-        ("import syncline.model.b", "import syncline", False),
+        ("import syncline.plan.b", "from syncline.plan import a", True),
+        ("from .b import x", "if TYPE_CHECKING:\n    from syncline.plan.a import y", True),
+        ("class A:\n    from syncline.plan.b import x", "import syncline.plan.a", True),
+        ("import syncline.plan.b", "def f():\n    import syncline.plan.a", False),
+        ("import syncline.plan.b", "import syncline", False),
     ],
 )
 def test_circles_are_found(tmp_path: Path, first: str, second: str, found: bool) -> None:
-    package = tmp_path / "syncline" / "model"
+    package = tmp_path / "syncline" / "plan"
     package.mkdir(parents=True)
     for path, text in (("a.py", first), ("b.py", second), ("../__init__.py", "")):
         (package / path).write_text(text)
-    a, b = "syncline.model.a", "syncline.model.b"
+    a, b = "syncline.plan.a", "syncline.plan.b"
     assert circle(tmp_path / "syncline") in ([[a, b, a], [b, a, b]] if found else [[]])
 
 
@@ -234,30 +246,38 @@ def test_the_table_has_no_cycle() -> None:
     ("file", "text", "said"),
     [
         (
-            "model/a.py",
-            "import syncline.planners",
-            "model/a.py:1: model imports syncline.planners;",
+            "plan/a.py",
+            "import syncline.plan.planners",
+            "plan/a.py:1: plan imports syncline.plan.planners;",
         ),
-        ("model/a.py", "\nfrom syncline.planners import x", "a.py:2: model imports"),
-        ("model/a.py", "from syncline import planners", "model imports syncline.planners"),
-        ("model/a.py", "from syncline import __version__", "model imports syncline.__version__"),
-        ("model/a.py", "from ..planners import x", "model imports syncline.planners.x"),
-        ("model/a.py", "from .. import planners", "model imports syncline.planners"),
-        ("model/a.py", "def f():\n    import syncline.cli", "a.py:2: model imports syncline.cli"),
-        ("planners/a.py", "import torch.nn", "planners imports torch.nn; it must work where"),
-        ("planners/a.py", "from syncline.report import x", "planners imports syncline.report.x"),
-        ("new/a.py", "from syncline.model import x", "say in ALLOWED what new may import"),
-        ("model/a.py", "from syncline.model import b", None),
-        ("model/a.py", "from . import b", None),
-        ("planners/a.py", "from syncline import _native", None),
+        ("plan/a.py", "\nfrom syncline.plan.planners import x", "a.py:2: plan imports"),
+        ("plan/a.py", "from syncline.plan import planners", "plan imports syncline.plan.planners"),
+        ("plan/a.py", "from syncline import __version__", "plan imports syncline.__version__"),
+        ("plan/a.py", "from .planners import x", "plan imports syncline.plan.planners.x"),
+        ("plan/a.py", "from . import planners", "plan imports syncline.plan.planners"),
+        ("plan/a.py", "def f():\n    import syncline.cli", "a.py:2: plan imports syncline.cli"),
+        (
+            "plan/planners/a.py",
+            "import torch.nn",
+            "plan.planners imports torch.nn; it must work where",
+        ),
+        (
+            "plan/planners/a.py",
+            "from syncline.files.report import x",
+            "plan.planners imports syncline.files.report.x",
+        ),
+        ("new/a.py", "from syncline.plan import x", "say in ALLOWED what new may import"),
+        ("plan/a.py", "from syncline.plan import b", None),
+        ("plan/a.py", "from . import b", None),
+        ("plan/planners/a.py", "from syncline import _native", None),
         ("cli/a.py", "from syncline import __version__", None),
-        ("measure/a.py", "import torch", None),
+        ("train/measure/a.py", "import torch", None),
         ("__init__.py", "from syncline.cli import x", None),
     ],
 )
 def test_the_check_itself(tmp_path: Path, file: str, text: str, said: str | None) -> None:
     root = tmp_path / "syncline"
-    for package in ("model", "planners", "report", "cli", "measure", "new"):
+    for package in ("plan/planners", "files/report", "cli", "train/measure", "new"):
         (root / package).mkdir(parents=True)
     (root / "_native.pyi").touch()
     (root / file).write_text(text + "\n")

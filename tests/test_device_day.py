@@ -23,7 +23,7 @@ from benchmarks.device_day import (
 )
 
 from benchmarks import device_day
-from tests.testbed.machine import require_namespaces
+from tests.lab.testbed.machine import require_namespaces
 
 ROOT = Path(__file__).parents[1]
 SMALL_S = 540.0

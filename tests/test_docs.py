@@ -20,14 +20,14 @@ from click.testing import CliRunner
 from syncline import errors
 from syncline.cli.commands import COMMANDS, cli
 from syncline.cli.show import PRINTERS
-from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
-from syncline.model.network import Network
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.parallel import experiments, policy, trials
-from syncline.parallel.memory import MOST_KEPT
-from syncline.parallel.rank_measurements import LEAST_PROBE_S, PROBED_SHARE
-from syncline.planners import PLANNERS, planner_named
-from syncline.simulator.predict import predict
+from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
+from syncline.plan.network import Network
+from syncline.plan.planners import PLANNERS, planner_named
+from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.predict import predict
+from syncline.train import experiments, policy, trials
+from syncline.train.memory import MOST_KEPT
+from syncline.train.rank_measurements import LEAST_PROBE_S, PROBED_SHARE
 from tests.pages import DOCS, evaluate, table_rows, text_of
 
 ROOT = Path(__file__).parents[1]
@@ -311,8 +311,9 @@ def test_every_kind_of_file_is_described_with_its_version() -> None:
 
 def test_the_table_of_folders_names_every_import() -> None:
     rows = {
-        cells[0].strip("`"): set(re.findall(r"`(\w+)`", cells[2]))
+        name: set(re.findall(r"`(\w+)`", cells[2]))
         for cells in table_rows(text_of("architecture.md"), 4)
+        for name in re.findall(r"`(\w+)`", cells[0])
     }
     source = ROOT / "src" / "syncline"
     folders = {p.relative_to(source).parts[0].removesuffix(".py") for p in source.rglob("*.py")}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from syncline.model.plan import Plan
-from syncline.model.run import Run
-from syncline.simulator.predict import predict
+from syncline.plan.plan import Plan
+from syncline.plan.run import Run
+from syncline.plan.simulator.predict import predict
 from tests.timeouts import JOB_DEADLINE_S
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +31,8 @@ def run(arguments: list[str], **environment: str) -> str:
 
 
 def test_planning_without_torch(tmp_path: Path) -> None:
-    from syncline.model.network import Network
-    from syncline.model.profile import Profile
+    from syncline.plan.network import Network
+    from syncline.plan.profile import Profile
 
     # "-c", so that torch can be kept out of reach before the example runs.
     script = ROOT / "examples" / "plan_without_torch.py"

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import syncline
-from syncline.model.network import PRESETS
+from syncline.plan.network import PRESETS
 from tests import strategies as some
 from tests.timeouts import DEADLINE_S
 

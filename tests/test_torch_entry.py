@@ -19,8 +19,8 @@ import pytest
 
 import syncline
 from syncline.torch_entry import TORCH, untried
-from tests.parallel import entry_jobs as jobs
 from tests.timeouts import DEADLINE_S
+from tests.train import entry_jobs as jobs
 from tests.workers import WorkerPool
 
 ROOT = Path(__file__).parents[1]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from syncline.model.run import Run
+from syncline.plan.run import Run
+from tests.lab.testbed.machine import require_namespaces
 from tests.pages import text_of
-from tests.testbed.machine import require_namespaces
 from tests.timeouts import JOB_DEADLINE_S
 
 STEPS = r"range\(600\)"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.traces.pipedream import read_pipedream as read_graph
+from syncline.files.traces.pipedream import read_pipedream as read_graph
+from syncline.plan.profile import Gradient, Operation, Profile
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 ESPRESSO = ("resnet50", "vgg16", "bert", "gpt2", "LSTM")

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from syncline.errors import SynclineError, UserError
-from syncline.workers import WorkerGroup, serve
+from syncline.lab.workers import WorkerGroup, serve
 from tests.mortal import Mortals
 from tests.timeouts import JOB_DEADLINE_S, TIMEOUT
 

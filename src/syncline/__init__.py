@@ -27,21 +27,21 @@ TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
-    from syncline.measure.probe import probe
-    from syncline.measure.profiler import profile
-    from syncline.model.collective_costs import all_reduce_line
-    from syncline.model.cost import CostCurve
-    from syncline.model.network import Network
-    from syncline.model.plan import Message, Plan
-    from syncline.model.prediction import Comparison, Prediction
-    from syncline.model.profile import Gradient, Operation, Profile
-    from syncline.model.recipe import Recipe
-    from syncline.model.run import Run
-    from syncline.model.timeline import Span, Timeline
-    from syncline.parallel.ddp import DistributedDataParallel
-    from syncline.planners import PLANNERS, planner_named
-    from syncline.planners.auto import choose
-    from syncline.simulator.predict import predict
+    from syncline.plan.collective_costs import all_reduce_line
+    from syncline.plan.cost import CostCurve
+    from syncline.plan.network import Network
+    from syncline.plan.plan import Message, Plan
+    from syncline.plan.planners import PLANNERS, planner_named
+    from syncline.plan.planners.auto import choose
+    from syncline.plan.prediction import Comparison, Prediction
+    from syncline.plan.profile import Gradient, Operation, Profile
+    from syncline.plan.recipe import Recipe
+    from syncline.plan.run import Run
+    from syncline.plan.simulator.predict import predict
+    from syncline.plan.timeline import Span, Timeline
+    from syncline.train.ddp import DistributedDataParallel
+    from syncline.train.measure.probe import probe
+    from syncline.train.measure.profiler import profile
 
 __version__ = "0.1.0"
 
@@ -76,27 +76,27 @@ __all__ = [
 ]
 
 _LAZY = {
-    "PLANNERS": "syncline.planners",
-    "Comparison": "syncline.model.prediction",
-    "CostCurve": "syncline.model.cost",
-    "DistributedDataParallel": "syncline.parallel.ddp",
-    "Gradient": "syncline.model.profile",
-    "Message": "syncline.model.plan",
-    "Network": "syncline.model.network",
-    "Operation": "syncline.model.profile",
-    "Plan": "syncline.model.plan",
-    "Prediction": "syncline.model.prediction",
-    "Profile": "syncline.model.profile",
-    "Recipe": "syncline.model.recipe",
-    "Run": "syncline.model.run",
-    "Span": "syncline.model.timeline",
-    "Timeline": "syncline.model.timeline",
-    "all_reduce_line": "syncline.model.collective_costs",
-    "choose": "syncline.planners.auto",
-    "planner_named": "syncline.planners",
-    "predict": "syncline.simulator.predict",
-    "probe": "syncline.measure.probe",
-    "profile": "syncline.measure.profiler",
+    "PLANNERS": "syncline.plan.planners",
+    "Comparison": "syncline.plan.prediction",
+    "CostCurve": "syncline.plan.cost",
+    "DistributedDataParallel": "syncline.train.ddp",
+    "Gradient": "syncline.plan.profile",
+    "Message": "syncline.plan.plan",
+    "Network": "syncline.plan.network",
+    "Operation": "syncline.plan.profile",
+    "Plan": "syncline.plan.plan",
+    "Prediction": "syncline.plan.prediction",
+    "Profile": "syncline.plan.profile",
+    "Recipe": "syncline.plan.recipe",
+    "Run": "syncline.plan.run",
+    "Span": "syncline.plan.timeline",
+    "Timeline": "syncline.plan.timeline",
+    "all_reduce_line": "syncline.plan.collective_costs",
+    "choose": "syncline.plan.planners.auto",
+    "planner_named": "syncline.plan.planners",
+    "predict": "syncline.plan.simulator.predict",
+    "probe": "syncline.train.measure.probe",
+    "profile": "syncline.train.measure.profiler",
 }
 
 

@@ -11,9 +11,9 @@ model.register_comm_hook(state, syncline.hooks.gtopk)
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
-from syncline.model.recipe import Recipe
-from syncline.sparse.hook import GTopKState
-from syncline.sparse.residuals import resharded
+from syncline.plan.recipe import Recipe
+from syncline.train.sparse.hook import GTopKState
+from syncline.train.sparse.residuals import resharded
 
 __all__ = ["GTopKState", "Recipe", "gtopk", "resharded"]
 

@@ -40,7 +40,7 @@ def autoload() -> None:
     os = sys.modules.get("os")
     if os is not None and LAUNCHED in os.environ:
         try:
-            load("syncline.launched.conversion", "syncline run").prepare()
+            load("syncline.train.launched.conversion", "syncline run").prepare()
         except Exception as error:  # not in the way of the program, but the user has asked for it
             print(f"syncline run: {error}; models train as before", file=sys.stderr)
 
@@ -73,7 +73,7 @@ def create(options: Any, given: Any) -> Any:
             f"backend syncline was not tried with torch {version}; {advice()}; or use another "
             "backend, such as gloo"
         )
-    return load("syncline.backend.process_group", "backend syncline").created(options, given)
+    return load("syncline.comm.backend.process_group", "backend syncline").created(options, given)
 
 
 def load(module: str, wanted: str) -> Any:

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.parallel.ddp import DistributedDataParallel
-from syncline.parallel.log import logger
 from syncline.torch_entry import LAUNCHED
 from syncline.torch_private import uncompiled
-from tests.parallel.overlap.overlap_plans import Style, plan_of
+from syncline.train.ddp import DistributedDataParallel
+from syncline.train.log import logger
+from tests.train.overlap.overlap_plans import Style, plan_of
 
 
 def planned(module: nn.Module) -> dict[str, Any]:

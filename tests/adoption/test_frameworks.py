@@ -43,7 +43,7 @@ def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
             outcomes(tmp_path / kind / which) for which in ("stock", "syncline", "run")
         )
         assert {rank["wrapper"] for rank in stock} == {"torch.nn.parallel.distributed"}, kind
-        assert {rank["wrapper"] for rank in ours + run} == {"syncline.parallel.ddp"}, kind
+        assert {rank["wrapper"] for rank in ours + run} == {"syncline.train.ddp"}, kind
         (digests[kind],) = {rank["digest"] for rank in stock + ours + run}
         assert {rank["overlapped"] > 0 for rank in run} == {kind not in SYNCHRONOUS_UNDER_RUN}, kind
         for rank in ours:

@@ -15,13 +15,13 @@ from torch import nn
 
 from syncline.cli.commands import cli
 from syncline.errors import UserError
-from syncline.launched.blocks import repeated_blocks
-from syncline.launched.request import Request
-from syncline.model.advice import Advice
-from syncline.model.recipe import Recipe
-from syncline.model.run import Run
-from syncline.report.bundle import Bundle
+from syncline.files.report.bundle import Bundle
+from syncline.plan.advice import Advice
+from syncline.plan.recipe import Recipe
+from syncline.plan.run import Run
 from syncline.torch_entry import LAUNCHED
+from syncline.train.launched.blocks import repeated_blocks
+from syncline.train.launched.request import Request
 
 SCRIPT = Path(__file__).with_name("unmodified.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -68,7 +68,7 @@ def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
         assert {rank["class"] for rank in stock[kind]} <= {"torch.nn.parallel.distributed", MAIN}
         assert {rank["digest"] for rank in stock[kind]} == {r["digest"] for r in ours[kind]}, kind
         assert all(all(rank["same"]) for rank in ours[kind]), kind
-    assert {rank["class"] for rank in ours["plain"] + ours["gan"]} == {"syncline.parallel.ddp"}
+    assert {rank["class"] for rank in ours["plain"] + ours["gan"]} == {"syncline.train.ddp"}
     assert {rank["class"] for rank in ours["hook"]} == {"torch.nn.parallel.distributed"}
     assert {rank["class"] for rank in ours["subclass"]} == {MAIN}
     lines = [line for line in said.splitlines() if "trains as before" in line]
@@ -89,7 +89,7 @@ def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Pat
     run = [sys.executable, "-m", "syncline.run", *OPTIONS, "-m", *TORCHRUN[2:]]
     ours, _ = start(tmp_path / "run", run, "plain")
     off, _ = start(tmp_path / "off", run, "plain", SYNCLINE="0")
-    assert {rank["class"] for rank in ours["plain"]} == {"syncline.parallel.ddp"}
+    assert {rank["class"] for rank in ours["plain"]} == {"syncline.train.ddp"}
     assert {rank["class"] for rank in off["plain"]} == {"torch.nn.parallel.distributed"}
     assert ours["plain"][0]["digest"] == off["plain"][0]["digest"]
 

@@ -11,8 +11,8 @@ from benchmarks.convergence_report import AHEAD, DENSE, Curves, final, within
 from torch import nn
 from torch.optim import SGD
 
-from syncline.model.recipe import Recipe
-from syncline.training.task import task_of
+from syncline.lab.training.task import task_of
+from syncline.plan.recipe import Recipe
 
 
 def accuracies(*values: float) -> list[dict[str, float]]:

@@ -12,8 +12,8 @@ import torch
 from benchmarks.device_collectives import COLLECTIVES, ROUNDS, contests
 
 from benchmarks import gpu
-from tests.devices.host_device import HostDevice
-from tests.devices.jobs import joined
+from tests.comm.devices.host_device import HostDevice
+from tests.comm.devices.jobs import joined
 from tests.workers import WorkerPool
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.gtopk_loss import lost_share, ours, published
 
-from syncline.sparse.vector import Quota, SparseVector
+from syncline.train.sparse.vector import Quota, SparseVector
 
 ROUNDING = 1e-6
 

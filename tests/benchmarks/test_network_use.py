@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.network_use import ITERATIONS, STEP_S, Steps, sent_in_steps
 
-from syncline.training.progress import Snapshot
+from syncline.lab.training.progress import Snapshot
 
 
 def snapshot(phase: str) -> Snapshot:

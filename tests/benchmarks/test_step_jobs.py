@@ -17,12 +17,12 @@ from benchmarks.step_results import Results, Turn
 from benchmarks.step_worker import BEGUN, TURN
 from rich.console import Console
 
-from syncline.model.network import Contention, Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Gradient, Operation, Profile
-from syncline.planners.ddp import Ddp
-from syncline.simulator.predict import predict_iteration_s
-from syncline.testbed.job import JobResult, WorkerEnd
+from syncline.lab.testbed.job import JobResult, WorkerEnd
+from syncline.plan.network import Contention, Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 from tests.benchmarks.test_step_targets import cell_of, results_of
 
 CELL = TARGET_CELLS[0]

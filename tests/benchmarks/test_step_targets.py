@@ -11,7 +11,7 @@ from benchmarks.step_results import Forecast, Measured, Results, Turn, load, sav
 from benchmarks.step_targets import AIMED_PREDICTION_ERROR, Verdict, slower_cells, verdicts
 
 from syncline.errors import FileError
-from syncline.model.network import Network
+from syncline.plan.network import Network
 
 RESNET50, DENSENET201, _, VGG16 = TARGET_CELLS
 

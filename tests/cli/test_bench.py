@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from syncline.bench.result import Benchmark
+from syncline.lab.bench.result import Benchmark
 from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "bench", "collectives")

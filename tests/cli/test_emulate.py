@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.testbed.machine import (
+from tests.lab.testbed.machine import (
     Identity,
     alive,
     descendants,

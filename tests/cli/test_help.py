@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from syncline.cli.commands import COMMANDS, cli
 from syncline.cli.networks import NETWORK_HELP
-from syncline.model.network import PRESETS
+from syncline.plan.network import PRESETS
 
 MOST_AT_FIRST_SIGHT = 15
 

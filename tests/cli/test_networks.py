@@ -10,11 +10,11 @@ import pytest
 from syncline.cli import networks
 from syncline.cli.networks import INSIDE, network_argument, states_workers
 from syncline.errors import UserError
-from syncline.model.cost import CostCurve
-from syncline.model.exchange import Link, Stage
-from syncline.model.network import PRESETS, Contention, Network
-from syncline.model.recipe import SPARSE_NAMES, Recipe
-from syncline.training.config import TrainingConfig
+from syncline.lab.training.config import TrainingConfig
+from syncline.plan.cost import CostCurve
+from syncline.plan.exchange import Link, Stage
+from syncline.plan.network import PRESETS, Contention, Network
+from syncline.plan.recipe import SPARSE_NAMES, Recipe
 
 NETWORK_TOPIC = Path(networks.__file__).with_name("network.txt").read_text()
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from syncline.model.network import PRESETS
+from syncline.plan.network import PRESETS
 from tests.timeouts import DEADLINE_S
 
 MAIN = "from syncline.cli import main; main()"

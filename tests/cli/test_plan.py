@@ -13,10 +13,10 @@ import pytest
 from syncline.cli import main
 from syncline.cli.networks import network_argument
 from syncline.errors import UserError
-from syncline.model.network import PRESETS, Link, Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.planners import PLANNERS
+from syncline.plan.network import PRESETS, Link, Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners import PLANNERS
+from syncline.plan.profile import Profile
 from tests import strategies as some
 
 

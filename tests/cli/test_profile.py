@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from syncline.cli import main
-from syncline.model.network import Network
-from syncline.model.profile import Profile
-from syncline.traces.layer_table import read_layer_table
+from syncline.files.traces.layer_table import read_layer_table
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
 from tests.cases import first_few
 
 

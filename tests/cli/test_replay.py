@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from syncline.cli.commands import cli
-from syncline.replay.result import Replay
-from tests.replay.examples import PROFILE
-from tests.testbed.machine import require_namespaces
+from syncline.lab.replay.result import Replay
+from tests.lab.replay.examples import PROFILE
+from tests.lab.testbed.machine import require_namespaces
 from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "replay")

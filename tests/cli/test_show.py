@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from syncline.cli.show import show
 from syncline.errors import FileError
-from syncline.model.network import PRESETS
+from syncline.plan.network import PRESETS
 
 
 @pytest.fixture

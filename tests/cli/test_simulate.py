@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from syncline.model.network import PRESETS
-from syncline.model.plan import Plan
-from syncline.model.prediction import Comparison
-from syncline.model.recipe import Compression, Recipe
-from syncline.model.timeline import Timeline
-from syncline.planners import PLANNERS
-from syncline.planners.auto import choose
-from syncline.planners.compressed import compressed
-from syncline.planners.overlap import candidates
-from syncline.simulator.predict import predict
+from syncline.plan.network import PRESETS
+from syncline.plan.plan import Plan
+from syncline.plan.planners import PLANNERS
+from syncline.plan.planners.auto import choose
+from syncline.plan.planners.compressed import compressed
+from syncline.plan.planners.overlap import candidates
+from syncline.plan.prediction import Comparison
+from syncline.plan.recipe import Compression, Recipe
+from syncline.plan.simulator.predict import predict
+from syncline.plan.timeline import Timeline
 from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
 
 __all__ = ["network", "profile", "run"]  # fixtures

@@ -14,15 +14,15 @@ from syncline.cli import main
 from syncline.cli.progress import reading_bar
 from syncline.cli.trace import trace
 from syncline.errors import FileError, UserError
-from syncline.model.network import PRESETS, Network
-from syncline.model.plan import Plan
-from syncline.model.profile import Profile
-from syncline.planners.wfbp import Wfbp
-from syncline.simulator.predict import predict
-from syncline.traces.chakra import read_chakra
-from syncline.traces.formats import FORMATS
-from tests.traces.kineto_files import Job
-from tests.traces.seeds import ASTRASIM, TABLE_VI, chakra_of_pytorch, layered_profile
+from syncline.files.traces.chakra import read_chakra
+from syncline.files.traces.formats import FORMATS
+from syncline.plan.network import PRESETS, Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.wfbp import Wfbp
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict
+from tests.files.traces.kineto_files import Job
+from tests.files.traces.seeds import ASTRASIM, TABLE_VI, chakra_of_pytorch, layered_profile
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 
 from syncline.cli import main
 from syncline.cli.train import train
-from syncline.planners import PLANNERS
-from syncline.training.config import COLLECTIVES, STRATEGIES, TrainingConfig
-from syncline.training.data import DATA
-from syncline.training.hyperparameters import Hyperparameters
-from syncline.training.models import MODELS
+from syncline.lab.training.config import COLLECTIVES, STRATEGIES, TrainingConfig
+from syncline.lab.training.data import DATA
+from syncline.lab.training.hyperparameters import Hyperparameters
+from syncline.lab.training.models import MODELS
+from syncline.plan.planners import PLANNERS
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_workers_must_agree_with_torchrun(
 
 def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[TrainingConfig] = []
-    monkeypatch.setattr("syncline.training.launch.launch", launched.append)
+    monkeypatch.setattr("syncline.lab.training.launch.launch", launched.append)
     report = str(tmp_path / "report")
     arguments = (
         f"train --model lstm --report {report} --lr 0.5 --batch-size 4 --workers 3 --seed 7 "
@@ -103,7 +103,7 @@ def test_every_field_of_the_configuration_has_an_option() -> None:
 
 def test_a_strategy_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[TrainingConfig] = []
-    monkeypatch.setattr("syncline.training.launch.launch", launched.append)
+    monkeypatch.setattr("syncline.lab.training.launch.launch", launched.append)
     report = str(tmp_path / "report")
     main(f"train --report {report} --strategy bsp-2 --collectives mst --planner merge".split())
     (config,) = launched

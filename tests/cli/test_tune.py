@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from syncline.bench import tuning
 from syncline.cli import main
-from syncline.groups import Choices
-from syncline.groups.choices import choices_path
-from tests.groups.choice_examples import HERE, choices
+from syncline.comm.groups import Choices
+from syncline.comm.groups.choices import choices_path
+from syncline.lab.bench import tuning
+from tests.comm.groups.choice_examples import HERE, choices
 from tests.timeouts import DEADLINE_S
 
 COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()")

@@ -14,15 +14,15 @@ import pytest
 from syncline.cli import progress
 from syncline.cli.sweep import is_plain, points_of, tracked
 from syncline.errors import UserError
-from syncline.model.network import PRESETS
-from syncline.model.timeline import Timeline
-from syncline.model.whatif import WhatIf
-from syncline.planners import PLANNERS
-from syncline.report.bundle import Bundle
-from syncline.simulator.predict import predict_iteration_s
+from syncline.files.report.bundle import Bundle
+from syncline.plan.network import PRESETS
+from syncline.plan.planners import PLANNERS
+from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.timeline import Timeline
+from syncline.plan.whatif import WhatIf
 from tests.cli.test_plan import PROFILE, Run, network, profile, run
-from tests.simulator.chains import chain
-from tests.traces.kineto_files import Job
+from tests.files.traces.kineto_files import Job
+from tests.plan.simulator.chains import chain
 
 __all__ = ["network", "profile", "run"]  # fixtures
 

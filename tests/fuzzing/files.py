@@ -8,23 +8,31 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from syncline.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections, Timed
-from syncline.groups.choices import Timing
-from syncline.model.document import Document
-from syncline.model.network import PRESETS
-from syncline.planners import PLANNERS
-from syncline.report.bundle import DOCUMENTS
-from syncline.report.summary import summarise
-from syncline.simulator.whatif import changes
-from syncline.traces.formats import FORMATS
-from tests.bench.examples import BENCHMARK
-from tests.groups.choice_examples import choices
-from tests.replay.examples import replay
-from tests.report.examples import make_bundle
-from tests.report.whatif_examples import bundle_of, few, single
-from tests.traces import kineto_seeds
-from tests.traces.seeds import layered_profile
-from tests.traces.seeds import seeds as traces
+from syncline.comm.groups.choices import Timing
+from syncline.files.report.bundle import DOCUMENTS
+from syncline.files.report.summary import summarise
+from syncline.files.traces.formats import FORMATS
+from syncline.lab.bench.topk_report import (
+    FUSED,
+    READ,
+    SELECT,
+    TORCH,
+    TORCH_FUSED,
+    Selections,
+    Timed,
+)
+from syncline.plan.document import Document
+from syncline.plan.network import PRESETS
+from syncline.plan.planners import PLANNERS
+from syncline.plan.simulator.whatif import changes
+from tests.comm.groups.choice_examples import choices
+from tests.files.report.examples import make_bundle
+from tests.files.report.whatif_examples import bundle_of, few, single
+from tests.files.traces import kineto_seeds
+from tests.files.traces.seeds import layered_profile
+from tests.files.traces.seeds import seeds as traces
+from tests.lab.bench.examples import BENCHMARK
+from tests.lab.replay.examples import replay
 
 if TYPE_CHECKING:
     from torch import nn
@@ -228,9 +236,9 @@ def _checkpoints() -> list[bytes]:
     """Return a checkpoint of one worker and a small model."""
     import torch
 
-    from syncline.training.checkpoint import FILE_NAME, Checkpoint, settings_of
-    from syncline.training.config import TrainingConfig
-    from syncline.training.replica import scheduler, sgd
+    from syncline.lab.training.checkpoint import FILE_NAME, Checkpoint, settings_of
+    from syncline.lab.training.config import TrainingConfig
+    from syncline.lab.training.replica import scheduler, sgd
 
     torch.manual_seed(0)
     config, model = TrainingConfig.of(**CONFIG, workers=1), _model()
@@ -256,9 +264,9 @@ def _resume(file: Path) -> None:
     """Do with a checkpoint what ``syncline train --resume`` does, without workers."""
     import torch
 
-    from syncline.training.checkpoint import load_checkpoint
-    from syncline.training.config import TrainingConfig
-    from syncline.training.replica import set_random_state, sgd
+    from syncline.lab.training.checkpoint import load_checkpoint
+    from syncline.lab.training.config import TrainingConfig
+    from syncline.lab.training.replica import set_random_state, sgd
 
     config, model = TrainingConfig.of(**CONFIG, workers=1), _model()
     path, checkpoint = load_checkpoint(file.parent)
@@ -276,9 +284,9 @@ def _states() -> list[bytes]:
     import msgspec
     import torch
 
-    from syncline.model.recipe import Recipe
-    from syncline.sparse.session import VERSION
-    from syncline.training.residuals import save_state
+    from syncline.lab.training.residuals import save_state
+    from syncline.plan.recipe import Recipe
+    from syncline.train.sparse.session import VERSION
 
     torch.manual_seed(0)
     common = {"decided": False, "plan": None}
@@ -305,10 +313,10 @@ def _states() -> list[bytes]:
 
 def _load_states(file: Path, workers: int) -> None:
     """Load a state of compression as ``syncline train --resume`` does, for so many workers."""
-    from syncline.model.recipe import Recipe
-    from syncline.sparse.memory import HostMemory
-    from syncline.sparse.residuals import Residuals
-    from syncline.training.residuals import load_state
+    from syncline.lab.training.residuals import load_state
+    from syncline.plan.recipe import Recipe
+    from syncline.train.sparse.memory import HostMemory
+    from syncline.train.sparse.residuals import Residuals
 
     state = load_state(file.parent, [file.name], rank=0, workers=workers, steps_per_epoch=7)
     if "recipe" in state:

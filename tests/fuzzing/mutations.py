@@ -15,8 +15,8 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from syncline.traces import chakra_nodes
-from syncline.traces.chakra_nodes import is_metadata
+from syncline.files.traces import chakra_nodes
+from syncline.files.traces.chakra_nodes import is_metadata
 
 __all__ = ["mutated"]
 

@@ -87,7 +87,7 @@ def fuzz(
         memory_bytes: the most memory that a command may take.
     """
     # Here, where neither time nor memory is limited.
-    importlib.import_module("syncline.training.preflight")
+    importlib.import_module("syncline.lab.training.preflight")
     seeds = kind.seeds()
     outcome = Outcome()
 
@@ -208,7 +208,7 @@ def _problem_of(
         contextlib.redirect_stderr(err),
         mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(cache)}),
         mock.patch("syncline.cli.replay.run_replay", _not_run),
-        mock.patch("syncline.training.launch.launch", _not_run),
+        mock.patch("syncline.lab.training.launch.launch", _not_run),
         _deadline(within_s),
     ):
         try:

@@ -17,12 +17,12 @@ import pytest
 
 from syncline.cli.show import PRINTERS as SHOWN
 from syncline.errors import FileError, InternalError
-from syncline.traces.formats import FORMATS
+from syncline.files.traces.formats import FORMATS
+from tests.files.traces.seeds import seeds
 from tests.fuzzing.files import KINDS, Command, Kind
 from tests.fuzzing.mutations import mutated
 from tests.fuzzing.runner import fuzz
 from tests.timeouts import DEADLINE_S
-from tests.traces.seeds import seeds
 
 
 def test_every_kind_of_file_is_fuzzed() -> None:

@@ -20,14 +20,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import syncline
-from syncline.devices import DeviceGroup
-from syncline.groups import Group
-from syncline.parallel.bsp import BspSgd
-from syncline.parallel.engine.dense_transport import CudaDenseTransport
+from syncline.comm.devices import DeviceGroup
+from syncline.comm.groups import Group
 from syncline.torch_private import default_store
-from tests.devices.jobs import device_of
-from tests.parallel.overlap.overlap_plans import Style
-from tests.parallel.overlap.overlap_rig import STEPS, Ours, Side, Stock, differences
+from syncline.train.bsp import BspSgd
+from syncline.train.engine.dense_transport import CudaDenseTransport
+from tests.comm.devices.jobs import device_of
+from tests.train.overlap.overlap_plans import Style
+from tests.train.overlap.overlap_rig import STEPS, Ours, Side, Stock, differences
 
 SLEEP_CYCLES = 20_000_000
 """Some 10 ms: longer than an iteration of these models, so that what is not waited for is late."""

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from syncline.bench.topk import measure_selection
-from syncline.bench.topk_report import SELECT, TORCH
-from syncline.model.profile import Norm
+from syncline.lab.bench.topk import measure_selection
+from syncline.lab.bench.topk_report import SELECT, TORCH
+from syncline.plan.profile import Norm
 from tests.gpu import jobs
-from tests.parallel.overlap.overlap_plans import Style
-from tests.parallel.overlap.overlap_rig import OVERLAPS
+from tests.train.overlap.overlap_plans import Style
+from tests.train.overlap.overlap_rig import OVERLAPS
 from tests.workers import WorkerPool
 
 pytestmark = pytest.mark.gpu

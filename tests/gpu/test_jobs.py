@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from syncline.model.profile import Norm
+from syncline.plan.profile import Norm
 from tests.gpu import jobs, test_gpu
-from tests.parallel.overlap.overlap_plans import Style
-from tests.parallel.overlap.overlap_rig import OVERLAPS
+from tests.train.overlap.overlap_plans import Style
+from tests.train.overlap.overlap_rig import OVERLAPS
 from tests.workers import WorkerPool
 
 

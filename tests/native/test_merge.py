@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline import _native
-from syncline.model.cost import CostCurve
+from syncline.plan.cost import CostCurve
 from tests import strategies as some
 
 LINE = [(0, 1e-6, 1e-9)]

@@ -14,10 +14,10 @@ from reproduce.chunks import ChunkTimes, simulate_chunks
 from reproduce.counted_cost import derived_cost
 from reproduce.fabric import Fabric, FabricWire, Slowdown
 
-from syncline.collectives import PROGRAMS, Collective, Schedule, best_blocks
+from syncline.comm.collectives import PROGRAMS, Collective, Schedule, best_blocks
 from syncline.errors import MismatchError, UserError
-from syncline.model.collective_costs import all_reduce_line
-from tests.collectives.programs import NAMES, PIPELINED, every_pipelined, every_program, make
+from syncline.plan.collective_costs import all_reduce_line
+from tests.comm.collectives.programs import NAMES, PIPELINED, every_pipelined, every_program, make
 from tests.strategies import few
 
 ALPHA_S, BETA, GAMMA = 2e-5, 8e-10, 1e-10

@@ -9,12 +9,12 @@ import pytest
 from reproduce.counted_cost import Cost, derived_cost
 from reproduce.paper_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS, pipeline_steps
 
-from syncline.collectives import PROGRAMS, Collective, program
-from syncline.model.collective_costs import (
+from syncline.comm.collectives import PROGRAMS, Collective, program
+from syncline.plan.collective_costs import (
     ALL_REDUCE_ALGORITHMS,
     LineFormula,
 )
-from tests.collectives.programs import NAMES, PIPELINED, each, make, own
+from tests.comm.collectives.programs import NAMES, PIPELINED, each, make, own
 from tests.pages import evaluate, table_rows, text_of
 
 POWERS = [1 << k for k in range(1, 8)]
@@ -45,7 +45,7 @@ def cost(collective: Collective, algorithm: str, ranks: int, blocks: int = 5) ->
 def test_the_papers_formulas_on_powers_of_two(
     collective: Collective, algorithm: str, ranks: int
 ) -> None:
-    """MG-WFBP, Table 2, and linear-pipeline, Table 1, with the errata of ``syncline.model``."""
+    """MG-WFBP, Table 2, and linear-pipeline, Table 1, with the errata of ``syncline.plan``."""
     formula = PAPERS[collective][algorithm]
     assert cost(collective, algorithm, ranks) == of_formula(formula, ranks)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from reproduce.dependencies import Pairs, dependencies
 
-from syncline.collectives import Collective, Schedule, program
-from tests.collectives.interpreter import run_arrays
-from tests.collectives.programs import NAMES, each, make
+from syncline.comm.collectives import Collective, Schedule, program
+from tests.comm.collectives.interpreter import run_arrays
+from tests.comm.collectives.programs import NAMES, each, make
 
 
 def as_set(pairs: Pairs) -> set[tuple[int, int]]:

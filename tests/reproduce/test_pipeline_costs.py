@@ -16,9 +16,9 @@ from reproduce.paper_costs import (
 )
 
 from syncline.errors import UserError
-from syncline.model.collective_costs import all_reduce_line
+from syncline.plan.collective_costs import all_reduce_line
 from tests import strategies as some
-from tests.model import steps
+from tests.plan import steps
 
 ALPHA, BETA, GAMMA = 2e-5, 8e-10, 3e-10
 COUNTS = [(p, m) for p in range(2, 10) for m in (1, 2, 3, 4, 5, 7, 8, 9, 16, 25)]

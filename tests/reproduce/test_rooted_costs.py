@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from reproduce.paper_costs import BROADCAST_ALGORITHMS, REDUCE_ALGORITHMS
 
-from syncline.model.collective_costs import ALL_REDUCE_ALGORITHMS
-from tests.model import steps
+from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
+from tests.plan import steps
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from syncline.processes import stop_on_ctrl_c
+from syncline.lab.processes import stop_on_ctrl_c
 
 __all__ = ["main"]
 

@@ -11,7 +11,7 @@ from syncline.cli.arguments import json_option, profile_argument, show
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.run import start
 from syncline.errors import UserError
-from syncline.report.advice import advice, print_advice
+from syncline.files.report.advice import advice, print_advice
 
 
 @click.command(
@@ -53,7 +53,7 @@ def advise(
     if not seconds > 0:
         raise UserError(f"--seconds must be above 0, found {seconds:g}")
     # Here, so that what needs no training need not wait for torch.
-    from syncline.launched.request import Request
+    from syncline.train.launched.request import Request
 
     request = Request(
         advises=True,

@@ -11,15 +11,15 @@ import msgspec
 from msgspec.structs import FieldInfo
 from rich.console import Console
 
-from syncline.bench.request import PLACES, Local
 from syncline.cli.progress import reading_bar
 from syncline.errors import UserError
-from syncline.model.document import Document
-from syncline.model.profile import Profile
-from syncline.model.quantities import parse_workers
-from syncline.testbed import Cluster
-from syncline.traces.formats import TraceOptions, detect, read_trace
-from syncline.traces.trace import Trace
+from syncline.files.traces.formats import TraceOptions, detect, read_trace
+from syncline.files.traces.trace import Trace
+from syncline.lab.bench.request import PLACES, Local
+from syncline.lab.testbed import Cluster
+from syncline.plan.document import Document
+from syncline.plan.profile import Profile
+from syncline.plan.quantities import parse_workers
 
 D = TypeVar("D", bound=Document)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

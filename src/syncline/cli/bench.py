@@ -8,12 +8,6 @@ from typing import Any, TypeVar
 
 import click
 
-from syncline.bench.contest import measure_collectives
-from syncline.bench.page import print_benchmark, save_report
-from syncline.bench.request import BenchmarkRequest, Local, parse_sizes
-from syncline.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
-from syncline.bench.topk_report import print_selections
-from syncline.bench.topk_report import save_report as save_selections
 from syncline.cli.arguments import (
     field_options,
     fields_of,
@@ -25,10 +19,16 @@ from syncline.cli.arguments import (
     worker_counts,
 )
 from syncline.cli.progress import ProgressBar
-from syncline.collectives import PROGRAMS, Collective
+from syncline.comm.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
-from syncline.processes import ended_by_signals
-from syncline.report.page import require_place
+from syncline.files.report.page import require_place
+from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.page import print_benchmark, save_report
+from syncline.lab.bench.request import BenchmarkRequest, Local, parse_sizes
+from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
+from syncline.lab.bench.topk_report import print_selections
+from syncline.lab.bench.topk_report import save_report as save_selections
+from syncline.lab.processes import ended_by_signals
 
 EPILOG = """\b
 Examples:
@@ -156,7 +156,7 @@ def topk(
     sizes: str, densities: str, rounds: int, device: str, report: str | None, as_json: bool
 ) -> None:
     """Measure selection of the largest magnitudes beside torch.topk, on one core or a GPU."""
-    from syncline.bench.topk import measure_selection
+    from syncline.lab.bench.topk import measure_selection
 
     if report is not None:
         require_place(Path(report))

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from syncline.cli.arguments import cluster_options
 from syncline.errors import UserError
-from syncline.processes import end_of, received_signals
-from syncline.report.units import counted, percent, size
-from syncline.testbed.cluster import Cluster, bit_rate
-from syncline.testbed.job import GRACE_S, JobResult, WorkerEnd, name_of
-from syncline.testbed.output import Printer
-from syncline.testbed.testbed import Testbed, Traffic
+from syncline.files.report.units import counted, percent, size
+from syncline.lab.processes import end_of, received_signals
+from syncline.lab.testbed.cluster import Cluster, bit_rate
+from syncline.lab.testbed.job import GRACE_S, JobResult, WorkerEnd, name_of
+from syncline.lab.testbed.output import Printer
+from syncline.lab.testbed.testbed import Testbed, Traffic
 
 EPILOG = """\b
 Examples:

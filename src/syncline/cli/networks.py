@@ -12,11 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 from syncline.errors import FileError, UserError, did_you_mean, quoted, require_known
-from syncline.model.exchange import EXCHANGES, Link, Stage
-from syncline.model.files import read_bytes
-from syncline.model.network import ETHERNET_LATENCY_S, PRESETS, Contention, Network
-from syncline.model.quantities import parse_bandwidth, parse_duration, require_time
-from syncline.model.recipe import SPARSE_DEFAULT, SPARSE_NAMES
+from syncline.plan.exchange import EXCHANGES, Link, Stage
+from syncline.plan.files import read_bytes
+from syncline.plan.network import ETHERNET_LATENCY_S, PRESETS, Contention, Network
+from syncline.plan.quantities import parse_bandwidth, parse_duration, require_time
+from syncline.plan.recipe import SPARSE_DEFAULT, SPARSE_NAMES
 
 INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
 """Link inside a host unless stated: PCIe 3.0 x16, 12 GB/s and 5 us a message."""

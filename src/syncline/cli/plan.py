@@ -10,9 +10,9 @@ from rich.console import Console
 from syncline.cli.arguments import clip_option, with_clipping
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.train import training_options
-from syncline.model.profile import Profile
-from syncline.planners import PLANNERS, planned, planner_named
-from syncline.report.tables import document_table
+from syncline.files.report.tables import document_table
+from syncline.plan.planners import PLANNERS, planned, planner_named
+from syncline.plan.profile import Profile
 
 
 @click.command(epilog=NETWORK_HELP)

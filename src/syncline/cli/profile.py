@@ -12,13 +12,13 @@ from rich.console import Console
 
 from syncline.cli.train import configured, training_options
 from syncline.errors import UserError
-from syncline.model.files import write_atomically
-from syncline.model.network import Network
-from syncline.model.profile import Profile
-from syncline.report import terminal
-from syncline.report.bundle import DOCUMENTS
-from syncline.report.tables import document_table
-from syncline.traces.layer_table import write_layer_table
+from syncline.files.report import terminal
+from syncline.files.report.bundle import DOCUMENTS
+from syncline.files.report.tables import document_table
+from syncline.files.traces.layer_table import write_layer_table
+from syncline.plan.files import write_atomically
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
 
 
 @click.command()
@@ -74,9 +74,9 @@ def profile(
     )
     folder = Path(config.report)
     # Here, so that other commands need not wait for torch.
-    from syncline.training.group import started_by_launcher
-    from syncline.training.launch import launch
-    from syncline.training.profiling import LAYERS, run_profiling
+    from syncline.lab.training.group import started_by_launcher
+    from syncline.lab.training.launch import launch
+    from syncline.lab.training.profiling import LAYERS, run_profiling
 
     if started_by_launcher(os.environ):
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends a worker inside a collective, too
@@ -84,7 +84,7 @@ def profile(
         if os.environ["RANK"] != "0":
             return
     else:
-        launch(config, program="syncline.training.profiling")
+        launch(config, program="syncline.lab.training.profiling")
     paths = [folder / DOCUMENTS[noun][0] for noun in ("profile", "network")]
     found, network = Profile.load(paths[0]), Network.load(paths[1])
     console = Console(highlight=False)

@@ -21,17 +21,17 @@ from syncline.cli.arguments import (
 from syncline.cli.networks import network_argument, states_workers
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.planners import PLANNERS
-from syncline.processes import ended_by_signals
-from syncline.replay.page import save_report
-from syncline.replay.session import ReplayRequest
-from syncline.replay.session import replay as run_replay
-from syncline.replay.table import print_replay
-from syncline.report.page import require_place
-from syncline.simulator.transformations import with_compute_scale
-from syncline.testbed.cluster import Cluster
+from syncline.files.report.page import require_place
+from syncline.lab.processes import ended_by_signals
+from syncline.lab.replay.page import save_report
+from syncline.lab.replay.session import ReplayRequest
+from syncline.lab.replay.session import replay as run_replay
+from syncline.lab.replay.table import print_replay
+from syncline.lab.testbed.cluster import Cluster
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners import PLANNERS
+from syncline.plan.simulator.transformations import with_compute_scale
 
 EPILOG = """\b
 Examples:

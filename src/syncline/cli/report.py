@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from syncline.model.files import write_atomically
-from syncline.report.bundle import Bundle
-from syncline.report.page import render, save_report
-from syncline.report.summary import summarise
+from syncline.files.report.bundle import Bundle
+from syncline.files.report.page import render, save_report
+from syncline.files.report.summary import summarise
+from syncline.plan.files import write_atomically
 
 
 @click.command()

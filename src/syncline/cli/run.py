@@ -12,9 +12,9 @@ import click
 
 from syncline.cli.train import training_options
 from syncline.errors import UserError, require_known
-from syncline.model.recipe import Compression, Recipe
-from syncline.planners import planner_named
-from syncline.training.config import COMPRESSIONS, DENSE_BELOW
+from syncline.lab.training.config import COMPRESSIONS, DENSE_BELOW
+from syncline.plan.planners import planner_named
+from syncline.plan.recipe import Compression, Recipe
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """With 0, torch does not call the entry points by which Syncline gets into a script's processes."""
@@ -63,7 +63,7 @@ def run(
     cannot be converted trains as before, and one line says why. Nothing on disk is changed.
     """
     # Here, so that the help need not wait for torch.
-    from syncline.launched.request import Request
+    from syncline.train.launched.request import Request
 
     planner_named(planner)
     request = Request(

@@ -9,20 +9,20 @@ from typing import Any
 import click
 from rich.console import Console
 
-from syncline.bench.page import print_benchmark
-from syncline.bench.result import Benchmark
-from syncline.bench.topk_report import Selections, print_selections
-from syncline.bench.tuning_report import print_choices
+from syncline.comm.groups import Choices
 from syncline.errors import FileError, UserError
-from syncline.groups import Choices
-from syncline.model.advice import Advice
-from syncline.model.document import Document, read_document
-from syncline.model.whatif import WhatIf
-from syncline.replay.result import Replay
-from syncline.replay.table import print_replay
-from syncline.report.advice import print_advice
-from syncline.report.tables import TABLES, document_table
-from syncline.report.whatif_table import print_what_if
+from syncline.files.report.advice import print_advice
+from syncline.files.report.tables import TABLES, document_table
+from syncline.files.report.whatif_table import print_what_if
+from syncline.lab.bench.page import print_benchmark
+from syncline.lab.bench.result import Benchmark
+from syncline.lab.bench.topk_report import Selections, print_selections
+from syncline.lab.bench.tuning_report import print_choices
+from syncline.lab.replay.result import Replay
+from syncline.lab.replay.table import print_replay
+from syncline.plan.advice import Advice
+from syncline.plan.document import Document, read_document
+from syncline.plan.whatif import WhatIf
 
 PRINTERS: dict[type[Document], Callable[[Console, Any], None]] = {
     **dict.fromkeys(TABLES, lambda console, document: console.print(document_table(document))),

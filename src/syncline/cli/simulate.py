@@ -21,24 +21,24 @@ from syncline.cli.networks import (
 from syncline.cli.sweep import algorithms, is_plain, points_of, tracked, worker_counts
 from syncline.cli.train import training_options
 from syncline.errors import UserError
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.prediction import Comparison
-from syncline.model.profile import Profile
-from syncline.model.timeline import Timeline
-from syncline.model.whatif import WhatIf
-from syncline.planners import PLANNERS, planned, planner_named
-from syncline.planners.auto import choose, suggestion
-from syncline.planners.overlap import candidates
-from syncline.report import terminal
-from syncline.report.page import require_place, save_what_if
-from syncline.report.tables import comparison_table
-from syncline.report.whatif_table import print_what_if
-from syncline.report.whatif_words import REFERENCE, point_comparison
-from syncline.simulator.predict import predict
-from syncline.simulator.study import study
-from syncline.simulator.whatif import Change, WhatIfSimulator
-from syncline.traces.trace import Trace
+from syncline.files.report import terminal
+from syncline.files.report.page import require_place, save_what_if
+from syncline.files.report.tables import comparison_table
+from syncline.files.report.whatif_table import print_what_if
+from syncline.files.report.whatif_words import REFERENCE, point_comparison
+from syncline.files.traces.trace import Trace
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners import PLANNERS, planned, planner_named
+from syncline.plan.planners.auto import choose, suggestion
+from syncline.plan.planners.overlap import candidates
+from syncline.plan.prediction import Comparison
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.study import study
+from syncline.plan.simulator.whatif import Change, WhatIfSimulator
+from syncline.plan.timeline import Timeline
+from syncline.plan.whatif import WhatIf
 
 WHAT_IF_HELP = """\b
 What if: every option of this kind takes a list, such as 1gbit,10gbit; all

@@ -12,8 +12,8 @@ from rich.progress import MofNCompleteColumn
 from syncline.cli.networks import algorithm_named, density_of
 from syncline.cli.progress import LateBar
 from syncline.errors import UserError, unknown
-from syncline.model.collective_costs import SERVER_ALGORITHMS
-from syncline.model.quantities import (
+from syncline.plan.collective_costs import SERVER_ALGORITHMS
+from syncline.plan.quantities import (
     BYTES_PER_ELEMENT,
     LARGEST_JOBS,
     parse_bandwidth,
@@ -21,9 +21,9 @@ from syncline.model.quantities import (
     parse_workers,
     require_count,
 )
-from syncline.simulator.strategy import STRATEGIES, strategy_named
-from syncline.simulator.whatif import MOST_POINTS, Change, changes
-from syncline.simulator.workers import Workers, parse_stragglers
+from syncline.plan.simulator.strategy import STRATEGIES, strategy_named
+from syncline.plan.simulator.whatif import MOST_POINTS, Change, changes
+from syncline.plan.simulator.workers import Workers, parse_stragglers
 
 WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LARGEST_DEVIATION = 2.0

@@ -15,15 +15,9 @@ from syncline.cli.arguments import with_options
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.cli.progress import reading_bar
 from syncline.errors import UserError
-from syncline.model.document import Document
-from syncline.model.files import write_atomically
-from syncline.model.network import Network
-from syncline.model.plan import Plan
-from syncline.model.profile import NOT_COMPUTED, UNEXPLAINED
-from syncline.report import terminal, units
-from syncline.simulator.predict import predict_iteration_s
-from syncline.traces.astrasim import DEFAULT_CLOCK_HZ
-from syncline.traces.formats import (
+from syncline.files.report import terminal, units
+from syncline.files.traces.astrasim import DEFAULT_CLOCK_HZ
+from syncline.files.traces.formats import (
     FORMATS,
     Format,
     TraceOptions,
@@ -31,7 +25,13 @@ from syncline.traces.formats import (
     read_trace,
     write_trace,
 )
-from syncline.traces.trace import Trace
+from syncline.files.traces.trace import Trace
+from syncline.plan.document import Document
+from syncline.plan.files import write_atomically
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import NOT_COMPUTED, UNEXPLAINED
+from syncline.plan.simulator.predict import predict_iteration_s
 
 
 def _formats_help() -> str:

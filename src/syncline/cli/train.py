@@ -16,9 +16,9 @@ from click.core import ParameterSource
 from syncline.cli.arguments import field_options, fields_of
 from syncline.cli.groups import GroupedCommand
 from syncline.errors import UserError
-from syncline.planners import PLANNERS
-from syncline.training.config import TrainingConfig
-from syncline.training.hyperparameters import Hyperparameters
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.hyperparameters import Hyperparameters
+from syncline.plan.planners import PLANNERS
 
 EPILOG = """\b
 Models:
@@ -106,16 +106,16 @@ def train(context: click.Context, /, model: str, data: str | None, **options: An
     overrides = {name: options.pop(name) for name in HYPERPARAMETERS}
     config = configured(context, model, data, overrides, **options)
     # Here, so that other commands need not wait for torch.
-    from syncline.training.group import started_by_launcher
+    from syncline.lab.training.group import started_by_launcher
 
     if started_by_launcher(os.environ):
-        from syncline.training.worker import run_worker
+        from syncline.lab.training.worker import run_worker
 
         # Ends a worker inside a collective, too. It has nothing to tidy up.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         run_worker(config)
     else:
-        from syncline.training.launch import launch
+        from syncline.lab.training.launch import launch
 
         launch(config)
 
@@ -136,10 +136,10 @@ def configured(
     Raises:
         UserError: an option, or a file that it names, cannot be used.
     """
-    from syncline.training.data import data_named, default_data
-    from syncline.training.group import started_by_launcher
-    from syncline.training.models import model_named
-    from syncline.training.preflight import preflight
+    from syncline.lab.training.data import data_named, default_data
+    from syncline.lab.training.group import started_by_launcher
+    from syncline.lab.training.models import model_named
+    from syncline.lab.training.preflight import preflight
 
     spec = model_named(model)
     data = data if data is not None else default_data(spec)

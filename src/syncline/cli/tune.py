@@ -8,17 +8,17 @@ from typing import Any
 import click
 from rich.console import Console
 
-from syncline.bench.request import Local, TuneRequest, collective_named, parse_sizes
-from syncline.bench.tuning import tune as measure
-from syncline.bench.tuning_report import print_choices, save_choices_page
 from syncline.cli.arguments import field_options, fields_of, place_of, place_options, worker_counts
 from syncline.cli.progress import ProgressBar
-from syncline.collectives import PROGRAMS
+from syncline.comm.collectives import PROGRAMS
+from syncline.comm.groups import Choices
+from syncline.comm.groups.choices import choices_folder, choices_path, load_kept
 from syncline.errors import UserError
-from syncline.groups import Choices
-from syncline.groups.choices import choices_folder, choices_path, load_kept
-from syncline.processes import ended_by_signals
-from syncline.report.page import is_page, made_directory, require_place
+from syncline.files.report.page import is_page, made_directory, require_place
+from syncline.lab.bench.request import Local, TuneRequest, collective_named, parse_sizes
+from syncline.lab.bench.tuning import tune as measure
+from syncline.lab.bench.tuning_report import print_choices, save_choices_page
+from syncline.lab.processes import ended_by_signals
 
 EPILOG = """\b
 Examples:

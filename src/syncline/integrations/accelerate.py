@@ -8,7 +8,7 @@ from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKw
 from torch import nn
 
 from syncline.errors import UserError
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.train.ddp import DistributedDataParallel
 
 DDP_ARGUMENTS = frozenset(DistributedDataParallelKwargs.__dataclass_fields__)
 

@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from syncline.parallel.ddp import DistributedDataParallel
+from syncline.train.ddp import DistributedDataParallel
 
 OPTIONS = frozenset({"planner", "plan", "profile", "network", "check", "compression", "cache"})
 

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from syncline.errors import UserError
-from syncline.parallel.ddp import DistributedDataParallel
 from syncline.torch_private import uncompiled
+from syncline.train.ddp import DistributedDataParallel
 
 
 class SynclineCallback(TrainerCallback):

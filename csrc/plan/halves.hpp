@@ -1,0 +1,54 @@
+// Sums and gathers in an order for rounds whose updates wait for a norm of all gradients.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cost_curve.hpp"
+
+namespace syncline {
+
+// What is exchanged in a round, and what that costs.
+struct HalvesRound {
+    std::vector<std::int64_t> ready_ns;  // of each tensor; non-decreasing
+    std::vector<std::int64_t> size_bytes;
+    std::vector<std::int64_t> tail_ns;
+    std::vector<std::int64_t> need;  // what is needed first has the least
+    CostCurve half;                  // of a reduce-scatter, and of a gather
+    std::int64_t gap_ns = 0;         // between messages, one at a time
+    std::int64_t norm_ns = 0;        // of the exchange of norms
+    std::int32_t in_flight = 1;      // 1 or 2
+
+    // Throws std::invalid_argument if the tensors are none, or no round.
+    void check() const;
+};
+
+// A reduce-scatter of one group of tensors, or a gather of neighbouring ones.
+struct Half {
+    std::int32_t first = 0;
+    std::int32_t last = 0;
+    bool gathered = false;
+};
+
+struct HalvesPlan {
+    std::vector<std::int32_t> lasts;  // the last tensor of each group
+    std::vector<Half> order;          // of sending
+    std::int64_t end_ns = 0;
+};
+
+// When a round ends: the largest arrival, or norm, plus tail. Reduce-scatters are sent in ready
+// order; the norms follow the last one; each gather comes after the sums that it hands round.
+// Throws std::invalid_argument if the plan is none of the round.
+[[nodiscard]] std::int64_t halves_end(const HalvesRound& round,
+                                      const std::vector<std::int32_t>& lasts,
+                                      const std::vector<Half>& order);
+
+// Searches for groups and an order such that the round ends early; see plan/planners/halves.py.
+//
+// seeds: the last tensors of groups to begin with; all groups are tried of at most eight tensors.
+// budget: orders that are looked at, about a microsecond for 100 messages each.
+[[nodiscard]] HalvesPlan plan_halves(const HalvesRound& round,
+                                     const std::vector<std::vector<std::int32_t>>& seeds,
+                                     std::int64_t budget);
+
+}  // namespace syncline

@@ -1,0 +1,1 @@
+"""Collectives as programs, ranks that run them, and the backend of ``torch.distributed``."""

@@ -1,0 +1,197 @@
+"""The table of collectives and algorithms, and their programs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from syncline.comm.collectives import (
+    direct,
+    halving_doubling,
+    linear_pipeline,
+    minimum_spanning_tree,
+    ring,
+)
+from syncline.comm.collectives import double_binary_trees as two_trees
+from syncline.comm.collectives.halving_doubling import folded_blocks
+from syncline.comm.collectives.schedule import Schedule, Transfers, require_ranks, together
+from syncline.errors import UserError, require_known
+
+Collective = Literal["broadcast", "reduce", "all-reduce", "reduce-scatter", "all-gather"]
+
+ROOTED = ("broadcast", "reduce")
+"""Collectives that have a root."""
+
+MOST_BLOCKS = 4096
+"""The most blocks that :func:`best_blocks` tries."""
+
+
+class Fixed(NamedTuple):
+    """An algorithm whose number of blocks follows from the number of ranks, the argument of both.
+
+    A collective with a root has rank 0 as the root.
+    """
+
+    transfers: Callable[[int], Transfers]
+    blocks: Callable[[int], int]
+
+
+class Pipelined(NamedTuple):
+    """An algorithm that takes the numbers of ranks, at least 2, and blocks; the root is rank 0."""
+
+    transfers: Callable[[int, int], Transfers]
+    steps: Callable[[int, int], int]
+
+
+def _one(ranks: int) -> int:  # noqa: ARG001 - the vector stays whole
+    return 1
+
+
+def _one_a_rank(ranks: int) -> int:
+    return ranks
+
+
+_TREE = Fixed(minimum_spanning_tree.all_reduce, _one)
+_HALVING_DOUBLING = Fixed(halving_doubling.halving_doubling_all_reduce, folded_blocks)
+
+PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
+    "broadcast": {
+        "minimum-spanning-tree": Fixed(minimum_spanning_tree.broadcast, _one),
+        "bidirectional-exchange": Fixed(halving_doubling.exchange_broadcast, folded_blocks),
+        "scatter-ring": Fixed(ring.broadcast, _one_a_rank),
+        "direct": Fixed(direct.broadcast, _one),
+        "double-binary-trees": Pipelined(two_trees.broadcast, two_trees.broadcast_steps),
+        "linear-pipeline": Pipelined(linear_pipeline.broadcast, linear_pipeline.one_way_steps),
+    },
+    "reduce": {
+        "minimum-spanning-tree": Fixed(minimum_spanning_tree.reduce, _one),
+        "bidirectional-exchange": Fixed(halving_doubling.exchange_reduce, folded_blocks),
+        "direct": Fixed(direct.reduce, _one_a_rank),
+        "double-binary-trees": Pipelined(two_trees.reduce, two_trees.reduce_steps),
+        "linear-pipeline": Pipelined(linear_pipeline.reduce, linear_pipeline.one_way_steps),
+    },
+    "all-reduce": {
+        "binary-tree": _TREE,
+        "minimum-spanning-tree": _TREE,
+        "recursive-doubling": Fixed(halving_doubling.doubling_all_reduce, _one),
+        "halving-doubling": _HALVING_DOUBLING,
+        "bidirectional-exchange": _HALVING_DOUBLING,
+        "ring": Fixed(ring.all_reduce, _one_a_rank),
+        "direct": Fixed(direct.all_reduce, _one_a_rank),
+        "double-binary-trees": Pipelined(two_trees.all_reduce, two_trees.all_reduce_steps),
+        "linear-pipeline": Pipelined(linear_pipeline.all_reduce, linear_pipeline.all_reduce_steps),
+    },
+    "reduce-scatter": {
+        "ring": Fixed(ring.reduce_scatter, _one_a_rank),
+        "recursive-halving": Fixed(halving_doubling.halving_reduce_scatter, _one_a_rank),
+        "direct": Fixed(direct.reduce_scatter, _one_a_rank),
+    },
+    "all-gather": {
+        "ring": Fixed(ring.all_gather, _one_a_rank),
+        "recursive-doubling": Fixed(halving_doubling.doubling_all_gather, _one_a_rank),
+        "direct": Fixed(direct.all_gather, _one_a_rank),
+    },
+}
+"""Algorithms by collective and name; the names of the cost lines in ``syncline.plan`` where they
+have one. Two papers name two all-reduces differently: MG-WFBP's binary tree is linear-pipeline's
+minimum spanning tree, its halving and doubling the other's bidirectional exchange."""
+
+
+def program(
+    collective: Collective, algorithm: str, ranks: int, *, blocks: int | None = None, root: int = 0
+) -> Schedule:
+    """Return the program of a collective.
+
+    What the collectives promise, on a vector of the same length on every rank, in place:
+
+    - broadcast: every rank ends with the root's vector;
+    - reduce: the root ends with the sum of all;
+    - all-reduce: every rank ends with the sum of all;
+    - reduce-scatter: rank r ends with the sum of shard r, the rth of P equal parts of the vector;
+    - all-gather: every rank ends with shard r of rank r, for all r.
+
+    The rest of a rank's vector is undefined at the end. Collectives with shards have P blocks,
+    which are equal if P divides the length.
+
+    Args:
+        collective: a key of :data:`PROGRAMS`.
+        algorithm: a key of the table there.
+        ranks: how many ranks take part.
+        blocks: how many blocks to cut the vector into; only for :class:`Pipelined` algorithms.
+        root: only for a broadcast or reduce.
+
+    Raises:
+        UserError: one of these does not exist, is out of range, or is missing or given where it
+            should not be.
+    """
+    entry = _entry(collective, algorithm)
+    if isinstance(entry, Pipelined):
+        if blocks is None:
+            raise UserError(
+                f"{algorithm} needs a number of blocks; best_blocks() gives a good one for a size"
+            )
+        require_ranks(algorithm, ranks, blocks=blocks)
+        transfers = entry.transfers(ranks, blocks) if ranks > 1 else together()
+    else:
+        if blocks is not None:
+            raise UserError(f"{algorithm} cuts the vector by itself; leave blocks={blocks} out")
+        require_ranks(algorithm, ranks)
+        blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
+    if root != 0 and collective not in ROOTED:
+        raise UserError(f"{collective} has no root; leave root={root} out")
+    # Every rank moves on, so that the root does what rank 0 did.
+    transfers = transfers.moved(np.roll(np.arange(ranks), -root))
+    return Schedule(
+        collective=collective,
+        algorithm=algorithm,
+        ranks=ranks,
+        blocks=blocks,
+        **transfers.in_order()._asdict(),
+        root=root,
+    )
+
+
+def best_blocks(
+    collective: Collective,
+    algorithm: str,
+    ranks: int,
+    *,
+    size_bytes: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+) -> int:
+    """Return the number of blocks with which a pipelined program is fastest, within about 3 %.
+
+    More blocks fill the pipeline sooner and cost more startups. It tries 1, 2, 3, 4, 6, 8 ... 4,096
+    blocks, and one less than each, at ``steps (alpha + beta M / blocks)``.
+
+    Raises:
+        UserError: there is no such collective or algorithm, or it is not pipelined.
+    """
+    entry = _entry(collective, algorithm)
+    if not isinstance(entry, Pipelined):
+        pipelined = [n for n, other in PROGRAMS[collective].items() if isinstance(other, Pipelined)]
+        raise UserError(
+            f"{algorithm!r} takes no number of blocks; pipelined are: "
+            f"{', '.join(pipelined) or 'none'}"
+        )
+    if ranks == 1:
+        return 1
+    steps = entry.steps
+
+    def seconds(blocks: int) -> float:
+        return steps(ranks, blocks) * (alpha_s + beta_s_per_byte * size_bytes / blocks)
+
+    powers = [1 << k for k in range(MOST_BLOCKS.bit_length())]
+    counts = {*powers, *(p + p // 2 for p in powers if 1 < p < MOST_BLOCKS)}
+    # One less, because two trees that take turns may end two steps sooner with an odd number.
+    counts |= {count - 1 for count in counts if count > 1}
+    return min(sorted(count for count in counts if count <= max(size_bytes, 1)), key=seconds)
+
+
+def _entry(collective: Collective, algorithm: str) -> Fixed | Pipelined:
+    require_known("collective", collective, PROGRAMS)
+    require_known(f"{collective} algorithm", algorithm, PROGRAMS[collective])
+    return PROGRAMS[collective][algorithm]

@@ -1,0 +1,20 @@
+"""Groups of ranks that run collectives on the native engine."""
+
+from __future__ import annotations
+
+from syncline.comm.groups.choices import Choice, Choices
+from syncline.comm.groups.elements import Elements
+from syncline.comm.groups.group import Group, Pending, Transport
+from syncline.comm.groups.notes import Store
+from syncline.comm.groups.shared_buffers import SharedBuffer
+
+__all__ = [
+    "Choice",
+    "Choices",
+    "Elements",
+    "Group",
+    "Pending",
+    "SharedBuffer",
+    "Store",
+    "Transport",
+]

@@ -1,0 +1,686 @@
+"""``Group``: ranks that run collectives on memory, whatever owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.util import Finalize
+from typing import Any, Literal, NamedTuple, get_args
+
+from syncline import _native
+from syncline.comm.groups.choices import Choice, Wanted, agreed_chooser
+from syncline.comm.groups.compiled import Compiled, compiled
+from syncline.comm.groups.elements import COLLECTIVES, Elements, dtype_code, reduction_code
+from syncline.comm.groups.meeting import Connected, Introduced
+from syncline.comm.groups.messages import announce_shutdown, out_of_descriptors, require_descriptors
+from syncline.comm.groups.notes import Store
+from syncline.comm.groups.rendezvous import Reception
+from syncline.comm.groups.shared_buffers import SharedBuffer, SharedBuffers
+from syncline.comm.groups.site import APART
+from syncline.comm.groups.ucx import addresses, new_worker
+from syncline.comm.groups.watch import Watch
+from syncline.errors import MismatchError, PeerError, SynclineError, UserError, require_known
+
+Transport = Literal["auto", "shared", "tcp", "ucx", "shared+ucx"]
+"""``"auto"``: shared memory inside a host, TCP between hosts; ``"shared"``: refuse ranks of other
+hosts; ``"tcp"``: TCP to all ranks; ``"ucx"``: UCX to all ranks; ``"shared+ucx"``: shared memory
+inside a host, UCX between hosts. UCX is for RDMA."""
+
+LEAVING = 1
+"""Priority of the process's finalizers: after those that finish exchanges."""
+DEFAULT_TIMEOUT_S = 300.0
+FRAGMENT_BYTES = 64 * 1024
+WINDOW, LEAST_WINDOW = 16, 8
+"""Fragments under way in shared memory: to all peers together, and at least to each. To one peer
+16, which fill a core's own cache, so most lines have left it before they are written again. To
+several 8 each, which are a small part of the shared cache."""
+TCP_FRAGMENT_BYTES = 256 * 1024
+PAUSE_S = 20e-6
+"""Busy-poll this long, which is longer than a fragment takes."""
+SPIN_S = 200e-6
+"""Then poll, yielding the processor between polls, this long before blocking: a sleep and wake
+costs at least 60 us on a VM."""
+CROWDED_SPIN_S = 20e-6
+"""The same where there are more ranks than processors. There a rank yields at once."""
+UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
+"""File descriptors that UCX needs, and that stores and other threads may need meanwhile."""
+ANY_RANK = -1
+MOST_TAG = 2**32 - 1
+Parted = Literal["gather", "scatter", "all-to-all"]
+"""Collectives that consist of messages."""
+SLICE_S = 0.25
+"""How often a wait lets Python handle signals, such as that of Ctrl-C."""
+MOST_CALLS = 512
+"""A group keeps at most this many prepared calls."""
+
+
+class PreparedCall(NamedTuple):
+    """A collective on vectors of one count and dtype, ready to be called."""
+
+    start: Callable[[int, int, int, bool], _native.Operation | None]
+    code: Compiled
+    part_bytes: int
+    """Of each rank's part of the vector, where it has equal parts."""
+
+
+class Pending:
+    """A collective under way."""
+
+    __slots__ = ("_group", "_keep", "task")
+
+    def __init__(self, group: Group | None, task: _native.Task | None, keep: object) -> None:
+        self._group = group
+        self.task = task
+        """The native task, which does not keep the memory alive; None: it was done at once."""
+        self._keep = keep  # memory that it reads or writes
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is in place."""
+        return self.task is None or self.task.done
+
+    @property
+    def peer(self) -> int | None:
+        """The other rank of a message, once it is known; None for a collective."""
+        if not isinstance(self.task, _native.Message) or self.task.peer == ANY_RANK:
+            return None
+        return self.task.peer
+
+    @property
+    def ended(self) -> bool:
+        """Whether the result is in place, or never will be."""
+        return self.done or (self._group is not None and self._group.failed)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return once the result is in place.
+
+        Args:
+            timeout_s: how long at most; None: the group's own timeout. After a shorter time the
+                collective stays under way, and may be waited for again; after that time or longer
+                the rank gives up, which ends the group on all ranks.
+
+        Raises:
+            PeerError: a rank has ended, or did not take part in time.
+            MismatchError: the ranks called different collectives.
+            UserError: this is a fork of the process that began it.
+        """
+        if self.task is None or self._group is None:
+            return
+        if not self.task.done:
+            self._group._wait(self.task, timeout_s)
+        self._keep = None
+        self._group._let_go()
+
+
+DONE = Pending(None, None, None)
+"""A collective that was done at once."""
+
+
+class Group:
+    """Ranks that run collectives, through shared memory inside a host and TCP between hosts.
+
+    All ranks must start the same collectives in the same order; several may be under way at once.
+    Elements must be left alone until the collective is done. Results have the same bits on all
+    ranks.
+
+    Args:
+        store: where all ranks look for each other.
+        rank: this rank.
+        ranks: how many there are.
+        name: of the group, the same on all its ranks. An earlier group may have had it.
+        timeout_s: deadline for meeting, and for every wait that is not given its own.
+        transport: how ranks are joined; see :data:`Transport`.
+        interface: the network device at which ranks of other hosts reach this one over TCP; None:
+            that of the variable ``GLOO_SOCKET_IFNAME``, else any with a route between the two.
+        choices: which algorithm is taken for which size; see :data:`~.choices.Wanted`. Those of
+            rank 0 count.
+
+    Raises:
+        PeerError: a rank did not come.
+        UserError: UCX is needed and missing, or ranks cannot share memory; measured choices are
+            damaged, or of other hosts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        ranks: int,
+        *,
+        name: str = "default",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        transport: Transport = "auto",
+        interface: str | None = None,
+        choices: Wanted = "measured",
+    ) -> None:
+        require_known("transport", transport, get_args(Transport))
+        self.rank = rank
+        self.ranks = ranks
+        self._require_rank(rank)
+        self.timeout_s = timeout_s
+        self.on_failure: Callable[[], str] = str
+        """Called when an operation fails on this rank; returns the end of the error message."""
+        self._lock = threading.Lock()
+        self._begun: deque[Pending | Callable[[], None]] = deque()
+        """Collectives that may be under way, in order, and what closes buffers between them."""
+        self._calls: dict[tuple[object, ...], PreparedCall] = {}
+        deadline = time.monotonic() + timeout_s
+        with Reception(store, name, rank, ranks, deadline) as reception:
+            near = [rank] if transport in APART else reception.neighbours
+            remote = [other for other in range(ranks) if other not in near]
+            if remote and transport == "shared":
+                there, here = (reception.cards[each].name for each in (remote[0], rank))
+                raise UserError(
+                    f"rank {remote[0]} is on host {there!r} and rank {rank} on {here!r}: shared "
+                    "memory joins ranks of one host"
+                )
+            self.site = reception.site("auto" if transport == "shared" else transport)
+            notes = reception.notes
+            self.meeting = notes.prefix
+            """The same on all ranks, and unique to this group, even if another has its name."""
+            self.hosts = self.site.layout
+            """The ranks of each host; without shared memory each counts as a host of its own."""
+            crowded = len(reception.neighbours) > len(os.sched_getaffinity(0))
+            self._peers: list[Introduced] = []
+            own: list[int] = []
+            """This rank's memory segment and, with other hosts, the eventfd that wakes it."""
+            far: list[Connected] = []
+            try:
+                by_ucx = bool(remote) and "ucx" in transport
+                require_descriptors(_most_descriptors(len(near), len(remote), by_ucx), rank)
+                own.append(_new_segment(len(near), rank))
+                if remote:
+                    own.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+                worker = new_worker(rank) if by_ucx else None
+                ways = addresses(worker, notes, remote) if worker else []
+                others = [other for other in near if other != rank]
+                self._peers = reception.meet(others, own)
+                if remote and not by_ucx:
+                    far = reception.connect(remote, interface)
+                # Only now: meeting the other ranks shows whether one has ended.
+                self.chooser = agreed_chooser(choices, self.site, notes)
+                """Chooses the algorithm; also says where the choice comes from."""
+                neighbours = [
+                    (member, passed[0], passed[1] if remote else -1)
+                    for member, passed in [(rank, own), *((p.rank, p.passed) for p in self._peers)]
+                ]
+                self._native = _native.NativeGroup(
+                    rank,
+                    sorted(neighbours),
+                    [(peer.rank, peer.connection.fileno()) for peer in far],
+                    ways,
+                    worker,
+                    FRAGMENT_BYTES,
+                    _window(len(near)),
+                    FRAGMENT_BYTES if by_ucx else TCP_FRAGMENT_BYTES,
+                    0.0 if crowded else PAUSE_S,
+                    CROWDED_SPIN_S if crowded else SPIN_S,
+                    max(deadline - time.monotonic(), 0.0),
+                )
+                self._buffers = SharedBuffers(rank, self._peers, self._native)
+                self._watch = Watch(self._peers, self._buffers)
+            except _native.LinkFailure as error:
+                what, peer, _ = error.args
+                lost = PeerError(
+                    f"rank {rank}: {what}; see that rank's output, and whether the two hosts have "
+                    "a network in common: UCX_NET_DEVICES names its device"
+                )
+                self._abandon(lost, own)
+                notes.require_joining(peer)
+                raise lost from None
+            except OSError as error:  # memory cannot be mapped, or a thread not started
+                refused = out_of_descriptors(rank, error) or UserError(
+                    f"rank {rank}: {error}; see the limits of this process (ulimit -v, -u)"
+                )
+                self._abandon(refused, own)
+                raise refused from error
+            except BaseException as error:
+                self._abandon(error, own)
+                raise
+            finally:
+                for each in far:  # the group has copies
+                    each.close()
+        # Memory stays mapped without its descriptor.
+        for passed in (own, *(peer.passed for peer in self._peers)):
+            os.close(passed.pop(0))
+        self._leave = leaving(self, _leave, self._watch, self._native, self._peers, own)
+
+    # ------------------------------------------------------------------ collectives
+
+    def all_reduce(
+        self,
+        given: Elements,
+        result: Elements | None = None,
+        reduction: str = "sum",
+        *,
+        choice: Choice | None = None,
+        attended: bool = False,
+    ) -> Pending:
+        """Reduce elements over all ranks; every rank gets the result.
+
+        Args:
+            given: this rank's elements.
+            result: where the result goes, as many elements; None: in place.
+            reduction: sum, avg, min, max, product, band, bor or bxor.
+            choice: the algorithm; None: what :attr:`chooser` says for the size.
+            attended: whether the caller will wait at once. Otherwise a thread of the group works
+                on it.
+
+        Raises:
+            UserError: the dtype, the reduction or the algorithm is unknown, or counts do not fit.
+            PeerError: the group has failed.
+        """
+        work = given if result is None else _fitting(given, result, 1)
+        key = "all-reduce", given.count, given.dtype, choice, reduction
+        call = self._calls.get(key) or self._prepared(key, result=(0, given.count))
+        if work is not given:
+            given = _placed(given, work, call.code, self.ranks)
+        return self._start(call, given.address, work.address, attended, given.owner, work.owner)
+
+    def broadcast(
+        self,
+        buffer: Elements,
+        *,
+        root: int = 0,
+        choice: Choice | None = None,
+        attended: bool = False,
+    ) -> Pending:
+        """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
+        key = "broadcast", buffer.count, buffer.dtype, choice, "sum", root
+        call = self._calls.get(key) or self._prepared(key, root)
+        return self._start(call, buffer.address, buffer.address, attended, buffer.owner)
+
+    def reduce(
+        self,
+        given: Elements,
+        result: Elements | None = None,
+        reduction: str = "sum",
+        *,
+        root: int = 0,
+        choice: Choice | None = None,
+        attended: bool = False,
+    ) -> Pending:
+        """Reduce over all ranks; the root alone gets the result, and needs a place for it.
+
+        Other ranks' elements are not changed, unless they are given as the result too: then the
+        algorithm works in them and needs no other memory. See :meth:`all_reduce`.
+        """
+        ours = (0, given.count) if self.rank == root else (0, 0)
+        key = "reduce", given.count, given.dtype, choice, reduction, root
+        call = self._calls.get(key) or self._prepared(key, root, ours)
+        if result is None:
+            elsewhere = self.rank != root and call.code.changes
+            work = _scratch(given) if elsewhere else given
+        else:
+            work = _fitting(given, result, 1)
+        given = _placed(given, work, call.code, self.ranks)
+        return self._start(call, given.address, work.address, attended, given.owner, work.owner)
+
+    def all_gather(
+        self,
+        given: Elements,
+        result: Elements,
+        *,
+        choice: Choice | None = None,
+        attended: bool = False,
+    ) -> Pending:
+        """Collect every rank's elements, in the order of ranks, on all ranks.
+
+        All ranks give equally many, and the result has as many for each rank. See
+        :meth:`all_reduce`.
+        """
+        key = "all-gather", result.count, result.dtype, choice, "sum", given.count, given.dtype
+        call = self._calls.get(key)
+        if call is None:
+            _fitting(given, result, self.ranks)
+            call = self._prepared(key)
+        own = result.address + self.rank * call.part_bytes
+        if own != given.address:
+            _native.move(own, given.address, call.part_bytes)
+        return self._start(call, result.address, result.address, attended, result.owner)
+
+    def reduce_scatter(
+        self,
+        given: Elements,
+        result: Elements,
+        reduction: str = "sum",
+        *,
+        choice: Choice | None = None,
+        attended: bool = False,
+    ) -> Pending:
+        """Reduce over all ranks; rank r gets the r-th of equal parts.
+
+        The given elements are not changed; the result is an equal part of as many. See
+        :meth:`all_reduce`.
+        """
+        counts = given.count, given.dtype, choice, reduction, result.count, result.dtype
+        key = "reduce-scatter", *counts
+        call = self._calls.get(key)
+        if call is None:
+            _fitting(result, given, self.ranks)
+            part = self.rank * result.count, (self.rank + 1) * result.count
+            call = self._prepared(key, result=part)
+        code = call.code
+        if code.spills or not code.out_of_place or self.ranks == 1:
+            work = _scratch(given)
+            owners = given.owner, work.owner, result.owner
+            placed = _placed(given, work, code, self.ranks).address
+            return self._start(call, placed, work.address, attended, owners, None, result.address)
+        # The program writes only this rank's part, directly to its place.
+        before = result.address - self.rank * call.part_bytes
+        return self._start(call, given.address, before, attended, given.owner, result.owner)
+
+    def send(
+        self, given: Elements, *, peer: int, tag: int = 0, part_of: Parted | None = None
+    ) -> Pending:
+        """Send elements to one rank.
+
+        Messages with one tag arrive in the order in which they are sent.
+
+        Args:
+            given: the elements.
+            peer: to whom.
+            tag: the receiver must ask for the same, from 0 to 2**32 - 1.
+            part_of: the collective of which this is a part; the receiver must give the same. The
+                tag is ignored then.
+        """
+        return self._message(self._native.send, given, peer, tag, part_of)
+
+    def receive(
+        self, result: Elements, *, peer: int | None, tag: int = 0, part_of: Parted | None = None
+    ) -> Pending:
+        """Receive what ``peer`` sends next with this tag, of the same count and dtype.
+
+        From whoever sends first if ``peer`` is None, see :attr:`Pending.peer`. The rest is as for
+        :meth:`send`.
+        """
+        return self._message(self._native.receive, result, peer, tag, part_of)
+
+    def allocate(self, size_bytes: int) -> SharedBuffer:
+        """Return memory that the other ranks of this host read in place, without a copy.
+
+        All ranks must call it, with the same size, in the same order.
+
+        Raises:
+            UserError: the size is not above 0, or there is less memory.
+            MismatchError: another rank allocates another size.
+            PeerError: a rank of this host has ended, or did not allocate in time.
+        """
+        if self._native.forked:
+            raise _forked(
+                f"rank {self.rank}: a fork of its process was to allocate a shared buffer"
+            )
+        if not self._leave.still_active():
+            raise self._was_closed()
+        group = weakref.ref(self)  # a buffer does not keep its group
+
+        def close(forget: Callable[[], None]) -> None:
+            if (kept := group()) is not None:
+                kept._begun.append(forget)
+                kept._let_go()
+
+        return self._buffers.allocate(size_bytes, self.timeout_s, close)
+
+    # ------------------------------------------------------------------ the end
+
+    @property
+    def failed(self) -> bool:
+        """Whether collectives under way will never be done."""
+        return self._native.failed()
+
+    @property
+    def ended(self) -> dict[int, str]:
+        """The ranks that are known to have ended, and what is known of each."""
+        cut_off = "has ended, or cannot be reached any more"
+        return dict.fromkeys(self._native.cut_off(), cut_off) | dict.fromkeys(
+            tuple(self._watch.ended), "has ended"
+        )
+
+    def require_whole(self) -> None:
+        """Raise PeerError if the group has failed, or a rank is known to have ended."""
+        if self.failed:
+            self.receive(Elements(0, 0, "uint8"), peer=None)  # raises why
+        for rank, how in self.ended.items():
+            raise PeerError(f"rank {self.rank}: the process of rank {rank} {how}")
+
+    def close(self) -> None:
+        """Leave the group; collectives under way are abandoned.
+
+        In a fork of the process that joined it, this does nothing.
+        """
+        if self._native.forked:
+            return
+        self._leave()
+        with self._lock:
+            self._begun.clear()
+
+    # ------------------------------------------------------------------ inside
+
+    def _abandon(self, reason: BaseException, own: Sequence[int]) -> None:
+        """Close what was opened for a group that cannot be made."""
+        for peer in self._peers:
+            peer.part(reason)
+        for descriptor in own:
+            os.close(descriptor)
+
+    def _prepared(
+        self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
+    ) -> PreparedCall:
+        """Prepare a call and keep it in ``_calls``.
+
+        The key is collective, count, dtype, choice or None, and reduction, then further arguments.
+        The result is the part of the vector that this rank gets.
+        """
+        collective, count, dtype, choice, reduction = key[:5]
+        self._require_rank(root)
+        size_bytes = Elements(0, count, dtype).size_bytes
+        if choice is None:
+            choice = self.chooser.choose(collective, size_bytes)
+        code = compiled(collective, choice, self.rank, self.hosts, root)
+        native = _native.NativeCall(
+            self._native,
+            code.native,
+            count,
+            code.variant,
+            COLLECTIVES[collective],
+            dtype_code(dtype),
+            reduction_code(reduction, dtype),
+            *result,
+        )
+        if len(self._calls) >= MOST_CALLS:
+            self._calls.clear()
+        call = self._calls[key] = PreparedCall(native.start, code, size_bytes // self.ranks)
+        return call
+
+    def _message(
+        self,
+        begin: Callable[[int, int, int, int, int, int], _native.Message],
+        buffer: Elements,
+        peer: int | None,
+        tag: int,
+        part_of: Parted | None,
+    ) -> Pending:
+        if peer is None:
+            peer = ANY_RANK
+        else:
+            self._require_rank(peer)
+            if peer == self.rank:
+                raise UserError(f"rank {peer} cannot send to itself, or receive from itself")
+        if not 0 <= tag <= MOST_TAG:
+            raise UserError(f"expected a tag from 0 to {MOST_TAG}, found {tag}")
+        dtype, kind = dtype_code(buffer.dtype), COLLECTIVES[part_of or "exchange"]
+        try:
+            native = begin(buffer.address, buffer.count, dtype, peer, 0 if part_of else tag, kind)
+        except (_native.LinkFailure, _native.Forked) as error:
+            raise self._not_begun(error) from None
+        return self._under_way(native, buffer.owner)
+
+    def _start(
+        self,
+        call: PreparedCall,
+        given: int,
+        work: int,
+        attended: bool,
+        owner: object,
+        other: object = None,
+        output: int = 0,
+    ) -> Pending:
+        """Begin a program that reads at the address ``given`` and writes at ``work``.
+
+        Both owners keep their memory alive. The result goes to the address ``output``, if not 0.
+        """
+        try:
+            native = call.start(given, work, output, attended)
+        except (_native.LinkFailure, _native.Forked) as error:
+            raise self._not_begun(error) from None
+        return DONE if native is None else self._under_way(native, (owner, other))
+
+    def _under_way(self, native: _native.Task, keep: object) -> Pending:
+        """Return the pending operation, whose memory is kept even if nobody waits for it."""
+        pending = Pending(self, native, keep)
+        self._begun.append(pending)
+        self._let_go()
+        return pending
+
+    def _let_go(self) -> None:
+        """Forget collectives that are done, which refer to the group, and close buffers."""
+        if self._native.forked:
+            return  # the fork has no thread that could release the lock
+        done = []
+        with self._lock:
+            while self._begun and (not isinstance(self._begun[0], Pending) or self._begun[0].done):
+                done.append(self._begun.popleft())
+        for each in done:
+            if not isinstance(each, Pending):
+                each()
+
+    def _wait(self, native: _native.Task, timeout_s: float | None) -> None:
+        if timeout_s is None:
+            timeout_s = self.timeout_s
+        gives_up = timeout_s >= self.timeout_s
+        deadline = time.monotonic() + timeout_s
+        try:
+            # In slices, between which Python handles signals: Ctrl-C ends the wait.
+            while (left_s := deadline - time.monotonic()) > SLICE_S:
+                with contextlib.suppress(_native.WaitTimeout):
+                    self._native.wait(native, SLICE_S, False)
+                    return
+            self._native.wait(native, max(left_s, 0.0), gives_up)
+        except _native.WaitTimeout as error:
+            again = self.on_failure() if gives_up else ", or wait again: it is still under way"
+            raise PeerError(f"{error}; see that rank's output{again}") from None
+        except (_native.LinkFailure, _native.Forked) as error:
+            raise self._explained(error) from None
+
+    def _not_begun(self, error: Exception) -> SynclineError:
+        if isinstance(error, _native.LinkFailure) and not self._leave.still_active():
+            return self._was_closed()
+        return self._explained(error)
+
+    def _was_closed(self) -> UserError:
+        return UserError(f"rank {self.rank}: this group was closed")
+
+    def _explained(self, error: Exception) -> SynclineError:
+        if isinstance(error, _native.Forked):
+            return _forked(error)
+        what, _, disagrees = error.args
+        what += self.on_failure()
+        if disagrees:
+            return MismatchError(f"the ranks called different collectives: {what}")
+        own = f"rank {self.rank}"
+        return PeerError(what if what.startswith(f"{own} waited ") else f"{own}: {what}")
+
+    def _require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.ranks:
+            raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {rank}")
+
+
+def _forked(what: object) -> UserError:
+    return UserError(
+        f"{what}; a fork takes no part in the group that its parent joined: call it in the parent, "
+        "or make a new group in the fork"
+    )
+
+
+def leaving(owner: object, leave: Callable[..., None], *arguments: object) -> Finalize[None]:
+    """Call ``leave`` once: when asked to, when its owner is collected, or when the process ends.
+
+    The end of the process is after the exchanges have been finished, and in a child of
+    ``multiprocessing`` too. A ``weakref.finalize`` would do nothing any more by then: once Python
+    has called those that run at exit, none runs, and that comes before the finalizers of
+    ``multiprocessing``. A fork does not call it. The arguments must not refer to the owner.
+    """
+    return Finalize(owner, leave, arguments, exitpriority=LEAVING)
+
+
+def _leave(
+    watch: Watch, native: _native.NativeGroup, peers: Sequence[Introduced], own: Sequence[int]
+) -> None:
+    for peer in peers:
+        announce_shutdown(peer.connection)
+    watch.close()
+    native.close()  # every wait ends; what was sent to other hosts arrives
+    for peer in peers:
+        peer.close()
+    for descriptor in own:
+        os.close(descriptor)
+
+
+def _most_descriptors(near: int, remote: int, by_ucx: bool) -> int:
+    """Return how many descriptors a rank needs while it joins, with some to spare.
+
+    For each peer on its host a connection, a process, a segment and an event; for each on another
+    host, a connection, twice for a moment.
+    """
+    return 4 * near + 2 * remote + (UCX_DESCRIPTORS if by_ucx else 0) + SPARE_DESCRIPTORS
+
+
+def _window(ranks: int) -> int:
+    """Return how many fragments may be under way from a rank to another on its host."""
+    return max(WINDOW // max(ranks - 1, 1), LEAST_WINDOW)
+
+
+def _new_segment(ranks: int, rank: int) -> int:
+    """Return memory without a name, so that it never outlives its processes."""
+    size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
+    try:
+        segment = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, segment)
+            os.ftruncate(segment, size_bytes)
+            fcntl.fcntl(segment, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            failed.pop_all()
+    except OSError as error:
+        raise UserError(
+            f"rank {rank}: no {size_bytes} bytes of shared memory to be had: {error}"
+        ) from error
+    return segment
+
+
+def _scratch(like: Elements) -> Elements:
+    memory = (ctypes.c_char * like.size_bytes)()
+    return Elements(ctypes.addressof(memory), like.count, like.dtype, memory)
+
+
+def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
+    """Return where a program reads its input: in place, if it can."""
+    if given.address != work.address and (ranks == 1 or not code.out_of_place):
+        _native.move(work.address, given.address, given.size_bytes)
+        return work
+    return given
+
+
+def _fitting(part: Elements, whole: Elements, times: int) -> Elements:
+    if part.dtype != whole.dtype or part.count * times != whole.count:
+        raise UserError(
+            f"expected {part.count * times} elements of {part.dtype}, {part.count} for each rank, "
+            f"found {whole.count} of {whole.dtype}"
+        )
+    return whole

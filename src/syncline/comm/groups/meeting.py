@@ -1,0 +1,411 @@
+"""How ranks meet and authenticate each other: those of one host over Unix sockets, others by TCP.
+
+A rank connects to each lower rank. Both prove that they know the secret of the roll, without
+sending it:
+
+1. caller: its rank and a nonce
+2. answerer: a nonce, and a proof about both nonces and both ranks
+3. caller: its own proof, on one host with its memory
+4. answerer: that it accepts it, on one host with its memory
+
+Whoever connects is ignored until it has proved that it is a rank. On one host both sides first ask
+the kernel for the other's user, which must be their own; another user's connection is closed at
+once.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from syncline.comm.groups.messages import (
+    USED_UP,
+    announce_shutdown,
+    out_of_descriptors,
+    take_descriptors,
+)
+from syncline.comm.groups.notes import LOOK_S, Notes, look_s
+from syncline.errors import PeerError
+
+NONCE_BYTES = 16
+HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
+"""A magic number, the caller's rank and its nonce."""
+CALLING = b"sync"
+PROOF_BYTES = 32
+RETORT = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")
+"""The answerer's nonce and proof."""
+PROVED = struct.Struct("<B2I")
+"""What a proof is about, before the two nonces: who proves, the caller's rank, the answerer's."""
+BY_CALLER, BY_ANSWERER = range(2)
+CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as the kernel attests them."""
+TIMEVAL = struct.Struct("ll")
+BACKLOG = 4096
+"""Connections that may wait for this rank; the kernel may allow fewer."""
+MOST_ACCEPTED = 1024
+"""Connections accepted at once, before those under way are served again."""
+MOST_UNKNOWN = 256
+"""Connections without a proof yet, beside one for each rank."""
+RETRY_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """Another rank, authenticated."""
+
+    rank: int
+    connection: socket.socket
+
+    def part(self, reason: BaseException) -> None:  # noqa: ARG002 - notes have it
+        """Close the connection; on one host, tell the peer why."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, and what belongs to it."""
+        self.connection.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduced(Connected):
+    """Another rank of this host; its connection is open as long as the group is."""
+
+    process: int
+    """A descriptor that becomes readable when its process ends (a pidfd)."""
+    passed: list[int] = field(default_factory=list)
+    """Descriptors that it has passed and that are not closed yet."""
+
+    def part(self, reason: BaseException) -> None:
+        """Close the connection, and tell the peer why."""
+        announce_shutdown(self.connection, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and all descriptors."""
+        self.connection.close()
+        os.close(self.process)
+        while self.passed:
+            os.close(self.passed.pop())
+
+
+def listening_at(address: str) -> socket.socket:
+    """Return a socket on which other ranks can meet this one.
+
+    Raises:
+        OSError: the host does not allow it.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def listens(address: str) -> bool:
+    """Return whether a process of this user listens there.
+
+    Raises:
+        OSError: this process cannot open a socket.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(address)
+        except BlockingIOError:
+            return True  # many others call
+        except OSError:
+            return False
+        return _user_of(connection) == os.geteuid()
+
+
+Met = TypeVar("Met", bound=Connected)
+Talk = Generator[None, None, Met]
+"""The protocol on one connection: it continues when there is something to read."""
+Reading = Generator[None, None, tuple[bytes, list[int]]]
+
+
+class StrangerError(Exception):
+    """The other end is no rank of this group."""
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Meeting(Generic[Met]):
+    """Meets other ranks."""
+
+    _notes: Notes
+    _addresses: Sequence[str]
+    """Where each rank of the group listens."""
+    _secret: bytes
+    _listening: socket.socket
+    _passed: Sequence[int] = ()
+    """Descriptors for each rank that is met; each rank passes equally many."""
+    _talks: dict[socket.socket, Talk[Met]] = field(default_factory=dict)
+    _called: dict[int, socket.socket] = field(default_factory=dict)
+    _missing: set[int] = field(default_factory=set)
+
+    @property
+    def _rank(self) -> int:
+        return self._notes.rank
+
+    def meet(self, others: Sequence[int]) -> list[Met]:
+        """Meet other ranks, given in order, before the deadline of the notes.
+
+        Raises:
+            PeerError: a rank has ended, does not come in time, or is of another user.
+            OSError: this process has run out of descriptors.
+        """
+        met: dict[int, Met] = {}
+        self._missing = set(others)
+        looked_s = time.monotonic()
+        try:
+            while self._missing:
+                for other in sorted(self._missing):
+                    if other < self._rank and other not in self._called:
+                        self._call(other)
+                for peer in self._poll(look_s(self._notes.deadline)):
+                    met[peer.rank] = peer
+                now_s = time.monotonic()
+                if self._missing and now_s - looked_s >= LOOK_S:
+                    looked_s = now_s
+                    self._require_present()
+                    if now_s >= self._notes.deadline:
+                        who = ", ".join(map(str, sorted(self._missing)))
+                        raise PeerError(
+                            f"rank {self._rank}: rank {who} did not come to meet it in time; "
+                            f"{self._advice()}"
+                        )
+        except BaseException as error:
+            for peer in met.values():
+                peer.part(error)
+            raise
+        finally:
+            self._called.clear()
+            for connection in list(self._talks):
+                self._hang_up(connection)
+        return [met[other] for other in others]
+
+    def _poll(self, timeout_s: float) -> list[Met]:
+        """Wait for an event; return the ranks that have now been met."""
+        poll = select.poll()
+        sources = {each.fileno(): each for each in (self._listening, *self._talks)}
+        for descriptor in sources:
+            poll.register(descriptor, select.POLLIN)
+        ready = [sources[descriptor] for descriptor, _ in poll.poll(timeout_s * 1000)]
+        met = [peer for each in ready if each in self._talks and (peer := self._go_on(each))]
+        if self._listening in ready:
+            self._accept()
+        return met
+
+    def _accept(self) -> None:
+        for _ in range(MOST_ACCEPTED):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            if not self._admits(connection):
+                connection.close()
+                continue
+            unknown = [each for each in self._talks if each not in self._called.values()]
+            if len(unknown) >= MOST_UNKNOWN + len(self._addresses):
+                self._hang_up(unknown[0])  # a rank would call again
+            self._begin(connection, self._answering(connection))
+
+    def _admits(self, connection: socket.socket) -> bool:
+        raise NotImplementedError
+
+    def _call(self, other: int) -> None:
+        """Connect to a lower rank, or leave it to a later call.
+
+        Raises:
+            PeerError: it has ended, has posted why it does not join, or is of another user.
+        """
+        raise NotImplementedError
+
+    def _require_present(self) -> None:
+        """Raise PeerError if a missing rank has ended, or has posted why it does not join."""
+        for other in sorted(self._missing):
+            self._notes.require_joining(other)
+
+    def _advice(self) -> str:
+        return "does it hang?"
+
+    # ------------------------------------------------------------------ the protocol
+
+    def _calling(self, connection: socket.socket, other: int) -> Talk[Met]:
+        mine = secrets.token_bytes(NONCE_BYTES)
+        connection.send(HELLO.pack(CALLING, self._rank, mine))
+        yield
+        said, _ = yield from self._take(connection, RETORT.size)
+        theirs, proof = RETORT.unpack(said)
+        nonces = mine + theirs
+        if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
+            raise StrangerError
+        proof = self._proof(BY_CALLER, self._rank, other, nonces)
+        socket.send_fds(connection, [proof], self._passed)
+        yield
+        said, passed = yield from self._take(connection, len(CALLING))
+        return self._introduced(connection, other, said == CALLING, passed)
+
+    def _answering(self, connection: socket.socket) -> Talk[Met]:
+        yield
+        said, _ = yield from self._take(connection, HELLO.size)
+        kind, other, theirs = HELLO.unpack(said)
+        if kind != CALLING or other <= self._rank or other not in self._missing:
+            raise StrangerError
+        mine = secrets.token_bytes(NONCE_BYTES)
+        nonces = theirs + mine
+        proof = self._proof(BY_ANSWERER, other, self._rank, nonces)
+        connection.send(RETORT.pack(mine, proof))
+        yield
+        proof, passed = yield from self._take(connection, PROOF_BYTES)
+        known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
+        peer = self._introduced(connection, other, known and other in self._missing, passed)
+        try:
+            socket.send_fds(connection, [CALLING], self._passed)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
+
+    def _take(self, connection: socket.socket, size_bytes: int) -> Reading:
+        """Read so many bytes, and the descriptors that come with them."""
+        raise NotImplementedError
+
+    def _introduced(
+        self, connection: socket.socket, other: int, known: bool, passed: list[int]
+    ) -> Met:
+        """Return an authenticated rank, or close the descriptors that it has passed."""
+        raise NotImplementedError
+
+    def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
+        return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
+
+    # ------------------------------------------------------------------ connections
+
+    def _begin(self, connection: socket.socket, talk: Talk[Met]) -> None:
+        connection.setblocking(False)
+        self._talks[connection] = talk
+        self._go_on(connection)
+
+    def _go_on(self, connection: socket.socket) -> Met | None:
+        """Continue a protocol to its next wait; return the rank if it is complete."""
+        try:
+            next(self._talks[connection])
+        except StopIteration as end:
+            peer: Met = end.value
+            del self._talks[connection]
+            self._called.pop(peer.rank, None)
+            self._missing.discard(peer.rank)
+            return peer
+        except (StrangerError, struct.error):
+            self._hang_up(connection)
+        except OSError as error:
+            if error.errno in USED_UP:
+                raise
+            self._hang_up(connection)  # the peer has closed it
+        return None
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        self._talks.pop(connection).close()
+        connection.close()
+        for other, called in list(self._called.items()):
+            if called is connection:
+                del self._called[other]
+                time.sleep(RETRY_S)  # _call() will retry
+
+
+class Introduction(Meeting[Introduced]):
+    """Meets other ranks of this host."""
+
+    __slots__ = ()
+
+    def _admits(self, connection: socket.socket) -> bool:
+        return _user_of(connection) == os.geteuid()
+
+    def _require_present(self) -> None:
+        Meeting._require_present(self)
+        for other in sorted(self._missing):
+            if other not in self._called and not listens(self._addresses[other]):
+                self._notes.require_joining(other)
+                raise PeerError(
+                    f"rank {self._rank}: rank {other} has ended before the two could meet on this "
+                    "host"
+                )
+
+    def _call(self, other: int) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A blocking call is served in turn, even if strangers call all the time.
+        wait = TIMEVAL.pack(0, int(LOOK_S * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+        try:
+            connection.connect(self._addresses[other])
+        except BlockingIOError:
+            connection.close()
+            return
+        except OSError as error:
+            connection.close()
+            self._notes.require_joining(other)
+            raise PeerError(
+                f"rank {self._rank} could not meet rank {other} on this host: {error}; it has "
+                "ended while joining"
+            ) from error
+        user = _user_of(connection)
+        if user != os.geteuid():
+            connection.close()
+            raise PeerError(
+                f"rank {self._rank} runs as user {os.geteuid()} and rank {other} as user {user}: "
+                "the ranks of a host must be processes of one user"
+            )
+        self._called[other] = connection
+        self._begin(connection, self._calling(connection, other))
+
+    def _take(self, connection: socket.socket, size_bytes: int) -> Reading:
+        yield from ()
+        if size_bytes in (HELLO.size, RETORT.size):
+            return connection.recv(size_bytes + 1), []
+        return take_descriptors(connection, len(self._passed))
+
+    def _introduced(
+        self, connection: socket.socket, other: int, known: bool, passed: list[int]
+    ) -> Introduced:
+        try:
+            if not known or len(passed) != len(self._passed):
+                raise StrangerError
+            process = self._watchable(connection, other)
+        except BaseException:
+            for descriptor in passed:
+                os.close(descriptor)
+            raise
+        connection.setblocking(True)
+        return Introduced(rank=other, connection=connection, process=process, passed=passed)
+
+    def _watchable(self, connection: socket.socket, other: int) -> int:
+        try:
+            return os.pidfd_open(_credentials(connection)[0])
+        except OSError as error:
+            refused = out_of_descriptors(self._rank, error) or PeerError(
+                f"rank {self._rank} cannot watch the process of rank {other}: {error}; it may have "
+                "ended, or be in a process namespace that cannot be seen from here"
+            )
+            announce_shutdown(connection, refused)
+            raise refused from error
+
+
+def _credentials(connection: socket.socket) -> tuple[int, ...]:
+    attested = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return CREDENTIALS.unpack(attested)
+
+
+def _user_of(connection: socket.socket) -> int:
+    return _credentials(connection)[1]

@@ -1,0 +1,357 @@
+"""How ranks find each other, prove that they share a host, and exchange memory.
+
+Rank 0 calls the roll, which says which processes are the ranks of a group.
+
+A store may hold notes of processes that have ended: of a job before a restart, or of an earlier
+group of the same name. So rank 0 draws a new identifier for each roll call and leaves it in the
+store; every other rank answers under that identifier with a nonce; and rank 0 writes the roll of
+all answers. A rank accepts only a roll with its own nonce, and polls for a newer call until then.
+So all ranks that accept a roll have read the same one, and all of them have answered it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from syncline.comm.groups.meeting import Connected, Introduced, Introduction, listening_at, listens
+from syncline.comm.groups.messages import out_of_descriptors, require_descriptors
+from syncline.comm.groups.notes import LOOK_S, Notes, Store, arrived, unreadable
+from syncline.comm.groups.site import APART, Route, Site, machine_identity
+from syncline.comm.groups.tcp import connect
+from syncline.errors import PeerError, UserError
+from syncline.plan.document import Value
+
+Note = TypeVar("Note", bound=Value)
+REFUSAL_S = 5.0
+"""How long a rank that cannot join waits for the others, so that they learn why."""
+POLL_S = 0.01
+"""The first interval between polls for a newer call; it doubles up to ``LOOK_S``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCard:
+    """What a rank publishes about itself."""
+
+    host: tuple[str, str]
+    """Boot and network namespace: ranks that have both in common can share memory."""
+    name: str
+    """The name of its host, for errors."""
+    machine: str
+    """Its host's identity in measured choices; see :func:`machine_identity`."""
+    socket: str
+    nonce: str
+    """Unique: it tells this process from earlier ones with this rank."""
+
+    @classmethod
+    def own(cls) -> RankCard:
+        """Return that of this process, with a new socket address."""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return cls(
+            host=(boot, str(Path("/proc/self/ns/net").readlink())),
+            name=socket.gethostname(),
+            machine=machine_identity(),
+            socket=f"\0syncline-{secrets.token_hex(16)}",
+            nonce=secrets.token_hex(16),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """The processes of a group, on which all of them agree."""
+
+    cards: tuple[RankCard, ...]
+    prefix: str
+    """Prefix of further notes in the store; no other roll call has it."""
+    secret: bytes
+    """Known to every process that has read the roll."""
+
+
+class _Call(Value, frozen=True, kw_only=True):
+    """Rank 0's note: answer under this identifier."""
+
+    identifier: str
+    ranks: int
+    card: RankCard | None
+
+
+class _Answer(Value, frozen=True, kw_only=True):
+    """A rank's note."""
+
+    nonce: str
+    card: RankCard | None
+    error: str | None
+    """Why it does not join; None if it does."""
+
+
+class _Result(Value, frozen=True, kw_only=True):
+    """Rank 0's note: the answers so far, all of them unless there is an error."""
+
+    answers: dict[int, _Answer]
+    error: str | None
+    """Why there is no group."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RollCall:
+    """Finds the processes of a group, through a store that all its ranks share."""
+
+    _store: Store
+    _name: str
+    _rank: int
+    _ranks: int
+
+    def join(self, card: RankCard, deadline: float) -> Roll:
+        """Answer the roll call; return the roll once all ranks have answered.
+
+        This process's socket must listen already. The deadline is on the monotonic clock, in
+        seconds.
+
+        Raises:
+            PeerError: a rank does not answer in time, or says that it does not join.
+        """
+        return self._agreed(_Answer(nonce=card.nonce, card=card, error=None), deadline)
+
+    def refuse(self, error: Exception, deadline: float) -> None:
+        """Let the other ranks know why this one does not join, if they come soon."""
+        answer = _Answer(nonce=secrets.token_hex(16), card=None, error=str(error))
+        with contextlib.suppress(RuntimeError):  # no rank came, or all know it
+            self._agreed(answer, min(deadline, time.monotonic() + REFUSAL_S))
+
+    def _agreed(self, own: _Answer, deadline: float) -> Roll:
+        return self._gathered(own, deadline) if self._rank == 0 else self._answered(own, deadline)
+
+    # ------------------------------------------------------------------ rank 0
+
+    def _gathered(self, own: _Answer, deadline: float) -> Roll:
+        identifier = secrets.token_hex(16)
+        prefix = f"{self._name}/{identifier}"
+        call = _Call(identifier=identifier, ranks=self._ranks, card=own.card)
+        self._store.set(f"{self._name}/call", _text(call))
+        answers = {0: own}
+        error = own.error and f"rank 0 does not join the group: {own.error}"
+        while missing := [rank for rank in range(self._ranks) if rank not in answers]:
+            come = self._new_answers(prefix, missing, deadline)
+            answers.update(come)
+            for rank, answer in come.items():
+                if error is None and answer.error is not None:
+                    error = f"rank {rank} does not join the group: {answer.error}"
+                    deadline = min(deadline, time.monotonic() + REFUSAL_S)
+            late = [rank for rank in missing if rank not in come]
+            if late and time.monotonic() >= deadline:
+                error = error or _did_not_join(late)
+                break
+            if error is not None and come:  # each rank reads it as soon as it comes
+                self._store.set(f"{prefix}/roll", _text(_Result(answers=answers, error=error)))
+        text = _text(_Result(answers=answers, error=error))
+        self._store.set(f"{prefix}/roll", text)
+        return self._roll(prefix, text.encode())
+
+    def _new_answers(
+        self, prefix: str, missing: Sequence[int], deadline: float
+    ) -> dict[int, _Answer]:
+        """Wait briefly for answers; return those that have come."""
+        keys = {rank: f"{prefix}/answer/{rank}" for rank in missing}
+        everybody = arrived(self._store, list(keys.values()), deadline, 0)
+        return {
+            rank: self._decoded(self._store.get(key), _Answer, rank)
+            for rank, key in keys.items()
+            if everybody or self._store.check([key])
+        }
+
+    # ------------------------------------------------------------------ the others
+
+    def _answered(self, own: _Answer, deadline: float) -> Roll:
+        """Answer rank 0's call, and every newer one, until there is a roll with this answer."""
+        answered: _Call | None = None
+        why = _did_not_join([0])
+        listening = False  # whether rank 0 was, at the last poll
+        pause_s = POLL_S
+        while True:
+            call = self._call(deadline)
+            if call is not None and call != answered:
+                answered, listening, pause_s = call, False, POLL_S
+                prefix = f"{self._name}/{call.identifier}"
+                self._store.set(f"{prefix}/answer/{self._rank}", _text(own))
+            called = False
+            if answered is not None:
+                called = arrived(self._store, [f"{prefix}/roll"], deadline, self._rank)
+                if called:
+                    text = self._store.get(f"{prefix}/roll")
+                    result = self._decoded(text, _Result, 0)
+                    answer = result.answers.get(self._rank)
+                    if answer is not None and answer.nonce == own.nonce:
+                        return self._roll(prefix, text)
+                    # Rank 0 has yet to read this answer, or to call the roll of a new group.
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LOOK_S)
+                else:
+                    listening = self._listens(answered, own, prefix, listening)
+            if time.monotonic() >= deadline:
+                if answered is not None:
+                    if not called and self._store.check([f"{prefix}/roll"]):
+                        continue  # it has come since, and may say why there is no group
+                    why = self._what_is_missing(answered, prefix)
+                raise PeerError(f"rank {self._rank}: {why}")
+
+    def _call(self, deadline: float) -> _Call | None:
+        """Return rank 0's last call, if it is for a group of as many ranks."""
+        key = f"{self._name}/call"
+        if not arrived(self._store, [key], deadline, self._rank):
+            return None
+        call = self._decoded(self._store.get(key), _Call, 0)
+        if call.ranks == self._ranks:
+            return call
+        time.sleep(POLL_S)  # before a restart there were more ranks, or fewer
+        return None
+
+    def _listens(self, call: _Call, own: _Answer, prefix: str, before: bool) -> bool:
+        """Return whether the process that has called still listens, if that can be seen.
+
+        Raises:
+            PeerError: it did, but no longer does. (If it never did, the call is an old one.)
+        """
+        if call.card is None or own.card is None or call.card.host != own.card.host:
+            return False
+        now = listens(call.card.socket)
+        if before and not now and not self._store.check([f"{prefix}/roll"]):
+            raise PeerError(f"rank {self._rank}: rank 0 has ended while it joined the group")
+        return now
+
+    def _what_is_missing(self, call: _Call, prefix: str) -> str:
+        if self._store.check([f"{prefix}/roll"]):
+            return (
+                "rank 0 has formed the group without this process, and called no newer roll in "
+                "time: does another process have this rank, or another job use the same store and "
+                "group name?"
+            )
+        answers = {rank: f"{prefix}/answer/{rank}" for rank in range(1, call.ranks)}
+        late = [rank for rank, key in answers.items() if not self._store.check([key])]
+        return _did_not_join(late or [0])
+
+    # ------------------------------------------------------------------ all
+
+    def _roll(self, prefix: str, text: bytes) -> Roll:
+        result = self._decoded(text, _Result, 0)
+        if result.error is not None:
+            raise PeerError(f"rank {self._rank}: {result.error}")
+        answers = [result.answers.get(rank) for rank in range(self._ranks)]
+        cards = tuple(answer.card for answer in answers if answer and answer.card)
+        if len(cards) < self._ranks or len(result.answers) > self._ranks:
+            raise PeerError(
+                f"rank {self._rank}: rank 0 is faulty: expected a roll of the ranks 0 to "
+                f"{self._ranks - 1}, found one of {sorted(result.answers)}"
+            )
+        return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text).digest())
+
+    def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise unreadable(self._rank, rank, error) from error
+
+
+def _text(note: Value) -> str:
+    return msgspec.json.encode(note).decode()
+
+
+def _did_not_join(ranks: Sequence[int]) -> str:
+    said = ", ".join(map(str, ranks))
+    return (
+        f"rank {said} did not join the group in time; has it started, with the same number of "
+        "ranks?"
+    )
+
+
+MEETING_DESCRIPTORS = 2
+"""Of the socket that listens, and of a store in a file while it is read."""
+
+
+class Reception:
+    """Where ranks of one host meet this one and exchange memory.
+
+    It is verified that a rank is on this host: its memory comes through a Unix socket, which does
+    not leave a host, and the kernel attests its process and user. The deadline is on the monotonic
+    clock, in seconds.
+
+    Raises:
+        PeerError: on construction, if a rank does not join.
+        UserError: on construction, if this host does not let processes meet, or this one may open
+            too few files.
+    """
+
+    def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:
+        call = RollCall(store, name, rank, ranks)
+        try:
+            require_descriptors(MEETING_DESCRIPTORS, rank)
+        except UserError as error:
+            call.refuse(error, deadline)
+            raise
+        try:
+            card = RankCard.own()
+            self._listening = listening_at(card.socket)
+        except OSError as error:
+            refused = out_of_descriptors(rank, error) or UserError(
+                f"rank {rank}: processes of this host are not allowed to meet (Unix sockets, "
+                f"/proc): {error}"
+            )
+            call.refuse(refused, deadline)
+            raise refused from error
+        try:
+            self._roll = call.join(card, deadline)
+        except BaseException:
+            self._listening.close()
+            raise
+        self.cards = self._roll.cards
+        """What each rank says of itself."""
+        self.notes = Notes(store, self._roll.prefix, rank, deadline)
+
+    def __enter__(self) -> Reception:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            self.notes.refuse(error)
+        self._listening.close()
+
+    @property
+    def neighbours(self) -> list[int]:
+        """The ranks of this host, this one included."""
+        own = self.cards[self.notes.rank].host
+        return [rank for rank, card in enumerate(self.cards) if card.host == own]
+
+    def site(self, route: Route) -> Site:
+        """Return where the ranks are; without shared memory each counts as a host of its own."""
+        found: dict[tuple[str, str], list[int]] = {}
+        for rank, card in enumerate(self.cards):
+            found.setdefault(card.host, []).append(rank)
+        hosts = tuple(map(tuple, found.values()))
+        cards = [self.cards[host[0]] for host in hosts]
+        return Site(
+            route=route,
+            layout=tuple((rank,) for rank in range(len(self.cards))) if route in APART else hosts,
+            machines=tuple(sorted(card.machine for card in cards)),
+            names=tuple(sorted(card.name for card in cards)),
+        )
+
+    def meet(self, others: Sequence[int], passed: Sequence[int]) -> list[Introduced]:
+        """Meet other ranks of this host; see :class:`Meeting`."""
+        sockets = [card.socket for card in self.cards]
+        secret = self._roll.secret
+        return Introduction(self.notes, sockets, secret, self._listening, passed).meet(others)
+
+    def connect(self, others: Sequence[int], interface: str | None) -> list[Connected]:
+        """Connect to ranks of other hosts over TCP; see :func:`.tcp.connect`."""
+        names = [card.name for card in self.cards]
+        secret = hashlib.sha256(b"tcp" + self._roll.secret).digest()
+        boot = self.cards[self.notes.rank].host[0]
+        return connect(self.notes, names, secret, boot, others, interface)

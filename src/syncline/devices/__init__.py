@@ -1,8 +1,0 @@
-"""Linear-pipeline collectives between GPUs of one host, ordered by events alone."""
-
-from __future__ import annotations
-
-from syncline.devices.cuda import CudaDevice
-from syncline.devices.device_group import DeviceGroup
-
-__all__ = ["CudaDevice", "DeviceGroup"]

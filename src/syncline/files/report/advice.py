@@ -1,0 +1,301 @@
+"""From a profile and a network to :class:`Advice`, and its screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from rich.console import Console
+
+from syncline.files.report import terminal, units
+from syncline.files.report.markup import Column
+from syncline.plan.advice import Advice, Exchange, Part, RankFacts, Remedy, Scale
+from syncline.plan.network import Network
+from syncline.plan.planners import planned
+from syncline.plan.planners.auto import choose
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.prediction import Suggestion
+from syncline.plan.profile import COMPUTING, WAIT, Profile
+from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.whatif import Change, WhatIfSimulator
+
+MODEL_ERROR = 0.03
+"""Standard error of a predicted ratio of two iteration times, as benchmarks.prediction_error found
+for iteration times."""
+BUCKETS_MIB = (1, 2, 5, 10, 25, 50, 100, 200)
+RATES = {"10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
+LEAST_GAIN = 1.02
+"""Remedies below this are not worth a change."""
+ACCUMULATED = 4
+SMALL_SHARE = 0.05
+"""Where communication takes less of an iteration than this, nothing here helps much."""
+EXPECTED_SHARE = 0.5
+"""A bus bandwidth below this share of the interface's is suspect."""
+RETRANSMITTED = 0.002
+"""Share of TCP segments sent again that is suspect; a sound network loses fewer than 1 in 1000."""
+SLOWER, SLOWER_LINK = 1.25, 2.0
+"""A rank that takes this many times as long as the usual one to compute, or to exchange a message,
+is suspect."""
+FAST_BYTES_PER_S = 1.25e9
+"""From 10 Gbit/s on, packets of 1,500 bytes cost the processors noticeably."""
+
+
+def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) -> Advice:
+    """Return what limits a training, and what would shorten its iterations.
+
+    The iteration is the profile's baseline where it has one. Every prediction is a ratio: predicted
+    with the change over predicted as it is, times the iteration.
+
+    Args:
+        profile: what a worker computes.
+        network: what messages cost.
+        ranks: what each rank saw.
+
+    Raises:
+        UserError: the network has no link, so it cannot be carried over to other circumstances.
+    """
+    ddp = Ddp()
+    as_it_is_s = predict_iteration_s(profile, network, ddp.plan(profile, network))
+    baseline = profile.baseline
+    iteration_s = baseline.iteration_s if baseline else as_it_is_s
+    parts = _parts(profile, iteration_s)
+    noise = baseline.noise_s / iteration_s if baseline else 0.0
+    # What the simulator does not explain of today's iteration, it may miss elsewhere too.
+    error = math.hypot(MODEL_ERROR, noise, as_it_is_s / iteration_s - 1)
+    remedies = [
+        Remedy(
+            name=name,
+            iteration_s=seconds / as_it_is_s * iteration_s,
+            gain=as_it_is_s / seconds,
+            error=error,
+            how=how,
+        )
+        for name, seconds, how in _remedies(profile, network)
+    ]
+    return Advice(
+        model=profile.model,
+        network=network.name,
+        workers=network.workers,
+        iteration_s=iteration_s,
+        noise_s=baseline.noise_s if baseline else 0.0,
+        is_measured=baseline is not None,
+        parts=parts,
+        limit=_limit(parts, iteration_s),
+        exchanges=tuple(_exchanges(network)),
+        ranks=tuple(ranks),
+        suspects=tuple(_suspects(network, ranks)),
+        remedies=tuple(sorted(remedies, key=lambda r: -r.gain)),
+        scaling=tuple(_scaling(profile, network, iteration_s / as_it_is_s)),
+    )
+
+
+def _parts(profile: Profile, iteration_s: float) -> tuple[Part, ...]:
+    def seconds(*phases: str) -> float:
+        return math.fsum(
+            o.duration_s for o in profile.operations if o.phase in phases and o.name != WAIT
+        )
+
+    waiting_s = math.fsum(o.duration_s for o in profile.operations if o.name == WAIT)
+    known = {
+        "computing": seconds(*COMPUTING, "update", "finalize"),
+        "data": seconds("data", "copy"),
+        "waiting for the slowest rank": waiting_s,
+    }
+    left_s = max(iteration_s - math.fsum(known.values()), 0.0)
+    known["exposed communication"] = left_s
+    scale = iteration_s / math.fsum(known.values())  # 1, unless it computes faster than profiled
+    return tuple(Part(name=name, seconds=s * scale) for name, s in known.items())
+
+
+def _limit(parts: Sequence[Part], iteration_s: float) -> str:
+    by_share = sorted(((p.seconds / iteration_s, p.name) for p in parts), reverse=True)
+    network = next(share for share, name in by_share if name == "exposed communication")
+    noted = [f"{name} {units.percent(share)}" for share, name in by_share if share >= SMALL_SHARE]
+    if network < SMALL_SHARE:
+        return (
+            f"nothing here: the network takes {units.percent(network)} of an iteration; "
+            f"{', '.join(noted)}"
+        )
+    return f"{by_share[0][1]} limits: {', '.join(noted)} of an iteration"
+
+
+def _remedies(profile: Profile, network: Network) -> Iterator[tuple[str, float, str]]:
+    """Yield names, predicted seconds for one iteration's samples, and what to do."""
+    if network.workers == 1:
+        return
+    chosen = choose(profile, network)
+    best = min(chosen.comparison.predictions, key=lambda p: p.iteration_s)
+    yield "overlap", best.iteration_s, "torchrun ... -m syncline.run script.py, or two lines"
+    simulator = WhatIfSimulator(
+        profile,
+        network,
+        {name: partial(planned, name) for name in ("ddp", "auto")},
+    )
+
+    def ddp_s(change: Change) -> float:
+        return simulator.plan_at(change, "ddp").prediction.iteration_s
+
+    how = "run --compression bf16"
+    if profile.device.startswith("cuda"):  # torch's hook needs NCCL
+        how = f"model.register_comm_hook(None, default_hooks.bf16_compress_hook), or {how}"
+    yield "16-bit gradients", ddp_s(Change(wire="bfloat16")), how
+    sizes = {
+        mib: predict_iteration_s(
+            profile,
+            network,
+            Ddp(bucket_bytes=mib << 20, first_bucket_bytes=mib << 20).plan(profile, network),
+        )
+        for mib in BUCKETS_MIB
+    }
+    mib = min(sizes, key=lambda size: sizes[size])
+    yield "bucket size", sizes[mib], f"DistributedDataParallel(..., bucket_cap_mb={mib})"
+    batch_s = profile.phase_s("data", "copy", *COMPUTING)
+    accumulated_s = (ddp_s(Change()) + (ACCUMULATED - 1) * batch_s) / ACCUMULATED
+    yield (
+        f"accumulate {ACCUMULATED} batches",
+        accumulated_s,
+        "with model.no_sync(): for all but the last; the batch grows with it",
+    )
+    found: Suggestion | None = chosen.comparison.suggestion
+    if found is not None:
+        how = "run --compression gtopk --density 0.001; lossy"
+        yield f"sparse, {found.algorithm}", found.iteration_s, how
+    own = None if network.link is None else 1 / network.link.beta_s_per_byte
+    for name, rate in RATES.items():
+        if own is not None and rate > 1.5 * own:
+            yield f"network of {name}", ddp_s(Change(bandwidth_bytes_per_s=rate)), "other hardware"
+
+
+def _exchanges(network: Network) -> Iterator[Exchange]:
+    if network.workers == 1:
+        return
+    points = [(p.size_bytes, p.time_s) for p in network.points if not p.size_bytes & 1023]
+    if not points:
+        points = [(4**n << 10, network.all_reduce.seconds(4**n << 10)) for n in range(9)]
+    shares = 2 * (network.workers - 1) / network.workers
+    for size, time_s in points:
+        if time_s > 0 and size & (size - 1) == 0:
+            rate = size / time_s
+            yield Exchange(
+                size_bytes=size,
+                time_s=time_s,
+                algorithm_bytes_per_s=rate,
+                bus_bytes_per_s=rate * shares,
+            )
+
+
+def _scaling(profile: Profile, network: Network, scale: float) -> Iterator[Scale]:
+    if network.workers == 1:
+        return
+    simulator = WhatIfSimulator(
+        profile, network, {name: partial(planned, name) for name in ("ddp", "auto")}
+    )
+    counts = {max(network.workers // 2, 2), *(network.workers * n for n in (1, 2, 4, 8, 16))}
+    for workers in sorted(counts):
+        point = simulator.point(Change(workers=workers))
+        ddp_s, overlap_s = (prediction.iteration_s * scale for prediction in point.predictions)
+        yield Scale(workers=workers, ddp_s=ddp_s, overlap_s=overlap_s)
+
+
+def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
+    """Yield what may be wrong, a sentence each."""
+    hosts = {rank.host for rank in ranks}
+    faces = [(rank, rank.interface) for rank in ranks if rank.interface is not None]
+    for rank, face in faces:
+        if face.faster is not None:
+            yield (
+                f"wrong interface? {rank.host} (rank {rank.rank}) sends through {face.name}, and "
+                f"{face.faster} is faster; set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME"
+            )
+        if face.name == "lo" and len(hosts) > 1:
+            yield f"wrong interface? {rank.host} (rank {rank.rank}) sends through lo"
+    speeds = [face.bytes_per_s for _, face in faces if face.bytes_per_s and face.name != "lo"]
+    sizes = {face.mtu_bytes for _, face in faces if face.name != "lo"}
+    if len(sizes) > 1:
+        yield f"the MTU differs between hosts: {', '.join(map(str, sorted(sizes)))} bytes"
+    elif sizes and max(sizes) <= 1500 and max(speeds, default=0) >= FAST_BYTES_PER_S:
+        yield "the MTU is 1500 bytes; on a link of 10 Gbit/s or more, 9000 saves processor time"
+    for rank in ranks:
+        if rank.retransmitted > RETRANSMITTED:
+            yield (
+                f"{rank.host} (rank {rank.rank}) sends {units.percent(rank.retransmitted)} of its "
+                "TCP segments twice: the network loses packets"
+            )
+    between = [(r, r.link_s) for r in ranks if r.link_s and len(hosts) > 1]
+    for what, values, factor in (
+        ("computes", [(r, r.computing_s) for r in ranks if r.computing_s], SLOWER),
+        ("exchanges 1 MiB with its neighbours", between, SLOWER_LINK),
+    ):
+        usual = sorted(seconds for _, seconds in values)[(len(values) - 1) // 2] if values else 0.0
+        for rank, seconds in values:
+            if seconds > factor * usual:
+                yield (
+                    f"slow host? {rank.host} (rank {rank.rank}) {what} in "
+                    f"{units.duration(seconds)}, the usual rank in {units.duration(usual)}"
+                )
+    rows = list(_exchanges(network))
+    if speeds and rows and len(hosts) > 1:
+        most = max(row.bus_bytes_per_s for row in rows)
+        if most < EXPECTED_SHARE * min(speeds):
+            yield (
+                f"the bus bandwidth reaches {units.bandwidth(most)} of an interface of "
+                f"{units.bandwidth(min(speeds))}: one TCP stream may not fill it (window: "
+                "net.core.rmem_max, net.ipv4.tcp_rmem), or others share the link"
+            )
+
+
+def print_advice(console: Console, found: Advice) -> None:
+    """Print advice in one screen."""
+    terminal.widen(console)
+    took = units.with_noise(found.iteration_s, found.noise_s)
+    kind = "measured" if found.is_measured else "predicted"
+    workers = units.counted(found.workers, "worker")
+    console.print(terminal.title(f"{found.model}, {workers}: {took} an iteration ({kind})"))
+    columns: list[Column[Part]] = [
+        Column("an iteration", lambda part: part.name),
+        Column("time", lambda part: units.duration(part.seconds), numeric=True),
+        Column("share", lambda p: units.percent(p.seconds / found.iteration_s), numeric=True),
+    ]
+    console.print(terminal.table(columns, found.parts))
+    console.print(terminal.text(found.limit))
+    exchanges: list[Column[Exchange]] = [
+        Column("all-reduce", lambda row: units.size(row.size_bytes), numeric=True),
+        Column("time", lambda row: units.duration(row.time_s), numeric=True),
+        Column("algorithm", lambda row: units.bandwidth(row.algorithm_bytes_per_s), numeric=True),
+        Column("bus", lambda row: units.bandwidth(row.bus_bytes_per_s), numeric=True),
+    ]
+    console.print(terminal.below(terminal.table(exchanges, found.exchanges)))
+    for rank in found.ranks[:1]:
+        if rank.interface is not None:
+            speed = rank.interface.bytes_per_s
+            gives = f", {units.bandwidth(speed)}" if speed else ", of unknown speed"
+            console.print(
+                terminal.text(
+                    f"interface {rank.interface.name}{gives}, MTU {rank.interface.mtu_bytes} bytes"
+                )
+            )
+    for suspect in found.suspects:
+        console.print(terminal.text(f"! {suspect}"))
+    worth = [remedy for remedy in found.remedies if remedy.gain >= LEAST_GAIN]
+    if worth:
+        remedies: list[Column[Remedy]] = [
+            Column("what would help", lambda row: row.name),
+            Column("iteration", lambda row: units.duration(row.iteration_s), numeric=True),
+            Column(
+                "times as fast",
+                lambda row: f"{row.gain:.2f} ± {row.gain * row.error:.2f}",
+                numeric=True,
+            ),
+            Column("how", lambda row: row.how),
+        ]
+        console.print(terminal.below(terminal.table(remedies, worth)))
+    else:
+        console.print(terminal.below(terminal.text("No remedy is predicted to gain 2 %.")))
+    scaling: list[Column[Scale]] = [
+        Column("workers", lambda row: str(row.workers), numeric=True),
+        Column("DDP", lambda row: units.duration(row.ddp_s), numeric=True),
+        Column("with overlap", lambda row: units.duration(row.overlap_s), numeric=True),
+    ]
+    if found.scaling:
+        console.print(terminal.below(terminal.table(scaling, found.scaling)))

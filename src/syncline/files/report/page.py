@@ -1,0 +1,229 @@
+"""The report as one self-contained page: no script, style, font or image from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+
+from syncline.errors import FileError
+from syncline.files.report.bundle import Bundle
+from syncline.files.report.markup import Html, escaped, tag, typeset
+from syncline.files.report.phases import phases_section
+from syncline.files.report.sections import (
+    checks_section,
+    events_section,
+    figures_section,
+    largest_section,
+    messages_section,
+    network_section,
+    planners_section,
+    profile_section,
+)
+from syncline.files.report.summary import Summary, summarise
+from syncline.files.report.timelines import timeline_data, timelines_section
+from syncline.files.report.whatif_curves import curves_section
+from syncline.files.report.whatif_section import path_section, points_section
+from syncline.files.report.whatif_words import what_if_bundle
+from syncline.files.traces.chrome import to_chrome_trace
+from syncline.plan.document import Document
+from syncline.plan.files import write_atomically
+from syncline.plan.timeline import Timeline
+from syncline.plan.whatif import WhatIf
+
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+SCRIPTS = ("view.js", "draw.js", "page.js")
+
+
+def render(bundle: Bundle) -> str:
+    """Return the report on ``bundle`` as the text of one HTML file."""
+    summary = summarise(bundle)
+    return page(
+        title=_model(summary),
+        subject=_subject(summary),
+        headline=summary.verdict.headline,
+        detail=summary.verdict.detail,
+        sections=[
+            figures_section(summary.figures),
+            curves_section(bundle.what_if, "workers"),
+            curves_section(bundle.what_if, "bandwidth_bytes_per_s"),
+            path_section(bundle.what_if),
+            timelines_section(bundle.timelines()),
+            planners_section(summary.planners),
+            points_section(bundle.what_if),
+            checks_section(summary.checks),
+            network_section(bundle.network),
+            messages_section(summary.messages),
+            largest_section(summary.profile),
+            profile_section(summary.profile),
+            phases_section(summary.run),
+            events_section(summary.run.events if summary.run else ()),
+        ],
+        timelines=bundle.timelines(),
+        numbers="report.json",
+    )
+
+
+def page(
+    *,
+    title: str,
+    subject: str,
+    headline: str,
+    detail: str,
+    sections: Sequence[Html | None],
+    numbers: str,
+    timelines: Sequence[Timeline] = (),
+) -> str:
+    """Return one HTML file.
+
+    The page's policy forbids every request, and every script whose hash is not that of its own. So
+    a name in the data would not run even if it slipped through the escaping.
+
+    Args:
+        title: of the window; may be empty.
+        subject: what the page is about, in a line.
+        headline: what was found, without its full stop.
+        detail: why, without its full stop; may be empty.
+        sections: in the order in which they are read; None is left out.
+        timelines: those that a section draws, if one does.
+        numbers: name of the file that holds the same numbers.
+    """
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    slots: dict[str, str] = {  # our own files are Html; all other text is escaped
+        "title": f"{title}: Syncline report" if title else "Syncline report",
+        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'",
+        "style": Html(_asset("page.css")),
+        "subject": subject,
+        "headline": typeset(headline) + ".",
+        "detail": tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")
+        if detail
+        else "",
+        "sections": Html("\n".join(part for part in sections if part is not None)),
+        "numbers": numbers,
+        "data": timeline_data(timelines),
+        "script": Html(script),
+    }
+    # One pass, so that a name in the data that looks like a slot stays what it is.
+    return _SLOT.sub(lambda match: escaped(slots[match[1]]), _asset("page.html"))
+
+
+def _asset(name: str) -> str:
+    return resources.files("syncline.files.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _model(summary: Summary) -> str:
+    parts = (summary.run, summary.planners, summary.profile)
+    models = (part.model for part in parts if part is not None)
+    return next(models, summary.network.name if summary.network else "")
+
+
+def _subject(summary: Summary) -> str:
+    run, network = summary.run, summary.network
+    words = [_model(summary)]
+    parts = (run, summary.planners, network, summary.profile)
+    workers = next((part.workers for part in parts if part is not None), None)
+    if workers is not None:
+        words.append(f"{workers} worker{'' if workers == 1 else 's'}")
+    if run:
+        words += [run.backend, run.machine]
+    elif network and network.name != words[0]:
+        words.append(network.name)
+    return " · ".join(filter(None, words))
+
+
+# --- where it is written ---
+
+
+def require_place(target: Path) -> None:
+    """Check that a report can be written to a place, before the long work of making it.
+
+    Raises:
+        FileError: the folder of a page is missing, or a directory would replace a file.
+    """
+    if is_page(target):
+        if not target.parent.is_dir():
+            raise FileError(
+                f"{target}: cannot be written: there is no folder {target.parent}; make it, or "
+                "choose another"
+            )
+    elif target.exists() and not target.is_dir():
+        raise FileError(
+            f"{target}: cannot be written: it is a file; name a folder, or a page such as "
+            f"{target}.html"
+        )
+
+
+def is_page(target: Path) -> bool:
+    """Return whether a name is that of a page rather than of a directory."""
+    return target.suffix.lower() in (".html", ".htm")
+
+
+def made_directory(path: Path) -> Path:
+    """Make a directory and its parents where they are missing, and return it.
+
+    Raises:
+        FileError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from None
+    return path
+
+
+def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document | str]) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    In a directory the page is called ``name``, and ``beside`` are other files by their names.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    if is_page(target):
+        write_atomically(target, text)
+        return
+    folder = made_directory(target)
+    for other, content in beside.items():
+        written = content.to_json() if isinstance(content, Document) else content
+        write_atomically(folder / other, written)
+    write_atomically(folder / name, text)
+
+
+def save(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
+    """Write the parts of a bundle and the report on them; return the page's path.
+
+    Raises:
+        FileError: the directory cannot be created or written.
+    """
+    bundle.save(directory)
+    return save_report(bundle, directory)
+
+
+def save_report(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
+    """Write ``report.html``, ``report.json`` and ``trace.json``; return the page's path.
+
+    Raises:
+        FileError: the directory does not exist or cannot be written.
+    """
+    folder = Path(directory)
+    target = folder / "report.html"
+    write_atomically(target, render(bundle))
+    summarise(bundle).save(folder / "report.json")
+    trace = to_chrome_trace(bundle.timelines(), profile=bundle.profile, plan=bundle.plan)
+    write_atomically(folder / "trace.json", trace)
+    return target
+
+
+def save_what_if(what_if: WhatIf, timeline: Timeline, target: Path) -> None:
+    """Write the page on a sweep, alone or with all files; see :func:`save_page`."""
+    bundle = what_if_bundle(what_if, timeline)
+    if is_page(target):
+        write_atomically(target, render(bundle))
+    else:
+        save(bundle, target)

@@ -1,0 +1,450 @@
+"""MLCommons Chakra execution traces (``.et``), as ASTRA-sim's feeder takes them.
+
+A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with durations in microseconds,
+``COMM_COLL`` nodes with bytes. Two kinds are read. Traces written by :func:`write_chakra` hold the
+phase of each operation and the operation that needs each gradient, in attributes that other tools
+ignore; they are read back unchanged. In other traces (recorded from PyTorch, or synthetic) the
+phases are inferred, see :func:`_phases`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast, get_args
+
+from syncline.errors import UserError, quoted
+from syncline.files.traces.chakra_nodes import (
+    AttributeValue,
+    CollectiveType,
+    Metadata,
+    Node,
+    NodeType,
+    encode,
+    read_nodes,
+)
+from syncline.files.traces.reading import ReadProgress, open_trace
+from syncline.files.traces.trace import (
+    Trace,
+    Written,
+    bare_profile,
+    in_order,
+    measured_points,
+    message_s,
+    sized_gradient,
+    unique_names,
+)
+from syncline.plan.network import Network
+from syncline.plan.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.plan.quantities import bytes_per_element
+
+SCHEMA = "0.0.4"
+OURS = "syncline"
+"""The metadata attribute that marks a file of our own; its value is the form's version."""
+FORM = 1
+US = 1e-6
+WANTED = (
+    "is_cpu_op",
+    "comm_type",
+    "comm_size",
+    "tid",
+    "syncline.phase",
+    "syncline.resource",
+    "syncline.duration_s",
+    "syncline.dtype",
+    "syncline.needed_by",
+)
+
+
+def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
+    """Read a Chakra trace of one rank, packed or not.
+
+    The profile has a gradient for each message that sums. O((n + m) log n) for n nodes and m
+    dependencies, all of which are held.
+
+    Raises:
+        FileError: it is no such file, is broken or truncated, a node comes twice, the data
+            dependencies have a cycle, a value is absurd, or nothing is summed.
+    """
+    metadata = Metadata()
+    nodes: list[Node] = []
+    with open_trace(path, progress=progress) as stream:
+        for message in read_nodes(stream, WANTED):
+            if isinstance(message, Metadata):
+                metadata = message
+            else:
+                nodes.append(message)
+        if not nodes:
+            raise UserError("metadata and no node; record it again")
+        graph = Graph.of(nodes)
+        if OURS in metadata.attributes:
+            return _ours(graph, metadata.attributes)
+        return _foreign(graph, Path(path).name.removesuffix(".gz").removesuffix(".et"))
+
+
+def _ours(graph: Graph, about: Mapping[str, AttributeValue]) -> Trace:
+    if about[OURS] != FORM:
+        raise UserError(
+            f"expected form {FORM} of Syncline's Chakra traces, the file has "
+            f"{quoted(about[OURS])}; write it again with this release of syncline"
+        )
+    index_of: dict[int, int] = {}  # id -> operation
+    operations: list[Operation] = []
+    messages: list[Node] = []
+    for node in graph.nodes:
+        if node.type == NodeType.COMM_COLL:
+            messages.append(node)
+            continue
+        phase, resource, duration_s = (
+            node.attributes.get(f"syncline.{k}") for k in ("phase", "resource", "duration_s")
+        )
+        if phase not in get_args(Phase) or resource not in get_args(Resource):
+            raise UserError(f"{node.title} has no phase or resource")
+        if not isinstance(duration_s, float):
+            raise UserError(f"{node.title} has no duration in seconds")
+        index_of[node.id] = len(operations)
+        operations.append(
+            Operation(
+                name=node.name,
+                phase=cast(Phase, phase),
+                duration_s=duration_s,
+                after=tuple(index_of[d] for d in node.data_deps if d in index_of),
+                resource=cast(Resource, resource),
+            )
+        )
+    gradients = []
+    for node in messages:
+        dtype = node.attributes.get("syncline.dtype")
+        needed_by = node.attributes.get("syncline.needed_by")
+        ready = [index_of[d] for d in node.data_deps if d in index_of]
+        if not isinstance(dtype, str) or not ready:
+            raise UserError(f"{node.title} has no dtype or nothing to wait for")
+        gradients.append(
+            Gradient(
+                name=node.name,
+                elements=node.integer("comm_size") // bytes_per_element(dtype),
+                dtype=dtype,
+                ready_after=max(ready),
+                needed_by=needed_by if isinstance(needed_by, int) else None,
+            )
+        )
+    workers, iterations, network_workers = (
+        value if isinstance(value := about.get(f"syncline.{k}"), int) else None
+        for k in ("workers", "iterations", "network_workers")
+    )
+    profile = Profile(
+        model=str(about.get("syncline.model", "")),
+        device=str(about.get("syncline.device", "")),
+        workers=workers or 0,
+        iterations=iterations or 0,
+        operations=tuple(operations),
+        gradients=tuple(gradients),
+    )
+    points = measured_points((node.integer("comm_size"), node.seconds()) for node in messages)
+    notes = graph.notes
+    if points:
+        notes = [*notes, "times of messages are those of the network it was written with"]
+    return Trace(
+        model=profile.model,
+        profile=profile,
+        points=points,
+        workers=network_workers,
+        steps=profile.iterations,
+        notes=tuple(notes),
+    )
+
+
+def write_chakra(profile: Profile, network: Network | None = None) -> Written:
+    """Write a profile as the Chakra trace of one rank, with one all-reduce a gradient.
+
+    ``duration_micros`` is rounded, as the format wants; an attribute keeps the nanoseconds.
+    Control dependencies keep the operations of a lane in their order; update and unpacking depend
+    on all messages. The network gives the durations of the messages; without it they are 0.
+    """
+    about: dict[str, AttributeValue] = {
+        OURS: FORM,
+        "syncline.model": profile.model,
+        "syncline.device": profile.device,
+        "syncline.workers": profile.workers,
+        "syncline.iterations": profile.iterations,
+    }
+    if network is not None:
+        about["syncline.network_workers"] = network.workers
+    ready_at: dict[int, list[Gradient]] = {}
+    for gradient in profile.gradients:
+        ready_at.setdefault(gradient.ready_after, []).append(gradient)
+    nodes: list[Node] = []
+    ids: list[int] = []
+    message_ids: list[int] = []
+    last_of_lane: dict[str, int] = {}
+    for index, operation in enumerate(profile.operations):
+        data = [ids[before] for before in operation.after]
+        if operation.phase in ("finalize", "update"):
+            data += message_ids
+        lane = operation.lane
+        deps = (array("Q", data), array("Q", [last_of_lane[lane]] if lane in last_of_lane else []))
+        attributes = {
+            "is_cpu_op": int(lane in ("disk", "copy", "host")),
+            "syncline.phase": operation.phase,
+            "syncline.resource": operation.resource,
+            "syncline.duration_s": operation.duration_s,
+        }
+        micros = round(operation.duration_s / US)
+        own_id = len(nodes) + 1
+        nodes.append(Node(own_id, operation.name, NodeType.COMP, *deps, micros, attributes))
+        ids.append(own_id)
+        last_of_lane[lane] = own_id
+        for gradient in ready_at.get(index, ()):
+            message_ids.append(len(nodes) + 1)
+            nodes.append(_message(gradient, message_ids[-1], own_id, network))
+    lost = []
+    if profile.baseline is not None:
+        lost.append("the measured baseline")
+    if network is None:
+        lost.append("the time of communication: no network was given, it is 0")
+    content = encode(Metadata(SCHEMA, about)) + b"".join(map(encode, nodes))
+    return Written(content, tuple(lost))
+
+
+def _message(gradient: Gradient, own_id: int, ready_id: int, network: Network | None) -> Node:
+    attributes: dict[str, AttributeValue] = {
+        "is_cpu_op": 0,
+        "comm_type": int(CollectiveType.ALL_REDUCE),
+        "comm_size": gradient.size_bytes,
+        "syncline.dtype": gradient.dtype,
+    }
+    if gradient.needed_by is not None:
+        attributes["syncline.needed_by"] = gradient.needed_by
+    micros = round(message_s(network, gradient.size_bytes) / US)
+    deps = (array("Q", [ready_id]), array("Q"))
+    return Node(own_id, gradient.name, NodeType.COMM_COLL, *deps, micros, attributes)
+
+
+COMPUTING = (NodeType.COMP, NodeType.MEM_LOAD, NodeType.MEM_STORE, NodeType.STORAGE)
+MESSAGES = (NodeType.COMM_COLL, NodeType.COMM_SEND, NodeType.COMM_RECV)
+SUMMING = (
+    CollectiveType.ALL_REDUCE,
+    CollectiveType.REDUCE_SCATTER,
+    CollectiveType.REDUCE_SCATTER_BLOCK,
+)
+"""Collectives that a gradient is exchanged by."""
+
+
+class _Tasks(NamedTuple):
+    nodes: list[Node]
+    """Those that are operations: what computes, and messages that wait for several operations."""
+    after: list[list[int]]
+    """For each of these the indices of the operations that it waits for."""
+    messages: list[tuple[Node, int]]
+    """Each with the operation after which it may leave; -1 for none."""
+    left_out: Counter[str]
+
+
+def _foreign(graph: Graph, model: str) -> Trace:
+    """Read a trace that does not hold the phases.
+
+    A launched message adds an operation of no duration, the event that a framework records there:
+    it waits for the launch and for everything that the device was given before.
+    """
+    tasks = _tasks(graph)
+    if not tasks.messages:
+        raise UserError(
+            "no node sums gradients (COMM_COLL of type ALL_REDUCE or REDUCE_SCATTER); there is "
+            "nothing to plan"
+        )
+    for node, ready in tasks.messages:
+        if ready < 0:
+            raise UserError(
+                f"{node.title} is sent before anything is computed; its dependencies are missing"
+            )
+    operations = _operations(tasks)
+    messages = sorted(tasks.messages, key=lambda message: message[1])
+    sizes = [node.integer("comm_size") for node, _ in messages]
+    names = unique_names(node.name.partition("(")[0] or "message" for node, _ in messages)
+    gradients = [
+        sized_gradient(name, size_bytes, ready_after=ready)
+        for name, (_, ready), size_bytes in zip(names, messages, sizes, strict=True)
+    ]
+    profile = bare_profile(model, operations, gradients)
+    points = measured_points(
+        (size_bytes, node.seconds())
+        for (node, _), size_bytes in zip(messages, sizes, strict=True)
+        if node.attributes.get("comm_type") == CollectiveType.ALL_REDUCE
+    )
+    notes = [*graph.notes, "phases are inferred from names, threads and the order of nodes"]
+    notes += [f"{n} messages of kind {kind} are left out" for kind, n in tasks.left_out.items()]
+    notes.append("each message is taken for one gradient; what needs it is not known")
+    if points:
+        notes.append("the times of messages include waiting for the other ranks")
+    return Trace(model=profile.model, profile=profile, points=points, notes=tuple(notes))
+
+
+def _tasks(graph: Graph) -> _Tasks:
+    tasks = _Tasks([], [], [], Counter())
+    reach: list[int] = []  # for each node itself or the last operation it waits for; -1: none
+    for node, inputs in zip(graph.nodes, graph.before, strict=True):
+        waits_for = sorted({reach[before] for before in inputs} - {-1})
+        last = waits_for[-1] if waits_for else -1
+        computes = node.type in COMPUTING or (node.on_cpu and node.type == NodeType.COMM_COLL)
+        launched = _sums(node) and any(graph.nodes[before].on_cpu for before in inputs)
+        if computes or launched or (_sums(node) and len(waits_for) > 1):
+            last = len(tasks.nodes)
+            tasks.nodes.append(node)
+            tasks.after.append(waits_for)
+        if _sums(node):
+            tasks.messages.append((node, last))
+        elif node.type in MESSAGES and not computes:
+            tasks.left_out[_kind(node)] += 1
+        reach.append(last)
+    return tasks
+
+
+def _operations(tasks: _Tasks) -> list[Operation]:
+    nodes = tasks.nodes
+    phases = _phases(
+        nodes,
+        launched_by=[max((b for b in w if nodes[b].on_cpu), default=None) for w in tasks.after],
+        last_ready=max(ready for _, ready in tasks.messages),
+    )
+    return [
+        Operation(
+            name=f"ready: {node.name}" if _sums(node) else node.name,
+            phase=phase,
+            duration_s=0.0 if _sums(node) else node.seconds(),
+            after=tuple(after),
+            resource="host" if node.on_cpu else "device",
+        )
+        for node, phase, after in zip(nodes, phases, tasks.after, strict=True)
+    ]
+
+
+def _sums(node: Node) -> bool:
+    if node.type != NodeType.COMM_COLL or node.on_cpu:
+        return False
+    return node.attributes.get("comm_type") in SUMMING
+
+
+def _kind(node: Node) -> str:
+    kind = node.attributes.get("comm_type")
+    if node.type == NodeType.COMM_COLL and kind in CollectiveType.__members__.values():
+        return CollectiveType(cast(int, kind)).name
+    return node.type.name
+
+
+class Graph(NamedTuple):
+    """Nodes in an order in which each comes after those it depends on."""
+
+    nodes: list[Node]
+    before: list[array[int]]
+    """For each node the places in ``nodes`` of those it depends on."""
+    notes: list[str]
+
+    @classmethod
+    def of(cls, nodes: list[Node]) -> Graph:
+        """Order the nodes of a file. O((n + m) log n) for n nodes and m dependencies.
+
+        Dependencies on nodes that the file does not hold are left out; where control dependencies
+        have cycles, all of them are. ``notes`` says so.
+
+        Raises:
+            UserError: two nodes have one id, or the data dependencies have a cycle.
+        """
+        place: dict[int, int] = {}
+        for index, node in enumerate(nodes):
+            if node.id in place:
+                raise UserError(
+                    f"{nodes[place[node.id]].title} and {node.title} have the same id; write the "
+                    "trace again with different ones"
+                )
+            place[node.id] = index
+        notes = []
+        absent = sum(d not in place for n in nodes for d in (*n.data_deps, *n.ctrl_deps))
+        if absent:
+            notes.append(f"{absent} dependencies are on nodes that the file does not hold")
+        for with_control in (True, False):
+            order = in_order(len(nodes), (_inputs(node, place, with_control) for node in nodes))
+            if len(order) == len(nodes):
+                break
+        else:
+            around = _cycle(nodes, place, set(range(len(nodes))).difference(order))
+            raise UserError(f"the data dependencies have a cycle: {around}")
+        if not with_control:  # some converters renumber nodes but not these dependencies
+            notes.append("the control dependencies have cycles and were not used")
+        at = {index: position for position, index in enumerate(order)}
+        before = [
+            array("q", sorted({at[i] for i in _inputs(nodes[index], place, with_control)}))
+            for index in order
+        ]
+        return cls([nodes[index] for index in order], before, notes)
+
+
+def _inputs(node: Node, place: dict[int, int], with_control: bool) -> list[int]:
+    found = [place[d] for d in node.data_deps if d in place]
+    if with_control:
+        found += [place[d] for d in node.ctrl_deps if d in place]
+    return found
+
+
+def _cycle(nodes: list[Node], place: dict[int, int], stuck: set[int]) -> str:
+    """Describe one cycle; ``stuck`` are the nodes that wait for one."""
+    walk: dict[int, int] = {}
+    at = min(stuck)
+    while at not in walk:
+        walk[at] = len(walk)
+        at = next(i for i in _inputs(nodes[at], place, False) if i in stuck)
+    around = [nodes[i].title for i, step in walk.items() if step >= walk[at]]
+    shown = " waits for ".join([*around[:4], nodes[at].title])
+    return shown if len(around) <= 4 else f"{shown}, through {len(around) - 4} more"
+
+
+_BACKWARD = re.compile(r"backward|autograd::engine|_BWD(_|$)|wgrad|dgrad", re.IGNORECASE)
+_UPDATE = re.compile(r"optimizer|_foreach_|_fused_|multi_tensor_apply|\bsgd\b|adam", re.IGNORECASE)
+_DATA = re.compile(r"dataloader|data_?load", re.IGNORECASE)
+_COPY = "Memcpy HtoD"
+
+
+def _phases(
+    nodes: Sequence[Node], *, launched_by: Sequence[int | None], last_ready: int
+) -> list[Phase]:
+    """Infer the phase of each operation.
+
+    Operations before the first backward one are forward; from there until the last gradient is
+    ready, backward; after that ``finalize`` (unpacking), or update where the name says so. Backward
+    operations are those with such a name, those on a thread of the autograd engine (any but the
+    first thread with an operation of such a name), and those launched by them. Before the first
+    backward operation, reading and copying of the batch are recognised by name and type.
+
+    ``launched_by`` gives for each the index of the operation on the CPU that launched it, if any;
+    ``last_ready`` is the index of the operation that makes the last gradient ready.
+    """
+    on_threads = [n for n in nodes if n.on_cpu and "tid" in n.attributes]
+    threads = {n.attributes["tid"] for n in on_threads if _BACKWARD.search(n.name)}
+    threads -= {n.attributes["tid"] for n in on_threads[:1]}
+    backward = [
+        bool(_BACKWARD.search(node.name)) or node.attributes.get("tid") in threads for node in nodes
+    ]
+    updating = [bool(_UPDATE.search(node.name)) for node in nodes]
+    for index, launcher in enumerate(launched_by):
+        if launcher is not None:
+            backward[index] = backward[index] or backward[launcher]
+            updating[index] = updating[index] or updating[launcher]
+    first_backward = backward.index(True) if True in backward else len(nodes)
+    computing = False
+    phases: list[Phase] = []
+    for index, node in enumerate(nodes):
+        if index > last_ready:
+            phases.append("update" if updating[index] else "finalize")
+        elif index >= first_backward:
+            phases.append("backward")
+        elif node.type == NodeType.STORAGE or _DATA.search(node.name):
+            phases.append("data")
+        elif node.name.startswith(_COPY) or (node.type == NodeType.MEM_LOAD and not computing):
+            phases.append("copy")
+        else:
+            phases.append("forward")
+            computing = True
+    return phases

@@ -1,0 +1,519 @@
+"""The steps of a profiler trace, with their phases and their gradient messages.
+
+A step is what the annotation ``ProfilerStep#N`` spans. Within it the host's threads take turns: the
+main thread reads the batch, launches the forward pass and the update; autograd's thread launches
+the backward pass while the main thread waits for it. So one lane holds the host's work, in the
+order of time. ``kineto_cut`` turns a step into :class:`StepTasks`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+from syncline.files.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
+from syncline.plan.profile import Phase, Resource
+from syncline.plan.quantities import LARGEST_BYTES, NS_PER_S, bytes_per_element
+from syncline.plan.timeline import Interval, merged
+
+STEP = re.compile(r"ProfilerStep#(\d+)")
+LOADER = re.compile(r"enumerate\(DataLoader\)#.*__next__")
+WAITING_LOADER = re.compile(r"enumerate\(DataLoader\)#_MultiProcessing")
+OPTIMIZER_STEP = re.compile(r"Optimizer\.step#")
+Event = TypeVar("Event", HostOp, LaunchCall)
+FINALIZE = "copy_bucket_to_grad"
+BACKWARD = re.compile(r"autograd::engine::evaluate_function: |.*Backward\d*$")
+EVALUATE = "autograd::engine::evaluate_function: "
+ENCLOSING = re.compile(
+    r"ProfilerStep#|enumerate\(DataLoader|Optimizer\.|DistributedDataParallel\.|## |nn\.Module: "
+)
+"""Annotations around operators; the first releases list them among the operators."""
+
+
+def is_accumulation(op: HostOp) -> bool:
+    """Return whether the operator makes one gradient final."""
+    return op.name.endswith("AccumulateGrad") and not op.name.startswith(EVALUATE)
+
+
+class Outline(NamedTuple):
+    """A step before it is taken apart; times in nanoseconds on the trace's clock."""
+
+    number: int
+    start_ns: int
+    stop_ns: int
+    threads: frozenset[str]
+    """The main thread and those that ran backward operators."""
+    ops: Sequence[HostOp]
+    """Operators and annotations of those threads, by start."""
+    others: Sequence[HostOp]
+    """Those of other threads, by start."""
+    calls: Sequence[LaunchCall]
+    """Calls of all threads, by start."""
+    outermost: Sequence[HostOp]
+    """Operators that no other operator encloses, by start."""
+    loading: Sequence[HostOp]
+    backward_ns: float
+    """Where the backward pass starts; infinite where there is none."""
+    finalize_ns: float
+    """Where unpacking exchanged gradients starts; the update's start where nothing is unpacked."""
+    update_ns: float
+    """Where what comes after the backward pass starts."""
+    optimizer_ns: float
+    """Where the optimizer's step starts; the end of the step where there is none."""
+    passes: int
+    """Backward passes that accumulate gradients; only the last one makes them final."""
+
+    @property
+    def holds(self) -> Holds:
+        """What the trace holds of the step."""
+        if math.isfinite(self.backward_ns):
+            return "backward"
+        return "forward" if self.outermost else "device"
+
+    def phase(self, at_ns: int) -> Phase:
+        """Return the phase that the host is in."""
+        if at_ns < self.backward_ns:
+            return "forward"
+        if at_ns < self.finalize_ns:
+            return "backward"
+        return "finalize" if at_ns < self.update_ns else "update"
+
+    def launches(self) -> dict[int, LaunchCall]:
+        """Return the first call of each correlation, by start: the one that launched its tasks."""
+        first: dict[int, LaunchCall] = {}
+        for call in self.calls:
+            if call.correlation is not None:
+                first.setdefault(call.correlation, call)
+        return first
+
+    def all_ops(self) -> list[HostOp]:
+        """Return the operators of all threads, by start."""
+        return sorted((*self.ops, *self.others), key=lambda op: op.start_ns)
+
+    def operator(self, at_ns: int) -> HostOp | None:
+        """Return the outermost operator that is running, or the one that ran last."""
+        return latest(self.outermost, at_ns)
+
+
+def latest(ops: Sequence[HostOp], at_ns: int) -> HostOp | None:
+    """Return the operator that began last by then, of operators in order."""
+    index = bisect.bisect_right(ops, at_ns, key=lambda op: op.start_ns) - 1
+    return ops[index] if index >= 0 else None
+
+
+def outline_steps(events: KinetoEvents, notes: list[str]) -> list[Outline]:
+    """Return the steps of a trace in order, with notes on what was assumed.
+
+    Without ``ProfilerStep`` annotations the steps are taken to end with the optimizer's; without
+    those, the whole trace is one step. O(n log n) in the events.
+    """
+    ops = sorted(events.ops, key=lambda op: (op.start_ns, -op.stop_ns))
+    calls = sorted(events.calls, key=lambda call: call.start_ns)
+    outlines = [
+        _outline(number, main, start, stop, _begun(ops, start, stop), _begun(calls, start, stop))
+        for number, main, start, stop in _windows(ops, calls, notes)
+    ]
+    if any(WAITING_LOADER.match(op.name) for step in outlines for op in step.loading):
+        notes.append(
+            "the batches were read by loader processes: the reading time is what the training "
+            "process waited for them, not what reading took"
+        )
+    if any(step.passes > 1 for step in outlines):
+        notes.append(
+            "gradients are accumulated over several backward passes: all but the last one count as "
+            "part of the forward pass"
+        )
+    return outlines
+
+
+def _begun(events: Sequence[Event], start: int, stop: int) -> Sequence[Event]:
+    """Return the events that began in ``[start, stop)``, of events in order."""
+    first, end = (bisect.bisect_left(events, at, key=lambda e: e.start_ns) for at in (start, stop))
+    return events[first:end]
+
+
+def _windows(
+    ops: Sequence[HostOp], calls: Sequence[LaunchCall], notes: list[str]
+) -> list[tuple[int, str, int, int]]:
+    """Return (number, main thread, start, stop) of each step."""
+    kept: list[tuple[int, str, int, int]] = []
+    for op in ops:
+        if match := STEP.fullmatch(op.name):
+            number = int(match[1][-18:])
+            if kept and op.start_ns < kept[-1][3]:
+                notes.append(f"ProfilerStep#{number} begins inside the step before; left out")
+            else:
+                kept.append((number, op.thread, op.start_ns, op.stop_ns))
+    if kept:
+        return kept
+    ends = [op for op in ops if OPTIMIZER_STEP.match(op.name)]
+    if len(ends) >= 2:
+        notes.append(
+            "no ProfilerStep annotations: a step is taken from the end of one Optimizer.step to "
+            "the end of the next (call profiler.step() after each iteration)"
+        )
+        return [
+            (i, b.thread, a.stop_ns, b.stop_ns)
+            for i, (a, b) in enumerate(itertools.pairwise(ends))
+            if a.stop_ns < b.stop_ns
+        ]
+    notes.append(
+        "no ProfilerStep annotations: the whole trace is taken for one step (call profiler.step() "
+        "after each iteration)"
+    )
+    everything: list[HostOp | LaunchCall] = [*ops, *calls]
+    if not everything:
+        return []
+    start = min(e.start_ns for e in everything)
+    stop = max(e.stop_ns for e in everything)
+    main = ends[0].thread if ends else Counter(e.thread for e in everything).most_common(1)[0][0]
+    return [(0, main, start, stop)]
+
+
+def _outline(
+    number: int,
+    main: str,
+    start: int,
+    stop: int,
+    ops: Sequence[HostOp],
+    calls: Sequence[LaunchCall],
+) -> Outline:
+    backward = [op for op in ops if _is_backward(op)]
+    threads = frozenset({main, *(op.thread for op in backward)})
+    own = [op for op in ops if op.thread in threads]
+    outermost = _outermost(own)
+    backward, passes = _last_pass(outermost, backward)
+    first: float = min((op.start_ns for op in backward), default=math.inf)
+    last: float = max((op.stop_ns for op in backward), default=math.inf)
+    steps = [op.start_ns for op in own if OPTIMIZER_STEP.match(op.name) and op.start_ns > first]
+    unpacking = [op.start_ns for op in own if FINALIZE in op.name and op.start_ns > first]
+    update = min(steps, default=last) if unpacking else min([last, *steps])
+    finalize_ns = min(unpacking, default=update)
+    return Outline(
+        number=number,
+        start_ns=start,
+        stop_ns=stop,
+        threads=threads,
+        ops=own,
+        others=[op for op in ops if op.thread not in threads],
+        calls=calls,
+        outermost=outermost,
+        loading=[op for op in own if LOADER.match(op.name) and op.thread == main],
+        backward_ns=first,
+        finalize_ns=finalize_ns,
+        update_ns=max(update, finalize_ns),
+        optimizer_ns=min(steps, default=stop),
+        passes=passes,
+    )
+
+
+def _is_backward(op: HostOp) -> bool:
+    return BACKWARD.match(op.name) is not None or is_accumulation(op)
+
+
+def _last_pass(outermost: Sequence[HostOp], backward: Sequence[HostOp]) -> tuple[list[HostOp], int]:
+    """Return the operators of the last backward pass, and the number of passes.
+
+    A forward operator whose backward node comes later begins a new pass.
+    """
+    if not backward:
+        return [], 0
+    nodes = {op.sequence: op.start_ns for op in backward if op.sequence is not None}
+    left = list(backward)
+    passes = 1
+    for op in outermost:
+        if op.sequence is None or op.start_ns <= left[0].start_ns or _is_backward(op):
+            continue
+        if nodes.get(op.sequence, op.start_ns) > op.start_ns:
+            after = [b for b in left if b.start_ns > op.start_ns]
+            if after and len(after) < len(left):
+                left = after
+                passes += 1
+    return left, passes
+
+
+def _outermost(ops: Sequence[HostOp]) -> list[HostOp]:
+    ends: dict[str, int] = {}
+    found = []
+    for op in ops:
+        if op.annotation or ENCLOSING.match(op.name):
+            continue
+        if op.start_ns >= ends.get(op.thread, -(1 << 62)):
+            found.append(op)
+            ends[op.thread] = op.stop_ns
+    return found
+
+
+SUMS = re.compile(r"all_?reduce|reduce_?scatter", re.IGNORECASE)
+"""Names of the collectives that sum over workers."""
+KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+GENERIC = re.compile(r"Kernel_Generic", re.IGNORECASE)
+"""The kernel that runs every collective on ROCm; only what launched it says which one."""
+LAUNCHED_BY = re.compile(r"record_param_comms|(c10d::|nccl:)_?(all_?reduce|reduce_?scatter)")
+ON_HOST = re.compile(r"(gloo|mpi|ucc):(all_?reduce|reduce_?scatter)")
+LAUNCH_ON_HOST = re.compile(r"c10d::_?(all_?reduce|reduce_?scatter)")
+
+LARGEST_ELEMENTS = LARGEST_BYTES >> 4
+DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "c10::half": "float16",
+    "c10::bfloat16": "bfloat16",
+    "float32": "float32",
+    "float64": "float64",
+    "float16": "float16",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+    "complexfloat": "complex64",
+    "complexdouble": "complex128",
+}
+
+
+class MeasuredCollective(NamedTuple):
+    """One exchange of gradients."""
+
+    launch_ns: int
+    """When the host had launched it."""
+    start_ns: int
+    stop_ns: int
+    """On the device, or on the host's thread that exchanges; includes waiting for other workers."""
+    elements: int | None
+    dtype: str | None
+    group_size: int | None
+    record_id: int | None
+    kernel: DeviceTask | None = None
+
+
+def element_dtype(name: str | None) -> str | None:
+    """Return the gradient dtype that a trace calls ``name``; None if no gradient has such."""
+    return DTYPES.get(name.lower()) if name else None
+
+
+def elements_of(shapes: Sequence[Sequence[int]]) -> int | None:
+    """Return the elements of tensors together; None for more than there can be."""
+    elements = sum(math.prod(shape) for shape in shapes)
+    return elements if elements <= LARGEST_ELEMENTS else None
+
+
+def find_collectives(
+    step: Outline, launched: Mapping[int, Sequence[DeviceTask]]
+) -> list[MeasuredCollective]:
+    """Return the messages of a step in the order in which they were launched.
+
+    Only messages launched between the start of the backward pass and the optimizer's step count.
+    """
+    if not math.isfinite(step.backward_ns):
+        return []
+    found: list[MeasuredCollective] = []
+    around = [op for op in step.all_ops() if LAUNCHED_BY.match(op.name)]
+    for correlation, call in step.launches().items():
+        if step.backward_ns <= call.start_ns < step.optimizer_ns:
+            kernels = (t for t in launched.get(correlation, ()) if KERNEL.search(t.name))
+            found.extend(filter(None, (_of_kernel(call, task, around) for task in kernels)))
+    if not found and not launched:
+        found = _on_host(step)
+    return sorted(found, key=lambda c: c.launch_ns)
+
+
+def _of_kernel(
+    call: LaunchCall, task: DeviceTask, around: Sequence[HostOp]
+) -> MeasuredCollective | None:
+    """Return a message, or None if it does not sum gradients."""
+    index = bisect.bisect_right(around, call.start_ns, key=lambda op: op.start_ns)
+    enclosing = [
+        op
+        for op in reversed(around[max(index - 8, 0) : index])
+        if op.thread == call.thread and op.stop_ns >= call.stop_ns
+    ]
+    name = task.name
+    if GENERIC.search(name):
+        payloads = [task.payload, *(op.payload for op in enclosing)]
+        named = (payload.collective for payload in payloads if payload is not None)
+        name = next(named, enclosing[0].name if enclosing else "")
+    return _collective(call.stop_ns, task, enclosing) if SUMS.search(name) else None
+
+
+def _collective(
+    launch_ns: int, ran: DeviceTask | HostOp, launched_by: Sequence[HostOp]
+) -> MeasuredCollective | None:
+    """Return a message, or None if what is summed are no gradients.
+
+    ``ran`` is the kernel, or the operator of the host that exchanged it. Where it has no arguments,
+    they are those of the first of ``launched_by`` (the innermost first) that has them.
+    """
+    elements, dtype, group = _payload([ran, *launched_by])
+    if dtype and not element_dtype(dtype):
+        return None
+    return MeasuredCollective(
+        launch_ns=launch_ns,
+        start_ns=ran.start_ns,
+        stop_ns=ran.stop_ns,
+        elements=elements,
+        dtype=element_dtype(dtype),
+        group_size=group,
+        record_id=launched_by[0].record_id if launched_by else None,
+        kernel=ran if isinstance(ran, DeviceTask) else None,
+    )
+
+
+def _payload(
+    told_by: Sequence[DeviceTask | HostOp],
+) -> tuple[int | None, str | None, int | None]:
+    """Return elements, type as the trace calls it, and group size."""
+    for each in told_by:
+        if each.payload is not None:
+            return each.payload.elements, each.payload.dtype, each.payload.group_size
+    for each in told_by:
+        if isinstance(each, HostOp) and each.shapes:
+            elements = elements_of([shape for shape in each.shapes if shape])
+            return elements, next((t for t in each.types if t), None), None
+    return None, None, None
+
+
+def _on_host(step: Outline) -> list[MeasuredCollective]:
+    """Return messages that a thread of the host exchanges (Gloo): launches joined in order."""
+    launches = [
+        op
+        for op in step.ops
+        if LAUNCH_ON_HOST.match(op.name) and step.backward_ns <= op.start_ns < step.optimizer_ns
+    ]
+    spans = [
+        op for op in step.all_ops() if ON_HOST.match(op.name) and op.start_ns >= step.backward_ns
+    ]
+    # The exchange may begin before the call that launches it returns.
+    found = (
+        _collective(min(launch.stop_ns, max(launch.start_ns, span.start_ns)), span, [launch])
+        for launch, span in zip(launches, spans, strict=False)
+    )
+    return list(filter(None, found))
+
+
+class TracedTask(NamedTuple):
+    """A piece of work: the fields of an operation, and when it ran."""
+
+    name: str
+    phase: Phase
+    resource: Resource
+    duration_ns: int
+    after: tuple[int, ...]
+    start_ns: int
+    stop_ns: int
+    joint: bool = False
+    """It waits for the device, or a task waits for it alone: it is never merged with others."""
+    held_by: int | None = None
+    """The task of another stream that it waited for in this step."""
+    waited_ns: int = 0
+    """How much later it ran than all that the trace shows explains."""
+
+
+class ReadyPoint(NamedTuple):
+    """The point at which a gradient, or all of a bucket, are final."""
+
+    elements: int | None
+    dtype: str | None
+    ready_after: int
+    needed_by: int | None
+    record_id: int | None
+    """Record function id of the operator that made it final."""
+    name: str | None = None
+    """Of the parameter, where a file of sizes says it."""
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of a message, where its elements and their type are known."""
+        if self.elements is None or self.dtype is None:
+            return None
+        return self.elements * bytes_per_element(self.dtype)
+
+
+def message_parts(
+    sizes: Sequence[int | None], messages: Sequence[int | None], launched: Sequence[int]
+) -> list[list[int | None]] | None:
+    """Return the sizes of the gradients that each message holds, in order.
+
+    A message holds gradients that became ready one after another. Of those without a size, the last
+    one gets what is left of the message; the others stay without.
+
+    Args:
+        sizes: elements of each gradient in ready order; None where they are not known.
+        messages: elements of each message; None where they are not known.
+        launched: how many gradients were ready when each message was launched.
+
+    Returns:
+        The sizes by message; None if the known ones contradict the messages.
+    """
+    parts: list[list[int | None]] = []
+    first = 0
+    for total, count in zip(messages, launched, strict=True):
+        part: list[int | None] = []
+        found = 0
+        for index in range(first, len(sizes)):
+            size = sizes[index] or 0
+            by_count = total is None or None in part
+            if index >= count if by_count else found >= (total or 0):
+                break
+            if by_count and total is not None and found + size > total:
+                break
+            part.append(sizes[index])
+            found += size
+        if not part:
+            return None
+        first += len(part)
+        if total is not None and None in part and found < total:
+            part[len(part) - 1 - part[::-1].index(None)] = total - found
+        elif total is not None and found != total:
+            return None
+        parts.append(part)
+    return parts if all(size is None for size in sizes[first:]) else None
+
+
+Holds = Literal["device", "forward", "backward"]
+"""What is in a step: work of the device alone, operators of the host, or a backward pass too."""
+
+
+class StepTasks(NamedTuple):
+    """One step of one rank as tasks."""
+
+    source: str
+    number: int
+    """N of ``ProfilerStep#N``."""
+    duration_ns: int
+    start_ns: int
+    tasks: list[TracedTask]
+    parameters: list[ReadyPoint]
+    """One for each gradient tensor, in the order in which they became final."""
+    messages: list[ReadyPoint]
+    """One for each exchanged bucket, in the order in which they were launched."""
+    collectives: list[MeasuredCollective]
+    """When each message was under way."""
+    holds: Holds
+    notes: list[str]
+    ended_ns: int
+    """When its work was done: by the host, or later by the device."""
+    begun_ns: int
+    """When the device was through with the work before it, or the host began it."""
+    rank: int = 0
+    shift_ns: int = 0
+    """How much later this step began than on the rank where it began first."""
+
+    @property
+    def measured_s(self) -> float:
+        """What the step took, in seconds: the period of what the other waits for.
+
+        The host's, but the device's if the host never waits for it and runs ahead.
+        """
+        waits = any(task.resource == "host" and task.after for task in self.tasks)
+        ahead = not waits and self.ended_ns > self.start_ns + self.duration_ns
+        return (self.ended_ns - self.begun_ns if ahead else self.duration_ns) / NS_PER_S
+
+    def waits_ns(self) -> list[Interval]:
+        """Return when something waited for a reason that the trace does not show, disjoint."""
+        begun = ((task.stop_ns - task.duration_ns, task.waited_ns) for task in self.tasks)
+        return merged((at_ns - waited_ns, at_ns) for at_ns, waited_ns in begun)

@@ -1,0 +1,63 @@
+"""What the leading process of a benchmark asks of a worker, and what that answers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from syncline.comm.collectives import Collective
+from syncline.comm.groups import Transport
+from syncline.comm.groups.site import Site
+from syncline.plan.document import Value
+
+
+class Setup(Value, frozen=True, kw_only=True, tag="setup"):
+    """The first order: meet the other workers of the team."""
+
+    ranks: int
+    store: str
+    """A file through which they find each other."""
+    transport: Transport
+    """Of :class:`~syncline.comm.groups.Group`."""
+    choices: Literal["measured", "built-in"]
+    """Whether the group may use measured choices of algorithms."""
+    timeout_s: float
+
+
+class Ready(Value, frozen=True, kw_only=True):
+    """A worker has met the others of its team."""
+
+    version: str
+    """Of what it measures."""
+    site: Site | None = None
+    """Where Syncline's group is; None for others."""
+    choices: str = ""
+    """Source of the group's choices of algorithms."""
+
+
+class Order(Value, frozen=True, kw_only=True, tag="lap"):
+    """One lap: a collective, repeated."""
+
+    contestant: str
+    collective: Collective
+    algorithm: str | None = None
+    """None: the contestant's own choice."""
+    blocks: int | None = None
+    size_bytes: int
+    """Of the whole vector, all shards of it."""
+    iterations: int
+    """Those measured; a few unmeasured ones go before them."""
+
+
+class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):
+    """What a rank measured."""
+
+    wall_s: float
+    """All iterations together."""
+    cpu_s: float
+    """Of all threads of the process."""
+
+
+class Refused(Value, frozen=True, kw_only=True, tag="refused"):
+    """A rank cannot do what the order says; it stays for the next order."""
+
+    reason: str

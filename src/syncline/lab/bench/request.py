@@ -1,0 +1,189 @@
+"""``BenchmarkRequest`` and ``TuneRequest``: what to measure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from syncline.comm.collectives import PROGRAMS, Collective
+from syncline.errors import UserError, require_known
+from syncline.lab.bench.result import MPIS, require_contestants
+from syncline.lab.testbed import Cluster
+from syncline.plan.document import Value, described
+
+Local = Literal["shared", "tcp"]
+PLACES: tuple[Local, ...] = ("shared", "tcp")
+LEAST_ROUNDS = 5
+"""A median of fewer says little."""
+LARGEST_BYTES = 1 << 30
+MOST_LOCAL_WORKERS = 64
+
+
+Lap = Annotated[float, described("How long a turn should take.", "SECONDS")]
+
+
+class _Request(Value, frozen=True, kw_only=True):
+    sizes_bytes: tuple[int, ...]
+    """Of the whole vector."""
+    workers: tuple[int, ...]
+    place: Local | Cluster
+    """This host, by shared memory or by TCP, or emulated hosts."""
+    rounds: int
+    lap_s: Lap
+    """A collective that takes longer is run once or a few times."""
+    timeout_s: float
+
+    def require_range(self, what: str, chosen: Sequence[str], *times: str) -> None:
+        """Check what requests have in common, and times by name.
+
+        Raises:
+            UserError: nothing is chosen to be measured, or something is out of range.
+        """
+        if not chosen or not self.sizes_bytes or not self.workers:
+            raise UserError(f"nothing to measure: name a {what}, a size and a worker count")
+        for size_bytes in self.sizes_bytes:
+            if not 1 <= size_bytes <= LARGEST_BYTES:
+                raise UserError(
+                    f"sizes must be from 1 to {LARGEST_BYTES:,} bytes, found {size_bytes:,}"
+                )
+        for workers in self.workers:
+            if not 2 <= workers <= MOST_LOCAL_WORKERS:
+                raise UserError(
+                    f"a collective needs 2 to {MOST_LOCAL_WORKERS} workers, found {workers}"
+                )
+        if isinstance(self.place, Cluster) and self.workers != (self.place.workers,):
+            raise UserError(
+                f"the emulated cluster has {self.place.workers} workers, found "
+                f"{', '.join(map(str, self.workers))}; leave the worker count out"
+            )
+        if self.rounds < LEAST_ROUNDS:
+            raise UserError(f"rounds must be at least {LEAST_ROUNDS}, found {self.rounds}")
+        for name in times:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise UserError(f"{name} must be a finite number above 0, found {value}")
+
+
+class BenchmarkRequest(_Request, frozen=True, kw_only=True):
+    """What to measure beside others.
+
+    Raises:
+        UserError: on construction, for what is unknown or out of range.
+    """
+
+    collective: Collective
+    contestants: tuple[str, ...]
+    rounds: Annotated[int, described("Turns of every contestant.")] = LEAST_ROUNDS
+    lap_s: Lap = 0.05
+    timeout_s: Annotated[
+        float, described("Give up when a turn takes longer than this many seconds.")
+    ] = 300.0
+    pythons: Mapping[str, Path] = {}
+    """Of each MPI: the interpreter that has its mpi4py."""
+
+    def __post_init__(self) -> None:
+        collective_named(self.collective)
+        require_contestants(self.collective, self.contestants)
+        self.require_range("contestant", self.contestants, "lap_s", "timeout_s")
+        for name in self.pythons:
+            require_known("MPI", name, MPIS)
+
+    @property
+    def rate_bytes_per_s(self) -> float | None:
+        """Of the slowest link, where the place has links of a given rate."""
+        if not isinstance(self.place, Cluster):
+            return None
+        rates = [self.place.rate_of(host) for host in range(self.place.hosts)]
+        return min((rate for rate in rates if rate is not None), default=None)
+
+
+def name_of_place(place: Local | Cluster) -> str:
+    """Return a place in words."""
+    if isinstance(place, Cluster):
+        return str(place)
+    return "one host, shared memory" if place == "shared" else "one host, loopback TCP"
+
+
+def collective_named(name: str) -> Collective:
+    """Return the collective of a name.
+
+    Raises:
+        UserError: there is none.
+    """
+    name = name.strip()
+    require_known("collective", name, PROGRAMS)
+    return next(collective for collective in PROGRAMS if collective == name)
+
+
+class TuneRequest(_Request, frozen=True, kw_only=True):
+    """What to measure to choose algorithms.
+
+    Raises:
+        UserError: on construction, for what is unknown or out of range.
+    """
+
+    collectives: tuple[Collective, ...]
+    rounds: Annotated[int, described("Turns of every algorithm.")] = 7
+    lap_s: Lap = 0.02
+    timeout_s: Annotated[
+        float, described("Give up when a turn takes longer than this.", "SECONDS")
+    ] = 60.0
+    deadline_s: Annotated[
+        float,
+        described(
+            "Stop after this time; collectives not measured by then keep the built-in choice.",
+            "SECONDS",
+        ),
+    ] = 900.0
+
+    def __post_init__(self) -> None:
+        for number, collective in enumerate(self.collectives):
+            collective_named(collective)
+            if collective in self.collectives[:number]:
+                raise UserError(f"{collective!r} would be measured twice; name it once")
+        self.require_range("collective", self.collectives, "lap_s", "timeout_s", "deadline_s")
+        for name, values in (("size", self.sizes_bytes), ("worker count", self.workers)):
+            if len(set(values)) < len(values):
+                raise UserError(f"a {name} would be measured twice; name it once")
+
+
+UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+STEP = 4
+"""Factor from one size of a range to the next."""
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes in bytes of a list, in its order.
+
+    ``4,64KiB,1MiB`` are three sizes. ``4..256MiB`` are all sizes between the two by factors of 4,
+    and the two themselves.
+
+    Raises:
+        UserError: the text is no list of different sizes.
+    """
+    sizes: list[int] = []
+    for part in text.split(","):
+        low, dots, high = part.partition("..")
+        first = _size(low, text)
+        last = _size(high, text) if dots else first
+        if not 0 < first <= last:
+            raise UserError(f"sizes {text!r}: {part.strip()!r} does not go from low to high")
+        while first < last:
+            sizes.append(first)
+            first *= STEP
+        sizes.append(last)
+    if len(set(sizes)) < len(sizes):
+        raise UserError(f"sizes {text!r}: a size is named twice")
+    return tuple(sizes)
+
+
+def _size(part: str, text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+)\s*(B|KiB|MiB|GiB|)\s*", part)
+    if match is None:
+        raise UserError(
+            f"sizes {text!r}: cannot read {part.strip()!r}; write 4, 64KiB or 4..256MiB"
+        )
+    return int(match[1]) * UNITS[match[2]]

@@ -1,0 +1,218 @@
+"""``Benchmark``: who was measured, how long it took, and the figures derived from that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import ClassVar
+
+from syncline.comm.collectives import PROGRAMS, Collective
+from syncline.errors import UserError, quoted, require_known
+from syncline.plan.document import Document, Value
+from syncline.plan.quantities import LARGEST_BYTES, require_finite, require_time
+
+OURS = "syncline"
+"""A group's own choice of the algorithm."""
+ZERO_COPY = "zero-copy"
+"""The same on buffers of :meth:`Group.allocate <syncline.comm.groups.Group.allocate>`."""
+TORCH = "torch"
+"""``torch.distributed`` with backend ``syncline``."""
+GLOO = "gloo"
+"""``torch.distributed`` with backend ``gloo``."""
+COPY = "memcpy"
+"""No collective: every rank copies a vector."""
+MPIS = ("open-mpi", "mpich")
+PREFIX = f"{OURS}:"
+"""Precedes the name of a forced algorithm."""
+
+
+def all_contestants(collective: Collective) -> tuple[str, ...]:
+    """Return all contestants of a collective, in the order of the table."""
+    forced = (PREFIX + algorithm for algorithm in PROGRAMS[collective])
+    return (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, *forced, COPY)
+
+
+def require_contestants(collective: Collective, names: Sequence[str]) -> None:
+    """Check names.
+
+    Raises:
+        UserError: the collective has no such contestant, or one is named twice.
+    """
+    known = all_contestants(collective)
+    for index, name in enumerate(names):
+        require_known(f"{collective} contestant", name, known)
+        if name in names[:index]:
+            raise UserError(f"{name!r} would run twice; name each contestant once")
+
+
+def times_faster(rounds_s: Sequence[float], other_s: Sequence[float]) -> float:
+    """Return the median over the rounds of the ratio of two times: both ran in every round."""
+    return median(other / mine for mine, other in zip(rounds_s, other_s, strict=True))
+
+
+def require_rounds(what: str, rounds: Sequence[Sequence[float]]) -> None:
+    """Check the rounds of a benchmark's entries.
+
+    Raises:
+        UserError: there are no entries, or they were measured in different numbers of rounds.
+    """
+    if not rounds:
+        raise UserError(f"{what}: no entries")
+    if len(set(map(len, rounds))) > 1:
+        raise UserError(f"{what}: entries were measured in different numbers of rounds")
+
+
+class CollectiveTimes(Value, frozen=True, kw_only=True):
+    """What one contestant took for one size."""
+
+    contestant: str
+    workers: int
+    size_bytes: int
+    iterations: int
+    """Of each round."""
+    rounds_s: tuple[float, ...]
+    """In each round: seconds of one operation, of the slowest rank."""
+    cpu_s: tuple[float, ...]
+    """In each round: CPU seconds of one operation, all ranks together."""
+
+    def __post_init__(self) -> None:
+        where = f"benchmark of {quoted(self.contestant)}, {self.size_bytes} bytes"
+        if not self.rounds_s or len(self.rounds_s) != len(self.cpu_s):
+            raise UserError(
+                f"{where}: expected times and CPU seconds of as many rounds, found "
+                f"{len(self.rounds_s)} and {len(self.cpu_s)}"
+            )
+        if self.workers < 2 or self.size_bytes < 1 or self.iterations < 1:
+            raise UserError(f"{where}: expected 2 workers, 1 byte and 1 iteration, or more")
+        if max(self.workers, self.size_bytes) > LARGEST_BYTES:
+            raise UserError(f"{where}: at most {LARGEST_BYTES} bytes and workers can be")
+        for seconds in (*self.rounds_s, *self.cpu_s):
+            require_time(where, seconds)
+        if min(self.rounds_s) <= 0:
+            raise UserError(f"{where}: an operation takes longer than 0 s")
+
+    @property
+    def latency_s(self) -> float:
+        """Median over the rounds."""
+        return median(self.rounds_s)
+
+    @property
+    def spread_s(self) -> tuple[float, float]:
+        """The fastest and the slowest round."""
+        return min(self.rounds_s), max(self.rounds_s)
+
+    @property
+    def cpu_median_s(self) -> float:
+        """Median over the rounds of the CPU seconds of an operation."""
+        return median(self.cpu_s)
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Size over time."""
+        return self.size_bytes / self.latency_s
+
+    def times_faster_than(self, other: CollectiveTimes) -> float:
+        """Return :func:`times_faster` for this and another contestant."""
+        return times_faster(self.rounds_s, other.rounds_s)
+
+
+class Absent(Value, frozen=True, kw_only=True):
+    """A contestant that was asked for and did not take part."""
+
+    contestant: str
+    workers: int
+    reason: str
+
+
+class Benchmark(Document, frozen=True, kw_only=True):
+    """What a benchmark of one collective in one place measured.
+
+    Raises:
+        UserError: on construction, without entries, or if their rounds differ in number.
+    """
+
+    KIND: ClassVar[str] = "collectives"
+    VERSION: ClassVar[int] = 1
+
+    collective: Collective
+    place: str
+    """In words."""
+    rate_bytes_per_s: float | None = None
+    """Of the links, where they have a given rate."""
+    machine: str
+    versions: dict[str, str]
+    """Of what was measured."""
+    entries: tuple[CollectiveTimes, ...]
+    """By worker count, size and contestant, as they were asked for."""
+    absent: tuple[Absent, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_rounds("benchmark", [entry.rounds_s for entry in self.entries])
+        if self.rate_bytes_per_s is not None:
+            require_finite("benchmark: rate_bytes_per_s", self.rate_bytes_per_s, above_0=True)
+
+    @property
+    def rounds(self) -> int:
+        """How often everything was measured."""
+        return len(self.entries[0].rounds_s)
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """Those measured, in the order of the entries."""
+        return tuple(dict.fromkeys(entry.workers for entry in self.entries))
+
+    def of(self, contestant: str, workers: int, size_bytes: int) -> CollectiveTimes | None:
+        """Return one entry, or None if that was not measured."""
+        wanted = contestant, workers, size_bytes
+        return next(
+            (e for e in self.entries if (e.contestant, e.workers, e.size_bytes) == wanted), None
+        )
+
+    def bus_bytes_per_s(self, entry: CollectiveTimes) -> float:
+        """Return the bus bandwidth; of a copy, the bytes that a rank copies in a second."""
+        if entry.contestant == COPY:
+            return entry.algorithm_bytes_per_s
+        return entry.algorithm_bytes_per_s * bus_factor(self.collective, entry.workers)
+
+    def of_bound(self, entry: CollectiveTimes) -> float | None:
+        """Return the bus bandwidth over what the hardware can do.
+
+        That is the rate of the links, or else the speed at which every rank copies a vector of the
+        same size when all do so at once. None where neither is known.
+        """
+        bound = self.rate_bytes_per_s
+        if bound is not None and entry.contestant == COPY:
+            return None
+        if bound is None:
+            copy = self.of(COPY, entry.workers, entry.size_bytes)
+            bound = None if copy is None else copy.algorithm_bytes_per_s
+        return None if bound is None else self.bus_bytes_per_s(entry) / bound
+
+
+ELEMENT_BYTES = 4
+"""All contestants exchange 32-bit floating point."""
+
+
+def bus_factor(collective: Collective, workers: int) -> float:
+    """Return the bus bandwidth over the algorithm bandwidth (size over time).
+
+    The busiest direction of a rank's link carries at least this many times the vector. So the
+    bus bandwidth can be compared with the speed of the hardware for any number of ranks.
+
+    Source: nccl-tests, PERFORMANCE.md.
+    """
+    if collective == "all-reduce":
+        return 2 * (workers - 1) / workers
+    if collective in ("reduce-scatter", "all-gather"):
+        return (workers - 1) / workers
+    return 1.0
+
+
+def whole_size(collective: Collective, workers: int, size_bytes: int) -> int:
+    """Return the smallest size of at least ``size_bytes`` that a collective can have.
+
+    The vector holds whole elements, and where every rank has a shard of it, equal shards.
+    """
+    shards = workers if collective in ("reduce-scatter", "all-gather") else 1
+    unit = ELEMENT_BYTES * shards
+    return -(-size_bytes // unit) * unit

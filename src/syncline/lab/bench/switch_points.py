@@ -1,0 +1,186 @@
+"""The candidates of ``syncline tune``, and the sizes at which to switch between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from syncline.comm.collectives import PROGRAMS, Collective, Fixed, Pipelined
+from syncline.comm.groups.choices import BLOCK_BYTES, HIERARCHICAL, Region, choose
+from syncline.comm.groups.site import Hosts
+from syncline.errors import InternalError
+from syncline.lab.bench.result import times_faster
+
+BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))
+"""Sizes of blocks to try: a quarter of a fragment, a fragment, and more."""
+
+
+def candidate(algorithm: str, block_bytes: int | None = None) -> Region:
+    """Return a way to run a collective: a region from 0 bytes on.
+
+    Several candidates can have one choice for a size.
+    """
+    return Region(from_bytes=0, algorithm=algorithm, block_bytes=block_bytes)
+
+
+def candidates(collective: Collective, layout: Hosts) -> tuple[Region, ...]:
+    """Return all ways to run a collective.
+
+    Where two papers name one algorithm differently, it has the first name.
+    """
+    found: list[Region] = []
+    seen: list[Fixed | Pipelined] = []
+    for algorithm, entry in PROGRAMS[collective].items():
+        if any(entry is other for other in seen):
+            continue
+        seen.append(entry)
+        if isinstance(entry, Pipelined):
+            found += [candidate(algorithm, block_bytes) for block_bytes in BLOCKS_BYTES]
+        else:
+            found.append(candidate(algorithm))
+    if collective == "all-reduce" and len(layout) > 1 and any(len(host) > 1 for host in layout):
+        found.append(candidate(HIERARCHICAL))
+    return tuple(found)
+
+
+def built_in_candidate(collective: Collective, layout: Hosts, size_bytes: int) -> Region:
+    """Return what a group takes without measurements."""
+    choice = choose(collective, layout, size_bytes)
+    return candidate(choice.algorithm, None if choice.blocks is None else BLOCK_BYTES)
+
+
+MARGIN = 0.03
+"""Another candidate is faster only if it saves more than this share of the time."""
+SWITCH = 0.05
+"""A switch must gain more than this share of the time, over all sizes of a region together."""
+
+Rounds = Sequence[float]
+Measured = Mapping[int, Mapping[Region, Rounds]]
+"""By size in bytes and candidate: seconds of each round. All were measured in the same rounds."""
+
+
+def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Region, ...]:
+    """Return the regions that lose least.
+
+    At each size the fastest candidate is the one with the lowest median. Any other loses the
+    logarithm of its time over the fastest's; within noise it loses nothing (:func:`is_beaten`). A
+    switch costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both
+    candidates are the built-in ones. Dynamic programming finds the cheapest way to assign
+    candidates to sizes; of several, the one that is most often as built in, then the fastest. So a
+    switch gains more than noise, and one lucky size makes no region.
+
+    A switch lies where the two times cross, as lines between the sizes on logarithmic scales. It
+    lies halfway where they do not cross, or where one was not measured on both sides.
+
+    Args:
+        measured: at least one size, with at least one candidate each.
+        built_in: the candidate that a group takes without measuring, of each size.
+
+    Raises:
+        InternalError: nothing was measured at a size.
+
+    Complexity:
+        sizes times candidates squared.
+    """
+    sizes = sorted(measured)
+    if not sizes or not all(measured[size] for size in sizes):
+        raise InternalError("nothing was measured to choose from")
+    chosen = _cheapest(measured, built_in)
+    found = [chosen[sizes[0]]]
+    for low, high in itertools.pairwise(sizes):
+        before, after = chosen[low], chosen[high]
+        if before != after:
+            size_bytes = _crossing(measured, low, high, before, after)
+            found.append(msgspec.structs.replace(after, from_bytes=size_bytes))
+    return tuple(found)
+
+
+def is_beaten(mine: Rounds, other: Rounds) -> bool:
+    """Return whether another is faster beyond noise.
+
+    Two things must hold. The median over the rounds of the ratio exceeds ``1 + MARGIN``. And all
+    rounds of mine are slower than all of the other, without the fastest quarter of mine and the
+    slowest quarter of the other. With times that spread by 10 % and 7 rounds, one of six equal
+    candidates is wrongly found slower than the apparent fastest in 4 % of cases, and one that takes
+    1.3 times as long is found slower in 97 %.
+    """
+    dropped = len(mine) // 4
+    apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]
+    return times_faster(other, mine) > 1 + MARGIN and apart
+
+
+class _Cost(NamedTuple):
+    """What a way to assign candidates costs; compared in this order."""
+
+    lost: float
+    departures: int
+    time: float
+
+    def plus(self, other: _Cost) -> _Cost:
+        return _Cost(
+            self.lost + other.lost, self.departures + other.departures, self.time + other.time
+        )
+
+
+def _cheapest(measured: Measured, built_in: Mapping[int, Region]) -> dict[int, Region]:
+    """Return the candidate of each size."""
+    sizes = sorted(measured)
+    costs = _costs(measured[sizes[0]], built_in[sizes[0]])
+    origins: list[dict[Region, Region]] = []
+    for low, high in itertools.pairwise(sizes):
+        new: dict[Region, _Cost] = {}
+        origin: dict[Region, Region] = {}
+        for after, here in _costs(measured[high], built_in[high]).items():
+            ways = {
+                before: cost.plus(_Cost(_switch(low, high, before, after, built_in), 0, 0.0))
+                for before, cost in costs.items()
+            }
+            origin[after], least = min(ways.items(), key=itemgetter(1))
+            new[after] = least.plus(here)
+        costs = new
+        origins.append(origin)
+    taken, _ = min(costs.items(), key=itemgetter(1))
+    chosen = {sizes[-1]: taken}
+    for size, origin in zip(sizes[-2::-1], origins[::-1], strict=True):
+        taken = origin[taken]
+        chosen[size] = taken
+    return chosen
+
+
+def _switch(
+    low: int, high: int, before: Region, after: Region, built_in: Mapping[int, Region]
+) -> float:
+    free = before == after or (before == built_in[low] and after == built_in[high])
+    return 0.0 if free else math.log1p(SWITCH)
+
+
+def _costs(rounds: Mapping[Region, Rounds], built_in: Region) -> dict[Region, _Cost]:
+    """Return what each candidate costs at a size."""
+    times = {way: median(mine) for way, mine in rounds.items()}
+    best = min(times, key=lambda c: times[c])
+    found = {}
+    for way, mine in rounds.items():
+        beaten = is_beaten(mine, rounds[best])
+        lost = math.log(times[way] / times[best]) if beaten else 0.0
+        found[way] = _Cost(lost, way != built_in, math.log(times[way]))
+    return found
+
+
+def _crossing(measured: Measured, low: int, high: int, before: Region, after: Region) -> int:
+    """Return the size from which to take ``after``, above ``low`` and up to ``high``."""
+    share = 0.5
+    if after in measured[low] and before in measured[high]:
+        ahead, behind = (
+            math.log(median(measured[size][before]) / median(measured[size][after]))
+            for size in (low, high)
+        )
+        if ahead < 0 < behind:
+            share = ahead / (ahead - behind)
+    size = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+    return min(max(math.ceil(size), low + 1), high)

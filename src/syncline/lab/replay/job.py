@@ -1,0 +1,49 @@
+"""What a replay asks of its worker processes; rank 0 answers with a network, or with laps."""
+
+from __future__ import annotations
+
+from syncline.plan.document import Value
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
+from syncline.plan.timeline import Timeline
+
+
+class Lap(Value, frozen=True, kw_only=True):
+    """One contestant's iterations in one round."""
+
+    iteration_s: float
+    """Seconds an iteration in the steady state, on the slowest rank: from the end of the warm-up to
+    the end of the last iteration, divided by the iterations. Messages that the warm-up left under
+    way count, those that the last iteration leaves do not."""
+    settled_s: float
+    """The same, until everything is done: messages left at the end count in full."""
+    steps_s: tuple[float, ...]
+    idle_s: float
+    """How long the device stood still an iteration, waiting for the exchange; median rank."""
+    timeline: Timeline
+    """The last iteration of this rank."""
+
+
+Laps = dict[str, tuple[Lap, ...]]
+"""Of each contender, by name."""
+
+
+class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):
+    """Measure the network."""
+
+    largest_bytes: int
+    """Size of the largest message to measure."""
+
+
+class ContestJob(Value, frozen=True, kw_only=True, tag="contest"):
+    """Replay a profile under several plans in turns."""
+
+    profile: Profile
+    contenders: dict[str, Plan | None]
+    """By name; None: torch's own DistributedDataParallel."""
+    rounds: int
+    iterations: int
+    warmup: int
+
+
+Job = ProbeJob | ContestJob

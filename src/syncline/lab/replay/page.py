@@ -1,0 +1,257 @@
+"""The report on a replay: one page, or a directory with the page and what it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from syncline.files.report import units
+from syncline.files.report.bundle import Bundle
+from syncline.files.report.chart import Axis, picture
+from syncline.files.report.markup import Column, Html, note, section, table, tag, typeset
+from syncline.files.report.page import page, save_page
+from syncline.files.report.sections import (
+    figures_section,
+    messages_section,
+    network_section,
+    profile_section,
+)
+from syncline.files.report.summary import summarise
+from syncline.files.report.timelines import timelines_section
+from syncline.files.report.verdict import KeyFigure
+from syncline.files.traces.chrome import to_chrome_trace
+from syncline.lab.replay.result import PlanTimes, Replay
+from syncline.lab.replay.session import ReplayOutcome
+from syncline.lab.replay.table import headline, measured_how, plan_cells, time_unit
+from syncline.plan.document import Document
+from syncline.plan.planners.ddp import Ddp
+
+
+def save_report(outcome: ReplayOutcome, target: Path) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+
+    Raises:
+        FileError: the file or the directory cannot be written.
+    """
+    best = _best(outcome)
+    plans = {f"plan-{number}.json": plan for number, plan in enumerate(outcome.plans, start=1)}
+    trace = to_chrome_trace(best.timelines(), profile=outcome.profile, plan=best.plan)
+    beside: dict[str, Document | str] = {
+        "replay.json": outcome.replay,
+        "profile.json": outcome.profile,
+        "network.json": outcome.network,
+        **plans,
+        "trace.json": trace,
+    }
+    save_page(target, render(outcome), "replay.html", beside)
+
+
+def render(outcome: ReplayOutcome) -> str:
+    """Return the page on a replay as the text of one HTML file."""
+    replay, best = outcome.replay, _best(outcome)
+    summary = summarise(best)
+    return page(
+        title=replay.model,
+        subject=f"{replay.model} · {replay.cluster} · on {replay.machine}",
+        headline=headline(replay),
+        detail=_detail(replay),
+        sections=[
+            figures_section(_figures(replay)),
+            _plans_section(replay),
+            timelines_section(best.timelines()),
+            _rounds_section(replay),
+            network_section(best.network),
+            messages_section(summary.messages),
+            profile_section(summary.profile),
+        ],
+        timelines=best.timelines(),
+        numbers="replay.json",
+    )
+
+
+def _best(outcome: ReplayOutcome) -> Bundle:
+    number = outcome.replay.entries.index(outcome.replay.best)
+    return Bundle(
+        profile=outcome.profile,
+        network=outcome.network,
+        plan=outcome.plans[number],
+        timeline_predicted=outcome.forecasts[number].timeline,
+        timeline_measured=outcome.timelines[number],
+    )
+
+
+def _detail(replay: Replay) -> str:
+    worst = max(replay.entries, key=lambda entry: abs(entry.error))
+    return (
+        f"{measured_how(replay)}; the prediction furthest off is that of {worst.planner}, by "
+        f"{units.percent(worst.error, signed=True)}"
+    )
+
+
+def _figures(replay: Replay) -> tuple[KeyFigure, ...]:
+    best, ddp = replay.best, replay.of(Ddp.NAME)
+    figures = [_time(best)] if ddp in (None, best) else [_time(ddp), _time(best)]
+    figures += [
+        KeyFigure(
+            name="predicted",
+            label=f"{best.planner}, predicted",
+            value=best.predicted_s,
+            unit="s",
+            note=f"{units.percent(best.error, signed=True)} against the measurement",
+        ),
+        KeyFigure(
+            name="exposed",
+            label="Exposed communication",
+            value=best.exposed_s,
+            unit="s",
+            note=f"an iteration, under {best.planner}",
+        ),
+        KeyFigure(
+            name="above_bound",
+            label="Above the lower bound",
+            value=best.above_bound,
+            unit="fraction",
+            note=f"of {units.duration(best.lower_bound_s)}, for plans like {best.planner}",
+        ),
+    ]
+    return tuple(figures)
+
+
+def _time(entry: PlanTimes) -> KeyFigure:
+    low, high = map(units.duration, entry.spread_s)
+    rounds = units.counted(len(entry.rounds_s), "round")
+    return KeyFigure(
+        name=f"measured {entry.planner}",
+        label=f"{entry.planner}, measured",
+        value=entry.measured_s,
+        unit="s",
+        note=rounds if low == high else f"{rounds} from {low} to {high}",
+    )
+
+
+def _plans_section(replay: Replay) -> Html:
+    unit = time_unit(replay)
+    columns: list[Column[dict[str, str]]] = [
+        Column("Plan", lambda row: row["planner"], css="name"),
+        Column("Messages", lambda row: row["messages"], numeric=True, wide=True),
+        Column(f"Measured, {unit.name}", lambda row: row["measured"], numeric=True),
+        Column("Rounds", lambda row: row["rounds"], numeric=True, wide=True),
+        Column("Exposed", lambda row: row["exposed"], numeric=True, wide=True),
+        Column("Predicted", lambda row: row["predicted"], numeric=True),
+        Column("Error", lambda row: row["error"], numeric=True),
+        Column("Above bound", lambda row: row["above bound"], numeric=True, wide=True),
+        Column("Against DDP", lambda row: row["against ddp"].replace("x", "\u00d7"), numeric=True),
+    ]
+    rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
+    return section(
+        "plans",
+        "Measured against predicted",
+        note(
+            "A dot is what was measured, its line runs from the fastest to the slowest round; a "
+            "diamond is what was predicted; dashed is the lower bound, "
+            f"{typeset(units.duration(replay.lower_bound_s))}, that none of these plans can pass. "
+            "Gradients, messages and the network were real, computing was waiting."
+        ),
+        tag("div", replay_picture(replay), class_="beside"),
+        table(columns, rows, caption="Measured and predicted times of every plan", marked=0),
+        [note(typeset(text)) for text in replay.notes],
+    )
+
+
+def _rounds_section(replay: Replay) -> Html:
+    unit = units.TimeUnit(seconds for entry in replay.entries for seconds in entry.rounds_s)
+
+    def column(entry: PlanTimes) -> Column[int]:
+        return Column(entry.planner, lambda index: unit.text(entry.rounds_s[index]), numeric=True)
+
+    number: Column[int] = Column("Round", lambda index: str(index + 1), numeric=True)
+    columns = [number, *map(column, replay.entries)]
+    return section(
+        "rounds",
+        "Every round",
+        note(
+            f"What an iteration took, in {unit.name}, of the slowest worker in the steady "
+            "state. Plans took turns, and each round began with another one."
+        ),
+        table(columns, range(replay.rounds), caption="Time an iteration in every round"),
+    )
+
+
+WIDTH = 560
+LEFT, RIGHT, TOP, BOTTOM, ROW = 104, 24, 34, 26, 26
+LONGEST_NAME = 15
+
+
+def _at(axis: Axis, seconds: float) -> float:
+    return axis.at(seconds, LEFT, WIDTH - RIGHT)
+
+
+def replay_picture(replay: Replay) -> Html:
+    """Return the picture as SVG: a row a plan, the fastest at the top."""
+    entries = replay.fastest_first
+    values_s = [
+        seconds
+        for entry in entries
+        for seconds in (*entry.spread_s, entry.predicted_s, replay.lower_bound_s)
+    ]
+    axis = Axis.between(values_s)
+    bottom = TOP + ROW * len(entries)
+    drawn = _frame(axis, bottom, units.TimeUnit(values_s))
+    bound = _at(axis, replay.lower_bound_s)
+    drawn.append(
+        tag(
+            "path",
+            tag("title", f"lower bound: {units.duration(replay.lower_bound_s)}"),
+            d=f"M{bound} {TOP - 4} V{bottom}",
+            class_="line ideal",
+        )
+    )
+    for number, entry in enumerate(entries):
+        drawn += _row(entry, axis, TOP + ROW * number + ROW / 2)
+    about = (
+        "Measured and predicted time an iteration of every plan, with the lower bound. The table "
+        "below says the same."
+    )
+    return picture(drawn, about, WIDTH, bottom + BOTTOM)
+
+
+def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
+    drawn = []
+    for value in axis.ticks:
+        place = _at(axis, value)
+        drawn += [
+            tag("line", x1=place, x2=place, y1=TOP, y2=bottom, class_="grid"),
+            tag("text", _short(unit.text(value)), x=place, y=bottom + 18, class_="mid"),
+        ]
+    heading = "Seconds an iteration" if unit.name == "s" else "Milliseconds an iteration"
+    return [*drawn, tag("text", heading, x=0, y=12, class_="heading")]
+
+
+def _short(number: str) -> str:
+    return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def _row(entry: PlanTimes, axis: Axis, y: float) -> list[Html]:
+    low, high = (_at(axis, seconds) for seconds in entry.spread_s)
+    measured, predicted = _at(axis, entry.measured_s), _at(axis, entry.predicted_s)
+    name = entry.planner
+    if len(name) > LONGEST_NAME:
+        name = f"{name[: LONGEST_NAME - 1]}\u2026"
+    spread = " to ".join(units.duration(seconds) for seconds in entry.spread_s)
+    return [
+        tag("text", tag("title", entry.planner), name, x=LEFT - 12, y=y + 4, class_="end"),
+        tag("path", tag("title", f"rounds: {spread}"), d=f"M{low} {y} H{high}", class_="line c-1"),
+        tag(
+            "path",
+            tag("title", f"predicted: {units.duration(entry.predicted_s)}"),
+            d=f"M{predicted - 6:.1f} {y} l6 -6 l6 6 l-6 6 Z",
+            class_="dot c-0",
+        ),
+        tag(
+            "circle",
+            tag("title", f"measured: {units.duration(entry.measured_s)}"),
+            cx=measured,
+            cy=y,
+            r=3.5,
+            class_="mark",
+        ),
+    ]

@@ -1,0 +1,255 @@
+"""A replay from the outside: an emulated cluster, the plans for it, and what they measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from syncline.errors import MismatchError, UserError, quoted
+from syncline.files.report.units import size
+from syncline.lab.processes import run_folder
+from syncline.lab.replay.job import ContestJob, Job, Lap, Laps, ProbeJob
+from syncline.lab.replay.result import PlanTimes, Replay
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.lab.testbed.job import worker_environment
+from syncline.lab.workers import START_S, Progress, WorkerGroup, module_command
+from syncline.plan.document import Value, described
+from syncline.plan.network import Contention, Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners import planner_named
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.profile import Profile
+from syncline.plan.quantities import require_count
+from syncline.plan.simulator.predict import Forecast, predict
+from syncline.plan.timeline import Timeline
+from syncline.train.measure.machine import machine_name
+
+PATIENCE = 3.0
+"""Without a deadline of the user's, a replay may take this many times as long as is predicted, and
+:data:`~syncline.lab.workers.START_S` more."""
+PROBE_S = 600.0
+"""The same for the probe, whose time is not known beforehand."""
+LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
+"""Size of the largest message that is probed; no larger than all gradients, if in between."""
+COPIES = 3.5
+"""Copies of all gradients that a worker holds at most: the gradients, their buckets, those that are
+being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
+WORKER_BYTES = 300e6
+"""What Python and torch take in each worker."""
+
+
+class ReplayRequest(Value, frozen=True, kw_only=True):
+    """What to replay.
+
+    Raises:
+        UserError: on construction, if there is nothing to compare or a number is out of range.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    planners: tuple[str, ...]
+    """Names of planners; ``ddp`` is torch's own DistributedDataParallel."""
+    plans: tuple[Plan, ...] = ()
+    """Ready plans to run as well, each under its planner's name."""
+    network: Network | None = None
+    """Plan and predict with this; None: probe the emulated cluster first."""
+    rounds: Annotated[int, described("Turns of every planner.")] = 5
+    iterations: Annotated[int, described("Measured iterations of a turn.")] = 8
+    warmup: Annotated[int, described("Iterations before them.")] = 3
+    timeout_s: Annotated[
+        float | None,
+        described(
+            "Give up after this many seconds.  [default: 3 times what is predicted, and 2 minutes]"
+        ),
+    ] = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [*self.planners, *(plan.planner for plan in self.plans)]
+        if not names:
+            raise UserError("nothing to replay: name at least one planner, or give a plan")
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise UserError(f"{quoted(name)} would run twice; name each planner once")
+        for name in self.planners:
+            planner_named(name)
+        for field in ("rounds", "iterations", "warmup"):
+            require_count(field, getattr(self, field))
+        if self.cluster.workers < 2:
+            raise UserError("a replay needs at least 2 workers; emulate more hosts or workers")
+        if self.network is not None and self.network.workers != self.cluster.workers:
+            raise MismatchError(
+                f"network {quoted(self.network.name)} is of {self.network.workers} workers, the "
+                f"emulated cluster has {self.cluster.workers}; leave the network out to probe the "
+                "cluster"
+            )
+        if self.timeout_s is not None and not (
+            math.isfinite(self.timeout_s) and self.timeout_s > 0
+        ):
+            raise UserError(
+                f"the timeout must be a finite number of seconds above 0, found {self.timeout_s}"
+            )
+
+
+class ReplayOutcome(NamedTuple):
+    """What a replay found; plans, forecasts and timelines are those of its entries."""
+
+    replay: Replay
+    profile: Profile
+    network: Network
+    """What was planned and predicted with."""
+    plans: tuple[Plan, ...]
+    forecasts: tuple[Forecast, ...]
+    timelines: tuple[Timeline, ...]
+    """The last iteration of rank 0 in the last round."""
+
+
+def replay(request: ReplayRequest, *, progress: Progress | None = None) -> ReplayOutcome:
+    """Measure plans on an emulated cluster, where workers wait instead of computing.
+
+    ``progress`` is called before every part.
+
+    Raises:
+        UserError: a planner cannot plan the profile, a plan cannot be run, the machine cannot
+            emulate the cluster or has too little memory.
+        PeerError: a worker failed, or it took too long.
+    """
+    require_memory(request.profile, request.cluster.workers)
+    tell = progress or (lambda *_: None)
+    with _workers(request, tell) as ask:
+        network = request.network
+        if network is None:
+            tell("probing the network", 0, 1)
+            gradient_bytes = request.profile.gradient_bytes
+            largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
+            network = ask(ProbeJob(largest_bytes=largest_bytes), Network, PROBE_S)
+        # Waiting takes no core from the exchange, so neither slows the other.
+        network = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
+        tell("planning", 0, 1)
+        plans = (
+            *(planner_named(name).plan(request.profile, network) for name in request.planners),
+            *request.plans,
+        )
+        forecasts = tuple(predict(request.profile, network, plan) for plan in plans)
+        names = (*request.planners, *(plan.planner for plan in request.plans))
+        iterations = request.rounds * (request.warmup + request.iterations)
+        predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
+        usual_s = START_S + PATIENCE * predicted_s
+        contenders: dict[str, Plan | None] = dict(zip(names, plans, strict=True))
+        if Ddp.NAME in request.planners:
+            contenders[Ddp.NAME] = None  # torch's own class, not its buckets as a plan
+        job = ContestJob(
+            profile=request.profile,
+            contenders=contenders,
+            rounds=request.rounds,
+            iterations=request.iterations,
+            warmup=request.warmup,
+        )
+        laps: Laps = ask(job, Laps, usual_s)
+    entries = tuple(
+        _entry(name, plan, forecast, laps[name])
+        for name, plan, forecast in zip(names, plans, forecasts, strict=True)
+    )
+    found = Replay(
+        model=request.profile.model,
+        cluster=str(request.cluster),
+        network=network.name,
+        workers=request.cluster.workers,
+        machine=machine_name(),
+        warmup=request.warmup,
+        iterations=request.iterations,
+        computation_s=forecasts[0].prediction.computation_s,
+        gradient_bytes=request.profile.gradient_bytes,
+        entries=entries,
+        notes=request.notes,
+    )
+    return ReplayOutcome(
+        replay=found,
+        profile=request.profile,
+        network=network,
+        plans=plans,
+        forecasts=forecasts,
+        timelines=tuple(laps[name][-1].timeline for name in names),
+    )
+
+
+def require_memory(profile: Profile, workers: int) -> None:
+    """Check that all workers' gradients fit into memory.
+
+    Raises:
+        UserError: they do not.
+    """
+    needed = workers * (COPIES * profile.gradient_bytes + WORKER_BYTES)
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            if needed > available:
+                raise UserError(
+                    f"{workers} workers with {size(profile.gradient_bytes)} of gradients each need "
+                    f"about {size(needed)} of memory, and {size(available)} are free; emulate "
+                    "fewer hosts"
+                )
+
+
+@contextlib.contextmanager
+def _workers(
+    request: ReplayRequest, progress: Progress
+) -> Iterator[Callable[[Job, Any, float], Any]]:
+    """Start the workers on the hosts of a testbed; yield a function that has them do a job.
+
+    It returns what rank 0 found, of the type given. Its last argument is how many seconds the job
+    may take if the user has set no deadline.
+    """
+    progress("starting the workers", 0, 1)
+    cluster, timeout_s = request.cluster, request.timeout_s
+    with run_folder() as folder, Testbed(cluster) as bed, WorkerGroup(folder) as workers:
+        command = module_command(
+            "syncline.lab.replay.worker", workers.path, str(timeout_s or PROBE_S)
+        )
+        for rank in range(cluster.workers):
+            environment = {
+                **worker_environment(cluster, rank, os.environ),
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(folder),
+            }
+            host = bed.hosts[rank // cluster.workers_per_host]
+            workers.start(host, command, environment, rank=rank)
+        start_s = timeout_s or START_S
+        workers.gather(cluster.workers, timeout_s=start_s, overdue=_overdue(start_s))
+
+        def ask(job: Job, kind: Any, usual_s: float) -> Any:
+            limit_s = timeout_s or usual_s
+            answers = workers.ask(
+                job, kind | None, timeout_s=limit_s, overdue=_overdue(limit_s), progress=progress
+            )
+            return answers[0]
+
+        yield ask
+
+
+def _overdue(timeout_s: float) -> str:
+    return (
+        f"the replay was stopped after {timeout_s:.0f} s; take fewer rounds or iterations, or "
+        "allow more time with --timeout"
+    )
+
+
+def _entry(name: str, plan: Plan, forecast: Forecast, laps: Sequence[Lap]) -> PlanTimes:
+    return PlanTimes(
+        planner=name,
+        messages=len(plan.messages),
+        in_flight=plan.in_flight,
+        wait=plan.wait,
+        predicted_s=forecast.prediction.iteration_s,
+        lower_bound_s=forecast.prediction.lower_bound_s,
+        rounds_s=tuple(lap.iteration_s for lap in laps),
+        settled_s=tuple(lap.settled_s for lap in laps),
+        idle_s=tuple(lap.idle_s for lap in laps),
+        iterations_s=tuple(lap.steps_s for lap in laps),
+    )

@@ -1,0 +1,217 @@
+"""``Computation``: the operations of a profile as one worker runs them, one iteration at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from syncline.lab.replay.clock import DeviceClock
+from syncline.plan.profile import NOT_COMPUTED, Operation, Profile
+from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+
+
+class Ran(NamedTuple):
+    """What a lane of the emulated device did, in ns of the monotonic clock."""
+
+    lane: str
+    label: str
+    kind: SpanKind
+    start_ns: int
+    stop_ns: int
+
+
+class SentMessage(NamedTuple):
+    """When a message went, in ns of the monotonic clock."""
+
+    label: str
+    size_bytes: int
+    ready_ns: int
+    """The last of its gradients was there."""
+    issued_ns: int
+    """It was handed to the backend."""
+    finished_ns: int
+    """It had arrived."""
+
+
+def measured_timeline(
+    name: str,
+    begun_ns: int,
+    ended_ns: int,
+    ran: Sequence[Ran],
+    messages: Iterable[SentMessage],
+) -> Timeline:
+    """Return the timeline of one iteration under the plan ``name``, with spans clipped to it.
+
+    It lasts from ``begun_ns`` to ``ended_ns`` on the monotonic clock; messages of the iteration
+    before may reach into it.
+    """
+    length_ns = max(ended_ns - begun_ns, 0)
+    spans = [
+        Span(lane=lane, start_ns=start, stop_ns=stop, label=label, kind=kind)
+        for lane, label, kind, a, b in ran
+        for start, stop in _inside(a - begun_ns, b - begun_ns, length_ns)
+    ]
+    spans += [
+        Span(
+            lane=COMMUNICATION,
+            start_ns=start,
+            stop_ns=stop,
+            label=message.label,
+            kind="message",
+            size_bytes=message.size_bytes,
+            ready_ns=min(max(message.ready_ns - begun_ns, 0), start),
+        )
+        for message in messages
+        for start, stop in _inside(
+            message.issued_ns - begun_ns, message.finished_ns - begun_ns, length_ns
+        )
+    ]
+    return Timeline(name=name, source="measured", iteration_ns=length_ns, spans=tuple(spans))
+
+
+def _inside(start_ns: int, stop_ns: int, length_ns: int) -> Iterator[tuple[int, int]]:
+    """Yield the part of an interval that lies in an iteration, if any does."""
+    start_ns, stop_ns = max(start_ns, 0), min(stop_ns, length_ns)
+    if start_ns < stop_ns:
+        yield start_ns, stop_ns
+
+
+class Computation:
+    """What a worker computes, put into the queues of an emulated device.
+
+    It runs what the simulator's strategy ``loop`` does: every operation in the profile's order on
+    its lane, reading and copying in the loop's own thread. The update is asked for share by share,
+    because an optimizer may be stepped parameter by parameter.
+    """
+
+    def __init__(self, profile: Profile, clock: DeviceClock) -> None:
+        self.profile = profile
+        self.clock = clock
+        operations = profile.operations
+        updates = [i for i, o in enumerate(operations) if o.phase in ("finalize", "update")]
+        self._exchanged = updates[0] if updates else len(operations)
+        """Index of the first operation that waits for the exchange."""
+        backward = (i for i, o in enumerate(operations) if o.phase == "backward")
+        self.turn = next(backward, self._exchanged)
+        """Index of the first backward operation; if there is none, :attr:`_exchanged`."""
+        self._device_update_ns = sum(
+            operations[i].duration_ns for i in updates if operations[i].is_device_update
+        )
+        self._is_due = False
+        self._launched_ns = 0
+        self.begin()
+
+    # Copies of an optimizer's settings share the one device.
+    def __copy__(self) -> Computation:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Computation:
+        return self
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._end()
+        self._finish_ns: dict[int, int] = {}
+        self._batch_ns = self._read_ns = 0
+        self._next = 0
+        self.begun_ns = self.clock.free_ns()
+        """When the iteration began: the device had done all of the one before."""
+        self.ran: list[Ran] = []
+
+    def forward(self, operation: int) -> None:
+        """Run everything before an operation of the profile; wait until the device is free."""
+        self._reach(operation)
+        self.clock.wait()
+
+    def arrived(self, operation: int) -> None:
+        """Note that what an operation needs from the exchange has arrived by now."""
+        awaited = self.profile.operations[operation]
+        self._arrived(self._lane(awaited), awaited.name)
+
+    def backward(self, operation: int | None) -> None:
+        """Run everything up to an operation of the profile, by default all before the update.
+
+        The host waits until that one has ended.
+        """
+        self._is_due = True
+        if operation is None:
+            self._reach(self._exchanged)
+            self.clock.wait()
+        else:
+            self._reach(operation + 1)
+            self.clock.wait(self._finish_ns[operation])
+
+    def update(self, size_bytes: int, tensors: int) -> None:
+        """Update some parameters, whose gradients have arrived.
+
+        The update's time is shared out by the bytes of gradients; where the profile has none at
+        all, by tensors.
+        """
+        self._arrived("device", "all gradients" if self._is_due else self._next_name())
+        whole_bytes = self.profile.gradient_bytes
+        share = size_bytes / whole_bytes if whole_bytes else tensors / len(self.profile.gradients)
+        at_once = self._is_due  # else the next iteration has begun, and a gate asks
+        self._end()
+        duration_ns = round(self._device_update_ns * share)
+        if duration_ns:
+            stop_ns = self.clock.run(duration_ns, not_before_ns=self._launched_ns if at_once else 0)
+            self.ran.append(Ran(COMPUTE, "update", "update", stop_ns - duration_ns, stop_ns))
+
+    def _next_name(self) -> str:
+        return self.profile.operations[min(self._next, len(self.profile.operations) - 1)].name
+
+    def _arrived(self, lane: str, label: str) -> None:
+        free_ns = self.clock.free_ns(lane)
+        self.clock.arrived(lane)
+        now_ns = self.clock.free_ns(lane)
+        if now_ns > free_ns:
+            self.ran.append(Ran(_shown(lane), label, "wait", free_ns, now_ns))
+
+    def _reach(self, operation: int) -> None:
+        while self._next < min(operation, self._exchanged):
+            self._run(self._next)
+            self._next += 1
+
+    def _end(self) -> None:
+        """Run what else belongs to the iteration whose backward pass is over."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        self._launched_ns = 0
+        for index in range(self._exchanged, len(self.profile.operations)):
+            operation = self.profile.operations[index]
+            if operation.is_device_update:
+                continue
+            finish_ns = self._run(index)
+            if operation.phase in ("finalize", "update"):
+                self._launched_ns = finish_ns
+
+    def _run(self, index: int) -> int:
+        operation = self.profile.operations[index]
+        waits_for = [self._finish_ns[i] for i in operation.after if i in self._finish_ns]
+        if operation.phase != "data":  # the host goes on while a batch is copied
+            waits_for.append(self._read_ns if operation.lane == "host" else self._batch_ns)
+        finish_ns = self.clock.run(
+            operation.duration_ns,
+            lane=self._lane(operation),
+            not_before_ns=max(waits_for, default=0),
+        )
+        if operation.phase == "data":
+            self._read_ns = finish_ns
+        if operation.phase in ("data", "copy"):
+            self._batch_ns = finish_ns
+        self._finish_ns[index] = finish_ns
+        start_ns = finish_ns - operation.duration_ns
+        lane = _shown(self._lane(operation))
+        kind: SpanKind = "wait" if lane in NOT_COMPUTED else operation.phase
+        self.ran.append(Ran(lane, operation.name, kind, start_ns, finish_ns))
+        return finish_ns
+
+    def _lane(self, operation: Operation) -> str:
+        if operation.phase == "data":
+            return "host" if self.profile.has_host else "device"
+        return "device" if operation.phase == "copy" else operation.resource
+
+
+def _shown(lane: str) -> str:
+    return COMPUTE if lane == "device" else lane

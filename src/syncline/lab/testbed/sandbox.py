@@ -1,0 +1,296 @@
+"""The process under which all processes of an emulated cluster run.
+
+It makes namespaces of its own for processes, mounts and the network, and in them one set of
+namespaces for every host. In its process namespace it is process 1: when it ends, the kernel kills
+every process of the cluster, and with the last of them all namespaces, bridges and links go. It
+ends when its connection to the process that asked for the cluster is closed, which the kernel does
+however that process ends. So nothing is ever left behind. The machine's network does not see the
+cluster, and two clusters cannot meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from syncline.lab.testbed import kernel
+
+READY = "ready"
+FAILED = "failed"
+SWITCH_PLACE = 0
+"""The switch is place 0; host i is place i + 1."""
+
+IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+
+CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+CONGESTION_CONTROLS = ("cubic", "reno")
+"""The first that the kernel allows in a network namespace; it always allows the last."""
+
+KINDS = ("net", "mnt", "uts", "ipc")
+"""Namespaces that every host has of its own, as ``/proc/self/ns`` calls them."""
+HOST_KINDS = kernel.NETWORK | kernel.MOUNTS | kernel.NAMES | kernel.IPC
+SMALL_BYTES = 4096
+
+Place = tuple[int, ...]
+"""Descriptors of a place's namespaces."""
+
+
+class _Failure(Exception):
+    """A step of the set-up that the kernel refused."""
+
+
+@contextlib.contextmanager
+def _step(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _Failure(what, error.errno, error.strerror) from error
+
+
+def main() -> int:
+    """Make the cluster's namespaces and serve; its caller is in ``.control``."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(sys.argv[2])
+    try:
+        if settings["rootless"]:
+            _become_root_of_a_user_namespace()
+        with _step("namespaces"):
+            kernel.unshare(HOST_KINDS | kernel.PROCESSES)
+            kernel.mount("none", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
+        first = os.fork()
+        if first == 0:
+            kernel.die_with_parent()
+            with _step("/proc"):
+                kernel.mount("proc", "/proc", "proc", kernel.RESTRICTED)
+                _keep_quiet()
+            kernel.set_domain_name(settings["domain"])  # which the hosts' namespaces begin with
+            places = _make_places(settings["names"], settings["addresses"])
+            paths = [f"/proc/1/fd/{place[0]}" for place in places[1:]]
+            connection.send(json.dumps({READY: paths}).encode())
+            _Server(connection, places, settings["processors"]).serve()
+            return 0
+    except _Failure as failure:
+        connection.send(json.dumps({FAILED: failure.args}).encode())
+        return 1
+    connection.close()
+    # Its end is reported only after the kernel has killed all that it was process 1 of.
+    os.waitpid(first, 0)
+    return 0
+
+
+def _keep_quiet() -> None:
+    """Keep IPv6 off the devices to come: links carry what the job sends, and nothing else."""
+    if IPV6_OFF.exists():
+        IPV6_OFF.write_text("1")
+
+
+def _become_root_of_a_user_namespace() -> None:
+    user, group = os.getuid(), os.getgid()
+    with _step("a user namespace"):
+        kernel.unshare(kernel.USERS)
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"0 {user} 1"),
+            ("gid_map", f"0 {group} 1"),
+        ):
+            Path("/proc/self", name).write_text(text)
+
+
+def _control_congestion() -> None:
+    """Set TCP as on most Linux hosts, independent of this machine's settings.
+
+    BBR, for one, measures the way every 10 s by sending next to nothing for 0.2 s.
+    """
+    for algorithm in CONGESTION_CONTROLS:
+        try:
+            CONGESTION.write_text(algorithm)
+        except OSError:
+            if algorithm == CONGESTION_CONTROLS[-1]:
+                raise
+        else:
+            return
+
+
+def _make_places(names: list[str], addresses: list[str]) -> list[Place]:
+    """Return the switch, where this process stays, and the hosts."""
+    switch = _here()
+    places = [switch]
+    # Both forms of an address: a socket for IPv4 and IPv6 knows its peers by the second.
+    table = "127.0.0.1 localhost\n" + "".join(
+        f"{address} {name}\n::ffff:{address} {name}\n"
+        for name, address in zip(names, addresses, strict=True)
+    )
+    for name in names:
+        with _step(f"the namespaces of {name}"):
+            kernel.unshare(HOST_KINDS)
+            _furnish(name, table)
+        places.append(_here())
+        for descriptor in switch:
+            kernel.setns(descriptor)
+    return places
+
+
+def _here() -> Place:
+    return tuple(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in KINDS)
+
+
+def _furnish(name: str, table: str) -> None:
+    """Give a host a name, a view of its own network devices, shared memory and names of hosts.
+
+    Programs compare names and shared memory to find out whether they are on one host: NCCL and UCX
+    would otherwise go past the network.
+    """
+    _keep_quiet()
+    _control_congestion()
+    socket.sethostname(name)
+    kernel.mount("sysfs", "/sys", "sysfs", kernel.RESTRICTED)
+    kernel.mount("tmpfs", "/dev/shm", "tmpfs", kernel.RESTRICTED, "mode=1777")
+    if Path("/etc/hosts").exists():
+        hosts = Path("/dev/shm/hosts")
+        hosts.write_text(table)
+        kernel.mount(str(hosts), "/etc/hosts", flags=kernel.BIND)
+        hosts.unlink()
+
+
+class _Server:
+    """Starts commands in places, passes signals on to them, and says how they end."""
+
+    def __init__(
+        self, connection: socket.socket, places: list[Place], processors: list[list[int]]
+    ) -> None:
+        self._connection = connection
+        self._places = places
+        self._processors = processors
+        """Of each host: those that its commands may use."""
+        self._controls: dict[int, socket.socket] = {}
+        """Process -> where its caller listens."""
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Return when the connection is closed."""
+        woken, wakes = socket.socketpair()
+        wakes.setblocking(False)
+        signal.set_wakeup_fd(wakes.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(woken, selectors.EVENT_READ)
+        self._selector.register(self._connection, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is woken:
+                    woken.recv(SMALL_BYTES)
+                    self._reap()
+                elif key.fileobj is not self._connection:
+                    self._control(key.data)
+                elif not self._accept():
+                    return
+
+    def _accept(self) -> bool:
+        """Start the next command; return False if there will be none."""
+        message, descriptors, _, _ = socket.recv_fds(self._connection, SMALL_BYTES, 5)
+        if not message:
+            return False
+        request, control, *streams = descriptors
+        with os.fdopen(request, "rb") as file:
+            wanted = json.loads(file.read())
+        self._start(wanted, socket.socket(fileno=control), streams)
+        for stream in streams:
+            os.close(stream)
+        return True
+
+    def _start(self, wanted: dict[str, Any], control: socket.socket, streams: list[int]) -> None:
+        number = wanted["place"]
+        place = self._places[number]
+
+        def enter() -> None:
+            for descriptor in place:
+                kernel.setns(descriptor)
+            if number != SWITCH_PLACE:
+                os.sched_setaffinity(0, self._processors[number - 1])
+            os.chdir(wanted["folder"])  # another mount namespace begins at its root
+            # A shell starts what runs in the background with this ignored, and so its children.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        try:
+            process = subprocess.Popen(
+                wanted["command"],
+                stdin=streams[0],
+                stdout=streams[1],
+                stderr=streams[2],
+                env=wanted["environment"],
+                start_new_session=True,
+                preexec_fn=enter,  # safe: this process has one thread
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            _tell(control, failed=_reason(error, wanted["command"][0], wanted["environment"]))
+            control.close()
+            return
+        process.returncode = 0  # all children are reaped in one place
+        self._controls[process.pid] = control
+        self._selector.register(control, selectors.EVENT_READ, process.pid)
+        _tell(control, started=process.pid)
+
+    def _control(self, process: int) -> None:
+        """Pass on a signal; where the caller has gone, kill."""
+        control = self._controls.get(process)
+        if control is None:
+            return
+        try:
+            message = control.recv(SMALL_BYTES)
+        except ConnectionError:
+            message = b""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process, int(message or signal.SIGKILL))
+        if not message:
+            self._forget(process)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                process, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if process == 0:
+                return
+            control = self._controls.get(process)
+            if control is not None:  # otherwise it is an orphan that was handed to process 1
+                code = os.waitstatus_to_exitcode(status)
+                _tell(control, ended=code, at_ns=time.monotonic_ns())
+                self._forget(process)
+
+    def _forget(self, process: int) -> None:
+        control = self._controls.pop(process)
+        self._selector.unregister(control)
+        control.close()
+
+
+def _reason(error: Exception, command: str, environment: dict[str, str]) -> str:
+    """Return why a command cannot be run.
+
+    Where a folder of PATH may not be read, the error is that, even if no other folder has the
+    command. A shell then says that there is none.
+    """
+    if isinstance(error, PermissionError) and not (
+        "/" in command
+        or any(
+            os.path.exists(os.path.join(folder, command))  # noqa: PTH110, PTH118 - never raises
+            for folder in os.get_exec_path(environment)
+        )
+    ):
+        return os.strerror(errno.ENOENT)
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _tell(control: socket.socket, **words: Any) -> None:
+    with contextlib.suppress(ConnectionError):  # nobody listens any more
+        control.send(json.dumps(words).encode())

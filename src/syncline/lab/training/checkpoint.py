@@ -1,0 +1,172 @@
+"""Checkpoints: the state between two epochs, written whole or not at all, and checked when read."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+import torch
+from msgspec import Meta
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from syncline.errors import MismatchError, UserError, quoted
+from syncline.lab.training.archive import damaged, is_plain, load_archive, save_archive
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.residuals import require_states, state_names
+
+FILE_NAME = "checkpoint.pt"
+FORMAT = "syncline/checkpoint"
+
+SETTINGS = ("model", "data", "workers", "seed", "precision", "accumulate")
+"""What must be as it was for a training to go on as if it had never stopped."""
+
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class Group(TypedDict):
+    """Of an optimizer's settings those that change in training."""
+
+    lr: Annotated[float, Meta(ge=0, le=sys.float_info.max)]
+
+
+class OptimizerState(TypedDict):
+    """What is read of an optimizer's ``state_dict``."""
+
+    state: dict[int, dict[str, Tensor | None]]
+    param_groups: Annotated[list[Group], Meta(min_length=1, max_length=1)]
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A training after a number of whole epochs."""
+
+    settings: dict[str, Any]
+    """See :func:`settings_of`."""
+    epoch: Count
+    """Epochs done."""
+    step: Count
+    """Optimizer steps done."""
+    weights: dict[str, Tensor]
+    optimizer: OptimizerState
+    random_states: list[Annotated[list[Tensor], Meta(min_length=1, max_length=2)]]
+    """Of each rank, the states of its generators: the CPU's and, on a GPU, that GPU's."""
+    compression_files: list[str] = []
+    """Of each rank, what compression has left behind; see :mod:`.residuals`."""
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint into ``folder``; an older one is replaced whole or not at all.
+
+        Raises:
+            FileError: the folder cannot be written to.
+        """
+        save_archive(folder / FILE_NAME, FORMAT, msgspec.structs.asdict(self))
+
+    def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
+        """Make sure that a training with this configuration and model can go on from here.
+
+        Of ``module`` only names and shapes are looked at; ``path`` is for messages.
+
+        Raises:
+            MismatchError: it is of another model, data set or setting.
+            FileError: a part of it is damaged.
+            UserError: all epochs, or all steps asked for, are done.
+        """
+        for name, expected in settings_of(config, classes).items():
+            found = self.settings.get(name)
+            if name == "workers" and config.is_sparse:
+                continue  # what is left of the gradients is shared out
+            if isinstance(found, Tensor) or found != expected:
+                raise MismatchError(
+                    f"{path}: this training has {name} {quoted(expected)}, the checkpoint is of "
+                    f"one with {name} {quoted(found)}; give the options of that one, or start anew "
+                    "without --resume"
+                )
+        if not all(map(is_plain, self.weights.values())):
+            raise damaged(path, "not all weights are dense tensors")
+        forms, stored = _forms(module.state_dict()), _forms(self.weights)
+        for name in sorted(forms.keys() | stored.keys()):
+            if forms.get(name) != stored.get(name):
+                raise MismatchError(
+                    f"{path}: {quoted(name)} is {forms.get(name)} in this model, "
+                    f"{stored.get(name)} in the checkpoint (None: it is not there); the checkpoint "
+                    "was written by another release"
+                )
+        self._require_whole(path, list(module.parameters()))
+        require_states(path.parent, self.compression_files)
+        if self.epoch >= config.hyper.epochs:
+            raise UserError(
+                f"{path}: {self.epoch} epochs are done and --epochs is {config.hyper.epochs}; "
+                "raise it to train on"
+            )
+        if config.steps is not None and self.step >= config.steps:
+            raise UserError(
+                f"{path}: {self.step} steps are done and --steps is {config.steps}; raise it to "
+                "train on"
+            )
+
+    def _require_whole(self, path: Path, parameters: list[nn.Parameter]) -> None:
+        """Make sure that every part can be loaded, so that none fails when others are loaded.
+
+        Raises:
+            FileError: a part does not fit the others, or the model.
+        """
+        for index, state in self.optimizer["state"].items():
+            fits = 0 <= index < len(parameters) and all(
+                t is None or (is_plain(t) and t.shape == parameters[index].shape)
+                for t in state.values()
+            )
+            if not fits:
+                raise damaged(path, "the state of the optimizer is of other parameters")
+        ranks = len(self.random_states)
+        if ranks != self.settings.get("workers") or not all(map(_are_random, self.random_states)):
+            raise damaged(path, "the states of the random generators are not those of all workers")
+        if self.compression_files not in ([], state_names(self.step, ranks)):
+            raise damaged(path, f"the files of compression are not those of step {self.step}")
+
+    def load_optimizer(self, optimizer: SGD) -> None:
+        """Give a new optimizer the momentum and the learning rate of the one that was saved."""
+        (group,) = optimizer.state_dict()["param_groups"]
+        (saved,) = self.optimizer["param_groups"]
+        # The optimizer keeps the tensors that it is given, and twins must not share them.
+        state = copy.deepcopy(self.optimizer["state"])
+        optimizer.load_state_dict({"state": state, "param_groups": [{**group, **saved}]})
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the type and shape of each tensor, such as ``torch.float32 (64, 3)``."""
+    return {name: f"{value.dtype} {tuple(value.shape)}" for name, value in tensors.items()}
+
+
+def _are_random(states: list[Tensor]) -> bool:
+    """Return whether torch's generators of a worker take these states."""
+    most = torch.get_rng_state().numel()
+    if not all(is_plain(s) and s.dtype == torch.uint8 and s.numel() <= most for s in states):
+        return False
+    try:
+        torch.Generator().set_state(states[0].contiguous())
+    except RuntimeError:
+        return False
+    return True
+
+
+def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
+    """Return the settings that a checkpoint is bound to, as plain values by name."""
+    hyper = msgspec.to_builtins(config.hyper)
+    # A training may be made longer; the learning rate then follows the new number of epochs.
+    del hyper["epochs"]
+    settings = {name: getattr(config, name) for name in SETTINGS} | hyper
+    return {**settings, "compression": config.compression_text, "classes": classes}
+
+
+def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
+    """Read the checkpoint in ``folder``; return its path and what it holds.
+
+    Raises:
+        FileError: there is none, or it is damaged, or it is not Syncline's.
+    """
+    path = folder / FILE_NAME
+    return path, load_archive(path, FORMAT, Checkpoint)

@@ -1,0 +1,194 @@
+"""Profiling one of our models: a worker process of ``syncline profile``.
+
+``python -m syncline.lab.training.profiling SOCKET STORE``. Its order is a
+:class:`~syncline.lab.training.config.TrainingConfig`, of which ``steps`` is the number of
+iterations that give the durations, and ``report`` the folder of the results.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from syncline.files.report.bundle import DOCUMENTS
+from syncline.files.traces.layer_table import HEADER, layer_rows
+from syncline.files.traces.layers import Layer, LayerTable, layers_of
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.data.sampling import seed_from
+from syncline.lab.training.group import Worker, process_group
+from syncline.lab.training.replica import sgd
+from syncline.lab.training.task import Task, task_of
+from syncline.lab.training.worker import lost_peers_as_errors, main
+from syncline.plan.files import write_atomically
+from syncline.plan.fit import fit_cost_curve
+from syncline.plan.network import Measurement, Network
+from syncline.plan.profile import Profile
+from syncline.train.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
+from syncline.train.measure.profiler import profile, trainable_parameters
+from syncline.train.measure.statistics import lower_quartile
+
+OBSERVED = 3
+"""One iteration in this many gives durations; the others give the shares of single operations and
+the cost of observing (:func:`syncline.train.measure.profiler.profile`)."""
+PROBE_S = 1.0
+LAYERS = "layers.txt.gz"
+WHOLE = ".0f"
+"""Times of single iterations are whole microseconds: 100 of ResNet-50 take 180 kB."""
+
+
+def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
+    """Measure the model's computation and the cost of its messages, apart from each other.
+
+    All workers take part; rank 0 writes ``profile.json``, ``network.json`` and
+    ``layers.txt.gz``, the layer table of its single iterations. The model is not wrapped for
+    data-parallel training, so nothing is in flight while it computes: in the iterations that give
+    the durations, gradients are averaged between the backward pass and the update, layer by layer.
+    The curve is fitted to the times of these messages and to those of the network probe.
+
+    Raises:
+        UserError: the data do not fit, or the launcher started other workers than were asked for.
+        PeerError: another worker was lost.
+    """
+    assert config.steps is not None
+    with lost_peers_as_errors(config.timeout_s), process_group(config, store) as worker:
+        found, exchange, singles = _profile(config, worker, config.steps)
+        network = _network(found, exchange, worker)
+        if worker.rank == 0:
+            folder = Path(config.report)
+            found.save(folder / DOCUMENTS["profile"][0])
+            network.save(folder / DOCUMENTS["network"][0])
+            lines = ["\t".join(HEADER)]
+            for index, single in singles:
+                messages_s = [exchange.seconds(layer, index) for layer in single.layers]
+                lines += layer_rows(single, messages_s, WHOLE)
+            packed = gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0)
+            write_atomically(folder / LAYERS, packed)
+
+
+def _profile(
+    config: TrainingConfig, worker: Worker, iterations: int
+) -> tuple[Profile, _Exchange, list[tuple[int, LayerTable]]]:
+    """Return the profile, the messages, and this rank's iterations: their numbers and layers."""
+    task = task_of(config)
+    torch.manual_seed(config.seed)
+    module = task.build().to(worker.device)
+    torch.manual_seed(seed_from(config.seed, worker.rank))
+    batches, optimizer = _batches(task, worker), sgd(module, config)
+    singles: list[tuple[int, LayerTable]] = []
+    with worker.autocast(config.precision):
+        # Which gradients are those of one layer is known after a first look.
+        first = profile(module, batches, _loss, optimizer=optimizer, iterations=OBSERVED)
+        exchange = _Exchange(module, layers_of(first).layers, worker)
+        found = profile(
+            module,
+            batches,
+            _loss,
+            optimizer=optimizer,
+            iterations=iterations * OBSERVED,
+            name=config.model,
+            exchange=exchange if worker.workers > 1 else None,
+            each=lambda index, single: singles.append((index, layers_of(single))),
+        )
+    exchange.settle()
+    return found, exchange, singles
+
+
+class _Exchange:
+    """Averages the gradients of a module in a message a layer, one after another, and times them.
+
+    The last layer's message goes first, once all workers have ended their backward passes: so no
+    time includes waiting for one.
+    """
+
+    def __init__(self, module: nn.Module, layers: Sequence[Layer], worker: Worker) -> None:
+        parameters = trainable_parameters(module)
+        self._worker = worker
+        self._parts = {
+            tuple(layer.gradients): [parameters[name] for name in layer.gradients]
+            for layer in reversed(layers)
+            if layer.gradients
+        }
+        self.times_s: dict[tuple[str, ...], list[float]] = {names: [] for names in self._parts}
+        """Of each message, by iteration; those of the slowest worker once settled."""
+
+    def __call__(self) -> None:
+        self._worker.barrier()
+        for names, parts in self._parts.items():
+            gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parts]
+            message = torch.cat([gradient.flatten() for gradient in gradients])
+            self._worker.synchronize()
+            start = time.perf_counter()
+            dist.all_reduce(message)
+            self._worker.synchronize()
+            self.times_s[names].append(time.perf_counter() - start)
+            message /= self._worker.workers
+            pieces = message.split([gradient.numel() for gradient in gradients])
+            for parameter, piece in zip(parts, pieces, strict=True):
+                parameter.grad = piece.view_as(parameter)
+
+    def settle(self) -> None:
+        """Replace the times by those of the slowest worker; all workers call it."""
+        for names, times_s in self.times_s.items():
+            self.times_s[names] = self._worker.largest(times_s)
+
+    def seconds(self, layer: Layer, iteration: int) -> float:
+        """Return what a layer's message took in an iteration; 0 if nothing was sent."""
+        times_s = self.times_s.get(tuple(layer.gradients))
+        return times_s[iteration] if times_s else 0.0
+
+    def points(self) -> list[Measurement]:
+        """Return the times by size, as the probe has them."""
+        by_size: dict[int, list[float]] = {}
+        for names, times_s in self.times_s.items():
+            size_bytes = sum(parameter.nbytes for parameter in self._parts[names])
+            by_size.setdefault(size_bytes, []).extend(times_s)
+        return [
+            Measurement(size_bytes=size, time_s=lower_quartile(times_s), repetitions=len(times_s))
+            for size, times_s in by_size.items()
+            if times_s
+        ]
+
+
+def _batches(task: Task, worker: Worker) -> Iterator[tuple[Tensor, Tensor]]:
+    for epoch in itertools.count():
+        for step in task.steps(epoch, worker):
+            for batch in step:
+                yield batch.inputs, batch.targets
+
+
+def _loss(output: Tensor | tuple[Tensor, object], targets: Tensor) -> Tensor:
+    """Return the cross entropy of a class for each image, or of a token for each place."""
+    logits = output[0] if isinstance(output, tuple) else output
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _network(found: Profile, exchange: _Exchange, worker: Worker) -> Network:
+    largest = min(max(found.gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
+    network = probe(
+        device=worker.device, largest_bytes=1 << (largest - 1).bit_length(), seconds=PROBE_S
+    )
+    if worker.workers == 1:
+        return network
+    own = {point.size_bytes: point for point in (*network.points, *exchange.points())}
+    points = tuple(own[size] for size in sorted(own))
+    fit = fit_cost_curve(points)
+    return msgspec.structs.replace(
+        network,
+        all_reduce=fit.curve,
+        points=points,
+        fit_error=fit.error,
+        fit_error_max=fit.error_max,
+    )
+
+
+if __name__ == "__main__":
+    main(run_profiling)

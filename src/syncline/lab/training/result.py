@@ -1,0 +1,271 @@
+"""What a training has come to: its record with rates and results, the report and the summary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.group import Worker
+from syncline.lab.training.replica import Replica, StepTime
+from syncline.plan.run import Rate, Run, Sent
+from syncline.train.bsp import BspSgd, IterationProfile
+from syncline.train.ddp import DistributedDataParallel
+from syncline.train.measure.statistics import median, standard_error
+
+SYNCLINE = "syncline"
+BASELINE = "torch ddp"
+"""Names of the rates of the model under our DistributedDataParallel, and of its twin under torch's.
+
+The others are names of results.
+"""
+DIFFERENCE = "largest parameter difference"
+"""Between the twins; 0 means that they are identical bit by bit."""
+SETTLING = "settling seconds"
+"""Time in which Syncline's model finished the last update of each of its turns: neither its steps
+nor those of its twin count it."""
+COMMUNICATION = "communication seconds an iteration"
+COMPUTATION = "computation seconds an iteration"
+"""The iteration profile of a BSP strategy (linear-pipeline, Table 2)."""
+
+
+def record(
+    config: TrainingConfig,
+    worker: Worker,
+    replicas: Sequence[Replica],
+    *,
+    ddp: DistributedDataParallel | BspSgd,
+    figures: Mapping[str, float],
+    epochs: int,
+    steps: int,
+) -> Run:
+    """Return the record of a training; all workers take part, and rank 0 writes the report.
+
+    ``replicas`` are Syncline's model, of which ``ddp`` is the wrapper, and its twin if there is
+    one; ``figures`` are those of merit, and ``epochs`` and ``steps`` what was done.
+    """
+    results = {**figures, "epochs": float(epochs), "steps": float(steps)}
+    results["training seconds"] = sum(step.seconds for step in replicas[0].times)
+    if len(replicas) > 1:
+        twin = replicas[1].evaluate()
+        results |= {f"{BASELINE} {name}": value for name, value in twin.items()}
+        difference = largest_difference(replicas[0].module, replicas[1].module)
+        results[SETTLING] = replicas[0].settling_s
+        results[DIFFERENCE] = worker.largest([difference])[0]
+    if isinstance(ddp, BspSgd) and (divided := ddp.iteration_profile):
+        results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
+    measured = rates(
+        {replica.name: of_all_workers(replica.times, worker) for replica in replicas},
+        config.samples_per_step,
+    )
+    run = msgspec.structs.replace(ddp.run_record(), rates=measured, results=results)
+    if worker.rank == 0:
+        ddp.save_report(Path(config.report), run=run)
+    return run
+
+
+def rate_named(run: Run, name: str) -> Rate | None:
+    """Return the rate of one of the twins, or None if it was not measured."""
+    return next((rate for rate in run.rates if rate.name == name), None)
+
+
+def iteration_profile(run: Run) -> IterationProfile | None:
+    """Return how an iteration of a BSP strategy divides, or None if that was not measured."""
+    if COMMUNICATION not in run.results:
+        return None
+    return IterationProfile(
+        communication_s=run.results[COMMUNICATION], computation_s=run.results[COMPUTATION]
+    )
+
+
+def speed_ratio(run: Run) -> tuple[float, float] | None:
+    """Return how many times faster Syncline was, and the standard error; None if unknown."""
+    syncline, baseline = rate_named(run, SYNCLINE), rate_named(run, BASELINE)
+    if syncline is None or baseline is None:
+        return None
+    ratio = baseline.iteration_s / syncline.iteration_s
+    relative = math.hypot(
+        baseline.noise_s / baseline.iteration_s, syncline.noise_s / syncline.iteration_s
+    )
+    return ratio, ratio * relative
+
+
+def of_all_workers(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
+    """Return the steps with the mean of all workers' times, measuring where any worker was.
+
+    With updates left to the next forward pass, workers begin and end a step at different times. The
+    mean cancels that, where the largest time would count it in every step.
+    """
+    seconds = worker.sum(*(step.seconds / worker.workers for step in times))
+    measuring = worker.largest([float(step.measuring) for step in times])
+    return [
+        StepTime(seconds=s, measuring=m > 0, first_of_block=step.first_of_block)
+        for s, m, step in zip(seconds, measuring, times, strict=True)
+    ]
+
+
+def largest_difference(one: nn.Module, other: nn.Module) -> float:
+    """Return the largest difference of two models' values; 0 means the same values.
+
+    Infinity where only one of two is no number.
+    """
+    largest = 0.0
+    others = other.state_dict()
+    for name, value in one.state_dict().items():
+        own, twin = value.double(), others[name].double()
+        differs = (own != twin) & ~(own.isnan() & twin.isnan())
+        if differs.any():
+            found = (own - twin)[differs].abs().nan_to_num(math.inf, posinf=math.inf)
+            largest = max(largest, float(found.max()))
+    return largest
+
+
+def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[Rate, ...]:
+    """Return the iteration time of each twin, in the order of ``times``.
+
+    The first step of each block is left out, since it pays for the caches that the other twin has
+    filled. So are the steps during which the first twin was measuring, of all twins alike: all are
+    judged by the same batches at the same time. A twin of which no step is left has no rate; none
+    has one if training ended while the first was measuring.
+
+    Args:
+        times: name of a twin -> its steps, with the mean of the workers' times.
+        samples_per_step: samples of all workers together.
+    """
+    reference = next(iter(times.values()))
+    result = []
+    for name, steps in times.items():
+        counted = [
+            step.seconds
+            for step, measured in zip(steps, reference, strict=True)
+            if not (measured.measuring or step.first_of_block)
+        ]
+        if counted:
+            iteration_s = median(counted)
+            rate = Rate(
+                name=name,
+                iteration_s=iteration_s,
+                noise_s=standard_error(counted),
+                iterations=len(counted),
+                samples_per_s=samples_per_step / iteration_s,
+            )
+            result.append(rate)
+    return tuple(result)
+
+
+LABEL_WIDTH = 24
+
+
+def summary_text(config: TrainingConfig, run: Run) -> str:
+    """Return the results, the rates, the prediction and the decision, a line each."""
+    rows = [_figure(name, value) for name, value in run.results.items() if _shown(name, run)]
+    rows += [(rate.name, _rate(rate)) for rate in run.rates]
+    ratio = speed_ratio(run)
+    if ratio is not None:
+        rows.append(("speed-up", f"{ratio[0]:.3f} +- {ratio[1]:.3f} ({SYNCLINE} over {BASELINE})"))
+    elif config.baseline:
+        rows.append(("speed-up", "unknown: training ended before the measurement did"))
+    if DIFFERENCE in run.results:
+        difference = run.results[DIFFERENCE]
+        differ = f"differ from those of {BASELINE} by up to {difference:.2e}"
+        same = f"bit-identical to those of {BASELINE}"
+        rows.append(("parameters", differ if difference else same))
+    predicted, measured = _prediction(run)
+    if predicted is not None and measured is not None:
+        error = f"{(predicted / measured - 1) * 100:+.1f} %"
+        times = f"{_ms(predicted)} / {_ms(measured)} an iteration"
+        rows.append(("predicted / measured", f"{times}: {error}"))
+    divided = iteration_profile(run)
+    if divided is not None:
+        times = f"comm {_ms(divided.communication_s)}, compt {_ms(divided.computation_s)}"
+        share = f"comm % {divided.communication_share * 100:.1f}"
+        rows.append(("iteration profile", f"{times}, {share}"))
+    if run.compression is not None and run.sent is not None:
+        rows.append(("compression", _compression(config, run.sent)))
+    rows.append(("decision", f"{run.decision}: {run.reason}"))
+    if run.suggestion is not None and run.compression is None:
+        rows.append(("suggestion", f"compression: {run.suggestion.sentence}"))
+    rows.append(("report", str(Path(config.report, "report.html"))))
+    title = f"{config.model} on {config.data}, {run.workers} workers ({run.backend})"
+    width = max(LABEL_WIDTH, *(len(label) + 1 for label, _ in rows))
+    return "\n".join([title, *(f"  {label:<{width}}{text}" for label, text in rows)])
+
+
+RECORDED = (
+    *("workers", "backend", "machine", "decision", "reason", "planner", "messages", "deferred"),
+    *("compression", "sent", "suggestion", "results", "rates"),
+)
+"""Fields of the record that the JSON object repeats."""
+
+
+def summary_json(config: TrainingConfig, run: Run) -> str:
+    """Return one line with one JSON object: the record, and what was derived from it."""
+    predicted, measured = _prediction(run)
+    ratio = speed_ratio(run)
+    difference = run.results.get(DIFFERENCE)
+    divided = iteration_profile(run)
+    fields: dict[str, Any] = {
+        "model": config.model,
+        "data": config.data,
+        "strategy": config.strategy,
+        **{name: getattr(run, name) for name in RECORDED},
+        "speed_up": None if ratio is None else ratio[0],
+        "speed_up_noise": None if ratio is None else ratio[1],
+        "identical_parameters": None if difference is None else difference == 0,
+        "iteration_profile": divided
+        and asdict(divided) | {"communication_share": divided.communication_share},
+        "predicted_s": predicted,
+        "measured_s": measured,
+        "prediction_error": run.prediction_error,
+        "report": str(Path(config.report, "report.html")),
+        "checkpoint": config.checkpoint,
+    }
+    return msgspec.json.encode(fields).decode()
+
+
+def _prediction(run: Run) -> tuple[float | None, float | None]:
+    """Return the predicted and the measured iteration time of what ran at the end."""
+    measured = run.measured or rate_named(run, SYNCLINE)
+    return run.predicted_s, None if measured is None else measured.iteration_s
+
+
+def _shown(name: str, run: Run) -> bool:
+    if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
+        return run.results.get(DIFFERENCE) != 0
+    return name not in ("epochs", "steps", SETTLING, DIFFERENCE, COMMUNICATION, COMPUTATION)
+
+
+def _figure(name: str, value: float) -> tuple[str, str]:
+    if name.endswith("accuracy"):
+        return name, f"{value * 100:.2f} %"
+    if name.endswith("seconds"):
+        return name, f"{value:.1f}"
+    return name, f"{value:.4f}"
+
+
+def _rate(rate: Rate) -> str:
+    samples = "" if rate.samples_per_s is None else f", {rate.samples_per_s:.0f} samples/s"
+    return (
+        f"{_ms(rate.iteration_s)} +- {rate.noise_s * 1e3:.2f} an iteration "
+        f"({rate.iterations} iterations){samples}"
+    )
+
+
+def _compression(config: TrainingConfig, sent: Sent) -> str:
+    if sent.steps == 0:
+        return f"{config.compression_text}: no step was compressed"
+    a_step = sent.sent_bytes / sent.steps
+    return (
+        f"{config.compression_text}: {sent.steps} steps, {a_step / 1e6:.3f} MB sent a step for "
+        f"{sent.gradient_bytes / 1e6:.3f} MB of gradients"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,68 @@
+"""A worker process of ``syncline train``: ``python -m syncline.lab.training.worker SOCKET STORE``.
+
+Its order is a :class:`~syncline.lab.training.config.TrainingConfig`. ``STORE`` is a file through
+which the workers find each other; torchrun's environment variables say which worker this is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from syncline.errors import PeerError, SynclineError
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.loop import train
+from syncline.lab.training.progress import TrainingProgress
+from syncline.lab.training.result import summary_json, summary_text
+from syncline.lab.workers import leave, serve
+from syncline.train.log import logger
+from syncline.train.measure.exchange import is_lost_peer
+
+
+def run_worker(config: TrainingConfig, store: str | None = None) -> None:
+    """Train as one worker; rank 0 shows how it goes and prints the summary.
+
+    ``store`` is as for :func:`~syncline.lab.training.group.process_group`.
+
+    Raises:
+        SynclineError: as for :func:`~syncline.lab.training.loop.train`; the loss of a peer, which
+        torch
+            reports in many ways, is a PeerError.
+    """
+    first = os.environ.get("RANK") == "0"
+    if not sys.stderr.isatty():
+        # There a line an epoch says what runs, and the summary what was decided.
+        logger.setLevel(logging.WARNING)
+    with lost_peers_as_errors(config.timeout_s):
+        run = train(config, TrainingProgress(sys.stderr) if first else None, store)
+    if first:
+        print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)
+
+
+@contextmanager
+def lost_peers_as_errors(timeout_s: float) -> Iterator[None]:
+    """Raise a PeerError where torch reports the loss of a peer, in whichever of its ways."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, SynclineError) or not is_lost_peer(error):
+            raise
+        raise PeerError(
+            f"the connection to another worker was lost, or it did not answer within "
+            f"{timeout_s:g} s (--timeout): {str(error).splitlines()[0]}"
+        ) from error
+
+
+def main(run: Callable[[TrainingConfig, str], None] = run_worker) -> NoReturn:
+    """Carry out the order of the launcher, by default to train as one worker, and exit."""
+    path, store = sys.argv[1:]
+    serve(path, int(os.environ["RANK"]), TrainingConfig, lambda config, _: run(config, store))
+    leave()
+
+
+if __name__ == "__main__":
+    main()

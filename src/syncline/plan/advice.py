@@ -1,0 +1,99 @@
+"""``Advice``: where an iteration's time goes, and what would shorten it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.plan.document import Document, Value
+
+
+class Part(Value, frozen=True, kw_only=True):
+    """What an iteration under the DDP baseline spends on one kind of work."""
+
+    name: str
+    seconds: float
+
+
+class Exchange(Value, frozen=True, kw_only=True):
+    """An all-reduce of one size, in the terms of nccl-tests and Gloo's benchmark."""
+
+    size_bytes: int
+    time_s: float
+    algorithm_bytes_per_s: float
+    """Size over time."""
+    bus_bytes_per_s: float
+    """The same times 2 (P - 1) / P: what each of P links carries in each direction."""
+
+
+class Interface(Value, frozen=True, kw_only=True):
+    """The network interface that a rank's messages leave by, and a faster one that is up."""
+
+    name: str
+    bytes_per_s: float | None = None
+    """What it should give; None where the system does not say."""
+    mtu_bytes: int = 0
+    faster: str | None = None
+    """The name of an interface that is up and faster."""
+
+
+class RankFacts(Value, frozen=True, kw_only=True):
+    """What one rank saw."""
+
+    rank: int
+    host: str
+    interface: Interface | None = None
+    computing_s: float | None = None
+    """Forward and backward pass, as its reducer timed them."""
+    link_s: float | None = None
+    """A message of 1 MiB to its next rank and one from the rank before, at once."""
+    retransmitted: float = 0.0
+    """Share of its host's TCP segments that were sent again during the probe."""
+
+
+class Remedy(Value, frozen=True, kw_only=True):
+    """A change, and the iteration that is predicted with it."""
+
+    name: str
+    iteration_s: float
+    """Seconds for the samples of one iteration of today."""
+    gain: float
+    """Today's seconds over these."""
+    error: float
+    """Standard error of the gain, as a fraction of it."""
+    how: str
+    """The line to write, or what to do."""
+
+
+class Scale(Value, frozen=True, kw_only=True):
+    """An iteration with another number of workers, each with as many samples as today."""
+
+    workers: int
+    ddp_s: float
+    overlap_s: float
+
+
+class Advice(Document, frozen=True, kw_only=True):
+    """What was observed of a training under the DDP baseline, and what would help."""
+
+    KIND: ClassVar[str] = "advice"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    network: str
+    workers: int
+    iteration_s: float
+    """Of the DDP baseline: as measured, or predicted where it was not."""
+    noise_s: float
+    """Standard error of the measured one; 0 for a prediction."""
+    is_measured: bool
+    parts: tuple[Part, ...]
+    """They add up to the iteration."""
+    limit: str
+    """What limits, in a sentence."""
+    exchanges: tuple[Exchange, ...]
+    ranks: tuple[RankFacts, ...] = ()
+    suspects: tuple[str, ...] = ()
+    """What may be wrong with the network or a host; a sentence each."""
+    remedies: tuple[Remedy, ...] = ()
+    """The best one first."""
+    scaling: tuple[Scale, ...] = ()

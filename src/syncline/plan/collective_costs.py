@@ -1,0 +1,219 @@
+"""The costs of collectives by formula: all-reduces, parameter servers and the linear pipeline.
+
+All-reduces: MG-WFBP, Table 2, and the two-tree algorithm. The paper states its table for powers of
+two. Here ``log N`` is ``ceil(log2 N)``, a whole number of rounds; that many suffice for any N
+(Bruck et al. for the all-gather and, reversed, for the reduce-scatter; Bar-Noy et al. for recursive
+doubling). A library that first folds surplus workers into a power of two takes one round more. The
+ring's formula holds for any N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from syncline.errors import UserError, require_known
+from syncline.plan.cost import CostCurve, lower_envelope
+from syncline.plan.quantities import LARGEST_WORKERS
+
+
+def require_workers(workers: int) -> None:
+    """Raise :class:`UserError` for fewer than one worker, or more than a network can have."""
+    if not 1 <= workers <= LARGEST_WORKERS:
+        raise UserError(
+            f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
+        )
+
+
+def doubling_rounds(workers: int) -> int:
+    """Return ``ceil(log2 workers)``: the rounds until one worker's data can reach all others."""
+    return (workers - 1).bit_length()
+
+
+def folded_rounds(workers: int) -> int:
+    """Return the rounds of a butterfly in which surplus workers send first and receive last.
+
+    ``log2 workers`` for a power of two, else ``floor(log2 workers) + 2``. Needed where partial
+    results must not overlap.
+    """
+    exact = workers.bit_length() - 1
+    return exact if workers == 1 << exact else exact + 2
+
+
+Line = tuple[float, float]
+LineFormula = Callable[[int, float, float, float], Line]
+"""(workers, alpha_s, beta_s_per_byte, gamma_s_per_byte) -> (a_s, b_s_per_byte) of ``a + b M``."""
+
+
+ALL_REDUCE_ALGORITHMS: dict[str, LineFormula] = {
+    "binary-tree": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        (2 * beta + gamma) * doubling_rounds(n),
+    ),
+    "recursive-doubling": lambda n, alpha, beta, gamma: (
+        alpha * doubling_rounds(n),
+        (beta + gamma) * doubling_rounds(n),
+    ),
+    "halving-doubling": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        2 * beta - (2 * beta + gamma) / n + gamma,
+    ),
+    "double-binary-trees": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        beta + gamma,
+    ),
+    "two-tree": lambda n, alpha, beta, gamma: (
+        2 * alpha * doubling_rounds(n),
+        2 * beta + gamma,
+    ),
+    "ring": lambda n, alpha, beta, gamma: (
+        2 * (n - 1) * alpha,
+        (n - 1) / n * (2 * beta + gamma),
+    ),
+}
+"""The rows of MG-WFBP, Table 2, and ``two-tree``.
+
+``double-binary-trees`` is the paper's row, ``two-tree`` the same algorithm with the bytes that its
+workers really send; see :func:`all_reduce_line`. ``binary-tree`` is also linear-pipeline's Table 1
+for the minimum spanning tree, and ``halving-doubling`` its bidirectional exchange.
+"""
+
+
+def all_reduce_line(
+    algorithm: str,
+    *,
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+) -> CostCurve:
+    """Return the cost line of an all-reduce algorithm. Source: MG-WFBP, Table 2.
+
+    Erratum: for the double binary trees the paper prints ``a = 2 log N``, without the alpha that
+    makes it a time; each of the ``2 log N`` rounds of the tree pays one startup, so it is
+    ``2 alpha log N`` here.
+
+    Erratum: its slope ``beta + gamma`` is taken over as printed, so that the paper's figures can be
+    made again, but no all-reduce over one full-duplex port a worker is that fast for more than two
+    workers. Each tree carries half of the message. A worker inside one tree receives two halves
+    from its children and one from its parent, and as a leaf of the other tree one half: ``2 M``
+    bytes in, and ``2 M`` out. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
+
+    Args:
+        algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
+        workers: ``N``, at least 1; one worker exchanges nothing and costs nothing.
+        alpha_s: startup time between two nodes, in seconds.
+        beta_s_per_byte: transmission time between two nodes, in seconds a byte.
+        gamma_s_per_byte: summation time in one node, in seconds a byte of result.
+
+    Raises:
+        UserError: the algorithm is unknown, or the number of workers is out of range.
+    """
+    require_known("all-reduce algorithm", algorithm, ALL_REDUCE_ALGORITHMS)
+    require_workers(workers)
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    return CostCurve.line(
+        *ALL_REDUCE_ALGORITHMS[algorithm](workers, alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    )
+
+
+def server_line(
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    *,
+    servers: int = 1,
+    colocated: bool = False,
+) -> CostCurve:
+    """Return the cost of sending all gradients to the servers and adding them there.
+
+    Without adding, fetching the sums costs the same. Each of P workers sends ``M / S`` bytes to
+    each of S servers, and a port passes one message at a time. A server's port passes P messages
+    and a worker's S, so ``max(P, S)`` rounds are needed; as the messages form a complete bipartite
+    graph, that many suffice (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
+    adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own, and gradients are
+    spread evenly over them. ``colocated``: they are on the hosts of as many workers, whose own
+    shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server and costs
+    nothing.
+
+    Raises:
+        UserError: there is no worker or no server.
+    """
+    require_workers(workers)
+    if servers < 1:
+        raise UserError(f"parameter servers: at least 1 is needed, found {servers}")
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    if colocated and servers > workers:
+        raise UserError(
+            f"{servers} servers cannot be on the hosts of {workers} workers; take fewer"
+        )
+    rounds = workers - 1 if colocated else max(workers, servers)
+    moved = rounds * beta_s_per_byte / servers
+    return CostCurve.line(rounds * alpha_s, moved + (workers - 1) * gamma_s_per_byte / servers)
+
+
+SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
+"""One server unless more are named; one for each worker or, on hosts, for each host."""
+
+
+def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
+    """Return (steps in which blocks are added, steps in which they are only passed on).
+
+    They are those of an all-reduce of ``blocks`` by a linear pipeline of at least 2 workers, in
+    which blocks travel in one direction round a ring. Source: linear-pipeline, section 3, with the
+    errata in the page "Algorithms and costs".
+    """
+    # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
+    return workers - 2 + blocks, 1 if workers == 2 else max(blocks, workers) - 1
+
+
+def pipeline_line(
+    steps: tuple[float, float],
+    blocks: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+) -> CostCurve:
+    """Return the cost of a message in blocks of b bytes each, of which every step moves one.
+
+    ``alpha + (beta + gamma) b`` for each step in which blocks are added, ``alpha + beta b`` for
+    each of the others.
+    """
+    adding, passing = steps
+    moved = adding * (beta_s_per_byte + gamma_s_per_byte) + passing * beta_s_per_byte
+    return CostCurve.line((adding + passing) * alpha_s, moved / blocks)
+
+
+BLOCK_COUNTS = (1, *(half << i for i in range(20) for half in (2, 3)))
+"""1, 2, 3, 4, 6, 8, 12, ...: how many blocks a pipelined message may be cut into."""
+
+
+def pipeline_curve(
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    gamma_s_per_byte: float = 0.0,
+    *,
+    steps: Callable[[int, float], tuple[float, float]] = pipeline_steps,
+) -> CostCurve:
+    """Return the cost of a linear pipeline's collective, in as many equal blocks as cost least.
+
+    Of 1, 2, 3, 4, 6, 8, 12, ... and as many blocks as there are workers, where the cost of an
+    all-reduce has a kink: at most 2.1 % more than with the best number of blocks. ``steps`` is the
+    collective's :func:`pipeline_steps`, by default the all-reduce's.
+
+    Raises:
+        UserError: there is no worker.
+    """
+    require_workers(workers)
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    costs = (alpha_s, beta_s_per_byte, gamma_s_per_byte)
+    return lower_envelope(
+        [
+            pipeline_line(steps(workers, blocks), blocks, *costs)
+            for blocks in (*BLOCK_COUNTS, workers)
+        ]
+    )

@@ -1,0 +1,303 @@
+"""``CostCurve``: what a collective costs, a piecewise linear function of the message size.
+
+Planners and the simulator read no other form. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a
+curve with a single segment; a measured network has several, and so has the best of several
+algorithms (:func:`lower_envelope`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from syncline.errors import UserError
+from syncline.plan.document import Value
+from syncline.plan.quantities import LARGEST_BYTES, require_finite
+
+
+class Measurement(Value, frozen=True, kw_only=True):
+    """One measured size of a collective."""
+
+    size_bytes: int
+    time_s: float
+    """Lower quartile over the repetitions of the slowest rank's time."""
+    repetitions: int
+
+
+class CostSegment(Value, frozen=True, kw_only=True):
+    """A straight piece of a cost curve, from ``start_bytes`` to the start of the next piece."""
+
+    start_bytes: int
+    cost_s: float
+    """Seconds for a message of exactly ``start_bytes``."""
+    s_per_byte: float
+
+    def seconds(self, size_bytes: int) -> float:
+        """Return the seconds of a message of ``size_bytes``, which must lie on this piece."""
+        return self.cost_s + self.s_per_byte * (size_bytes - self.start_bytes)
+
+
+class CostCurve(Value, frozen=True, kw_only=True):
+    """Seconds that a collective takes as a function of the message size in bytes.
+
+    No piece falls, but one may begin lower than the one before ends, where a library switches to a
+    faster algorithm. No message costs less than an empty one, whose cost is the startup.
+
+    Raises:
+        UserError: on construction, if there is no segment, the first does not start at 0 bytes,
+            starts do not increase, a value is negative or not finite, or a piece begins below the
+            cost of an empty message.
+    """
+
+    segments: tuple[CostSegment, ...]
+
+    def __post_init__(self) -> None:
+        if not self.segments:
+            raise UserError("cost curve: no segments; give at least one that starts at 0 bytes")
+        if self.segments[0].start_bytes != 0:
+            raise UserError(
+                "cost curve: segments[0]: expected start_bytes 0, found "
+                f"{self.segments[0].start_bytes}"
+            )
+        for index, segment in enumerate(self.segments):
+            where = f"cost curve: segments[{index}]"
+            require_finite(f"{where}: cost_s", segment.cost_s)
+            require_finite(f"{where}: s_per_byte", segment.s_per_byte)
+            if index and segment.start_bytes <= self.segments[index - 1].start_bytes:
+                raise UserError(f"{where}: start_bytes must increase: {segment.start_bytes}")
+            if segment.start_bytes > LARGEST_BYTES:
+                raise UserError(
+                    f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
+                )
+            if segment.cost_s < self.startup_s * (1 - 1e-9):
+                raise UserError(
+                    f"{where}: the cost falls to {segment.cost_s:.3e} s, below the "
+                    f"{self.startup_s:.3e} s of an empty message; no message must cost less"
+                )
+
+    @classmethod
+    def line(cls, a_s: float, b_s_per_byte: float) -> CostCurve:
+        """Return ``T(M) = a + b M``. Source: MG-WFBP, Eq. 10."""
+        return cls.of_rows([(0, a_s, b_s_per_byte)])
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+        """Return the curve of (start_bytes, cost_s, s_per_byte), as :meth:`rows` has them."""
+        return cls(
+            segments=tuple(
+                CostSegment(start_bytes=start, cost_s=cost_s, s_per_byte=rate)
+                for start, cost_s, rate in rows
+            )
+        )
+
+    @classmethod
+    def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
+        """Return the cost of several collectives of the same message, one after another.
+
+        O(n^2) for n segments; no curve at all costs nothing.
+        """
+        parts = tuple(curves)
+        starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
+        return cls.of_rows(
+            (
+                start,
+                math.fsum(part.seconds(start) for part in parts),
+                math.fsum(part.segment_at(start).s_per_byte for part in parts),
+            )
+            for start in starts
+        )
+
+    def less(self, line: CostCurve) -> CostCurve:
+        """Return the curve minus a straight line that :meth:`in_turn` has added, at least 0."""
+        a_s, b = line.linearised(0)
+        if a_s == b == 0:
+            return self
+        return _above_startup(
+            (s.start_bytes, s.cost_s - a_s - b * s.start_bytes, max(s.s_per_byte - b, 0.0))
+            for s in self.segments
+        )
+
+    def at_least(self, a_s: float, b_s_per_byte: float) -> CostCurve:
+        """Return the larger of the curve and a line at every size, as one curve.
+
+        Where they cross between two sizes, the larger of them begins at the larger size.
+        """
+        rows: list[tuple[int, float, float]] = []
+        ends = (*(s.start_bytes for s in self.segments[1:]), LARGEST_BYTES)
+        for segment, end in zip(self.segments, ends, strict=True):
+            start = segment.start_bytes
+            pieces = [
+                (segment.cost_s, segment.s_per_byte),
+                (a_s + b_s_per_byte * start, b_s_per_byte),
+            ]
+            (low_s, low), (high_s, high) = sorted(pieces)
+            rows.append((start, high_s, high))
+            until = (high_s - low_s) / (low - high) if low > high else math.inf
+            if 0 < until <= end - start - 1:
+                crossing = start + math.ceil(until)
+                rows.append((crossing, low_s + low * (crossing - start), low))
+        return _above_startup(rows)
+
+    def segment_at(self, size_bytes: int) -> CostSegment:
+        """Return the piece that ``size_bytes`` lies on."""
+        index = bisect.bisect_right(self.segments, size_bytes, key=lambda s: s.start_bytes) - 1
+        return self.segments[max(index, 0)]
+
+    def seconds(self, size_bytes: int) -> float:
+        """Return the seconds of a message of ``size_bytes``."""
+        return self.segment_at(size_bytes).seconds(size_bytes)
+
+    def rebased(self, startup_s: float, rate: float) -> CostCurve:
+        """Return ``T'(M) = startup + rate (T(M) - T(0))``."""
+        return _above_startup(
+            (s.start_bytes, startup_s + rate * (s.cost_s - self.startup_s), rate * s.s_per_byte)
+            for s in self.segments
+        )
+
+    def without_gain_from_cutting(self) -> CostCurve:
+        """Return the least curve above this one whose cost a byte nowhere rises with the size.
+
+        Where ``T(M) / M`` never rises, no message is cheaper in pieces (``T`` is subadditive). A
+        measured curve may violate that by a per cent of noise, and a search would then cut messages
+        into hundreds of pieces. O(n) for n segments.
+        """
+        pieces: list[CostSegment] = []  # from the last to the first
+        rate = 0.0  # the largest cost a byte of any larger message
+        stop: float = math.inf  # where the piece ends
+        for segment in reversed(self.segments):
+            start, slope = segment.start_bytes, segment.s_per_byte
+            intercept_s = segment.cost_s - slope * start
+            if intercept_s <= 0:  # the cost a byte is largest at the end of the piece
+                last = stop - 1
+                rate = max(rate, slope + intercept_s / last if last else slope)
+            stop = start
+            # Above the line through the origin first, then along it.
+            crossing = start if intercept_s <= 0 else math.inf
+            if rate > slope and intercept_s > 0:
+                crossing = max(math.ceil(intercept_s / (rate - slope)), start)
+            end = pieces[-1].start_bytes if pieces else math.inf
+            if crossing < end:
+                pieces.append(
+                    CostSegment(start_bytes=int(crossing), cost_s=rate * crossing, s_per_byte=rate)
+                )
+            if crossing > start:
+                pieces.append(segment)
+            if start > 0:
+                rate = max(rate, pieces[-1].cost_s / start)
+        return CostCurve(segments=tuple(reversed(pieces)))
+
+    def raised(self, extra_s: float) -> CostCurve:
+        """Return the curve with ``extra_s`` more for every message but an empty one."""
+        extra = CostCurve.of_rows([(0, 0.0, 0.0), (1, extra_s, 0.0)])
+        return CostCurve.in_turn([self, extra])
+
+    def never_falling(self) -> CostCurve:
+        """Return the least curve above this one that never falls: the running maximum.
+
+        For planners that are proved for such curves: their plans cost no more than they predict.
+        The curve itself if it never falls. O(n) for n segments.
+        """
+        pieces: list[tuple[int, float, float]] = []
+        highest_s = 0.0  # of all smaller messages
+        for segment, after in zip(self.segments, [*self.segments[1:], None], strict=True):
+            start, cost_s, rate = segment.start_bytes, segment.cost_s, segment.s_per_byte
+            stop = LARGEST_BYTES + 1 if after is None else after.start_bytes
+            if cost_s < highest_s * (1 - 1e-9):  # less is rounding
+                pieces.append((start, highest_s, 0.0))
+                level = (highest_s - cost_s) / rate if rate > 0 else math.inf
+                if level >= stop - start - 1:
+                    continue
+                start += math.ceil(level)
+                cost_s = segment.seconds(start)
+            pieces.append((start, cost_s, rate))
+            highest_s = max(highest_s, segment.seconds(stop - 1))
+        return CostCurve.of_rows(pieces)
+
+    def rows(self) -> list[tuple[int, float, float]]:
+        """Return (start_bytes, cost_s, s_per_byte) of each segment, as the native core takes it."""
+        return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in self.segments]
+
+    @property
+    def startup_s(self) -> float:
+        """Cost of an empty message: the ``a`` of MG-WFBP, Eq. 10, for a straight line."""
+        return self.segments[0].cost_s
+
+    def linearised(self, up_to_bytes: int) -> tuple[float, float]:
+        """Return ``(a_s, b_s_per_byte)`` of a line for algorithms that are stated for one.
+
+        The line through the cost of an empty message and of one of ``up_to_bytes``. Exact for a
+        straight curve.
+        """
+        a_s = self.startup_s
+        if len(self.segments) == 1 or up_to_bytes <= 0:
+            return a_s, self.segments[0].s_per_byte
+        return a_s, (self.seconds(up_to_bytes) - a_s) / up_to_bytes
+
+    def cheapest_s(self, total_bytes: int) -> float:
+        """Return a lower bound on the seconds to move ``total_bytes``, however they are cut.
+
+        Every message moves its bytes at no less than the smallest ``T(M) / M`` over
+        ``0 < M <= total``, which a piecewise linear curve attains at an end of a segment.
+        """
+        if total_bytes <= 0:
+            return 0.0
+        starts = [segment.start_bytes for segment in self.segments[1:]]
+        ends = {total_bytes, *starts, *(start - 1 for start in starts)}
+        rate = min(self.seconds(end) / end for end in ends if 0 < end <= total_bytes)
+        return rate * total_bytes
+
+
+def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+    """Return the curve of (start_bytes, cost_s, s_per_byte), no cost below that of its start."""
+    (start, cost_s, rate), *others = rows
+    startup_s = max(cost_s, 0.0)
+    lifted = ((start, max(cost_s, startup_s), rate) for start, cost_s, rate in others)
+    return CostCurve.of_rows([(start, startup_s, rate), *lifted])
+
+
+class _Line(NamedTuple):
+    """The line ``a + b M`` of a piece, in exact numbers."""
+
+    a_s: Fraction
+    b: Fraction
+    segment: CostSegment
+
+
+def _line_of(segment: CostSegment) -> _Line:
+    b = Fraction(segment.s_per_byte)
+    return _Line(Fraction(segment.cost_s) - b * segment.start_bytes, b, segment)
+
+
+def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
+    """Return the least cost at every message size, as one curve.
+
+    The minimum of piecewise linear functions is one too. Exact at every whole number of bytes.
+    O(n k^2) for k curves whose pieces start at n sizes.
+
+    Raises:
+        UserError: there are no curves.
+    """
+    if not curves:
+        raise UserError("the cheapest of no algorithms was asked for; name at least one")
+    starts = sorted({s.start_bytes for curve in curves for s in curve.segments})
+    rows: list[tuple[int, float, float]] = []
+    previous: CostSegment | None = None
+    for start, stop in itertools.pairwise([*starts, LARGEST_BYTES + 1]):
+        lines = [_line_of(curve.segment_at(start)) for curve in curves]
+        at = start
+        while at < stop:
+            best = min(lines, key=lambda line: (line.a_s + line.b * at, line.b))
+            if best.segment is not previous:
+                previous = best.segment
+                rows.append((at, previous.seconds(at), previous.s_per_byte))
+            overtaken_at = (
+                math.ceil((line.a_s - best.a_s) / (best.b - line.b))
+                for line in lines
+                if line.b < best.b
+            )
+            at = min(overtaken_at, default=stop)
+    return CostCurve.of_rows(rows)

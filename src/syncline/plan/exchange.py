@@ -1,0 +1,535 @@
+"""``Exchange``: the algorithm and the workers of a gradient exchange, and its cost.
+
+The bytes of an exchange pass links between workers or hosts (:class:`Link`), links inside a host,
+the ports of parameter servers, and hosts and switches (:class:`Stage`), one after another or at the
+same time. Each has a capacity that its users share equally.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from syncline.errors import UserError, require_known
+from syncline.plan.collective_costs import (
+    ALL_REDUCE_ALGORITHMS,
+    SERVER_ALGORITHMS,
+    all_reduce_line,
+    doubling_rounds,
+    pipeline_curve,
+    server_line,
+)
+from syncline.plan.cost import CostCurve, lower_envelope
+from syncline.plan.document import Value
+from syncline.plan.quantities import require_finite
+from syncline.plan.sparse_costs import (
+    INDEX_BYTES,
+    SPARSE_ALGORITHMS,
+    SparseSpeeds,
+    coded_index_bytes,
+    computing_line,
+    sparse_line,
+)
+
+
+class Link(Value, frozen=True, kw_only=True):
+    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5).
+
+    Raises:
+        UserError: on construction, if a value is negative or not finite.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
+    """Time to add one byte of two arrays in memory, for arrays larger than the caches."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            require_finite(f"link: {field}", getattr(self, field))
+
+    def with_(
+        self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
+    ) -> Link:
+        """Return the link with another bandwidth, one way, or latency; gamma stays.
+
+        Raises:
+            UserError: a value is not finite, a bandwidth not above 0 or a latency negative.
+        """
+        rate = bandwidth_bytes_per_s
+        if rate is not None and not (math.isfinite(rate) and rate > 0):
+            raise UserError(f"a bandwidth must be finite and above 0 bytes a second, found {rate}")
+        return Link(
+            alpha_s=self.alpha_s if latency_s is None else latency_s,
+            beta_s_per_byte=self.beta_s_per_byte if rate is None else 1 / rate,
+            gamma_s_per_byte=self.gamma_s_per_byte,
+        )
+
+
+class Stage(Value, frozen=True, kw_only=True):
+    """A resource beside the links, with a capacity that its users share equally.
+
+    ``"host"``: the work of a host on a message before it is sent and after it has arrived: copies
+    over the PCIe lane, staging, passes over all elements. The whole message of each worker passes
+    once, even if only some of its elements are sent; links wait meanwhile. The workers of a host
+    share it.
+
+    ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. All
+    bytes that the exchange sends pass it while they pass the links; the slower of the two counts.
+
+    Raises:
+        UserError: on construction, if the capacity is not finite and above 0.
+    """
+
+    at: Literal["host", "switch"]
+    bytes_per_s: float
+    """Capacity."""
+
+    def __post_init__(self) -> None:
+        require_finite(f"stage: the capacity of a {self.at}", self.bytes_per_s, above_0=True)
+
+
+FLAT = {"flat-ring": "ring", "flat-tree": "two-tree"}
+"""All-reduces over all workers, whatever host they are on, as a pipeline of chunks -> the formula
+over one link. The bytes pass hosts, links and staging at the same time, so the slowest counts."""
+TUNED = {
+    "tuned": ("ring", "halving-doubling", "recursive-doubling"),
+    "nccl": tuple(FLAT),
+}
+"""What libraries choose from by the size of the message: the cheapest counts. MPI's and NCCL's."""
+DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
+"""All-reduces of whole messages between equal workers."""
+
+
+def all_reduce_curve(
+    algorithm: str, workers: int, link: Link, *, switch_bytes_per_s: float | None = None
+) -> CostCurve:
+    """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`.
+
+    One worker costs nothing. The linear pipeline cuts each message into as many blocks as cost
+    least. The bytes of all workers pass the switch: ``P ceil(log2 P) M`` by recursive doubling,
+    ``2 (P - 1) M`` by any other algorithm.
+
+    Raises:
+        UserError: the algorithm is unknown, or there is no worker.
+    """
+    require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
+    algorithm = FLAT.get(algorithm, algorithm)
+    if algorithm == "linear-pipeline":
+        curve = pipeline_curve(workers, *msgspec.structs.astuple(link))
+    else:
+        curve = all_reduce_line(algorithm, workers=workers, **msgspec.structs.asdict(link))
+    if switch_bytes_per_s is None:
+        return curve
+    doubling = algorithm == "recursive-doubling"
+    sent = workers * doubling_rounds(workers) if doubling else 2 * (workers - 1)
+    return curve.at_least(curve.startup_s, sent / switch_bytes_per_s)
+
+
+def hierarchical_all_reduce(
+    *,
+    hosts: int,
+    workers_a_host: int,
+    inside: Link,
+    between: Link,
+    algorithm: str = "ring",
+    switch_bytes_per_s: float | None = None,
+) -> CostCurve:
+    """Return the cost of an all-reduce between workers on hosts.
+
+    Most run in three stages, one after another. The L workers of a host reduce-scatter round a
+    ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others; the
+    workers of a host all-gather the results. The L all-reduces share the host's link, so together
+    they load it as one of M bytes would; their startups overlap, and each worker adds only its own
+    part.
+
+    Those of :data:`FLAT` are one pipeline of chunks over all ``N = H L`` workers, host by host. Of
+    the ring's 2 (N - 1) hops, every Lth is between hosts: a chunk takes the sum of its hops, and no
+    link passes its ``2 (N - 1) / N M`` bytes sooner than its rate allows. In the tree, a host's
+    workers form a chain, and trees join the hosts: their startups add up, and the slowest link
+    counts. Source: NCCL's ring and tree, without its protocols.
+
+    With one worker a host this is the flat all-reduce between hosts, with one host the flat ring
+    inside.
+
+    Args:
+        hosts: at least 1.
+        workers_a_host: L, at least 1.
+        inside: link between two workers of a host.
+        between: link between two hosts, shared by the workers of a host.
+        algorithm: the all-reduce between hosts; one of :data:`DENSE_ALGORITHMS`.
+        switch_bytes_per_s: capacity for all bytes between hosts together; None: no limit.
+
+    Raises:
+        UserError: a count is below 1, or the algorithm is unknown.
+    """
+    if algorithm in FLAT and workers_a_host > 1:
+        return _flat(
+            algorithm, hosts, workers_a_host, inside, between, switch_bytes_per_s=switch_bytes_per_s
+        )
+    local = all_reduce_curve("ring", workers_a_host, inside)
+    gamma = between.gamma_s_per_byte / workers_a_host
+    shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
+    across = all_reduce_curve(algorithm, hosts, shared, switch_bytes_per_s=switch_bytes_per_s)
+    return CostCurve.in_turn((local, across))
+
+
+def _flat(
+    algorithm: str,
+    hosts: int,
+    local: int,
+    inside: Link,
+    between: Link,
+    *,
+    switch_bytes_per_s: float | None,
+) -> CostCurve:
+    workers = hosts * local
+    within = all_reduce_curve(algorithm, workers, inside)
+    if hosts == 1:
+        if algorithm == "flat-ring":
+            return within
+        return CostCurve.line(2 * (local - 1) * inside.alpha_s, within.segments[0].s_per_byte)
+    across = all_reduce_curve(algorithm, workers, between)
+    rates = [curve.segments[0].s_per_byte for curve in (within, across)]
+    if algorithm == "flat-ring":
+        # The longest way through the hops of all chunks: a chunk goes on, or waits behind others
+        # for the slowest link: at every hop, at none, or where its way ends between two hosts.
+        hops = 2 * (workers - 1)
+        out = -(-hops // local)
+        slowest = between if rates[1] >= rates[0] else inside
+        curve = CostCurve.line(slowest.alpha_s, max(rates))
+        for waits in (0, hops - out * local + local - 1):
+            inner = hops - out - waits
+            curve = curve.at_least(
+                out * between.alpha_s + inner * inside.alpha_s,
+                (out * rates[1] + inner * rates[0] + waits * max(rates)) / hops,
+            )
+    else:
+        trees = all_reduce_curve(algorithm, hosts, between)
+        curve = CostCurve.line(2 * (local - 1) * inside.alpha_s + trees.startup_s, max(rates))
+    if switch_bytes_per_s is not None:
+        curve = curve.at_least(curve.startup_s, 2 * hosts / switch_bytes_per_s)
+    return curve
+
+
+EXCHANGES = (*DENSE_ALGORITHMS, *TUNED, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
+"""Every algorithm by which gradients can be exchanged."""
+
+
+class Exchange(Value, frozen=True, kw_only=True):
+    """An exchange of gradients whose cost a formula gives.
+
+    Raises:
+        UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
+            or the reverse, hosts that do not divide the workers, hosts without a link inside, hosts
+            with an algorithm that knows none, or servers with one that has none to count.
+    """
+
+    algorithm: str
+    workers: int
+    link: Link
+    """Between two workers, or between two hosts where there are hosts."""
+    density: float | None = None
+    """Share of the elements that each worker sends, for a sparse algorithm."""
+    hosts: int | None = None
+    """How many hosts the workers are on; None: every worker is on its own."""
+    inside: Link | None = None
+    """Link between two workers of one host."""
+    speeds: SparseSpeeds | None = None
+    """Of selecting and merging, if the cost of a sparse algorithm includes them."""
+    servers: int | None = None
+    """Of ``parameter-server``: how many share every message evenly; None: one."""
+    colocated: bool = False
+    """Servers are on the workers' hosts and share their links; else on hosts of their own."""
+    stages: tuple[Stage, ...] = ()
+    """What the bytes pass besides the links."""
+
+    def __post_init__(self) -> None:
+        require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
+        sparse = self.algorithm in SPARSE_ALGORITHMS
+        if sparse and self.density is None:
+            raise UserError(f"{self.algorithm} needs a density, such as 0.001")
+        if not sparse and self.density is not None:
+            raise UserError(
+                f"a density was given, but {self.algorithm} sends every element; "
+                f"choose one of {', '.join(SPARSE_ALGORITHMS)}"
+            )
+        if not sparse and self.speeds is not None:
+            raise UserError(f"speeds of sparse exchange were given, but {self.algorithm} is dense")
+        if self.servers is not None:
+            if self.algorithm != "parameter-server":
+                raise UserError(
+                    f"servers were given, but {self.algorithm} does not count them; leave them "
+                    "out, or choose parameter-server"
+                )
+            if self.servers < 1:
+                raise UserError(f"parameter servers: at least 1 is needed, found {self.servers}")
+        if self.colocated and self.algorithm not in SERVER_ALGORITHMS:
+            raise UserError(f"{self.algorithm} has no servers that could be on the workers' hosts")
+        if self.hosts is None:
+            return
+        if self.hosts < 1 or self.workers % self.hosts:
+            raise UserError(
+                f"{self.workers} workers cannot be spread evenly over {self.hosts} hosts"
+            )
+        if self.inside is None:
+            raise UserError("workers on hosts need a link inside a host; give its costs too")
+        if sparse:
+            known = ", ".join((*DENSE_ALGORITHMS, *SERVER_ALGORITHMS))
+            raise UserError(
+                f"{self.algorithm} has no form for hosts of several workers; leave the hosts out, "
+                f"or choose one of {known}"
+            )
+
+    def curve(self) -> CostCurve:
+        """Return the cost as a function of the bytes of the dense message."""
+        if self.algorithm in SERVER_ALGORITHMS:
+            return CostCurve.in_turn(self.push_and_pull())
+        return CostCurve.in_turn((self.links_curve(), self.computing_curve()))
+
+    def links_curve(self) -> CostCurve:
+        """Return the part of the cost that links and switches take."""
+        if self.algorithm in SERVER_ALGORITHMS:
+            switches = tuple(stage for stage in self.stages if stage.at == "switch")
+            return msgspec.structs.replace(self, stages=switches).curve()
+        if self.algorithm in SPARSE_ALGORITHMS:
+            assert self.density is not None
+            return sparse_line(
+                self.algorithm,
+                workers=self.workers,
+                alpha_s=self.link.alpha_s,
+                beta_s_per_byte=self.link.beta_s_per_byte,
+                density=self.density,
+                index_bytes=self.index_bytes,
+                switch_bytes_per_s=self._switch_bytes_per_s,
+            )
+        if self.algorithm in TUNED:
+            return lower_envelope([each.links_curve() for each in self.choices()])
+        curve = hierarchical_all_reduce(
+            hosts=self.workers // self._workers_a_host,
+            workers_a_host=self._workers_a_host,
+            inside=self.inside or _FREE,
+            between=self.link,
+            algorithm=self.algorithm,
+            switch_bytes_per_s=self._switch_bytes_per_s,
+        )
+        if self.algorithm in FLAT:  # staging is one more stage of the pipeline
+            curve = curve.at_least(curve.startup_s, self._staging_s_per_byte)
+        return curve
+
+    def choices(self) -> tuple[Exchange, ...]:
+        """Return what a library chooses from by the size of the message: itself, or several."""
+        return tuple(
+            msgspec.structs.replace(self, algorithm=algorithm)
+            for algorithm in TUNED.get(self.algorithm, (self.algorithm,))
+        )
+
+    def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
+        """Return the costs of sending all gradients to parameter servers and of fetching the sums.
+
+        On hosts, the workers of a host first add theirs by a ring's reduce-scatter, and each sends
+        its part, so that a host sends every byte once; the pull ends with an all-gather inside each
+        host. Half of what hosts take for a message is part of the push, the other half of the pull.
+
+        Raises:
+            UserError: the algorithm has no servers.
+        """
+        require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
+        link, inside = self.link, self.inside or _FREE
+        return self._one_way(link, inside), self._one_way(_not_adding(link), _not_adding(inside))
+
+    def _one_way(self, link: Link, inside: Link) -> CostCurve:
+        local = self._workers_a_host
+        ends = self.workers // local
+        sharded = self.algorithm == "sharded-parameter-server"
+        servers = ends if sharded else self.servers or 1
+        own = msgspec.structs.astuple(link)
+        way = server_line(ends, *own, servers=servers, colocated=self.colocated)
+        if self._switch_bytes_per_s is not None and ends > 1:
+            way = way.at_least(way.startup_s, ends / self._switch_bytes_per_s)
+        rate = inside.beta_s_per_byte + inside.gamma_s_per_byte
+        within = CostCurve.line((local - 1) * inside.alpha_s, rate * (local - 1) / local)
+        return CostCurve.in_turn((way, CostCurve.line(0.0, self._host_s_per_byte / 2), within))
+
+    @property
+    def _workers_a_host(self) -> int:
+        return 1 if self.hosts is None else self.workers // self.hosts
+
+    @property
+    def _switch_bytes_per_s(self) -> float | None:
+        """Capacity for the bytes of all workers; None: no limit."""
+        return min((s.bytes_per_s for s in self.stages if s.at == "switch"), default=None)
+
+    @property
+    def _host_s_per_byte(self) -> float:
+        """Seconds a byte of the stages of a host while links wait."""
+        flat = self.algorithm in (*FLAT, "nccl")
+        return 0.0 if flat else self._staging_s_per_byte
+
+    @property
+    def _staging_s_per_byte(self) -> float:
+        """Seconds a byte of the stages of a host, which its workers share."""
+        if self.workers == 1:
+            return 0.0
+        users = self._workers_a_host
+        return math.fsum(users / s.bytes_per_s for s in self.stages if s.at == "host")
+
+    def transmitting(self) -> Exchange:
+        """Return the exchange whose :meth:`links_curve` is how long links and switches are busy.
+
+        It has no startups, adds nothing, and takes no time inside hosts.
+        """
+        link = msgspec.structs.replace(_not_adding(self.link), alpha_s=0.0)
+        inside = None if self.inside is None else _FREE
+        stages = tuple(stage for stage in self.stages if stage.at == "switch")
+        return msgspec.structs.replace(self, link=link, inside=inside, stages=stages)
+
+    def of_every_element(self, algorithm: str, *, servers: int | None = None) -> Exchange:
+        """Return the exchange of every element between the same workers, by a dense algorithm."""
+        return msgspec.structs.replace(
+            self,
+            algorithm=algorithm,
+            density=None,
+            speeds=None,
+            servers=servers,
+            colocated=self.colocated and algorithm in SERVER_ALGORITHMS,
+        )
+
+    @property
+    def index_bytes(self) -> float:
+        """Bytes of an index on the wire, for a sparse algorithm."""
+        assert self.density is not None
+        return INDEX_BYTES if self.speeds is None else coded_index_bytes(self.density)
+
+    def computing_curve(self, *, element_bytes: float = 4) -> CostCurve:
+        """Return the cost of the hosts' stages, of selecting and of merging, which no link affects.
+
+        ``element_bytes`` is the width of a dense element.
+        """
+        staged = CostCurve.line(0.0, self._host_s_per_byte)
+        if self.speeds is None:
+            return staged
+        assert self.density is not None
+        selected = computing_line(
+            self.algorithm,
+            workers=self.workers,
+            density=self.density,
+            speeds=self.speeds,
+            element_bytes=element_bytes,
+        )
+        return CostCurve.in_turn((selected, staged))
+
+
+def _not_adding(link: Link) -> Link:
+    return msgspec.structs.replace(link, gamma_s_per_byte=0.0)
+
+
+_FREE = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
+
+
+def rescaled(
+    curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
+) -> CostCurve:
+    """Return a measured curve of the exchange ``before`` for the exchange ``after``.
+
+    A formula leaves out the library's own work in each round, and protocols that change with the
+    size. Such work grows with the rounds and bytes that the formula counts. So the measured curve
+    is multiplied by the ratio of the formulas after and before, one ratio for the startup and one
+    for the rest; by the ratio at each size if either formula is that of a library that chooses by
+    the size, or of a pipeline over hosts. A curve that is the formula of ``before`` thus becomes
+    that of ``after``.
+
+    The measured shape is kept if ``after`` costs a straight line of the same messages. Otherwise
+    (linear pipeline, sparse instead of dense) the formula's shape is taken, multiplied by the
+    ratios of the measured curve to the formula before. The stages of hosts, selecting and merging
+    were not measured; they are added as they are.
+
+    A curve that is not straight counts as the line through its cost at 0 and ``reference_bytes``.
+    """
+    if before == after:
+        return curve
+    if before.workers > 1 and _same(curve, before.curve()):
+        return after.curve()
+    scaled = _link_rescaled(curve.less(before.computing_curve()), before, after, reference_bytes)
+    return CostCurve.in_turn((scaled, after.computing_curve()))
+
+
+def _link_rescaled(
+    curve: CostCurve, before: Exchange, after: Exchange, reference_bytes: int
+) -> CostCurve:
+    old, new = (each.links_curve() for each in (before, after))
+    if old == new:
+        return curve
+    old_a_s, old_b = old.linearised(reference_bytes)
+    if (old_b == 0 and before.workers == 1) or _same(curve, old):
+        return new  # a single worker before: there is nothing to scale
+    if not {before.algorithm, after.algorithm}.isdisjoint((*FLAT, *TUNED)):
+        return _times_ratio(curve, old, new, reference_bytes)
+    # A link that was inferred from a flat stretch takes no time for a byte, before or after.
+    slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
+    a_s, b = curve.linearised(reference_bytes)
+    new_a_s = new.startup_s
+    scales = a_s > 0 and old_a_s > 0
+    startup_s = a_s * (new_a_s / old_a_s) if scales else max(a_s + new_a_s - old_a_s, 0.0)
+    if len(new.segments) > 1 or after.density != before.density:
+        return new.rebased(startup_s, b / old_b if old_b else 1.0)
+    return curve.rebased(startup_s, slower)
+
+
+SIZES_A_DOUBLING = 4
+"""At so many sizes, from one to twice as many bytes, a ratio of curves is taken."""
+
+
+def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: int) -> CostCurve:
+    """Return ``curve(M) new(M) / old(M)``, as straight lines between many sizes; never falling."""
+    starts = {s.start_bytes for each in (curve, old, new) for s in each.segments}
+    doublings = up_to_bytes.bit_length() + 1
+    grid = (round(2 ** (k / SIZES_A_DOUBLING)) for k in range(doublings * SIZES_A_DOUBLING))
+    sizes = sorted({0, *grid, *starts, *(start - 1 for start in starts if start)})
+
+    def ratio(of: Callable[[CostCurve], float]) -> float:
+        return of(new) / of(old) if of(old) else 1.0
+
+    costs = [curve.seconds(s) * ratio(lambda c, s=s: c.seconds(s)) for s in sizes]  # type: ignore[misc]
+    costs = list(itertools.accumulate(costs, max))
+    slopes = [
+        (after - cost) / (stop - start)
+        for (start, stop), (cost, after) in zip(
+            itertools.pairwise(sizes), itertools.pairwise(costs), strict=True
+        )
+    ]
+    end = ratio(lambda c: c.segments[-1].s_per_byte) * curve.segments[-1].s_per_byte
+    return CostCurve.of_rows(zip(sizes, costs, [*slopes, end], strict=True))
+
+
+def _same(one: CostCurve, other: CostCurve) -> bool:
+    """Return whether two curves differ by rounding only."""
+    if len(one.segments) != len(other.segments):
+        return False
+    return all(
+        math.isclose(x, y, rel_tol=1e-9)
+        for row, twin in zip(one.rows(), other.rows(), strict=True)
+        for x, y in zip(row, twin, strict=True)
+    )
+
+
+def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:
+    """Return the difference in a few words, for the name of a network."""
+    details = [after.algorithm]
+    if after.density is not None:
+        details.append(f"density {after.density:g}")
+    if after.hosts is not None:
+        details.append(f"{after.hosts} hosts")
+    if after.servers is not None:
+        details.append(f"{after.servers} servers")
+    if after.link.beta_s_per_byte != before.link.beta_s_per_byte:
+        details.append(f"{8e-9 / after.link.beta_s_per_byte:.3g} Gbit/s")
+    if after.link.alpha_s != before.link.alpha_s:
+        details.append(f"{after.link.alpha_s * 1e6:.3g} us")
+    if inferred:
+        details.append(f"link inferred by {before.algorithm}")
+    return f"at {after.workers} workers ({', '.join(details)})"

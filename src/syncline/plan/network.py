@@ -1,0 +1,516 @@
+"""``Network``: how many workers there are and what it costs them to exchange a message."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from syncline.errors import UserError, quoted, require_known, unknown
+from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS, SERVER_ALGORITHMS
+from syncline.plan.cost import CostCurve, Measurement
+from syncline.plan.document import Document, Value
+from syncline.plan.exchange import (
+    EXCHANGES,
+    FLAT,
+    TUNED,
+    Exchange,
+    Link,
+    Stage,
+    difference,
+    rescaled,
+)
+from syncline.plan.fit import fit_cost_curve
+from syncline.plan.quantities import (
+    LARGEST_BYTES,
+    LARGEST_CONTENTION,
+    LARGEST_JOBS,
+    LARGEST_WORKERS,
+    require_count,
+    require_finite,
+    require_time,
+)
+from syncline.plan.recipe import SPARSE_DEFAULT
+from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
+
+__all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement", "Network"]
+
+ETHERNET_LATENCY_S = 20e-6
+"""Startup of a message on a link that was not measured: TCP inside a rack."""
+REFERENCE_BYTES = 64 * 1024 * 1024
+"""Where one line must stand for a curve without measured points, it ends at this size."""
+
+
+class Contention(Value, frozen=True, kw_only=True):
+    """How many times slower computing and exchanging messages run while both do.
+
+    1: it does not notice the other, as on separate engines. 2 for both: they share one resource
+    evenly, so that overlapping them gains nothing, as on a host whose every core computes.
+
+    Raises:
+        UserError: on construction, for a factor below 1 or above 100, or a time that is negative or
+            not finite.
+    """
+
+    computing: float = 1.0
+    """What messages under way do to computing."""
+    exchange: float = 1.0
+    """What computing does to messages."""
+    per_message_s: float = 0.0
+    """Seconds that a worker computes longer for each message: the library that sends it works on a
+    processor that computes as well."""
+    free_messages: int = 0
+    """So many cost nothing, because the factors, or the profile, hold their cost."""
+    fitted: bool = False
+    """Fitted to iterations of a training; otherwise measured by the probe, or given."""
+
+    def __post_init__(self) -> None:
+        for name in ("computing", "exchange"):
+            if not 1 <= (factor := getattr(self, name)) <= LARGEST_CONTENTION:
+                raise UserError(
+                    f"network: contention must be at least 1 and at most {LARGEST_CONTENTION:g}, "
+                    f"found {factor} for {name}"
+                )
+        require_time("network: contention.per_message_s", self.per_message_s)
+        if self.free_messages < 0:
+            raise UserError(
+                "network: contention.free_messages must not be negative, found "
+                f"{self.free_messages}"
+            )
+
+    def handling_s(self, messages: int) -> float:
+        """Return the seconds that a worker computes longer for so many messages an iteration."""
+        return self.per_message_s * max(messages - self.free_messages, 0)
+
+    @classmethod
+    def of_both(cls, factor: float) -> Contention:
+        """Return one factor for computing and for messages."""
+        return cls(computing=factor, exchange=factor)
+
+    @property
+    def slows(self) -> bool:
+        """Whether one of them is slowed while the other goes on."""
+        return max(self.computing, self.exchange) > 1
+
+
+class Network(Document, frozen=True, kw_only=True):
+    """Worker count and communication costs.
+
+    Raises:
+        UserError: on construction, for fewer than one worker, an impossible measured point, a fit
+            error or an issue gap that is negative or not finite, or an impossible exchange
+            (:class:`syncline.plan.exchange.Exchange`).
+    """
+
+    KIND: ClassVar[str] = "network"
+    VERSION: ClassVar[int] = 2
+
+    name: str
+    workers: int
+    all_reduce: CostCurve
+    pipelined: CostCurve | None = None
+    """Cost of an all-reduce while another is under way: the other one hides its value at 0 bytes,
+    the rest occupies the channel. None: ``all_reduce``, with all of its startup hidden."""
+    issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
+    """Extra time per message when messages are sent back to back, one at a time: until a thread has
+    noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
+    backend: str = "unknown"
+    """The communication library, such as ``"gloo"`` or ``"nccl"``."""
+    contention: Contention = Contention()
+    contention_by_need: Contention | None = None
+    """The same under plans that wait by need, whose messages other code sends; None: no other."""
+    link: Link | None = None
+    """Between two workers, or between two hosts where there are hosts."""
+    algorithm: str = "ring"
+    """The algorithm by which the curve is scaled when the network changes."""
+    density: float | None = None
+    """Share of the elements that each worker sends, for a sparse algorithm."""
+    hosts: int | None = None
+    """How many hosts the workers are on; None: unknown, or each on its own."""
+    inside: Link | None = None
+    """Link between two workers of one host."""
+    servers: int | None = None
+    """Of ``parameter-server``: how many share every message evenly; None: one."""
+    colocated: bool = False
+    """Servers are on the workers' hosts, so that pushes and pulls share their links."""
+    stages: tuple[Stage, ...] = ()
+    """What the bytes of an exchange pass besides the links."""
+    jobs: int = 1
+    """How many equal jobs share the links and switches, each with its own servers, if any. The
+    curve is that of one job alone: how the others slow it depends on when they send, which only the
+    simulator knows."""
+    sparse: SparseSpeeds | None = None
+    """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
+    then includes it."""
+    whole: CostCurve | None = None
+    """If ``all_reduce`` is the cost of a compressed exchange: that of an exchange of every element,
+    for the dense messages among compressed ones."""
+    points: tuple[Measurement, ...] = ()
+    """The measured all-reduces that the curve was fitted to."""
+    fit_error: float | None = None
+    """Mean relative error of the curve over the points (0.05: 5 %)."""
+    fit_error_max: float | None = None
+    """Largest relative error over the points."""
+
+    def __post_init__(self) -> None:
+        require_count("network: workers", self.workers, LARGEST_WORKERS)
+        _require_points(self.points)
+        require_time("network: handing_over_s", self.issue_gap_s)
+        require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
+        known = (*ALL_REDUCE_ALGORITHMS, *FLAT, *TUNED, *SERVER_ALGORITHMS)
+        if self.link is not None:
+            _ = self.exchange  # checks itself
+        elif self.hosts or self.density or self.stages or self.algorithm not in known:
+            raise UserError(
+                f"network: without a link the curve must be of one of {', '.join(known)}, "
+                "without hosts, density or stages"
+            )
+        if not 1 <= self.jobs <= LARGEST_JOBS:
+            raise UserError(
+                f"network: at least 1 job and at most {LARGEST_JOBS} share it, found {self.jobs}"
+            )
+        for field in ("fit_error", "fit_error_max"):
+            if (value := getattr(self, field)) is not None:
+                require_finite(f"network: {field}", value)
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
+        if bytes(fields.get("version", b"")) == b"1":  # which had one factor for both
+            fields = {**fields, "version": msgspec.Raw(b"2")}
+            if "contention" in fields:
+                factor = bytes(fields["contention"])
+                both = b'{"computing":%b,"exchange":%b}' % (factor, factor)
+                fields["contention"] = msgspec.Raw(both)
+        return super()._from_fields(fields, source)
+
+    def contention_under(self, *, by_need: bool) -> Contention:
+        """Return what computing and messages do to each other under a plan that waits so."""
+        return (self.contention_by_need if by_need else None) or self.contention
+
+    @classmethod
+    def line(
+        cls,
+        *,
+        workers: int,
+        a_s: float,
+        b_s_per_byte: float,
+        name: str = "line",
+        algorithm: str = "ring",
+    ) -> Network:
+        """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10.
+
+        ``algorithm`` is the one by which the line is scaled to other worker counts.
+        """
+        curve = CostCurve.line(a_s, b_s_per_byte)
+        return cls(name=name, workers=workers, all_reduce=curve, algorithm=algorithm)
+
+    @classmethod
+    def from_points(
+        cls,
+        sizes_bytes: Sequence[int],
+        times_s: Sequence[float],
+        *,
+        workers: int,
+        name: str = "points",
+        algorithm: str = "ring",
+    ) -> Network:
+        """Return a network whose all-reduce costs what was measured, such as by nccl-tests.
+
+        The curve is fitted as that of a probe (:func:`syncline.plan.fit.fit_cost_curve`).
+
+        Args:
+            sizes_bytes: of the messages, in any order; repeated sizes count by their median.
+            times_s: of an all-reduce of each size.
+            workers: how many took part.
+            name: of the network.
+            algorithm: by which the curve is scaled to other worker counts.
+
+        Raises:
+            UserError: there are not as many times as sizes, fewer than two sizes or more than
+                4,096, a size is no whole number of bytes, or a time is not above 0.
+        """
+        if len(sizes_bytes) != len(times_s):
+            raise UserError(
+                f"network: {len(sizes_bytes)} sizes and {len(times_s)} times; give one time for "
+                "each size"
+            )
+        points: list[Measurement] = []
+        for index, (size, seconds) in enumerate(zip(sizes_bytes, times_s, strict=True)):
+            try:
+                size_bytes = operator.index(size)
+            except TypeError:
+                raise UserError(
+                    f"network: sizes_bytes[{index}]: expected a whole number of bytes, found {size}"
+                ) from None
+            points.append(Measurement(size_bytes=size_bytes, time_s=float(seconds), repetitions=1))
+        _require_points(points)
+        fit = fit_cost_curve(points)
+        return cls(
+            name=name,
+            workers=workers,
+            all_reduce=fit.curve,
+            algorithm=algorithm,
+            points=tuple(points),
+            fit_error=fit.error,
+            fit_error_max=fit.error_max,
+        )
+
+    @classmethod
+    def of_link(
+        cls,
+        link: Link,
+        *,
+        workers: int,
+        algorithm: str = "ring",
+        density: float | None = None,
+        hosts: int | None = None,
+        inside: Link | None = None,
+        servers: int | None = None,
+        colocated: bool = False,
+        stages: tuple[Stage, ...] = (),
+        jobs: int = 1,
+        sparse: SparseSpeeds | None = None,
+        name: str = "link",
+    ) -> Network:
+        """Return a network whose exchange costs what a formula says; see the fields.
+
+        Raises:
+            UserError: as for :class:`Network` and :class:`syncline.plan.exchange.Exchange`.
+        """
+        network = cls(
+            name=name,
+            workers=workers,
+            all_reduce=CostCurve.line(0.0, 0.0),
+            link=link,
+            algorithm=algorithm,
+            density=density,
+            hosts=hosts,
+            inside=inside,
+            servers=servers,
+            colocated=colocated,
+            stages=stages,
+            jobs=jobs,
+            sparse=sparse,
+        )
+        exchange = network.exchange
+        whole = None if density is None else exchange.of_every_element("ring").curve()
+        return msgspec.structs.replace(network, all_reduce=exchange.curve(), whole=whole)
+
+    def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
+        """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
+
+        The two halves cost half of the all-reduce each, also in the simulator. That is exact for
+        the ring and for halving and doubling without gamma. Only the reduce-scatter adds, so with
+        gamma each half is off by half of it, but their sum is right.
+
+        Raises:
+            UserError: it is none of the three.
+        """
+        whole = self.all_reduce
+        if in_flight > 1 and self.pipelined is not None:
+            whole = self.pipelined
+        if kind == "all-reduce":
+            return whole
+        if kind in ("reduce-scatter", "all-gather"):
+            return whole.rebased(whole.startup_s / 2, 0.5)
+        raise UserError(unknown("collective", kind, ("all-reduce", "reduce-scatter", "all-gather")))
+
+    def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
+        """Return this network's prediction for another worker count; see :meth:`with_`."""
+        return self.with_(workers=workers, algorithm=algorithm)
+
+    def with_(
+        self,
+        *,
+        workers: int | None = None,
+        bandwidth_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+        algorithm: str | None = None,
+        density: float | None = None,
+        hosts: int | None = None,
+        inside: Link | None = None,
+        servers: int | None = None,
+        stages: tuple[Stage, ...] | None = None,
+        jobs: int | None = None,
+    ) -> Network:
+        """Return this network with something changed; None keeps a value.
+
+        The cost is rescaled by the ratio of the formulas after and before the change
+        (:func:`syncline.plan.exchange.rescaled`), so that a measured curve keeps its shape and the
+        formula of a link remains a formula. For a network without a link, the link is inferred from
+        its line and its algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing
+        changes, the network itself is returned.
+
+        Args:
+            workers: in all; on hosts, as many on each as before.
+            bandwidth_bytes_per_s: of the link, one way: ``1 / beta``.
+            latency_s: of the link: ``alpha``.
+            algorithm: one of :data:`syncline.plan.exchange.EXCHANGES`; a dense one drops the
+                density.
+            density: share of the elements sent. If no algorithm is given and that of the network is
+                dense, it becomes the one that training takes, ``gtop-k-butterfly``.
+            hosts: how many; the link is then the one between hosts.
+            inside: between two workers of one host.
+            servers: of ``parameter-server``.
+            stages: instead of the network's; the cost of hosts, which was not measured, is added.
+            jobs: how many equal ones share the links, this one included.
+
+        Raises:
+            UserError: there is no link and none can be inferred, or the change is impossible.
+        """
+        asked: dict[str, Any] = {
+            "workers": workers,
+            "algorithm": algorithm,
+            "density": density,
+            "hosts": hosts,
+            "inside": inside,
+            "servers": servers,
+            "stages": stages,
+        }
+        of_link: dict[str, Any] = {
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+            "latency_s": latency_s,
+        }
+        if jobs is not None and jobs != self.jobs:
+            others = self.with_(**asked, **of_link)
+            return msgspec.structs.replace(
+                others, jobs=jobs, name=f"{others.name} shared by {jobs} jobs"
+            )
+        kept = all(v is None or v == getattr(self, field) for field, v in asked.items())
+        if kept and bandwidth_bytes_per_s is None and latency_s is None:
+            return self
+        before = self.exchange
+        link = before.link.with_(**of_link)
+        count = self.workers if workers is None else workers
+        require_count("network: workers", count, LARGEST_WORKERS)
+        if hosts is None and self.hosts is not None:
+            workers_a_host = self.workers // self.hosts
+            if count % workers_a_host:
+                raise UserError(
+                    f"{count} workers cannot be spread over hosts of {workers_a_host}; "
+                    "give a multiple, or say how many hosts"
+                )
+            hosts = count // workers_a_host
+        if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
+            density = self.density
+        if algorithm is None:
+            dense = self.algorithm not in SPARSE_ALGORITHMS
+            algorithm = SPARSE_DEFAULT if density is not None and dense else self.algorithm
+        if servers is None and algorithm == "parameter-server":
+            servers = self.servers
+        changed = msgspec.structs.replace(
+            self,
+            workers=count,
+            link=link,
+            algorithm=algorithm,
+            density=density,
+            hosts=hosts,
+            inside=self.inside if inside is None else inside,
+            servers=servers,
+            colocated=self.colocated and algorithm in SERVER_ALGORITHMS,
+            stages=self.stages if stages is None else stages,
+            points=(),
+            fit_error=None,
+            fit_error_max=None,
+        )
+        after = changed.exchange
+        if after == before:
+            return self
+        all_reduce, pipelined = (
+            None if curve is None else rescaled(curve, before, after, self._reference_bytes())
+            for curve in (self.all_reduce, self.pipelined)
+        )
+        return msgspec.structs.replace(
+            changed,
+            name=f"{self.name} {difference(before, after, inferred=self.link is None)}",
+            all_reduce=all_reduce,
+            pipelined=pipelined,
+            whole=self._whole_after(before, after),
+        )
+
+    def _whole_after(self, before: Exchange, after: Exchange) -> CostCurve | None:
+        sparse = before.density is not None
+        curve = self.whole if sparse else self.all_reduce
+        if after.density is None or curve is None:
+            return None
+        algorithm, servers = "ring" if sparse else before.algorithm, before.servers
+        before, after = (
+            each.of_every_element(algorithm, servers=servers) for each in (before, after)
+        )
+        return rescaled(curve, before, after, self._reference_bytes())
+
+    @property
+    def exchange(self) -> Exchange:
+        """The exchange whose cost the curve is, with an inferred link if there is none.
+
+        The link is the one over which the exchange costs as much as the curve's line. Source:
+        MG-WFBP, section 6.4, which takes a measured line to other worker counts with the ring.
+        Gamma is unknown, so summation is part of beta. For the ring that makes no difference at any
+        worker count, since both terms grow with ``(N - 1) / N``.
+
+        Raises:
+            UserError: no link can be inferred.
+        """
+        if self.link is not None:
+            return self._exchange_over(self.link)
+        if self.workers < 2:
+            raise UserError(
+                f"network {quoted(self.name)} has no point-to-point measurement to "
+                "extrapolate from; measure it again with syncline.probe()"
+            )
+        unit = Link(alpha_s=1.0, beta_s_per_byte=1.0, gamma_s_per_byte=0.0)
+        formula = self._exchange_over(unit).curve()
+        startups, sent = formula.startup_s, formula.segments[-1].s_per_byte
+        a_s, b = self.all_reduce.linearised(self._reference_bytes())
+        return self._exchange_over(
+            Link(alpha_s=a_s / startups, beta_s_per_byte=b / sent, gamma_s_per_byte=0.0)
+        )
+
+    def _exchange_over(self, link: Link) -> Exchange:
+        return Exchange(
+            algorithm=self.algorithm,
+            workers=self.workers,
+            link=link,
+            density=self.density,
+            hosts=self.hosts,
+            inside=self.inside,
+            speeds=None if self.density is None else self.sparse,
+            servers=self.servers,
+            colocated=self.colocated,
+            stages=self.stages,
+        )
+
+    def _reference_bytes(self) -> int:
+        return max((point.size_bytes for point in self.points), default=0) or REFERENCE_BYTES
+
+
+def _require_points(points: Sequence[Measurement]) -> None:
+    for index, point in enumerate(points):
+        where = f"network: points[{index}]"
+        if not 0 <= point.size_bytes <= LARGEST_BYTES:
+            raise UserError(
+                f"{where}: a measured point of {point.size_bytes} bytes is not possible"
+            )
+        require_time(f"{where}: time_s", point.time_s)
+
+
+def _ethernet(gigabits: int) -> Network:
+    link = Link(alpha_s=ETHERNET_LATENCY_S, beta_s_per_byte=8e-9 / gigabits, gamma_s_per_byte=0.0)
+    return Network.of_link(link, workers=16, name=f"{gigabits}gbit")
+
+
+PRESETS: dict[str, Network] = {
+    "10gbe-k80": Network.line(workers=16, a_s=9.72e-4, b_s_per_byte=1.97e-9, name="10gbe-k80"),
+    "10gbe-v100": Network.line(workers=16, a_s=9.08e-4, b_s_per_byte=7.4e-10, name="10gbe-v100"),
+    "56gbib-v100": Network.line(workers=16, a_s=2.36e-4, b_s_per_byte=4.06e-10, name="56gbib-v100"),
+    "1gbit": _ethernet(1),
+    "10gbit": _ethernet(10),
+    "25gbit": _ethernet(25),
+    "100gbit": _ethernet(100),
+}
+"""Measured all-reduce lines of three 16-GPU clusters (MG-WFBP, Fig. 4), and nominal links.
+
+The links are ideal: 16 workers in a ring, 20 us a message, and all the bits a second of the name.
+"""

@@ -1,0 +1,174 @@
+"""``auto``: simulate the planners and take the best, or DDP's buckets if none gains enough.
+
+Also predicts what compression would gain; it is only suggested, never chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.compressed import uncut
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.merge import Merge
+from syncline.plan.planners.overlap import candidates
+from syncline.plan.prediction import Comparison, Suggestion
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import Forecast, predict, predict_iteration_s
+from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
+
+SUGGESTED_DENSITY = 0.001
+"""The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
+
+
+def suggestion(profile: Profile, network: Network, dense_s: float) -> Suggestion | None:
+    """Return the sparse exchange of the shortest iteration, its messages merged for it.
+
+    That is an all-gather (``top-k``) where it is cheaper than gTop-k, as with few workers or on a
+    fast link. None for a single worker, for a network that is sparse already, has no known link or
+    has several workers a host, for which sparse exchange has no form, and for an iteration that
+    takes no time.
+
+    Args:
+        profile: what the worker computes.
+        network: what dense messages cost.
+        dense_s: seconds an iteration without compression.
+    """
+    if dense_s <= 0 or not _can_be_sparse(network):
+        return None
+    found = {}
+    for algorithm in SPARSE_ALGORITHMS:
+        sparse = network.with_(algorithm=algorithm, density=SUGGESTED_DENSITY)
+        plan = Merge().plan(profile, sparse)
+        found[algorithm] = predict_iteration_s(profile, sparse, plan)
+    best = min(found, key=lambda name: found[name])
+    if found[best] <= 0:
+        return None
+    return Suggestion(
+        algorithm=best,
+        density=SUGGESTED_DENSITY,
+        iteration_s=found[best],
+        dense_s=dense_s,
+        selecting_counted=network.sparse is not None,
+        on_gpu=profile.device.startswith("cuda"),
+    )
+
+
+def _can_be_sparse(network: Network) -> bool:
+    one_a_host = network.hosts in (None, network.workers)
+    known = network.link is not None or network.algorithm in ALL_REDUCE_ALGORITHMS
+    return network.workers > 1 and one_a_host and known and network.density is None
+
+
+CONFIDENCE = 2.0
+"""Standard errors that a predicted gain must exceed: two, for 95 %."""
+
+
+class ChosenPlan(NamedTuple):
+    """What was compared, and what is taken."""
+
+    comparison: Comparison
+    plan: Plan
+    """The plan of ``comparison.chosen``."""
+    forecast: Forecast
+    """The forecast of that plan."""
+    plans: dict[str, Plan]
+    """Every candidate's plan, by planner."""
+    deferring: frozenset[str]
+    """The planners whose plans let the forward pass wait for single gradients."""
+
+
+def as_trained(plan: Plan, network: Network, *, defers: bool) -> Plan:
+    """Return a plan for a network as training runs it.
+
+    Where only a share of the elements is sent, messages hold whole tensors and go one at a time
+    (:func:`syncline.plan.planners.compressed.uncut`). If the forward pass cannot wait for single
+    gradients (``defers``), the update waits for all.
+    """
+    if network.density is not None:
+        plan = uncut(plan)
+    return plan if defers else plan.waiting_for_all()
+
+
+def choose(
+    profile: Profile,
+    network: Network,
+    *,
+    ddp: Ddp | None = None,
+    others: Sequence[Planner] = (),
+    defers: bool = True,
+) -> ChosenPlan:
+    """Simulate the plans of several planners, and choose, as training does before it tries one.
+
+    The fastest is taken; of equals, the one whose messages take the link for the least time, then
+    the one with the fewest. But DDP's own buckets are kept unless the predicted gain over them
+    exceeds twice the standard error of the measured iteration time (when the profile has one). What
+    compression would gain is predicted too, but never taken.
+
+    Args:
+        profile: what the worker computes.
+        network: what messages cost.
+        ddp: DDP's buckets where they are not the default ones.
+        others: planners beside those of :func:`candidates`.
+        defers: whether the forward pass can wait for single gradients, as with
+            ``model.overlap(optimizer)``; if not, plans that say so are run with an update that
+            waits for all.
+
+    O(N^2) for N tensors.
+    """
+    planners = {p.NAME: p for p in (*candidates(defers=defers), *others)}
+    if ddp is not None:
+        planners[Ddp.NAME] = ddp
+    plans: dict[str, Plan] = {}
+    forecasts: dict[str, Forecast] = {}
+    deferring: set[str] = set()
+    for name, planner in planners.items():
+        plan = planner.plan(profile, network)
+        if plan.wait == "need":
+            deferring.add(name)
+        plans[name] = as_trained(plan, network, defers=defers)
+        forecasts[name] = predict(profile, network, plans[name])
+    predictions = tuple(forecast.prediction for forecast in forecasts.values())
+    best = min(predictions, key=lambda p: p.preference)
+    stock = forecasts[Ddp.NAME].prediction
+    gain_s = stock.iteration_s - best.iteration_s
+    noise_s = CONFIDENCE * profile.baseline.noise_s if profile.baseline else 0.0
+    if gain_s > noise_s:
+        chosen = best.planner
+        reason = (
+            f"predicted to take {gain_s * 1e3:.2f} ms ({gain_s / stock.iteration_s:.1%}) less an "
+            "iteration than DDP's buckets"
+        )
+    elif gain_s > 0:
+        chosen = Ddp.NAME
+        reason = (
+            f"the best predicted gain over DDP's buckets, {gain_s * 1e3:.2f} ms an iteration with "
+            f"{best.planner}, is within the measured noise of {noise_s * 1e3:.2f} ms"
+        )
+    else:
+        chosen = Ddp.NAME
+        reason = "no planner is predicted to be faster than DDP's own buckets"
+    comparison = Comparison(
+        model=profile.model,
+        network=network.name,
+        workers=network.workers,
+        predictions=predictions,
+        chosen=chosen,
+        reason=reason,
+        suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
+    )
+    return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
+
+
+class Auto(Planner, frozen=True, kw_only=True):
+    """Take the plan that the simulator finds fastest; see :func:`choose`."""
+
+    NAME: ClassVar[str] = "auto"
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the chosen plan, under the name of the planner that made it."""
+        return choose(profile, network).plan

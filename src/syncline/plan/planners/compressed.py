@@ -1,0 +1,176 @@
+"""Plans whose messages are sparse, or rounded to 16 bits."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from typing import NamedTuple
+
+import msgspec
+
+from syncline.errors import UserError
+from syncline.plan.network import Network
+from syncline.plan.plan import Message, Payload, Plan
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.overlap import candidates
+from syncline.plan.planners.wfbp import Single
+from syncline.plan.prediction import Comparison
+from syncline.plan.profile import Profile
+from syncline.plan.recipe import Compression, Recipe, compression_name
+from syncline.plan.simulator.predict import predict
+from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
+
+
+class CompressedChoice(NamedTuple):
+    """What was compared, and what is taken."""
+
+    comparison: Comparison
+    """Of the compressed plans on :attr:`network`, and of DDP's dense buckets on the real one."""
+    plan: Plan
+    network: Network
+    """What messages cost when they are compressed."""
+    deferring: bool
+    """Whether the plan's planner would let the forward pass wait for single gradients."""
+
+
+def compressing(network: Network, compression: Compression) -> Network:
+    """Return the cost of compressed messages of so many dense bytes on a network.
+
+    A sparse message costs what :mod:`syncline.plan.sparse_costs` says, one of 16 bits as much as
+    half its bytes, and a dense one beside compressed ones as much as before (``Network.whole``).
+    The naive algorithm's merge costs as much as the all-gather before it.
+
+    Raises:
+        UserError: the network's curve says nothing of its link.
+    """
+    if network.workers == 1:
+        return network
+    if not isinstance(compression, Recipe):
+        dense = network.all_reduce
+        halved = dense.rebased(dense.startup_s, 0.5)
+        name = f"{network.name} in {compression}"
+        return msgspec.structs.replace(
+            network, name=name, all_reduce=halved, pipelined=None, whole=dense
+        )
+    known = compression.algorithm in SPARSE_ALGORITHMS
+    sparse = network.with_(
+        algorithm=compression.algorithm if known else "top-k", density=compression.density
+    )
+    return msgspec.structs.replace(sparse, pipelined=None)
+
+
+def compressed(plan: Plan, compression: Compression) -> Plan:
+    """Return the plan with its messages compressed, with as few other changes as possible.
+
+    Messages become whole ones (:func:`uncut`). Those of tensors that the recipe exchanges whole
+    stay dense. The engine selects from the next message while one travels.
+
+    Raises:
+        UserError: the recipe selects from the whole model, and the plan has several messages.
+    """
+    if plan.is_lossy:
+        payloads = {m.payload for m in plan.messages} - {"dense"}
+        expected = "sparse" if isinstance(compression, Recipe) else compression
+        if payloads != {expected}:
+            raise UserError(
+                f"the plan's messages travel as {', '.join(sorted(payloads))}, compression is "
+                f"{compression_name(compression)}; give the one that the plan was made for"
+            )
+        return plan
+    whole = uncut(plan)
+    if isinstance(compression, Recipe) and compression.unit == "model" and len(whole.messages) > 1:
+        raise UserError(
+            "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
+            f"message; this plan has {len(whole.messages)}: take the planner 'single'"
+        )
+
+    def payload(tensors: range) -> Payload:
+        if not isinstance(compression, Recipe):
+            return compression
+        members = (plan.tensors[index] for index in tensors)
+        dense = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
+        return "dense" if dense else "sparse"
+
+    messages = tuple(
+        msgspec.structs.replace(message, payload=payload(tensors))
+        for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
+    )
+    name = f"{plan.planner}+{compression_name(compression)}"
+    return msgspec.structs.replace(whole, planner=name, messages=messages)
+
+
+def uncut(plan: Plan) -> Plan:
+    """Return the plan in the form in which its messages can be compressed.
+
+    Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
+    nearest end of a tensor. One message travels at a time.
+    """
+    ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+
+    def nearest(at: int) -> int:
+        after = bisect.bisect_left(ends, at)
+        return min(ends[max(after - 1, 0) : after + 1], key=lambda end: abs(end - at))
+
+    moved = [
+        Message(start=nearest(m.start), stop=nearest(m.stop))
+        for m in plan.messages
+        if m.collective != "reduce-scatter"
+    ]
+    messages = [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
+    # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
+    base = plan if plan.norm is None else plan.waiting_for_all()
+    return msgspec.structs.replace(base, messages=tuple(messages), in_flight=1)
+
+
+def choose_compressed(
+    profile: Profile,
+    network: Network,
+    compression: Compression,
+    *,
+    planner: Planner | None = None,
+    ddp: Ddp,
+    defers: bool,
+) -> CompressedChoice:
+    """Simulate compressed plans and take the fastest, or that of ``planner``.
+
+    Compression was asked for, so a compressed plan is taken even if DDP's dense buckets are
+    predicted to be as fast; the reason says so. ``network`` is what dense messages cost.
+
+    Raises:
+        UserError: the recipe selects from the whole model, and the planner makes several messages.
+    """
+    costs = compressing(network, compression)
+    planners = candidates(defers=defers, in_flight=1) if planner is None else (planner,)
+    if planner is None and isinstance(compression, Recipe) and compression.unit == "model":
+        planners = (Single(),)
+    made = [compressed(each.plan(profile, costs), compression) for each in planners]
+    plans = {plan.planner: plan for plan in made}
+    deferring = {plan.planner for plan in made if plan.wait == "need"}
+    if not defers:
+        plans = {name: plan.waiting_for_all() for name, plan in plans.items()}
+    predictions = [
+        # A recipe may keep everything dense.
+        predict(profile, costs if plan.is_lossy else network, plan).prediction
+        for plan in plans.values()
+    ]
+    best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
+    dense = predict(profile, network, ddp.plan(profile, network)).prediction
+    gain_s = dense.iteration_s - best.iteration_s
+    name = compression_name(compression)
+    if gain_s > 0:
+        reason = (
+            f"{name} was asked for, and is predicted to take {gain_s * 1e3:.2f} ms "
+            f"({gain_s / dense.iteration_s:.1%}) less an iteration than DDP's dense buckets"
+        )
+    else:
+        reason = f"{name} was asked for; DDP's dense buckets are predicted to be as fast"
+    comparison = Comparison(
+        model=profile.model,
+        network=network.name,
+        workers=network.workers,
+        predictions=(*predictions, dense),
+        chosen=best.planner,
+        reason=reason,
+    )
+    return CompressedChoice(comparison, plans[best.planner], costs, best.planner in deferring)

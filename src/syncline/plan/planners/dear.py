@@ -1,0 +1,61 @@
+"""DeAR: the two halves of the all-reduce in the two halves of the iteration."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.plan.network import Network
+from syncline.plan.plan import Message, Plan
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.slices import Slice, plan_of, whole_tensors
+from syncline.plan.profile import Profile
+
+
+class Dear(Planner, frozen=True, kw_only=True):
+    """Reduce-scatter in the backward pass, all-gather in the next forward pass.
+
+    Buckets are filled from the input on, as the forward pass runs, while they stay below their
+    size. In the backward pass each is reduce-scattered as soon as it is ready. When all have been,
+    they are all-gathered in the order in which the forward pass needs them. DeAR fills buckets
+    with whole modules and issues an all-gather when the one before it has arrived and is used; here
+    they are filled with tensors, and one all-gather follows the other.
+
+    Args:
+        bucket_bytes: a bucket closes before the tensor with which it would reach this size.
+
+    Raises:
+        UserError: on construction, if it is negative.
+
+    Source: L. Zhang, S. Shi, X. Chu, W. Wang, B. Li, C. Liu, *DeAR: Accelerating Distributed Deep
+    Learning with Fine-Grained All-Reduce Pipelining*, ICDCS 2023; the size is the default of its
+    code, whose tuning of it while training is not part of this planner. O(N log N).
+    """
+
+    NAME: ClassVar[str] = "dear"
+
+    bucket_bytes: int = 25 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        self.require_at_least(0, "bucket_bytes")
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        buckets = self._buckets(profile)
+        scattered = [
+            Message(start=b.start, stop=b.stop, collective="reduce-scatter") for b in buckets
+        ]
+        gathered = [
+            Message(start=b.start, stop=b.stop, collective="all-gather")
+            for b in sorted(buckets, key=lambda b: b.urgency)
+        ]
+        return plan_of(self.NAME, profile, network.workers, scattered + gathered)
+
+    def _buckets(self, profile: Profile) -> list[Slice]:
+        """Return the buckets in the order in which they become ready."""
+        filled: list[Slice] = []
+        for tensor in reversed(whole_tensors(profile)):
+            if filled and filled[-1].size_bytes + tensor.size_bytes < self.bucket_bytes:
+                filled[-1] = tensor.joined(filled[-1])
+            else:
+                filled.append(tensor)
+        return filled[::-1]

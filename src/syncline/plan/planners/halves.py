@@ -1,0 +1,197 @@
+"""All-reduces in two halves where every update waits for a norm of all averaged gradients: ours."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncline import _native
+from syncline.plan.cost import CostCurve
+from syncline.plan.network import Network
+from syncline.plan.plan import BYTES_PER_NORM, Message, Plan
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.slices import Slice, plan_of, whole_tensors
+from syncline.plan.profile import Profile
+from syncline.plan.quantities import NS_PER_S
+
+GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
+"""Numbers of groups of equal size that the search begins with."""
+BUDGET = 60_000
+"""Orders that it looks at: 0.1 to 0.3 s."""
+NEXT_TO_NOTHING = 1 / 500
+"""A round may end later by this share of its time if that saves messages."""
+
+Order = list[tuple[int, int, bool]]
+"""Messages in the order of sending: groups ``[first, last]``, and whether they are gathered."""
+
+
+def plan_in_halves(
+    name: str,
+    profile: Profile,
+    network: Network,
+    *,
+    in_flight: int,
+    handling_s: float = 0.0,
+) -> Plan:
+    """Return a plan whose sums end early, and whose gathers fill the channel around them.
+
+    The norm needs only the sums, so reduce-scatters go in the order in which gradients become
+    ready. A gather goes before the norm only where the channel would be idle; the others follow it
+    in the order of need. Every message has a startup, so gradients are grouped: into parts of equal
+    size, in the way in which the sums end earliest (the exact merge of reduce-scatters), or in any
+    way if there are at most eight. Then one boundary at a time is added or taken away. In the best
+    orders, neighbouring gathers are merged, and moved. Groups that gain next to nothing by being
+    separate are merged (:func:`with_fewer_groups`). A reduce-scatter right before its own gather
+    becomes an all-reduce, except for the last, which the norm follows. The search is native and
+    deterministic, and looks at :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs
+    ``handling_s`` beside its time on the network.
+    """
+    tensors = [t for t in whole_tensors(profile) if t.size_bytes]
+    if not tensors:
+        return plan_of(name, profile, network.workers, [Message(start=0, stop=0)])
+    round_ = HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
+    if handling_s:
+        round_ = round_._replace(half=round_.half.raised(handling_s))
+    lasts, order = with_fewer_groups(round_, *round_.search())
+    messages = _messages(tensors, lasts, order)
+    return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
+
+
+def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: bool = True) -> Plan:
+    """Return a plan of whole tensors in ready order, in about so many messages of equal size.
+
+    Those ``by_need`` overlap as far as simple messages can: two are under way, and updates wait by
+    need. If every update waits for a norm, each is sent in halves, and the gathers follow in the
+    order of need. The others are DDP's buckets of that size.
+    """
+    size_bytes = -(-profile.gradient_bytes // parts)
+    cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)
+    plan = msgspec.structs.replace(cut.plan(profile, network), planner=f"{parts} equal parts")
+    if not by_need:
+        return plan
+    messages = plan.messages
+    if profile.norm is not None:
+        messages = (
+            *(msgspec.structs.replace(m, collective="reduce-scatter") for m in messages),
+            *(msgspec.structs.replace(m, collective="all-gather") for m in reversed(messages)),
+        )
+    return msgspec.structs.replace(
+        plan,
+        messages=messages,
+        wait="need",
+        in_flight=2,
+        norm=profile.norm,
+    )
+
+
+class HalvesRound(NamedTuple):
+    """One round of tensors as the native search takes it."""
+
+    ready_ns: list[int]
+    size_bytes: list[int]
+    tail_ns: list[int]
+    need: list[int]
+    half: CostCurve
+    """The cost of a reduce-scatter, and of a gather."""
+    gap_ns: int
+    norm_ns: int
+    in_flight: int
+
+    @classmethod
+    def of(
+        cls, tensors: Sequence[Slice], network: Network, gradients: int, in_flight: int
+    ) -> HalvesRound:
+        """Return the round of some tensors, in ready order, and the norms of so many gradients."""
+        norm_bytes = BYTES_PER_NORM * gradients * network.workers
+        return cls(
+            ready_ns=list(itertools.accumulate((t.ready_ns for t in tensors), max)),
+            size_bytes=[t.size_bytes for t in tensors],
+            tail_ns=[t.tail_ns for t in tensors],
+            need=[t.need for t in tensors],
+            half=network.collective("all-gather", in_flight=in_flight),
+            gap_ns=round(network.issue_gap_s * NS_PER_S) if in_flight == 1 else 0,
+            norm_ns=round(network.collective("all-gather").seconds(norm_bytes) * NS_PER_S),
+            in_flight=in_flight,
+        )
+
+    def end_ns(self, lasts: Sequence[int], order: Order) -> int:
+        """Return when the round ends: the largest arrival, or norm, plus tail.
+
+        The model is that of the simulator (:func:`syncline.plan.simulator.messages.message_tasks`).
+
+        Raises:
+            ValueError: a group is not summed, or not gathered after that, or not once.
+        """
+        return _native.halves_end(self._native(), lasts, order)
+
+    def search(self) -> tuple[list[int], Order]:
+        """Return the last tensor of each group, and an order in which the round ends early."""
+        return _native.halves(self._native(), list(self._seeds()), BUDGET)
+
+    def _native(self) -> Any:
+        return (*self[:4], self.half.rows(), *self[5:])
+
+    def _seeds(self) -> Iterator[list[int]]:
+        yield _native.merge(self.ready_ns, self.size_bytes, self.half.never_falling().rows())
+        total_bytes, last = sum(self.size_bytes), len(self.size_bytes) - 1
+        for count in GROUPS:
+            filled, found = 0, {last}
+            for index, size in enumerate(self.size_bytes):
+                filled += size
+                if filled * count >= total_bytes * len(found):
+                    found.add(index)
+            yield sorted(found)
+
+
+def with_fewer_groups(
+    round_: HalvesRound, lasts: list[int], order: Order
+) -> tuple[list[int], Order]:
+    """Merge neighbouring groups, from the first on, while the round ends hardly later.
+
+    A message also costs processor time, and a wait until the slowest worker begins it, which no
+    model here counts. So a small message that only fills an idle moment delays those behind it.
+    """
+    latest_ns = round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
+    group = 0
+    while group < len(lasts) - 1:
+        fewer, merged = [*lasts[:group], *lasts[group + 1 :]], _merged(order, group)
+        if round_.end_ns(fewer, merged) <= latest_ns:
+            lasts, order = fewer, merged
+        else:
+            group += 1
+    return lasts, order
+
+
+def _merged(order: Order, group: int) -> Order:
+    """Return the order with a group and the next one merged, at the place of the later one."""
+    found: Order = []
+    earlier: tuple[int, int] | None = None
+    for first, last, gathered in order:
+        if not gathered and first == group:
+            continue
+        first_now, last_now = (number - (number > group) for number in (first, last))
+        if gathered and first <= group + 1 and last >= group and not first <= group < last:
+            if earlier is None:
+                earlier = first_now, last_now
+                continue
+            first_now, last_now = min(earlier[0], first_now), max(earlier[1], last_now)
+        found.append((first_now, last_now, gathered))
+    return found
+
+
+def _messages(tensors: Sequence[Slice], lasts: Sequence[int], order: Order) -> list[Message]:
+    firsts = [0, *(last + 1 for last in lasts)]
+    found: list[Message] = []
+    for first, last, gathered in order:
+        start, stop = tensors[firsts[first]].start, tensors[lasts[last]].stop
+        scatter = Message(start=start, stop=stop, collective="reduce-scatter")
+        if gathered and found and found[-1] == scatter and last < len(lasts) - 1:
+            found[-1] = Message(start=start, stop=stop)
+        elif gathered:
+            found.append(Message(start=start, stop=stop, collective="all-gather"))
+        else:
+            found.append(scatter)
+    return found

@@ -1,0 +1,304 @@
+"""Merging, splitting and order chosen together, across backward and the next forward: ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from syncline import _native
+from syncline.errors import UserError, quoted
+from syncline.plan.cost import CostCurve
+from syncline.plan.network import Network
+from syncline.plan.plan import Message, Plan
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.halves import plan_in_halves
+from syncline.plan.planners.slices import plan_of
+from syncline.plan.planners.table import CANDIDATES, PUBLISHED
+from syncline.plan.profile import Profile
+from syncline.plan.quantities import LONGEST_NS, bytes_per_element
+from syncline.plan.simulator.bound import lower_bound_ns, terms
+from syncline.plan.simulator.messages import message_costs_ns
+from syncline.plan.simulator.predict import predict_iteration_s
+
+MOST_IN_FLIGHT = 2
+DEFAULT_BUDGET = 10_000_000
+TENSOR_BUDGET = 200_000
+"""More does not help where tensors are few."""
+EXACT_ELEMENTS = 12
+"""Rounds of so few elements are solved exactly."""
+MARGIN = 1 / 16
+"""Share of the computing time by which messages should arrive early: it does not shorten the period
+but absorbs delays."""
+HANDLING = (0, 1, 4)
+"""The search does not know that messages take time from computing. It runs with so many times that
+time added to a message's cost, and the simulator judges what it finds."""
+
+Slices = list[tuple[int, int]]
+"""Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
+
+
+class Round(NamedTuple):
+    """One round of gradients as the native search takes it: without empty tensors.
+
+    A tensor without elements travels with the element before it, or with the first element. The
+    message that holds that element waits for the empty tensor too. So the element becomes a tensor
+    of its own if it becomes ready later, or is needed earlier, than the rest of its tensor.
+    """
+
+    ready_ns: list[int]
+    elements: list[int]
+    element_bytes: list[int]
+    tail_ns: list[int]
+
+    @classmethod
+    def of(cls, profile: Profile) -> Round:
+        """Return the round of a profile's gradients; empty if no tensor has elements."""
+        rows: list[tuple[int, int, int, int]] = []
+
+        def add(ready: int, elements: int, element_bytes: int, tail: int) -> None:
+            if elements:
+                rows.append((ready, elements, element_bytes, tail))
+
+        leading_tail = 0
+        known = terms(profile)
+        for gradient, ready, tail in zip(
+            profile.gradients, known.ready_ns, known.tail_ns, strict=True
+        ):
+            size = bytes_per_element(gradient.dtype)
+            if gradient.elements:
+                alone = 1 if not rows and leading_tail > tail else 0
+                add(ready, alone, size, leading_tail)
+                add(ready, gradient.elements - alone, size, tail)
+            elif rows:
+                before, elements, size, longest = rows.pop()
+                alone = 1 if ready > before or tail > longest else 0
+                add(before, elements - alone, size, longest)
+                add(ready, alone, size, max(tail, longest))
+            else:
+                leading_tail = max(leading_tail, tail)
+        return cls(*([row[column] for row in rows] for column in range(4)))
+
+    def end_ns(self, slices: Slices, curve: CostCurve, in_flight: int) -> int:
+        """Return when the round ends: the largest arrival plus tail of these messages.
+
+        The model is that of the simulator in its steady state. A message is ready with the last
+        tensor that it touches. With one in flight it occupies the channel for ``T(M)``. With two,
+        its startup ``T(0)`` begins once it is ready, the message before it has begun and the one
+        before that has arrived; transmissions of ``T(M) - T(0)`` are one at a time, in order.
+
+        Raises:
+            ValueError: a slice is empty or ends beyond the gradients, or times are too long.
+        """
+        return _native.round_end(*self, in_flight, curve.rows(), slices)
+
+    def search(
+        self,
+        curve: CostCurve,
+        *,
+        in_flight: int,
+        goal_ns: int,
+        seeds: Sequence[Slices] = (),
+        budget: int = DEFAULT_BUDGET,
+        exact_elements: int = EXACT_ELEMENTS,
+    ) -> Slices:
+        """Return messages that let the round end early; see :class:`Overlap`.
+
+        Args:
+            curve: the cost of an all-reduce.
+            in_flight: 1 or 2.
+            goal_ns: the search stops once the round ends by then.
+            seeds: sequences of messages to improve on; the result is no worse than any.
+            budget: messages that local search looks at, about 10 ns each.
+            exact_elements: rounds of so few elements, at most 14, are solved exactly.
+        """
+        return _native.overlap(
+            *self, in_flight, curve.rows(), seeds, goal_ns, budget, exact_elements
+        )
+
+
+class Overlap(Planner, frozen=True, kw_only=True):
+    """Choose merging, splitting and order together, with startup costs counted.
+
+    Every piece of a message pays the startup cost again, so it matters what is merged, where a
+    tensor is cut and what goes between, and each decides the others. The messages, contiguous
+    slices of the gradients in any static order, are to minimise
+
+        ``max(base, max over messages (arrival + tail))``
+
+    (:mod:`~syncline.plan.simulator.bound`). The search is native and deterministic:
+
+    1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
+       the plans of all other planners, with forward operations that wait for their own gradients
+       only; and a dispatcher that sends the most urgent of what is ready, merged with neighbours
+       while nothing comes too late, cut or held back where a more urgent tensor would, for the
+       least end that each of its forty rules can meet.
+    2. Local search on the critical block, as J. Carlier's *The one-machine sequencing problem*
+       (1982) calls the messages that delay the one that ends the round: move, merge, split, shift a
+       boundary, rearrange a few messages in a row exactly. Every change is judged exactly in time
+       proportional to the messages between its places, as what follows is a max-plus function of
+       two numbers. A round of at most 12 elements is solved exactly instead.
+    3. Neighbouring messages are merged where that costs nothing.
+
+    The search ends early at a lower bound, or where messages arrive so early that the computing
+    time has a sixteenth to spare: a period that computing decides gains only that margin.
+
+    The result is compared, in the simulator, with the plans of all other planners as they are. The
+    best is taken; of equals the one whose messages take the link for the least time, then the one
+    with the fewest in flight, then the fewest in all. So no message is sent beyond a size at which
+    the cost jumps only because computing hides it.
+    Where messages take time from computing, the search runs three times; see :data:`HANDLING`.
+
+    Args:
+        in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
+            hidden behind the transmission of another.
+        budget: messages that local search looks at, at most 200,000 a tensor; 10 million take
+            about 0.1 s.
+
+    Raises:
+        UserError: on construction, for a setting out of range; when planning, if all gradients take
+            longer than 19.5 hours.
+    """
+
+    NAME: ClassVar[str] = "overlap"
+
+    in_flight: int = MOST_IN_FLIGHT
+    budget: int = DEFAULT_BUDGET
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.in_flight <= MOST_IN_FLIGHT:
+            raise UserError(
+                f"overlap: in_flight must be 1 or {MOST_IN_FLIGHT}, found {self.in_flight}; with "
+                "two, every startup is hidden behind a transmission that is as long"
+            )
+        self.require_at_least(0, "budget")
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        if network.density is not None and self.in_flight > 1:
+            # Sparse messages travel one at a time.
+            return msgspec.structs.replace(self, in_flight=1).plan(profile, network)
+        rivals = list(_plans(profile, network))
+        contention = network.contention_under(by_need=True)
+        per_message_s = contention.per_message_s
+        handling_s = [times * per_message_s for times in HANDLING] if per_message_s else [0.0]
+        if profile.norm is None:
+            compared = [self.own_plan(profile, network, rivals, handling_s=s) for s in handling_s]
+        else:
+            compared = [
+                plan_in_halves(self.NAME, profile, network, in_flight=in_flight, handling_s=s)
+                for in_flight in range(1, self.in_flight + 1)
+                for s in handling_s
+            ]
+        # If two messages at once were measured, plans with one in flight are not compared: the cost
+        # of a message alone leaves out the pause before the next, so small messages look cheap.
+        in_rows = network.pipelined is not None and self.in_flight > 1
+        # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
+        curve = network.collective("all-reduce", in_flight=self.in_flight)
+        unknown = (
+            contention.slows
+            or per_message_s
+            or curve.never_falling() != curve
+            or profile.norm is not None
+            or not profile.is_one_round_after_another
+        )
+        for rival in rivals:
+            if rival.in_flight > self.in_flight:
+                continue
+            # Plain ones that wait on need are seeds, which it judges as the simulator does.
+            if unknown or (rival.wait == "need" and not _is_plain(rival)):
+                at_once = self.in_flight if in_rows else rival.in_flight
+                changes = {"wait": "need", "in_flight": at_once, "norm": profile.norm}
+                compared.append(msgspec.structs.replace(rival, **changes))
+            if rival.wait == "update":
+                compared.append(rival)
+        best = min(
+            compared,
+            key=lambda p: (
+                predict_iteration_s(profile, network, p),
+                sum(message_costs_ns(network, p)),
+                p.in_flight,
+                len(p.messages),
+            ),
+        )
+        return msgspec.structs.replace(best, planner=self.NAME)
+
+    def own_plan(
+        self,
+        profile: Profile,
+        network: Network,
+        seeds: Sequence[Plan] = (),
+        *,
+        handling_s: float = 0.0,
+    ) -> Plan:
+        """Return the plan of the search, without comparing it with other plans.
+
+        It improves on ``seeds``. A message costs ``handling_s`` beside its time on the network.
+        """
+        curve = network.collective("all-reduce", in_flight=self.in_flight)
+        if handling_s:
+            curve = curve.raised(handling_s)
+        # The search bisects for the largest slice that is sent in time, and its exact solution
+        # takes no slice to be cheaper than a part of it.
+        never_falling = curve.never_falling()
+        if never_falling.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
+            raise UserError(
+                f"overlap: network {quoted(network.name)} needs longer than "
+                f"{LONGEST_NS / 1e9:.0f} s for the gradients of {quoted(profile.model)}; costs are "
+                "in seconds and seconds a byte"
+            )
+        round_ = Round.of(profile)
+        if not round_.elements:
+            return plan_of(self.NAME, profile, network.workers, [Message(start=0, stop=0)])
+        known = terms(profile)
+        early_ns = known.base_ns - int(known.base_ns * MARGIN)
+        bound_ns = lower_bound_ns(
+            known._replace(base_ns=0), curve, halves=False, in_flight=self.in_flight
+        )
+        goal_ns = max(bound_ns, early_ns)
+        slices = round_.search(
+            never_falling,
+            in_flight=self.in_flight,
+            goal_ns=goal_ns,
+            seeds=[_slices(plan) for plan in seeds],
+            budget=min(self.budget, TENSOR_BUDGET * len(round_.elements)),
+        )
+        needed = self.in_flight
+        if needed > 1 and network.pipelined is None:
+            end_ns = max(round_.end_ns(slices, curve, needed), goal_ns)
+            if round_.end_ns(slices, network.all_reduce, 1) <= end_ns:
+                needed = 1
+        messages = (Message(start=start, stop=stop) for start, stop in slices)
+        return plan_of(self.NAME, profile, network.workers, messages, in_flight=needed)
+
+
+def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planner, ...]:
+    """Return the planners that training chooses from.
+
+    ``overlap`` is not among them where the forward pass cannot wait for single gradients
+    (``defers``).
+    """
+    return (*CANDIDATES, Overlap(in_flight=in_flight)) if defers else CANDIDATES
+
+
+def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
+    for planner in PUBLISHED:
+        try:
+            yield planner.plan(profile, network)
+        except UserError:  # what it cannot plan, it cannot plan better
+            continue
+
+
+def _is_plain(plan: Plan) -> bool:
+    """Return whether a plan is all-reduces that leave as soon as they can."""
+    return all(m.collective == "all-reduce" and not m.delay_s for m in plan.messages)
+
+
+def _slices(plan: Plan) -> Slices:
+    """Return a plan's messages as all-reduces; of halves, where they are handed round."""
+    return [
+        (m.start, m.stop)
+        for m in plan.messages
+        if m.start < m.stop and m.collective != "reduce-scatter"
+    ]

@@ -1,0 +1,42 @@
+"""P3: small slices of fixed size in the order in which the next forward pass needs them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.slices import plan_by_urgency, slices
+from syncline.plan.profile import Profile
+
+
+class P3(Planner, frozen=True, kw_only=True):
+    """Cut tensors into slices; of those that are ready, send the one that is needed first.
+
+    The slices stand in for interruption: what is more urgent waits for one slice at most. Each pays
+    the startup cost. P3 pushes to and pulls from parameter servers; here a slice is an all-reduce.
+
+    Args:
+        slice_elements: elements of a slice; a tensor's last slice may be smaller.
+
+    Raises:
+        UserError: on construction, if a slice has no element; when planning, if there would be too
+            many messages.
+
+    Source: A. Jayarajan, J. Wei, G. Gibson, A. Fedorova, G. Pekhimenko, *Priority-Based Parameter
+    Propagation for Distributed DNN Training*, SysML 2019; the size is the default of MXNet,
+    which adopted it (``MXNET_KVSTORE_SLICE_THRESHOLD``). O(S log S) for S slices.
+    """
+
+    NAME: ClassVar[str] = "p3"
+
+    slice_elements: int = 40_000
+
+    def __post_init__(self) -> None:
+        self.require_at_least(1, "slice_elements")
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        cut = slices(profile, self.slice_elements, self.NAME)
+        return plan_by_urgency(self.NAME, profile, network, cut)

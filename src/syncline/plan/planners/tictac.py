@@ -1,0 +1,33 @@
+"""TicTac: whole tensors in the order in which the next forward pass needs them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.base import Planner
+from syncline.plan.planners.slices import plan_by_urgency, whole_tensors
+from syncline.plan.profile import Profile
+
+
+class TicTac(Planner, frozen=True, kw_only=True):
+    """Send the ready tensor that the next forward pass needs first.
+
+    No fusion, no slices, no interruption: a large tensor holds up those that follow it.
+
+    TicTac orders the transfers of parameters from a server, all of which are at hand, by how much
+    computation each lets begin: TIC from the graph alone, TAC from measured times. Where the
+    forward pass is a chain, both come to the order in which it reads the parameters; that order is
+    used here, for any profile, and the transfers are all-reduces of gradients that become ready
+    one by one, as in PACE's comparison (section VI-B).
+
+    Source: S. H. Hashemi, S. A. Jyothi, R. H. Campbell, *TicTac: Accelerating Distributed Deep
+    Learning with Communication Scheduling*, SysML 2019. O(N log N).
+    """
+
+    NAME: ClassVar[str] = "tictac"
+
+    def plan(self, profile: Profile, network: Network) -> Plan:
+        """Return the plan for one iteration of ``profile`` on ``network``."""
+        return plan_by_urgency(self.NAME, profile, network, whole_tensors(profile))

@@ -1,0 +1,209 @@
+"""``Prediction`` of one plan, ``Comparison`` of all, and ``Suggestion`` of sparse exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from syncline.errors import UserError, quoted
+from syncline.plan.document import Document, Value
+from syncline.plan.quantities import NS_PER_S, require_finite
+
+LEAST_GAIN = 1.05
+"""Least speed-up at which a lossy exchange is worth mentioning."""
+WHOLE_FROM = 10.0
+"""Speed-up from which on it is shown as a whole number."""
+
+
+class Suggestion(Value, frozen=True, kw_only=True):
+    """The fastest sparse exchange, as predicted, beside the dense one.
+
+    Raises:
+        UserError: on construction, if a time is not above 0 or not finite.
+    """
+
+    algorithm: str
+    """One of :data:`syncline.plan.sparse_costs.SPARSE_ALGORITHMS`."""
+    density: float
+    iteration_s: float
+    dense_s: float
+    """The iteration without compression."""
+    selecting_counted: bool
+    """Whether the network says how fast its workers select and merge."""
+    on_gpu: bool = False
+    """Whether gradients are on a GPU. Selecting is then counted at the speed of a CPU, and copying
+    through the host is not counted."""
+
+    def __post_init__(self) -> None:
+        for field in ("iteration_s", "dense_s"):
+            require_finite(f"suggestion: {field}", getattr(self, field), above_0=True)
+
+    @property
+    def gain(self) -> float:
+        """How many times faster an iteration would be."""
+        return self.dense_s / self.iteration_s
+
+    @property
+    def pays(self) -> bool:
+        """Whether it is worth mentioning."""
+        return self.gain >= LEAST_GAIN
+
+    @property
+    def sentence(self) -> str:
+        """The suggestion as a sentence for the user."""
+        which = f"{self.algorithm} at density {self.density:g}"
+        free = [] if self.selecting_counted else ["selecting"]
+        free += ["the way through the host"] if self.on_gpu else []
+        left_out = f", if {' and '.join(free)} took no time" if free else ""
+        if not self.pays:
+            return (
+                f"would gain nothing: dense is as fast ({which}: {_time(self.iteration_s)} instead "
+                f"of {_time(self.dense_s)} an iteration{left_out})"
+            )
+        times = f"{self.gain:.1f}" if self.gain < WHOLE_FROM else f"{self.gain:.0f}"
+        return (
+            f"{which} would take {_time(self.iteration_s)} instead of {_time(self.dense_s)} an "
+            f"iteration ({times}x{left_out}); lossy, so never switched on by itself; ask for it by "
+            f"compression=Recipe(algorithm='{self.algorithm}', density={self.density:g})"
+        )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+class Sharing(Value, frozen=True, kw_only=True):
+    """How other jobs that share the links lengthen an iteration.
+
+    Raises:
+        UserError: on construction, if a time is not finite or negative.
+    """
+
+    jobs: int
+    """How many there are, all alike."""
+    alone_s: float
+    """The iteration without the others."""
+    shortest_s: float
+    """The iteration at the best of the simulated offsets between the jobs."""
+    longest_s: float
+    """The iteration at the worst of them."""
+
+    def __post_init__(self) -> None:
+        for field in ("alone_s", "shortest_s", "longest_s"):
+            require_finite(f"prediction of jobs that share links: {field}", getattr(self, field))
+
+
+class Prediction(Value, frozen=True, kw_only=True):
+    """The predicted times of one iteration under one plan."""
+
+    planner: str
+    messages: int
+    iteration_s: float
+    """0, or at least a nanosecond."""
+    computation_s: float
+    """All operations of the profile, run without communication."""
+    communication_s: float
+    """All messages, run without computation."""
+    exposed_s: float
+    """Iteration time beyond computation: t_c^no of MG-WFBP, Table 1."""
+    lower_bound_s: float
+    """max(computation, least communication): no schedule can be faster."""
+    error_s: float = 0.0
+    """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
+    sharing: Sharing | None = None
+    """If other jobs share the links. ``iteration_s`` is then a mean, and the bound is that of a job
+    alone."""
+
+    def __post_init__(self) -> None:
+        where = f"prediction of {quoted(self.planner)}"
+        if self.messages < 0:
+            raise UserError(f"{where}: messages is negative: {self.messages}")
+        for field in self.__struct_fields__:
+            if field.endswith("_s"):
+                require_finite(f"{where}: {field}", getattr(self, field))
+        if 0 < self.iteration_s * NS_PER_S < 0.5:
+            raise UserError(
+                f"{where}: iteration_s is {self.iteration_s} s, shorter than a nanosecond"
+            )
+
+    @property
+    def preference(self) -> tuple[float, float, int]:
+        """Of two predictions the one with the lesser preference is taken.
+
+        The faster one; of equals that with the least time on the link, which would show where
+        computing hides a little less; then that with the fewest messages.
+        """
+        return self.iteration_s, self.communication_s, self.messages
+
+    @property
+    def exposed_fraction(self) -> float:
+        """Share of the communication that is not hidden behind computation (0 to 1)."""
+        if self.communication_s <= 0:
+            return 0.0
+        return min(max(self.exposed_s / self.communication_s, 0.0), 1.0)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long an iteration takes as without other jobs."""
+        alone_s = self.sharing.alone_s if self.sharing else 0.0
+        return self.iteration_s / alone_s if alone_s > 0 else 1.0
+
+    @property
+    def sharing_sentence(self) -> str:
+        """The effect of sharing the links as a sentence for the user; empty for a job alone."""
+        shared = self.sharing
+        if shared is None:
+            return ""
+        return (
+            f"{shared.jobs} jobs share the links: an iteration of each takes "
+            f"{_time(self.iteration_s)} in the mean, {_time(shared.shortest_s)} to "
+            f"{_time(shared.longest_s)} by how they are offset, {self.slowdown:.2f} times as long "
+            f"as alone ({_time(shared.alone_s)})"
+        )
+
+    @property
+    def distance_to_bound(self) -> float:
+        """How far the iteration is above the lower bound, as a fraction of the bound."""
+        return self.iteration_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
+
+
+def of_planner(predictions: Iterable[Prediction], planner: str, where: str) -> Prediction:
+    """Return the prediction for ``planner``.
+
+    Raises:
+        UserError: there is none; the message ends with ``where``.
+    """
+    for prediction in predictions:
+        if prediction.planner == planner:
+            return prediction
+    raise UserError(f"no prediction for planner {quoted(planner)} {where}")
+
+
+class Comparison(Document, frozen=True, kw_only=True):
+    """The predictions of several planners for one profile and network.
+
+    Raises:
+        UserError: on construction, if the chosen planner has no prediction.
+    """
+
+    KIND: ClassVar[str] = "comparison"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    network: str
+    workers: int
+    predictions: tuple[Prediction, ...]
+    chosen: str
+    """The planner that ``auto`` takes."""
+    reason: str
+    """Why, in a sentence."""
+    suggestion: Suggestion | None = None
+    """The prediction for sparse exchange, which is never chosen."""
+
+    def __post_init__(self) -> None:
+        if self.chosen not in {p.planner for p in self.predictions}:
+            raise UserError(f"comparison: chosen planner {quoted(self.chosen)} is not in the table")
+
+    def of(self, planner: str) -> Prediction:
+        """Return the prediction for ``planner``; raise :class:`UserError` if there is none."""
+        return of_planner(self.predictions, planner, "in this comparison")

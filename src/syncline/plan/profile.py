@@ -1,0 +1,347 @@
+"""``Profile``: what one training iteration costs on one worker.
+
+A profile is a DAG of operations (dag-model, section IV: the computing tasks of one worker and the
+communication tasks that read and copy its data) and the gradient tensors to exchange. Operations
+are listed in the order in which the worker runs them. The simulator may use that order (a real
+device), the dependencies alone (PACE's view), or both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from syncline.errors import UserError, quoted
+from syncline.plan.document import Document, Value
+from syncline.plan.quantities import (
+    LARGEST_BYTES,
+    NS_PER_S,
+    bytes_per_element,
+    require_count,
+    require_time,
+)
+
+Norm = Literal["1", "2", "inf"]
+"""The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
+
+WAIT = "wait for the slowest worker"
+"""Name of the operation that lasts as long as an exchange took beyond the cost of its messages."""
+ACCUMULATING = "(earlier micro-batches)"
+"""Name of what lies between the forward passes of an iteration's first and last micro-batch."""
+Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
+"""What an operation is part of.
+
+``data``: reading the batch (t_io); ``copy``: host to device (t_h2d); ``forward`` (t_f);
+``backward`` (t_b); ``finalize``: unpacking exchanged gradients, after the last message;
+``update``: the optimizer (t_u). Symbols: dag-model, Table I.
+"""
+COMPUTING: tuple[Phase, ...] = ("forward", "backward")
+
+
+Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers", "waits"]
+"""What runs an operation: the device's compute stream, or the host thread that launches work on it.
+
+``stream 2`` to ``stream 4`` are further streams of the device. ``peers`` is communication with
+other workers other than exchanging gradients, such as an all-to-all. ``waits`` is waiting: for
+workers whose gradients are ready later, or of a stream or the host for a reason that a trace does
+not show. Any number of waits run at once. Both run beside the computing.
+
+Reading (phase ``data``) always runs on the disk and copying (phase ``copy``) on the copy engine.
+"""
+
+
+STREAMS: tuple[Resource, ...] = ("device", "stream 2", "stream 3", "stream 4")
+"""What the device computes on."""
+PEERS: Resource = "peers"
+WAITS: Resource = "waits"
+UNEXPLAINED = "unexplained wait"
+"""Name of a wait whose reason a trace does not show, followed by what waited."""
+NOT_COMPUTED = (PEERS, WAITS)
+"""What takes as long as measured on any device."""
+
+
+class Operation(Value, frozen=True, kw_only=True):
+    """One node of the computation DAG."""
+
+    name: str
+    phase: Phase
+    duration_s: float
+    """Median over the profiled iterations, without messages under way."""
+    after: tuple[int, ...] = ()
+    """Indices of the operations whose results it needs; all smaller than its own."""
+    resource: Resource = "device"
+    """``host`` for launching kernels and other work of the CPU that runs beside a GPU."""
+
+    @property
+    def duration_ns(self) -> int:
+        """The duration on the simulator's clock."""
+        return round(self.duration_s * NS_PER_S)
+
+    @property
+    def is_device_update(self) -> bool:
+        """Whether the device runs it after the exchange."""
+        return self.phase in ("finalize", "update") and self.resource != "host"
+
+    @property
+    def lane(self) -> str:
+        """What runs it: ``"disk"``, ``"copy"`` or its resource."""
+        if self.phase == "data":
+            return "disk"
+        return "copy" if self.phase == "copy" else self.resource
+
+
+class Tensor(Value, frozen=True, kw_only=True):
+    """A gradient tensor as the plan sees it."""
+
+    name: str
+    elements: int
+    dtype: str = "float32"
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in its own dtype."""
+        return self.elements * bytes_per_element(self.dtype)
+
+
+class Gradient(Tensor, frozen=True, kw_only=True):
+    """A gradient tensor as the profile sees it."""
+
+    ready_after: int
+    """Index of the operation after which the gradient is final."""
+    needed_by: int | None = None
+    """Index of the forward operation that first reads the parameter; None if none does."""
+
+
+def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
+    """Check the names, types and sizes of tensors.
+
+    Raises:
+        UserError: two share a name, one has a negative size or an unknown dtype, or they are too
+            large together. ``where`` names the list, ``kind`` one of them.
+    """
+    seen: set[str] = set()
+    for index, tensor in enumerate(tensors):
+        wrong = None
+        if tensor.name in seen:
+            wrong = f"another {kind} has this name"
+        elif tensor.elements < 0:
+            wrong = f"elements must not be negative: {tensor.elements}"
+        if wrong is not None:  # quoting every name would take longer than all the rest
+            raise UserError(f"{where}[{index}] {quoted(tensor.name)}: {wrong}")
+        seen.add(tensor.name)
+        bytes_per_element(tensor.dtype)
+    size_bytes = sum(tensor.size_bytes for tensor in tensors)
+    if size_bytes > LARGEST_BYTES:
+        raise UserError(
+            f"{where} hold {size_bytes} bytes in all; at most {LARGEST_BYTES} can be planned"
+        )
+
+
+class Baseline(Value, frozen=True, kw_only=True):
+    """Iterations of stock DistributedDataParallel, measured beside the profile."""
+
+    iteration_s: float
+    """Median."""
+    noise_s: float
+    """Standard error of that median: 1.2533 sigma / sqrt(n), sigma from the MAD."""
+    iterations: int
+
+    def __post_init__(self) -> None:
+        require_time("baseline: iteration_s", self.iteration_s)
+        require_time("baseline: noise_s", self.noise_s)
+        require_count("baseline: iterations", self.iterations)
+
+
+class Profile(Document, frozen=True, kw_only=True):
+    """What one iteration costs on one worker.
+
+    Raises:
+        UserError: on construction, if there is no gradient, an operation waits for itself or a
+            later one (a cycle), a time is negative, not finite or absurdly long, an index is out of
+            range, two gradients share a name, or a gradient is ready only after an operation that
+            needs the exchanged gradients.
+    """
+
+    KIND: ClassVar[str] = "profile"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    device: str
+    """Kind of the device that computed, such as ``"cpu"`` or ``"cuda"``."""
+    workers: int
+    """Workers over which the medians were taken."""
+    iterations: int
+    """Iterations over which the medians were taken."""
+    operations: tuple[Operation, ...]
+    """In execution order."""
+    gradients: tuple[Gradient, ...]
+    """In the order in which they become ready."""
+    baseline: Baseline | None = None
+    norm: Norm | None = None
+    """The norm of the averaged gradients that every update waits for, as for clipping; None if
+    updates wait for their own gradients only."""
+
+    def __post_init__(self) -> None:
+        require_count("profile: workers", self.workers)
+        require_count("profile: iterations", self.iterations)
+        for index, operation in enumerate(self.operations):
+            where = f"profile: operations[{index}] {quoted(operation.name)}"
+            require_time(f"{where}: duration_s", operation.duration_s)
+            for before in operation.after:
+                if not 0 <= before < index:
+                    raise UserError(
+                        f"{where} waits for operation {before}, which does not come before it; "
+                        "the operations must form a DAG listed in execution order (no cycles)"
+                    )
+        if not self.gradients:
+            raise UserError("profile: no gradient tensors; a model without them needs no exchange")
+        self._check_gradients()
+        self._check_order()
+        total_s = math.fsum(operation.duration_s for operation in self.operations)
+        require_time("profile: all operations together", total_s)
+
+    def _check_gradients(self) -> None:
+        require_tensors("profile: gradients", "gradient", self.gradients)
+        for index, gradient in enumerate(self.gradients):
+            for field in ("ready_after", "needed_by"):
+                operation = getattr(gradient, field)
+                if operation is not None and not 0 <= operation < len(self.operations):
+                    raise UserError(
+                        f"profile: gradients[{index}] {quoted(gradient.name)}: {field} is "
+                        f"{operation}, but there are {len(self.operations)} operations"
+                    )
+
+    def _check_order(self) -> None:
+        exchanged = self._first("finalize", "update")
+        ready = [gradient.ready_after for gradient in self.gradients]
+        if exchanged is not None and ready[-1] >= exchanged:
+            late = next(g for g in self.gradients if g.ready_after >= exchanged)
+            raise UserError(
+                f"profile: gradient {quoted(late.name)} is ready after "
+                f"operations[{late.ready_after}], but operations[{exchanged}] "
+                f"{quoted(self.operations[exchanged].name)} already waits for all exchanged "
+                "gradients; list finalize and update operations last"
+            )
+        for index, (before, after) in enumerate(itertools.pairwise(ready), start=1):
+            if after < before:
+                raise UserError(
+                    f"profile: gradients[{index}] {quoted(self.gradients[index].name)} is ready "
+                    "before the one listed ahead of it; list gradients in the order they become "
+                    "ready"
+                )
+
+    def _first(self, *phases: Phase) -> int | None:
+        """Return the first operation of the given phases."""
+        return next((i for i, o in enumerate(self.operations) if o.phase in phases), None)
+
+    @property
+    def has_host(self) -> bool:
+        """Whether it has operations of the host, which may run ahead of the device."""
+        return any(operation.lane == "host" for operation in self.operations)
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether anything runs beside the compute stream and so beside the previous iteration."""
+        return any(o.lane not in ("disk", "copy", "device") for o in self.operations)
+
+    @property
+    def is_one_round_after_another(self) -> bool:
+        """Whether gradients are computed only after the forward pass, and by a device alone.
+
+        Then rounds of gradients do not mix; see :mod:`syncline.plan.simulator.bound`.
+        """
+        backward = self._first("backward")
+        if backward is None or self.has_lanes:
+            return False
+        return all(gradient.ready_after >= backward for gradient in self.gradients)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of all gradients together."""
+        return sum(gradient.size_bytes for gradient in self.gradients)
+
+    @property
+    def computation_s(self) -> float:
+        """Seconds of an iteration without communication: when its last operation ends."""
+        return max(self.finish_ns(), default=0) / NS_PER_S
+
+    def phase_s(self, *phases: Phase) -> float:
+        """Seconds of the operations of the given phases."""
+        return math.fsum(o.duration_s for o in self.operations if o.phase in phases)
+
+    def finish_ns(self) -> list[int]:
+        """When each operation ends in a single iteration without communication, from its start.
+
+        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, but
+        waits run at once. Computing and copying wait for the batch, the data and copy operations
+        listed before; the host waits only for its reading. Each duration is rounded by itself, as
+        in the simulator: sums would differ from its clock.
+        """
+        finish: list[int] = []
+        free: dict[str, int] = {}
+        batch = read = 0
+        for operation in self.operations:
+            lane = operation.lane
+            turn = 0 if lane == WAITS else free.get(lane, 0)
+            start = max(turn, *(finish[before] for before in operation.after), 0)
+            if lane != "disk":  # the host goes on while a batch is copied
+                start = max(start, read if lane == "host" else batch)
+            finish.append(start + operation.duration_ns)
+            free[lane] = finish[-1]
+            if lane in ("disk", "copy"):
+                batch = max(batch, finish[-1])
+                read = max(read, finish[-1]) if lane == "disk" else read
+        return finish
+
+    def ready_ns(self) -> list[int]:
+        """When each gradient is ready, by :meth:`finish_ns`; ``tau_b + t_b`` of MG-WFBP, Eq. 6.
+
+        The times never decrease.
+        """
+        finish = self.finish_ns()
+        ready = (finish[gradient.ready_after] for gradient in self.gradients)
+        return list(itertools.accumulate(ready, max))
+
+    def ready_s(self) -> tuple[float, ...]:
+        """Return :meth:`ready_ns` in seconds."""
+        return tuple(ns / NS_PER_S for ns in self.ready_ns())
+
+    def need_operations(self) -> list[int]:
+        """Return the operation of the next iteration that must wait for each gradient.
+
+        The forward operation that first reads the parameter; if none does before the first
+        backward operation, that one, because the backward pass will overwrite the gradient. Reading
+        and copying a batch need no parameter, so the operation after them waits instead.
+        """
+        backward = self._first("backward")
+        needs = []
+        for gradient in self.gradients:
+            latest = gradient.ready_after if backward is None else backward
+            needed = latest if gradient.needed_by is None else gradient.needed_by
+            while needed < latest and self.operations[needed].phase in ("data", "copy"):
+                needed += 1
+            needs.append(min(needed, latest))
+        return needs
+
+    def gates_ns(self) -> dict[int, int]:
+        """How long updating takes before each operation if parameters are updated on need.
+
+        The device then unpacks and updates (phases ``finalize`` and ``update``) piece by piece,
+        just before the operation that needs the parameter, in proportion to the parameters' bytes
+        (evenly if there are none). A host launches this at the end of the iteration in any case.
+
+        Returns:
+            Nanoseconds by the index of the operation that waits, in the order of the operations.
+        """
+        total = self.gradient_bytes
+        share_at: dict[int, float] = {}
+        for gradient, operation in zip(self.gradients, self.need_operations(), strict=True):
+            share = gradient.size_bytes / total if total else 1 / len(self.gradients)
+            share_at[operation] = share_at.get(operation, 0) + share
+        update_s = math.fsum(o.duration_s for o in self.operations if o.is_device_update)
+        return {
+            operation: round(update_s * NS_PER_S * share_at[operation])
+            for operation in sorted(share_at)
+        }

@@ -1,0 +1,172 @@
+"""``Run``: the record of a training run."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, Self
+
+import msgspec
+
+from syncline.errors import UserError, quoted
+from syncline.plan.document import NOT_JSON, Document, Value
+from syncline.plan.prediction import Suggestion
+from syncline.plan.quantities import require_finite
+from syncline.plan.recipe import Compression
+
+Decision = Literal["planned", "ddp", "reverted", "undecided"]
+"""``planned``: the plan runs; ``ddp``: no plan was predicted to gain; ``reverted``: a plan was
+tried, lost and was dropped; ``undecided``: training ended before the measurement did."""
+
+
+class Event(Value, frozen=True, kw_only=True):
+    """A decision of the run."""
+
+    iteration: int
+    text: str
+
+
+class PhaseSpan(Value, frozen=True, kw_only=True):
+    """Successive iterations in one phase of training.
+
+    Iterations that the program made slow, such as a phase's first, count as at most a few usual
+    ones. Its very first ones, slow under any wrapper, are in no phase.
+
+    Raises:
+        UserError: on construction, if a number is negative or not finite.
+    """
+
+    name: str
+    start: int
+    """Iterations of training before it."""
+    iterations: int
+    seconds: float
+    """What they took, and what was done in between, such as to probe, to plan and to decide."""
+
+    def __post_init__(self) -> None:
+        where = f"phase {quoted(self.name)}"
+        if min(self.start, self.iterations) < 0:
+            raise UserError(f"{where}: it cannot start at {self.start}, of {self.iterations}")
+        require_finite(f"{where}: seconds", self.seconds)
+
+
+class Rate(Value, frozen=True, kw_only=True):
+    """Measured iteration time of one way of training."""
+
+    name: str
+    iteration_s: float
+    """Median."""
+    noise_s: float
+    """Standard error of the median."""
+    iterations: int
+    samples_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"rate {quoted(self.name)}"
+        require_finite(f"{where}: iteration_s", self.iteration_s, above_0=True)
+        require_finite(f"{where}: noise_s", self.noise_s)
+
+
+class Sent(Value, frozen=True, kw_only=True):
+    """What the first rank of a compressed training has sent since it was started or resumed.
+
+    Raises:
+        UserError: on construction, if a number is negative.
+    """
+
+    steps: int
+    """Steps whose gradients were compressed."""
+    sent_bytes: int
+    """In all of these steps."""
+    gradient_bytes: int
+    """Of one step, uncompressed."""
+
+    def __post_init__(self) -> None:
+        if min(self.steps, self.sent_bytes, self.gradient_bytes) < 0:
+            raise UserError(f"run: what was sent cannot be negative: {self}")
+
+
+class Run(Document, frozen=True, kw_only=True):
+    """What a training run measured, decided, did and reached."""
+
+    KIND: ClassVar[str] = "run"
+    VERSION: ClassVar[int] = 1
+
+    model: str
+    workers: int
+    backend: str
+    machine: str
+    """Processor, cores and versions in one line."""
+    decision: Decision
+    reason: str
+    planner: str
+    """The planner whose messages ran at the end."""
+    messages: int
+    deferred: bool = False
+    """Whether messages ran under the next forward pass, which made the updates."""
+    baseline: Rate | None = None
+    """Stock DDP in the first iterations."""
+    planned: Rate | None = None
+    """The best plan that was tried, in the iterations right after."""
+    steady: Rate | None = None
+    """The plan or DDP that ran in the end, over its last iterations."""
+    predicted_baseline_s: float | None = None
+    predicted_planned_s: float | None = None
+    overhead_iterations: float | None = None
+    """Time spent on measuring and planning, in iterations of stock DDP."""
+    compression: Compression | None = None
+    """How gradients were compressed, if at all."""
+    sent: Sent | None = None
+    suggestion: Suggestion | None = None
+    """The prediction for sparse exchange, which is never switched on by itself."""
+    phases: tuple[PhaseSpan, ...] = ()
+    """In the order in which they came; empty in files of earlier releases."""
+    events: tuple[Event, ...] = ()
+    rates: tuple[Rate, ...] = ()
+    """Rates over the whole run, of Syncline and of the baselines."""
+    results: dict[str, float] = msgspec.field(default_factory=dict)
+    """What the training reached, such as ``{"test accuracy": 0.98}``; NaN where it diverged."""
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
+        # JSON has no NaN: the loss of a run that diverged is written as null.
+        try:
+            results = msgspec.json.decode(fields["results"], type=dict[str, float | None])
+        except (KeyError, *NOT_JSON):  # missing, or wrong, which the next line reports
+            return super()._from_fields(fields, source)
+        if None not in results.values():
+            return super()._from_fields(fields, source)
+        numbers = {name: value for name, value in results.items() if value is not None}
+        text = msgspec.Raw(msgspec.json.encode(numbers))
+        run = super()._from_fields({**fields, "results": text}, source)
+        read = {name: math.nan if value is None else value for name, value in results.items()}
+        return msgspec.structs.replace(run, results=read)
+
+    def phase_text(self, phase: str) -> str:
+        """Return a phase of the training in words, with the gain once the final plan runs."""
+        if phase not in ("recording", "steady"):
+            return phase
+        if self.decision != "planned":
+            return "running stock DDP"
+        gain = ""
+        if self.baseline is not None and self.planned is not None:
+            gain = f", {self.baseline.iteration_s / self.planned.iteration_s:.2f}x DDP"
+        return f"running {self.planner}{gain}"
+
+    @property
+    def predicted_s(self) -> float | None:
+        """Predicted seconds an iteration of what ran in the end."""
+        planned = self.decision == "planned"
+        return self.predicted_planned_s if planned else self.predicted_baseline_s
+
+    @property
+    def measured(self) -> Rate | None:
+        """Measured rate of what ran in the end: over its last iterations if there were enough."""
+        return self.steady or (self.planned if self.decision == "planned" else self.baseline)
+
+    @property
+    def prediction_error(self) -> float | None:
+        """Signed error of the predicted iteration time, relative to the measured one."""
+        measured, predicted_s = self.measured, self.predicted_s
+        if measured is None or predicted_s is None or measured.iteration_s <= 0:
+            return None
+        return predicted_s / measured.iteration_s - 1

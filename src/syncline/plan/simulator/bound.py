@@ -1,0 +1,236 @@
+"""One round of gradients, and a lower bound on the period that any plan can reach."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from syncline import _native
+from syncline.plan.cost import CostCurve
+from syncline.plan.network import Network
+from syncline.plan.profile import Profile
+from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.steady import steady_state
+from syncline.plan.simulator.strategy import STRATEGIES
+from syncline.plan.simulator.workers import ALIKE
+
+
+class Terms(NamedTuple):
+    """One round of gradients, on a clock that starts with the backward pass.
+
+    In the steady state every round is alike: all messages of a round have arrived when the next
+    backward pass begins, because each holds a gradient that some operation before it waits for. So
+    the period is the time from one backward pass to the next,
+
+        ``max(base, max over messages (arrival + tail))``,
+
+    which is the objective of PACE (Theorem 1) with ``sum of f_j over L_i`` as the tail.
+    """
+
+    ready_ns: list[int]
+    """When each gradient is ready; non-decreasing, in the profile's order of gradients."""
+    size_bytes: list[int]
+    """Bytes of each gradient."""
+    tail_ns: list[int]
+    """Time from the gradient's arrival to the next backward pass if nothing else delays the forward
+    pass: the update, and all operations from the one that needs it."""
+    base_ns: int
+    """The period without communication."""
+
+
+@lru_cache(maxsize=4)  # of one profile, a planner needs them for each plan that it compares
+def terms(profile: Profile) -> Terms:
+    """Return the terms of a profile's gradients, the update spread over the forward pass."""
+    phases = [operation.phase for operation in profile.operations]
+    later = ("backward", "finalize", "update")
+    start = next((i for i, p in enumerate(phases) if p in later), len(phases))
+    gates = profile.gates_ns()
+    finish = profile.finish_ns()
+    forward_ns = max(finish[:start], default=0)
+
+    # The longest way from each forward operation to the backward pass, over dependencies and over
+    # the order of its lane.
+    tail = [gates.get(start, 0)] * (start + 1)
+    latest_ns: dict[str, int] = {}  # by lane
+    for index in reversed(range(start)):
+        operation = profile.operations[index]
+        # So far it holds the longest tail of what depends on the operation.
+        rest_ns = max(tail[index], latest_ns.get(operation.lane, 0))
+        tail[index] = rest_ns + operation.duration_ns + gates.get(index, 0)
+        latest_ns[operation.lane] = tail[index]
+        for before in operation.after:
+            tail[before] = max(tail[before], tail[index])
+    ready = [max(ns - forward_ns, 0) for ns in profile.ready_ns()]
+    return Terms(
+        ready_ns=list(itertools.accumulate(ready, max)),
+        size_bytes=[gradient.size_bytes for gradient in profile.gradients],
+        tail_ns=[tail[min(need, start)] for need in profile.need_operations()],
+        base_ns=_base_ns(profile, finish),
+    )
+
+
+def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
+    """Return the period without communication: shorter than an iteration if the host runs ahead."""
+    if profile.has_lanes:
+        network = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
+        loop = STRATEGIES["loop"]
+        alone = steady_state(profile, network, None, strategy=loop, workers=ALIKE)
+        return int(alone.period_ns)
+    update_ns = sum(o.duration_ns for o in profile.operations if o.is_device_update)
+    return max(finish_ns, default=0) + sum(profile.gates_ns().values()) - update_ns
+
+
+MOST_JOBS = 1 << 14
+"""That the native core takes."""
+MOST_TAILS = 64
+
+
+def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
+    """Return the least of ``(T(M) - T(0)) / M`` over the messages of 1 to ``total_bytes`` bytes.
+
+    On a segment ``T(M) = c + s M``, so the quotient is monotone there: ``(c - T(0)) / M + s``. Its
+    least value is at an end of a segment, and on the first segment it is the slope everywhere.
+    """
+    first, *others = curve.segments
+    if not others:
+        return first.s_per_byte
+    starts = [segment.start_bytes for segment in others]
+    sizes = {total_bytes, *starts, *(start - 1 for start in starts)}
+    rates = [(curve.seconds(m) - curve.startup_s) / m for m in sizes if 0 < m <= total_bytes]
+    if starts[0] > 1:
+        rates.append(first.s_per_byte)
+    return max(min(rates, default=0.0), 0.0)
+
+
+def lower_bound_ns(
+    terms: Terms, curve: CostCurve, *, halves: bool = True, in_flight: int | None = None
+) -> int:
+    """Return a lower bound on the period of any plan, however it merges, splits and orders.
+
+    Take any plan on one channel. A message transmits after its startup, for ``T(M) - T(0)`` at
+    least (all of ``T(M)`` with one message in flight). Give each gradient the share of every
+    transmission that its bytes are of the message. Then
+
+    - nothing of gradient ``i`` is transmitted before ``ready_i + T(0)``;
+    - its shares add up to at least ``p_i = bytes_i * min over M of (T(M) - T(0)) / M``;
+    - it arrives when the last message with a share of it has, and is waited for as long after that
+      as its tail.
+
+    So the transmissions are a preemptive schedule of one machine with release times ``ready_i +
+    T(0)``, processing times of at least ``p_i`` and the gradients' tails, and end no earlier than
+    the best such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``.
+
+    In halves (reduce-scatter and all-gather, ``T(M) / 2`` each) a gradient is transmitted twice,
+    ``p_i`` in all, from ``ready_i + T(0) / 2`` on: the startup of its all-gather may overlap other
+    transmissions. But that startup follows its reduce-scatter, so it arrives no earlier than
+    ``ready_i + T(0)``. With ``halves=False`` such plans are left out.
+
+    With one in flight (and no halves) every message also pays for its startup. Take the gradients
+    whose tails are at least ``q``. Each message with some of them takes at least ``T(0) + rate *
+    (their bytes in it)``. Handing a gradient's bytes all to the first message that has some, and
+    then to the first that is ready after it, ends the last of these messages no later: what comes
+    between is delayed by as much as the later message becomes shorter. So no plan sends them sooner
+    than the best merge of whole tensors in ready order, which ``merge`` finds exactly; and ``q``
+    follows. This is done for up to 64 values of ``q``.
+
+    A larger message, a later share or an idle channel only make a plan end later, so the bound
+    holds for every order, every number in flight and delays. It is exact where every startup can be
+    hidden. The simulator's clock rounds each message to a nanosecond; what is bounded is the plan
+    with exact costs. Contention is not counted: it only makes plans slower.
+
+    Args:
+        terms: one round of gradients.
+        curve: the cost of an all-reduce.
+        halves: bound plans that send an all-reduce in two halves too.
+        in_flight: 1 for the bound of plans with one message in flight; else that of all plans.
+
+    Returns:
+        Nanoseconds, at least ``terms.base_ns``.
+
+    O(N log N), and 64 times a merge with one in flight. Source: J. Carlier, *The one-machine
+    sequencing problem*, 1982, uses the preemptive schedule in this way.
+    """
+    ready_ns, size_bytes, tail_ns, base_ns = terms
+    rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S
+    startup_ns = round(curve.startup_s * NS_PER_S)
+    transmission_ns = [math.floor(rate_ns * size) for size in size_bytes]
+    end_ns = _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
+    if not halves:
+        one_by_one_ns = 0
+        if in_flight == 1:
+            one_by_one_ns = _one_by_one_ns(terms, curve.startup_s, rate_ns / NS_PER_S)
+        return max(base_ns, startup_ns + end_ns, one_by_one_ns)
+    alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
+    return max(base_ns, startup_ns // 2 + end_ns, startup_ns + alone_ns)
+
+
+def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool = False) -> int:
+    """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
+
+    If the cost of two messages at once was measured, plans with one in flight and plans with more
+    have different costs; the lower of their two bounds holds for all. With ``norm``, every update
+    waits for a norm of all gradients.
+    """
+    curves = (network.all_reduce, network.pipelined)
+    return min(
+        max(
+            lower_bound_ns(terms, curve, halves=halves or norm),
+            _norm_bound_ns(terms, curve) if norm else 0,
+        )
+        for curve in curves
+        if curve is not None
+    )
+
+
+def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
+    """Return a lower bound on the period where every update waits for a norm of all gradients.
+
+    Before that norm, each gradient is summed: half of an all-reduce at least. After it comes the
+    longest tail. The sums are a preemptive schedule as in :func:`lower_bound_ns`, without tails.
+    """
+    ready_ns, size_bytes, tail_ns, base_ns = terms
+    rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S / 2
+    sums_ns = [math.floor(rate_ns * size) for size in size_bytes]
+    end_ns = _preemptive_end_ns(ready_ns, sums_ns, [0] * len(sums_ns))
+    startup_ns = round(curve.startup_s * NS_PER_S) // 2
+    return max(base_ns, startup_ns + end_ns + max(tail_ns, default=0))
+
+
+def _preemptive_end_ns(
+    ready_ns: Sequence[int], transmission_ns: Sequence[int], tail_ns: Sequence[int]
+) -> int:
+    """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
+
+    Neighbours that are taken as one job, ready with the first and with the shortest tail, end no
+    later than they do by themselves.
+    """
+    share = -(-len(ready_ns) // MOST_JOBS)
+    if share > 1:
+        parts = [slice(i, i + share) for i in range(0, len(ready_ns), share)]
+        ready_ns = [ready_ns[part.start] for part in parts]
+        transmission_ns = [sum(transmission_ns[part]) for part in parts]
+        tail_ns = [min(tail_ns[part]) for part in parts]
+    end_ns, _ = _native.preemptive_order(ready_ns, transmission_ns, tail_ns)
+    return end_ns
+
+
+def _one_by_one_ns(terms: Terms, startup_s: float, s_per_byte: float) -> int:
+    """Return the bound of all-reduces with one in flight, on the line below the curve."""
+    tails = sorted(set(terms.tail_ns))
+    line = CostCurve.line(startup_s, s_per_byte)
+    startup_ns = max(round(startup_s * NS_PER_S), 0)
+    worst = 0
+    for least_tail in tails[:: -(-len(tails) // MOST_TAILS)]:
+        chosen = [i for i, tail in enumerate(terms.tail_ns) if tail >= least_tail]
+        ready_ns = [terms.ready_ns[i] for i in chosen]
+        size_bytes = [terms.size_bytes[i] for i in chosen]
+        end_ns, first = 0.0, 0
+        for last in _native.merge(ready_ns, size_bytes, line.rows()):
+            held = sum(size_bytes[first : last + 1])
+            end_ns = max(end_ns, ready_ns[last]) + startup_ns + s_per_byte * NS_PER_S * held
+            first = last + 1
+        worst = max(worst, math.floor(end_ns) + least_tail)
+    return worst

@@ -1,0 +1,305 @@
+"""What computing and messages do to each other, fitted to measured iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from syncline.plan.cost import CostCurve
+from syncline.plan.network import Contention, Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import COMPUTING, WAIT, Operation, Profile
+from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.predict import DEFAULT_STRATEGY, predict_iteration_s, simulate_plan
+
+Floats = NDArray[np.float64]
+
+MANY = 2
+"""A plan of more than this many times stock DDP's messages tells what each takes from computing."""
+LARGEST = 4.0
+"""A larger factor is an error of the model and no contention."""
+EXACT = 1e-3
+"""Share of an iteration below which a difference is the error of a fit."""
+ROUNDS = 4
+"""Linear fits of what messages take from computing, each where the last one ended."""
+PRECISION = 2e-4
+"""Of a factor."""
+MOST_STEPS = 26
+TOLERANCE = 1e-4
+"""Share of an iteration by which a prediction may differ from what a factor is fitted to."""
+
+
+class Measured(NamedTuple):
+    """Iterations of a training under one plan."""
+
+    plan: Plan
+    iteration_s: float
+    noise_s: float = 0.0
+    """A smaller difference from a prediction is noise."""
+    excess_s: float | None = None
+    """How much longer a worker computed than in the profile, with nothing under way, seconds: under
+    stock DDP in forward and backward pass, under the engine in the whole iteration. None where it
+    was not measured."""
+
+
+class UnderStock(NamedTuple):
+    """What stock DDP's iterations have corrected, and these iterations beside it."""
+
+    profile: Profile
+    network: Network
+    stock: Measured
+
+
+def as_under_stock(stock: Measured, profile: Profile, network: Network) -> UnderStock:
+    """Return the profile and the network with what stock DDP's iterations tell of them.
+
+    The machine may have been faster or slower while they were measured. If forward and backward
+    pass took less time beside messages than alone, or more than contention explains, they are
+    scaled to what was timed beside messages. The wait for the slowest worker, which every plan has,
+    becomes as long as it was under stock DDP: shorter if the iteration was faster than predicted
+    without contention, and longer if it was slower by no more than noise, or by more than
+    contention explains. If the iteration was faster even without a wait, messages cost less in
+    training than in the probe, which waits for each: they are scaled, unless even a quarter is too
+    much.
+
+    Args:
+        stock: iterations under DDP's own buckets.
+        profile: measured before or after them.
+        network: what messages cost; its contention is left out.
+    """
+    contention = fit_contention(profile, network, [stock]).contention
+    if stock.excess_s and (stock.excess_s < 0 or contention.computing == LARGEST):
+        alone_s = profile.phase_s(*COMPUTING)
+        factor = max(alone_s + stock.excess_s, 0.0) / alone_s
+        profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
+        stock = stock._replace(excess_s=0.0)
+        contention = fit_contention(profile, network, [stock]).contention
+    if 1 < contention.exchange < LARGEST:
+        return UnderStock(profile, network, stock)
+    computing = 1.0 if stock.excess_s is None else contention.computing
+
+    def over_s(faster: float) -> float:
+        slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
+        return predict_iteration_s(profile, _faster(slowed, faster), stock.plan) - stock.iteration_s
+
+    longer_s = over_s(1.0)
+    profile = _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - longer_s, 0.0))
+    if over_s(1.0) > EXACT * stock.iteration_s:
+        faster = _root(lambda faster: -over_s(faster), TOLERANCE * stock.iteration_s)
+        if faster < LARGEST:  # else it was not the messages
+            network = _faster(network, faster)
+    return UnderStock(profile, network, stock)
+
+
+def _faster(network: Network, factor: float) -> Network:
+    """Return the network on which every message costs so many times less."""
+
+    def scaled(curve: CostCurve | None) -> CostCurve | None:
+        return None if curve is None else curve.rebased(curve.startup_s / factor, 1 / factor)
+
+    return msgspec.structs.replace(
+        network,
+        all_reduce=scaled(network.all_reduce),
+        pipelined=scaled(network.pipelined),
+        whole=scaled(network.whole),
+        issue_gap_s=network.issue_gap_s / factor,
+    )
+
+
+def _changed(
+    profile: Profile, chosen: Callable[[Operation], bool], change: Callable[[float], float]
+) -> Profile:
+    """Return the profile with other durations of some operations."""
+    operations = tuple(
+        msgspec.structs.replace(o, duration_s=change(o.duration_s)) if chosen(o) else o
+        for o in profile.operations
+    )
+    return msgspec.structs.replace(profile, operations=operations)
+
+
+def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
+    """Return the network with the contention that explains measured iterations.
+
+    The engine sends the messages of plans that wait by need, and the reducer all others, so what
+    was measured of each kind is fitted by itself; a kind that was not measured keeps the network's
+    contention.
+
+    The profile's operations were timed with nothing under way, and the network's messages with
+    nothing computed. Where both overlap, an iteration takes longer than they say. What messages do
+    to computing follows from how much longer the passes took; what computing does to messages, from
+    what the iterations still take longer, in the mean of the relative differences. Where the passes
+    were not timed under any plan, both factors are the same. Each is between 1 and 4.
+
+    Where few messages and many were timed, what each message takes from computing follows too, by
+    least squares. The reducer's timers leave out what its messages take after the backward pass, so
+    of its plans whole iterations tell that: by how much those of more than :data:`MANY` times stock
+    DDP's messages take longer than the others say. Stock DDP is then predicted as measured.
+
+    Args:
+        profile: what a worker computes.
+        network: what messages cost; its own contention is replaced if anything was measured.
+        measured: iterations under some plans; the first under the reducer are stock DDP's.
+
+    One search for a root in another: some dozens of simulations of each plan.
+    """
+    by_need = [m for m in measured if m.plan.wait == "need"]
+    others = [m for m in measured if m.plan.wait != "need"]
+    if by_need:
+        found = _fitted(profile, network, by_need)
+        network = msgspec.structs.replace(network, contention_by_need=found)
+    if others:
+        stock = len(others[0].plan.messages)
+        many = [m for m in others if len(m.plan.messages) > MANY * stock]
+        found = _fitted(profile, network, [m for m in others if m not in many])
+        network = msgspec.structs.replace(network, contention=found)
+        if many:
+            found = _with_handling(profile, network, many, stock)
+            network = msgspec.structs.replace(network, contention=found)
+    return network
+
+
+def _with_handling(
+    profile: Profile, network: Network, many: Sequence[Measured], stock: int
+) -> Contention:
+    """Return the network's contention, with what each message beyond those of stock DDP takes."""
+    more = [len(m.plan.messages) - stock for m in many]
+    late_s = [m.iteration_s - predict_iteration_s(profile, network, m.plan) for m in many]
+    weight = sum(count * count for count in more)
+    cost_s = math.fsum(count * late for count, late in zip(more, late_s, strict=True))
+    return msgspec.structs.replace(
+        network.contention, per_message_s=max(cost_s / weight, 0.0), free_messages=stock
+    )
+
+
+def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) -> Contention:
+    """Return the contention that explains measured iterations, at least one, all of one kind."""
+    timed = [(m.plan, m.excess_s) for m in measured if m.excess_s is not None]
+    counts = [len(plan.messages) for plan, _ in timed]
+    wanted_s = math.fsum(max(excess_s, 0.0) for _, excess_s in timed)
+
+    def with_factors(computing: float, exchange: float, per_message_s: float = 0.0) -> Network:
+        contention = Contention(
+            computing=computing, exchange=exchange, per_message_s=per_message_s, fitted=True
+        )
+        return msgspec.structs.replace(network, contention=contention, contention_by_need=None)
+
+    def excesses_s(computing: float, exchange: float, per_message_s: float) -> list[float]:
+        network = with_factors(computing, exchange, per_message_s)
+        return [_excess_s(profile, network, plan) for plan, _ in timed]
+
+    def by_messages(exchange: float) -> Network:
+        """Return the network with what fits the excess of few messages and of many.
+
+        Gauss-Newton: the excess grows with each of the two, and a little with their product.
+        """
+        slower, per_message_s = 0.1, 0.0
+        step, step_s = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
+        wanted = np.array([excess_s for _, excess_s in timed])
+        for _ in range(ROUNDS):
+            found = np.array(excesses_s(1 + slower, exchange, per_message_s))
+            more_slower = np.array(excesses_s(1 + slower + step, exchange, per_message_s))
+            more_each = np.array(excesses_s(1 + slower, exchange, per_message_s + step_s))
+            by_slower, by_message = (more_slower - found) / step, (more_each - found) / step_s
+            goal_s = wanted - found + by_slower * slower + by_message * per_message_s
+            slower, per_message_s = _least_squares(by_slower, by_message, goal_s)
+            slower = min(slower, LARGEST - 1 - step)
+        return with_factors(1 + slower, exchange, per_message_s)
+
+    def given(exchange: float) -> Network:
+        """Return the network with the computing factor that goes with one of the exchange."""
+        if not timed:
+            return with_factors(exchange, exchange)
+
+        def excess_s(computing: float) -> float:
+            slowed = with_factors(computing, exchange)
+            return math.fsum(_excess_s(profile, slowed, plan) for plan, _ in timed) - wanted_s
+
+        tolerance_s = TOLERANCE * min(m.iteration_s for m in measured)
+        return with_factors(_root(excess_s, tolerance_s), exchange)
+
+    def differences(candidate: Network) -> list[float]:
+        return [predict_iteration_s(profile, candidate, m.plan) - m.iteration_s for m in measured]
+
+    def mean(candidate: Network) -> float:
+        pairs = zip(differences(candidate), measured, strict=True)
+        return math.fsum(seconds / m.iteration_s for seconds, m in pairs)
+
+    by_need = measured[0].plan.wait == "need"
+    several = by_need and len(set(counts)) > 1 and profile.phase_s(*COMPUTING) > 0
+    first = by_messages(1.0) if several else given(1.0)
+    noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
+    found = zip(differences(first), noise_s, strict=True)
+    if all(abs(seconds) <= noise for seconds, noise in found):
+        return first.contention
+    if not several:
+        return given(_root(lambda exchange: mean(given(exchange)), TOLERANCE)).contention
+    computing, per_message_s = first.contention.computing, first.contention.per_message_s
+    return by_messages(
+        _root(lambda exchange: mean(with_factors(computing, exchange, per_message_s)), TOLERANCE)
+    ).contention
+
+
+def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
+    """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``.
+
+    ``a`` and ``b`` are columns of numbers of at least 0; one of zeros gives 0.
+    """
+    aa, ab, bb, aw, bw = (
+        float(p @ q) for p, q in ((a, a), (a, b), (b, b), (a, wanted), (b, wanted))
+    )
+    independent = aa * bb - ab * ab
+    if independent > 1e-9 * aa * bb:
+        x, y = (bb * aw - ab * bw) / independent, (aa * bw - ab * aw) / independent
+        if x >= 0 and y >= 0:
+            return x, y
+    alone = (max(aw / aa, 0.0) if aa else 0.0, 0.0), (0.0, max(bw / bb, 0.0) if bb else 0.0)
+    return min(alone, key=lambda found: float(np.sum((a * found[0] + b * found[1] - wanted) ** 2)))
+
+
+def _root(increasing: Callable[[float], float], tolerance: float) -> float:
+    """Return where a function of a factor crosses 0, or the end of the range nearest to that.
+
+    Its value there is 0 but for the tolerance. Regula falsi, the Illinois variant: where an end of
+    the interval stays twice, its value counts half. A simulated time is nearly linear in a factor,
+    so it takes a few steps where a bisection takes thirteen.
+
+    Source: M. Dowell and P. Jarratt, A modified regula falsi method for computing the root of an
+    equation, BIT 11 (1971).
+    """
+    low, high = 1.0, LARGEST
+    if (below := increasing(low)) >= 0:
+        return low
+    if (above := increasing(high)) <= 0:
+        return high
+    side = 0
+    for _ in range(MOST_STEPS):
+        factor = (low * above - high * below) / (above - below)
+        value = increasing(factor)
+        if abs(value) <= tolerance or high - low <= PRECISION:
+            break
+        if value < 0:
+            low, below = factor, value
+            above = above / 2 if side < 0 else above
+        else:
+            high, above = factor, value
+            below = below / 2 if side > 0 else below
+        side = -1 if value < 0 else 1
+    return round(factor, 4)
+
+
+def _excess_s(profile: Profile, network: Network, plan: Plan) -> float:
+    """Return how much longer forward and backward pass take than with nothing under way."""
+    steady = simulate_plan(profile, network, plan, strategy=DEFAULT_STRATEGY)
+    excess_ns = 0
+    for index, slot in enumerate(steady.dag.layout.slots):
+        if slot.operation is None or slot.gate:
+            continue
+        if profile.operations[slot.operation].phase in COMPUTING:
+            task = int(steady.dag.slot_tasks(index)[steady.window, 0])
+            excess_ns += int(steady.stop_ns[task] - steady.start_ns[task]) - slot.duration_ns
+    return excess_ns / NS_PER_S

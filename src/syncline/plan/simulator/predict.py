@@ -1,0 +1,291 @@
+"""``Profile + Network + Plan -> Timeline`` and the iteration time.
+
+By default one worker represents all: they compute the same and every message waits for all of
+them. The device runs one operation at a time in the profile's order; the network sends one message
+at a time in the plan's order, each as soon as its last gradient is ready and the one before it is
+done (MG-WFBP, Eq. 7); unpacking and the update begin when all messages are done (dag-model, Fig. 1)
+or, where the plan says so, each parameter's just before the next forward pass needs it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from syncline.errors import MismatchError
+from syncline.plan.cost import CostCurve
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.prediction import Prediction, Sharing
+from syncline.plan.profile import NOT_COMPUTED, Profile
+from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.analysis import ready_ns, waits
+from syncline.plan.simulator.bound import least_s_per_byte, network_bound_ns, terms
+from syncline.plan.simulator.dag import Dag
+from syncline.plan.simulator.layout import Slot
+from syncline.plan.simulator.messages import MessageTask
+from syncline.plan.simulator.steady import Steady, steady_state
+from syncline.plan.simulator.strategy import STRATEGIES, Strategy
+from syncline.plan.simulator.transformations import as_planned
+from syncline.plan.simulator.workers import ALIKE, Workers
+from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+
+DEFAULT_STRATEGY = STRATEGIES["loop"]
+SHOWN_CLASSES = 4
+"""Workers that a timeline shows where they differ, the slowest first."""
+
+
+class Forecast(NamedTuple):
+    """A simulated iteration."""
+
+    prediction: Prediction
+    timeline: Timeline
+
+
+def predict(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
+) -> Forecast:
+    """Simulate iterations until their period settles.
+
+    Args:
+        profile: what the worker computes.
+        network: what messages cost.
+        plan: the messages.
+        strategy: what runs beside what.
+        workers: how much slower or faster than the profile each worker is.
+
+    Returns:
+        The iteration time with its bounds, and the timeline of one iteration in the steady state
+        on an integer-nanosecond clock.
+
+    Raises:
+        MismatchError: the plan is for other gradients or another worker count.
+        UserError: the messages take longer than 19.5 hours, or there is more to simulate than
+            fits; see :func:`syncline.plan.simulator.dag.build`.
+    """
+    steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
+    computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
+    prediction = prediction_of(profile, network, plan, steady, computation_s, strategy=strategy)
+    timeline = Timeline(
+        name=plan.planner,
+        source="predicted",
+        iteration_ns=int(steady.ends_ns[steady.window]) - steady.begin_ns,
+        spans=tuple(_spans(profile, plan, steady, strategy)),
+    )
+    return Forecast(prediction, timeline)
+
+
+def predict_iteration_s(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
+) -> float:
+    """Return only the iteration time of :func:`predict`, without building its timeline."""
+    steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
+    return steady.period_ns / NS_PER_S
+
+
+def simulate_plan(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
+) -> Steady:
+    """Return the simulated run that :func:`predict` rests on."""
+    difference = plan.difference(profile.gradients, network.workers)
+    if difference is not None:
+        raise MismatchError(f"this plan does not fit the profile and network: {difference}")
+    return steady_state(profile, network, plan, strategy=strategy, workers=workers)
+
+
+def predict_computation_s(
+    profile: Profile,
+    network: Network,
+    *,
+    strategy: Strategy = DEFAULT_STRATEGY,
+    workers: Workers = ALIKE,
+) -> float:
+    """Return the iteration time without communication."""
+    simple = workers == ALIKE and strategy == DEFAULT_STRATEGY and not profile.has_lanes
+    order = [{"data": 0, "copy": 1}.get(o.phase, 2) for o in profile.operations]
+    if simple and order == sorted(order):  # it reads, copies and computes, one after the other
+        return profile.computation_s
+    alone = steady_state(profile, network, None, strategy=strategy, workers=workers)
+    return alone.period_ns / NS_PER_S
+
+
+def prediction_of(
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    steady: Steady,
+    computation_s: float,
+    *,
+    strategy: Strategy,
+) -> Prediction:
+    """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`.
+
+    ``computation_s`` is what :func:`predict_computation_s` returns.
+    """
+    iteration_s = steady.period_ns / NS_PER_S
+    bound_s = max(computation_s, _communication_bound_s(profile, network, plan, steady, strategy))
+    return Prediction(
+        planner=plan.planner,
+        messages=len(plan.messages),
+        iteration_s=iteration_s,
+        computation_s=computation_s,
+        communication_s=math.fsum(t.duration_ns for t in steady.dag.messages if t.lane != "delay")
+        / NS_PER_S,
+        exposed_s=max(iteration_s - computation_s, 0.0),
+        # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
+        lower_bound_s=min(bound_s, iteration_s),
+        error_s=steady.error_ns / NS_PER_S,
+        sharing=None
+        if steady.alone_ns is None
+        else Sharing(
+            jobs=network.jobs,
+            alone_s=steady.alone_ns / NS_PER_S,
+            shortest_s=min(steady.offset_ns) / NS_PER_S,
+            longest_s=max(steady.offset_ns) / NS_PER_S,
+        ),
+    )
+
+
+def _communication_bound_s(
+    profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
+) -> float:
+    """Return a lower bound for all plans of this kind (halves or whole); 0 where none is known.
+
+    The bound of :mod:`syncline.plan.simulator.bound` holds for operations that run one at a time
+    in the profile's order.
+    """
+    if strategy.exchange != "all-reduce" or not profile.gradient_bytes:
+        return 0.0
+    least_s = 0.0
+    network = _undercut_by_none(network, plan, profile.gradient_bytes)
+    if plan.in_flight == 1:
+        least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
+    alike = [c.factor for c in steady.dag.classes] == [1.0] and not steady.error_ns
+    if strategy.compute != "stream" or not (alike and profile.is_one_round_after_another):
+        return least_s
+    halves = any(message.collective != "all-reduce" for message in plan.messages)
+    known = terms(as_planned(profile, strategy, 1.0))
+    bound_ns = network_bound_ns(known, network, halves=halves, norm=plan.norm is not None)
+    return max(least_s, bound_ns / NS_PER_S)
+
+
+def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
+    """Return a network on which no message, dense or compressed, costs more than on the given one.
+
+    ``size_bytes`` is the size of all messages together.
+    """
+    mixed = len({message.payload == "dense" for message in plan.messages}) > 1
+    if network.whole is None or not mixed:
+        return network
+    curves = (network.all_reduce, network.whole)
+    line = CostCurve.line(
+        min(curve.startup_s for curve in curves),
+        min(least_s_per_byte(curve, size_bytes) for curve in curves),
+    )
+    return msgspec.structs.replace(network, all_reduce=line, pipelined=None)
+
+
+# --- the timeline ---
+
+
+def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> Iterator[Span]:
+    """Yield what runs in the window, clipped to it: one period of many."""
+    dag, window, begin = steady.dag, steady.window, steady.begin_ns
+    end = None if dag.iterations == 1 else int(steady.ends_ns[window])
+    iterations = range(max(window - 1, 0), min(window + 2, dag.iterations))
+
+    def span(
+        times: tuple[int, int],
+        lane: str,
+        label: str,
+        kind: SpanKind,
+        size: int | None = None,
+        ready: int | None = None,
+    ) -> Iterator[Span]:
+        start, stop = times
+        if end is not None:
+            if stop < begin or start >= end or (stop == begin and start < begin):
+                return
+            start, stop = max(start, begin), min(stop, end)
+        yield Span(
+            lane=lane,
+            start_ns=start - begin,
+            stop_ns=stop - begin,
+            label=label,
+            kind=kind,
+            size_bytes=size,
+            ready_ns=None if ready is None else max(ready - begin, 0),
+        )
+
+    def times(task: int) -> tuple[int, int]:
+        return int(steady.start_ns[task]), int(steady.stop_ns[task])
+
+    shown = sorted(range(len(dag.classes)), key=lambda c: -dag.classes[c].factor)[:SHOWN_CLASSES]
+    for index, slot in enumerate(dag.layout.slots):
+        if slot.operation is None:
+            continue
+        operation = profile.operations[slot.operation]
+        label = f"update before {operation.name}" if slot.gate else operation.name
+        kind: SpanKind = "update" if slot.gate else operation.phase
+        if operation.lane in NOT_COMPUTED:
+            kind = "wait"
+        tasks = dag.slot_tasks(index)
+        for number in shown:
+            lane = _lane_name(dag, slot, number)
+            for iteration in iterations:
+                yield from span(times(int(tasks[iteration, number])), lane, label, kind)
+    if strategy.compute == "stream":
+        for wait in waits(steady, shown, iterations):
+            slot = dag.layout.slots[wait.slot]
+            label = "all gradients"
+            if slot.gate and slot.operation is not None:  # only those that one operation needs
+                label = profile.operations[slot.operation].name
+            lane = _lane_name(dag, slot, wait.worker_class)
+            yield from span((wait.start_ns, wait.stop_ns), lane, label, "wait")
+    ready = ready_ns(steady, plan, iterations)
+    tensors, sizes = plan.message_tensors(), plan.message_bytes()
+    for index, task in enumerate(dag.messages):
+        if task.lane == "delay" or (task.worker_class not in (None, *shown)):
+            continue
+        label = _message_label(plan, task, tensors[task.message])
+        lane = COMMUNICATION if task.lane == "channel" else task.lane
+        tasks = dag.message_tasks(index)[:, 0]
+        size = plan.norm_bytes if task.norms else sizes[task.message]
+        for number in tasks[iterations].tolist():
+            yield from span(times(number), lane, label, "message", size, ready.get(number))
+
+
+def _lane_name(dag: Dag, slot: Slot, number: int) -> str:
+    name = COMPUTE if slot.lane in ("device", "join") else slot.lane
+    if len(dag.classes) == 1:
+        return name
+    worker = dag.classes[number]
+    return f"{name} of rank {worker.first} (x{worker.factor:.3g})"
+
+
+def _message_label(plan: Plan, task: MessageTask, tensors: range) -> str:
+    if task.norms:
+        return "norms"
+    label = plan.label(tensors)
+    if task.lane != "channel":
+        return f"{task.lane} {label}"
+    collective = plan.messages[task.message].collective
+    return label if collective == "all-reduce" else f"{collective} {label}"

@@ -1,0 +1,182 @@
+"""The steady state: simulate until the time from one iteration to the next settles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.dag import Dag, build, side_by_side
+from syncline.plan.simulator.graph import Times
+from syncline.plan.simulator.strategy import Strategy
+from syncline.plan.simulator.workers import ALIKE, Workers
+
+FIRST_ITERATIONS = 4
+MOST_ITERATIONS = 64
+AGREEING = 3
+"""Periods in a row that must be equal."""
+WARM_UP = 4
+"""Iterations left out of the mean where every one is different."""
+OFFSETS = 8
+"""Ways in which jobs that share links are offset against one another."""
+
+
+class Steady(NamedTuple):
+    """A simulated run, and the period that it settled to.
+
+    If jobs share links, the run is the first job's, with the offsets whose period is closest to the
+    mean.
+    """
+
+    dag: Dag
+    start_ns: Times
+    stop_ns: Times
+    ends_ns: Times
+    """When each iteration ended; under contention, of the first half of them only."""
+    period_ns: float
+    """From one iteration's end to the next: the last period, or the mean after warm-up if periods
+    differ."""
+    error_ns: float
+    """Standard error of the period; 0 if it settled, so that the last periods agree to a
+    millionth."""
+    alone_ns: float | None = None
+    """The period without the other jobs that share the links, if there are any."""
+    offset_ns: tuple[float, ...] = ()
+    """The period for each way in which such jobs are offset, of which :attr:`period_ns` is the
+    mean."""
+
+    @property
+    def window(self) -> int:
+        """An iteration in the steady state, with another one after it if there is one."""
+        return max(len(self.ends_ns) - 2, 0)
+
+    @property
+    def begin_ns(self) -> int:
+        """When that iteration begins: the end of the one before it."""
+        return int(self.ends_ns[self.window - 1]) if self.window else 0
+
+
+def steady_state(
+    profile: Profile,
+    network: Network,
+    plan: Plan | None,
+    *,
+    strategy: Strategy,
+    workers: Workers,
+) -> Steady:
+    """Simulate iterations, twice as many each time, until the last three take equally long.
+
+    Jobs that share links are simulated beside one another, all like this one. Since they begin at
+    any time, the period is the mean over evenly spread offsets.
+
+    Under contention only the first half of the iterations counts: each is slowed by those after it,
+    which the last ones lack. With several loaders, as many iterations as there are loaders count as
+    one. If iterations start afresh, because the last has ended and nothing was fetched ahead, one
+    is enough. If each draws its own computing times, or 64 do not settle, the period is a mean.
+
+    Raises:
+        UserError: see :func:`syncline.plan.simulator.dag.build`.
+    """
+    settled = partial(_settled, profile, plan, strategy, workers)
+    if plan is None or network.jobs == 1:
+        return settled(network, [0])
+    alone = settled(msgspec.structs.replace(network, jobs=1), [0])
+    runs = [
+        settled(network, [0, *(round(share * alone.period_ns) for share in shares)])
+        for shares in _offsets(network.jobs - 1)
+    ]
+    periods_ns = tuple(run.period_ns for run in runs)
+    mean_ns = math.fsum(periods_ns) / len(runs)
+    return min(runs, key=lambda run: abs(run.period_ns - mean_ns))._replace(
+        period_ns=mean_ns,
+        error_ns=math.sqrt(math.fsum(run.error_ns**2 for run in runs)) / len(runs),
+        alone_ns=alone.period_ns,
+        offset_ns=periods_ns,
+    )
+
+
+def _offsets(others: int) -> list[list[float]]:
+    """Return shares of a period by which other jobs begin later: of each job, one in each eighth.
+
+    A Latin hypercube of strata's middles, always the same.
+    """
+    strata = np.tile(np.arange(OFFSETS), (others, 1))
+    shuffled = np.random.default_rng(0).permuted(strata, axis=1)
+    return ((shuffled.T + 0.5) / OFFSETS).tolist()  # type: ignore[no-any-return]
+
+
+def _settled(
+    profile: Profile,
+    plan: Plan | None,
+    strategy: Strategy,
+    workers: Workers,
+    network: Network,
+    offsets_ns: Sequence[int],
+) -> Steady:
+    """Return the steady state of jobs that begin at some times, one for each."""
+    # Batches that several loaders read at the same time arrive together: their iterations follow
+    # one another quickly, and then all wait for the next ones. Only such a round repeats.
+    round_of = strategy.loaders if strategy.prefetch_data else 1
+    by_need = plan is not None and plan.wait == "need"
+    ahead = strategy.prefetch_data or strategy.prefetch_copy
+    # Fast workers push while slow ones still update.
+    apart = strategy.exchange == "parameter-server" and workers != ALIKE
+    most = max(MOST_ITERATIONS, 2 * FIRST_ITERATIONS * round_of)
+    iterations = 1
+    if workers.jitter:
+        iterations = most
+    elif len(offsets_ns) > 1 or by_need or apart or ahead or profile.has_lanes:
+        # Some part of an iteration can run beside the one before it.
+        iterations = FIRST_ITERATIONS * round_of
+    while True:
+        dags = [
+            build(profile, network, plan, strategy=strategy, workers=own, iterations=iterations)
+            for own in _own_draws(workers, len(offsets_ns))
+        ]
+        dag = dags[0]
+        graph = dag.graph if len(dags) == 1 else side_by_side(dags, offsets_ns)
+        start_ns, stop_ns = graph.run()
+        after = np.cumsum([len(each.graph) for each in dags])  # the first task after each job's
+        split = list(zip(dags, np.split(stop_ns, after), strict=False))
+        jobs_ns = np.array([each.ends_ns(times_ns) for each, times_ns in split])
+        sent_ns = np.array([each.sent_ns(times_ns) for each, times_ns in split])
+        start_ns, stop_ns = start_ns[: len(dag.graph)], stop_ns[: len(dag.graph)]
+        if iterations == 1:
+            ends_ns = np.array([stop_ns.max(initial=0)])
+            return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0)
+        # Under contention an iteration is slowed by those after it, which the last ones lack.
+        slows = network.contention_under(by_need=by_need).slows or network.colocated
+        if slows or len(dags) > 1:
+            jobs_ns, sent_ns = jobs_ns[:, : iterations // 2], sent_ns[:, : iterations // 2]
+        ends_ns = jobs_ns[0]
+        # Messages may fall behind by a little more each time, until something waits for them.
+        both_ns = np.stack([jobs_ns, sent_ns])
+        last = (both_ns[..., round_of:] - both_ns[..., :-round_of])[..., -AGREEING:]
+        spread = np.ptp(last, axis=(0, 2)) if last.size else math.inf
+        agree = last.shape[2] == AGREEING and np.all(spread <= 1e-6 * last[0, :, -1])
+        if agree and not workers.jitter:
+            period_ns = float(last[0, :, -1].mean()) / round_of
+            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, 0.0)
+        if iterations >= most:
+            periods = np.diff(both_ns, prepend=0)[..., min(WARM_UP * round_of, len(ends_ns) // 2) :]
+            joined, sent = periods.mean(axis=1)
+            error = float(joined.std(ddof=1)) / math.sqrt(len(joined))
+            period_ns = float(joined.mean())
+            if not workers.jitter:
+                period_ns = max(period_ns, float(sent.mean()))
+            return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, error)
+        iterations *= 2
+
+
+def _own_draws(workers: Workers, jobs: int) -> list[Workers]:
+    """Return the workers of each job: equal ones, which draw the noise of an iteration anew."""
+    if not workers.jitter:
+        return [workers] * jobs
+    return [msgspec.structs.replace(workers, seed=workers.seed + job) for job in range(jobs)]

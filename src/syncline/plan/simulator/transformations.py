@@ -1,0 +1,138 @@
+"""A profile under other circumstances: another wire type, another device, no loading."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from syncline.errors import UserError, quoted
+from syncline.plan.profile import ACCUMULATING, COMPUTING, STREAMS, Operation, Profile, Resource
+from syncline.plan.quantities import NS_PER_S, bytes_per_element, require_count
+from syncline.plan.simulator.strategy import Strategy
+
+SLOWEST_SCALE = 1000.0
+"""Largest factor on computing, and its inverse."""
+
+
+def with_wire(profile: Profile, dtype: str) -> Profile:
+    """Return the profile with gradients that travel in another type.
+
+    The time of conversion is not counted.
+
+    Raises:
+        UserError: the type is unknown, or a gradient is complex and the type is not.
+    """
+    bytes_per_element(dtype)  # raises for an unknown type
+    for gradient in profile.gradients:
+        if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
+            raise UserError(
+                f"gradient {quoted(gradient.name)} is {gradient.dtype} and cannot travel as "
+                f"{dtype}; leave --wire out"
+            )
+    if all(gradient.dtype == dtype for gradient in profile.gradients):
+        return profile
+    gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
+    # The measured time of stock DDP is that of the original gradients.
+    return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
+
+
+def with_compute_scale(profile: Profile, scale: float) -> Profile:
+    """Return the profile with a device that takes ``scale`` times as long for everything.
+
+    Reading, copying, the launching of work by the host, and communication with other workers take
+    as long as before.
+
+    Raises:
+        UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
+    """
+    if not 1 / SLOWEST_SCALE <= scale <= SLOWEST_SCALE:
+        raise UserError(
+            f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
+            f"{scale:g}; 0.5 halves what the device computes for"
+        )
+    return _scaled(profile, lambda operation: scale if operation.lane in STREAMS else 1.0)
+
+
+def with_accumulation(profile: Profile, batches: int) -> Profile:
+    """Return the profile of an update after so many micro-batches, each as the one profiled.
+
+    Only the last one exchanges gradients, so all but its backward pass and the first one's forward
+    pass are one operation between them. Batches are read and copied before.
+
+    Raises:
+        UserError: there is no micro-batch, no backward pass, or several are accumulated already.
+    """
+    require_count("micro-batches to accumulate", batches)
+    if batches == 1:
+        return profile
+    phases = [operation.phase for operation in profile.operations]
+    if "backward" not in phases or any(o.name == ACCUMULATING for o in profile.operations):
+        raise UserError(
+            f"profile {quoted(profile.model)} has no backward pass of a single batch to repeat; "
+            "leave --accumulate out, or profile without accumulation"
+        )
+    first = phases.index("backward")
+    finish_ns = profile.finish_ns()
+    computing = [i for i, phase in enumerate(phases) if phase in COMPUTING]
+    begun_ns = min(finish_ns[i] - profile.operations[i].duration_ns for i in computing)
+    duration_s = (batches - 1) * (max(finish_ns[i] for i in computing) - begun_ns) / NS_PER_S
+    lanes: list[Resource] = ["host", "device"] if profile.has_host else ["device"]
+
+    def moved(index: int) -> int:
+        return index + len(lanes) if index >= first else index
+
+    operations = [
+        msgspec.structs.replace(
+            operation,
+            after=tuple(map(moved, operation.after)),
+            duration_s=operation.duration_s * (batches if phase in ("data", "copy") else 1),
+        )
+        for operation, phase in zip(profile.operations, phases, strict=True)
+    ]
+    operations[first:first] = [
+        Operation(name=ACCUMULATING, phase="forward", duration_s=duration_s, resource=lane)
+        for lane in lanes
+    ]
+    gradients = tuple(
+        msgspec.structs.replace(
+            gradient,
+            ready_after=moved(gradient.ready_after),
+            needed_by=None if gradient.needed_by is None else moved(gradient.needed_by),
+        )
+        for gradient in profile.gradients
+    )
+    return msgspec.structs.replace(
+        profile, operations=tuple(operations), gradients=gradients, baseline=None
+    )
+
+
+def without_loading(profile: Profile) -> Profile:
+    """Return the profile with batches that need neither reading nor copying."""
+    return _scaled(profile, lambda operation: 0.0 if operation.phase in ("data", "copy") else 1.0)
+
+
+def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
+    """Return the profile for planners, which know neither strategies nor slower workers.
+
+    What the strategy fetches ahead takes no time. Every message waits for the slowest worker, whose
+    factor is ``slowest``.
+    """
+    ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
+
+    def factor(operation: Operation) -> float:
+        if ahead.get(operation.phase):
+            return 0.0
+        return slowest if operation.lane in (*STREAMS, "host") else 1.0
+
+    return _scaled(profile, factor)
+
+
+def _scaled(profile: Profile, factor: Callable[[Operation], float]) -> Profile:
+    operations = tuple(
+        o if factor(o) == 1 else msgspec.structs.replace(o, duration_s=o.duration_s * factor(o))
+        for o in profile.operations
+    )
+    if operations == profile.operations:
+        return profile
+    return msgspec.structs.replace(profile, operations=operations, baseline=None)

@@ -1,0 +1,299 @@
+"""What-if: the same iteration under other circumstances, point by point.
+
+A change replaces parts of what was measured: the network's link, worker count and algorithm
+(:meth:`Network.with_`), the type in which gradients travel, how long the device computes, how fast
+single workers are and what overlaps. Everything else stays as it was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncline.errors import UserError
+from syncline.plan.cost import CostCurve
+from syncline.plan.exchange import Exchange
+from syncline.plan.network import Link, Network
+from syncline.plan.plan import Plan
+from syncline.plan.prediction import Prediction
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import (
+    DEFAULT_STRATEGY,
+    predict_computation_s,
+    predict_iteration_s,
+    prediction_of,
+    simulate_plan,
+)
+from syncline.plan.simulator.steady import Steady
+from syncline.plan.simulator.strategy import Strategy
+from syncline.plan.simulator.transformations import (
+    as_planned,
+    with_accumulation,
+    with_compute_scale,
+    with_wire,
+    without_loading,
+)
+from syncline.plan.simulator.workers import ALIKE, Workers
+from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
+from syncline.plan.whatif import Point, Setting
+
+MOST_POINTS = 5000
+"""Points of one sweep."""
+ELEMENT_BYTES = 4
+"""Width of an element in the cost of a sparse exchange."""
+
+PlanFunction = Callable[[Profile, Network], Plan]
+
+
+class Change(NamedTuple):
+    """What is different at a point. None: as it was measured."""
+
+    workers: int | None = None
+    bandwidth_bytes_per_s: float | None = None
+    latency_s: float | None = None
+    algorithm: str | None = None
+    density: float | None = None
+    jobs: int | None = None
+    wire: str | None = None
+    compute_scale: float = 1.0
+    accumulate: int = 1
+    behaviour: Workers = ALIKE
+    """Which workers are slower."""
+    strategy: Strategy = DEFAULT_STRATEGY
+
+
+def exchanges(
+    algorithms: Sequence[str], densities: Sequence[float | None]
+) -> list[tuple[str | None, float | None]]:
+    """Return the (algorithm, density) pairs that two lists stand for.
+
+    A dense algorithm has no density. Each density goes with each sparse algorithm; if none is
+    named, with the network's own or, if that is dense, with the one that training takes. A None
+    among the densities asks for the network's own exchange, unless a dense algorithm is named.
+    """
+    sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
+    pairs: list[tuple[str | None, float | None]]
+    pairs = [(a, None) for a in algorithms if a not in SPARSE_ALGORITHMS]
+    if None in densities and not pairs:
+        pairs.append((None, None))
+    given = [density for density in densities if density is not None]
+    if given:
+        pairs += [(a, density) for density in given for a in sparse or [None]]
+    else:
+        pairs += [(a, None) for a in sparse]
+    return pairs or [(None, None)]
+
+
+def changes(
+    *,
+    workers: Sequence[int] = (),
+    bandwidths_bytes_per_s: Sequence[float] = (),
+    latencies_s: Sequence[float] = (),
+    algorithms: Sequence[str] = (),
+    densities: Sequence[float | None] = (),
+    jobs: Sequence[int] = (),
+    wires: Sequence[str] = (),
+    compute_scales: Sequence[float] = (),
+    accumulations: Sequence[int] = (),
+    behaviours: Sequence[Workers] = (),
+    strategies: Sequence[Strategy] = (),
+) -> list[Change]:
+    """Return every combination of what the lists hold; an empty one leaves things as they are.
+
+    Worker counts vary fastest. For algorithms and densities see :func:`exchanges`.
+
+    Raises:
+        UserError: there are more than 5000 combinations, which is found without making them.
+    """
+    axes: list[list[dict[str, Any]]] = [
+        [{"strategy": value} for value in strategies],
+        [{"behaviour": value} for value in behaviours],
+        [{"compute_scale": value} for value in compute_scales],
+        [{"accumulate": value} for value in accumulations],
+        [{"wire": value} for value in wires],
+        [{"algorithm": a, "density": d} for a, d in exchanges(algorithms, densities)],
+        [{"jobs": value} for value in jobs],
+        [{"latency_s": value} for value in latencies_s],
+        [{"bandwidth_bytes_per_s": value} for value in bandwidths_bytes_per_s],
+        [{"workers": value} for value in workers],
+    ]
+    count = math.prod(len(axis) or 1 for axis in axes)
+    if count > MOST_POINTS:
+        raise UserError(
+            f"the options stand for {count} points, and at most {MOST_POINTS} can be simulated at "
+            "once; shorten a list, or simulate one part after the other"
+        )
+    made = [Change()]
+    for axis in axes:
+        made = [change._replace(**value) for change in made for value in axis or [{}]]
+    return made
+
+
+# --- points ---
+
+
+class Planned(NamedTuple):
+    """One planner at one point, with all that its figures rest on."""
+
+    profile: Profile
+    network: Network
+    plan: Plan
+    steady: Steady
+    prediction: Prediction
+
+
+class WhatIfSimulator:
+    """Simulates points of one profile and network, and keeps what many of them share."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        network: Network,
+        planners: Mapping[str, PlanFunction],
+        *,
+        replans: bool = True,
+    ) -> None:
+        """Take what the points depart from, and planners by name.
+
+        ``replans``: they plan for each point, unlike a fixed plan, which fits one worker count.
+        """
+        self.network = network
+        self.replans = replans
+        self.planners = dict(planners)
+        self._profile = profile
+        self._profiles: dict[tuple[str | None, float, int], Profile] = {}
+        self._alone_s: dict[tuple[float, int, Strategy, bool], float] = {}
+
+    def profile_at(self, change: Change) -> Profile:
+        """Return the profile as it is at a point."""
+        key = (change.wire, change.compute_scale, change.accumulate)
+        if key not in self._profiles:
+            profile = with_compute_scale(self._profile, change.compute_scale)
+            profile = with_accumulation(profile, change.accumulate)
+            if change.wire is not None:
+                profile = with_wire(profile, change.wire)
+            self._profiles[key] = profile
+        return self._profiles[key]
+
+    def network_at(self, change: Change) -> Network:
+        """Return the network as it is at a point.
+
+        The cost of a sparse exchange counts elements of 4 bytes; where they are of another width,
+        the index still takes the bytes it took, and the cost is corrected.
+        """
+        profile = self.profile_at(change)
+        network = self.network.with_(
+            workers=change.workers,
+            bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
+            latency_s=change.latency_s,
+            algorithm=change.algorithm,
+            density=change.density,
+            jobs=change.jobs,
+        )
+        elements = sum(gradient.elements for gradient in profile.gradients)
+        if network.density is None or not elements:
+            return network
+        width = profile.gradient_bytes / elements
+        if width == ELEMENT_BYTES:
+            return network
+        whole, pipelined = network.all_reduce, network.pipelined
+        if pipelined is not None:
+            pipelined = of_width(pipelined, network.exchange, width)
+        whole = of_width(whole, network.exchange, width)
+        return msgspec.structs.replace(network, all_reduce=whole, pipelined=pipelined)
+
+    def plan_at(self, change: Change, planner: str) -> Planned:
+        """Return what one planner makes of a point."""
+        return next(self._plans(change, self.network_at(change), [planner]))
+
+    def _plans(
+        self, change: Change, network: Network, planners: Iterable[str]
+    ) -> Iterator[Planned]:
+        """Yield what planners make of a point with its network."""
+        profile = self.profile_at(change)
+        strategy, workers = change.strategy, change.behaviour
+        computation_s = self._computation_s(change, profile, network)
+        slowest = max(c.factor for c in workers.classes(network.workers))
+        seen = as_planned(profile, strategy, slowest)
+        for name in planners:
+            plan = self.planners[name](seen, network)
+            steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
+            prediction = prediction_of(
+                profile, network, plan, steady, computation_s, strategy=strategy
+            )
+            yield Planned(profile, network, plan, steady, prediction)
+
+    def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
+        """Return the iteration without the time that messages take.
+
+        Where each iteration draws anew, workers still wait for one another in each: otherwise the
+        draws of each would average out, and waiting would count as communication.
+        """
+        options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
+        if not change.behaviour.jitter:
+            return predict_computation_s(profile, network, **options)
+        free = Network(
+            name="free",
+            workers=network.workers,
+            all_reduce=CostCurve.line(0.0, 0.0),
+            link=Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0),
+        )
+        last = len(profile.gradients) - 1
+        plan = Plan.merging("free", profile, network.workers, [last])
+        return predict_iteration_s(profile, free, plan, **options)
+
+    def point(self, change: Change, planners: Sequence[str] = ()) -> Point:
+        """Return what some planners, by default all, make of a point.
+
+        Raises:
+            UserError: the change is impossible, or the point cannot be simulated.
+        """
+        network, behaviour = self.network_at(change), change.behaviour
+        plans = self._plans(change, network, planners or self.planners)
+        setting = Setting(
+            workers=network.workers,
+            algorithm=network.algorithm,
+            bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
+            latency_s=change.latency_s,
+            density=network.density,
+            wire=change.wire,
+            compute_scale=change.compute_scale,
+            accumulate=change.accumulate,
+            stragglers=behaviour.stragglers,
+            spread=behaviour.spread,
+            jitter=behaviour.jitter,
+            seed=behaviour.seed,
+            strategy=change.strategy.name,
+            jobs=network.jobs,
+        )
+        return Point(
+            setting=setting,
+            network=network.name,
+            alone_s=self._alone(change, loading=True),
+            computing_s=self._alone(change, loading=False),
+            predictions=tuple(planned.prediction for planned in plans),
+        )
+
+    def _alone(self, change: Change, *, loading: bool) -> float:
+        """Return the iteration of one worker of factor 1 without communication."""
+        key = (change.compute_scale, change.accumulate, change.strategy, loading)
+        if key not in self._alone_s:
+            profile = self.profile_at(change)
+            self._alone_s[key] = predict_computation_s(
+                profile if loading else without_loading(profile),
+                self.network,
+                strategy=change.strategy,
+            )
+        return self._alone_s[key]
+
+
+def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> CostCurve:
+    """Return the curve of a sparse exchange of elements of 4 bytes for those of another width."""
+    index_bytes = exchange.index_bytes
+    rate = (1 + index_bytes / element_bytes) / (1 + index_bytes / ELEMENT_BYTES)
+    link = curve.less(exchange.computing_curve())
+    link = link.rebased(link.startup_s, rate)
+    return CostCurve.in_turn([link, exchange.computing_curve(element_bytes=element_bytes)])

@@ -1,0 +1,169 @@
+"""What sparse exchanges cost: gTop-k, Table I, as functions of the dense message.
+
+Each worker keeps the k largest of m elements, ``k = rho m``, and sends values and indices. The
+paper sends "2k values", which is right for indices as wide as the values; here a kept element takes
+its own bytes and those of its index. The paper's beta is a time per byte (section IV.C), so its m
+and k must be bytes, as in its Fig. 9 (m = 100 MB), not numbers of elements. Then its Eq. 6 and 7
+agree with Table I and with the algorithms. k is not rounded to whole elements.
+
+``P`` workers; per kept byte of value ``w = 1 + index width / value width`` bytes travel:
+
+- TopKAllReduce, Eq. 6: an all-gather, ``ceil(log2 P) alpha + (P - 1) rho w M beta``.
+- gTopKAllReduce, Eq. 7: a tree of merges and a broadcast,
+  ``2 ceil(log2 P) (alpha + rho w M beta)``. The paper calls the broadcast a flat tree; a flat tree
+  takes P - 1 sends of the root, and the ``log2 P`` rounds are those of a binomial tree.
+- butterfly, ours: both partners of a round send, and compute the same merge, so no broadcast is
+  needed: ``log2 P (alpha + rho w M beta)``, half of Eq. 7. A merge of overlapping parts would count
+  values twice, so surplus workers fold in first: ``floor(log2 P) + 2`` rounds for no power of two.
+
+The paper does not count selecting and merging, though selecting takes as long as computing on two
+of its models (Fig. 11). With :class:`SparseSpeeds` they are counted, on the worker on which they
+take longest, and so is our coding of the indices: MG-WFBP, section 8, asks for merging that knows
+what compressing costs. A dense exchange (Eq. 5) is the ring of ``ALL_REDUCE_ALGORITHMS`` without
+gamma.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from syncline.errors import UserError, require_known
+from syncline.plan.collective_costs import doubling_rounds, folded_rounds, require_workers
+from syncline.plan.cost import CostCurve
+from syncline.plan.document import Value
+from syncline.plan.quantities import require_finite
+
+INDEX_BYTES = VALUE_BYTES = 4
+CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
+"""An index coded as a distance; a distance of ``ESCAPE`` elements or more takes 4 bytes more."""
+
+
+class SparseSpeeds(Value, frozen=True, kw_only=True):
+    """How fast a worker selects and merges; see ``train.measure.sparse``.
+
+    Raises:
+        UserError: on construction, if a time is negative or not finite.
+    """
+
+    select_s_per_element: float
+    """For an element of the dense message: to check it, add it to its residual, perhaps select it,
+    and write the average into its place."""
+    merge_s_per_entry: float
+    """For an entry that is merged, including writing it to the wire and reading it."""
+    message_s: float = 0.0
+    """For a message of any size."""
+    round_s: float = 0.0
+    """For a round of any size, in addition to the link's startup."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            require_finite(f"speeds of sparse exchange: {field}", getattr(self, field))
+
+
+class SparseWork(NamedTuple):
+    """The work of an exchange on its slowest worker, in vectors of k entries."""
+
+    startups: int
+    """Rounds one after another."""
+    vectors: int
+    """How many pass its link one after another."""
+    merged: int
+    """How many its merges take as input."""
+    sent: int
+    """How many all workers send together."""
+
+
+def _top_k(workers: int) -> SparseWork:
+    rounds = doubling_rounds(workers)
+    # The gathered vectors are added in pairs, and nothing is dropped: P vectors a level.
+    return SparseWork(rounds, workers - 1, workers * rounds, workers * (workers - 1))
+
+
+def _gtop_k(workers: int) -> SparseWork:
+    rounds = doubling_rounds(workers)
+    return SparseWork(2 * rounds, 2 * rounds, 2 * rounds, 2 * (workers - 1))
+
+
+def _gtop_k_butterfly(workers: int) -> SparseWork:
+    # A worker that serves a surplus one merges once more, and sends it the result at the end.
+    rounds = folded_rounds(workers)
+    paired = 1 << (workers.bit_length() - 1)
+    sent = paired * (paired.bit_length() - 1) + 2 * (workers - paired)
+    return SparseWork(rounds, rounds, 2 * doubling_rounds(workers), sent)
+
+
+SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
+    "top-k": _top_k,
+    "gtop-k": _gtop_k,
+    "gtop-k-butterfly": _gtop_k_butterfly,
+}
+
+
+def coded_index_bytes(density: float) -> float:
+    """Return the bytes that an index takes at most in our coding, per entry of a large message.
+
+    Indices travel as distances of 16 bits where that is shorter (``train.sparse.wire``).
+    """
+    return min(float(INDEX_BYTES), CODED_INDEX_BYTES + 4 / (ESCAPE * density))
+
+
+def sparse_line(
+    algorithm: str,
+    *,
+    workers: int,
+    alpha_s: float,
+    beta_s_per_byte: float,
+    density: float,
+    index_bytes: float = INDEX_BYTES,
+    switch_bytes_per_s: float | None = None,
+) -> CostCurve:
+    """Return the cost of a sparse exchange as a line in the bytes of the dense message.
+
+    Selecting and merging are not counted; see :func:`computing_line`. One worker exchanges nothing.
+
+    Args:
+        algorithm: a key of :data:`SPARSE_ALGORITHMS`.
+        workers: P, at least 1.
+        alpha_s: startup time between two workers.
+        beta_s_per_byte: transmission time between two workers.
+        density: rho, above 0 and at most 1: the share of elements that each worker sends.
+        index_bytes: width of an index; values have 4 bytes.
+        switch_bytes_per_s: capacity for the bytes of all workers; None: no limit.
+
+    Raises:
+        UserError: the algorithm is unknown, or a value is out of its range.
+    """
+    work = _work_of(algorithm, workers, density)
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    sent_share = density * (1 + index_bytes / VALUE_BYTES)
+    link = CostCurve.line(work.startups * alpha_s, work.vectors * sent_share * beta_s_per_byte)
+    if switch_bytes_per_s is not None:
+        link = link.at_least(link.startup_s, work.sent * sent_share / switch_bytes_per_s)
+    return link
+
+
+def computing_line(
+    algorithm: str, *, workers: int, density: float, speeds: SparseSpeeds, element_bytes: float = 4
+) -> CostCurve:
+    """Return what selecting and merging cost, as a line in the bytes of the dense message.
+
+    ``message_s + startups round_s + (select + merged rho merge) M / element_bytes``. Arguments and
+    errors are those of :func:`sparse_line`.
+    """
+    work = _work_of(algorithm, workers, density)
+    if workers == 1:
+        return CostCurve.line(0.0, 0.0)
+    startup_s = speeds.message_s + work.startups * speeds.round_s
+    element_s = speeds.select_s_per_element + work.merged * density * speeds.merge_s_per_entry
+    return CostCurve.line(startup_s, element_s / element_bytes)
+
+
+def _work_of(algorithm: str, workers: int, density: float) -> SparseWork:
+    require_known("sparse exchange", algorithm, SPARSE_ALGORITHMS)
+    require_workers(workers)
+    if not (math.isfinite(density) and 0 < density <= 1):
+        raise UserError(f"density must be above 0 and at most 1, found {density}")
+    return SPARSE_ALGORITHMS[algorithm](workers)

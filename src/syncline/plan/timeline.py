@@ -1,0 +1,241 @@
+"""``Timeline``: what ran when, predicted or measured, and its rows in a picture."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from syncline.errors import UserError, quoted
+from syncline.plan.document import Document, Value
+from syncline.plan.profile import NOT_COMPUTED, Phase
+
+SpanKind = Phase | Literal["message", "wait"]
+"""What runs; ``wait`` is computation that waits for messages, or communication with other workers
+that is no gradient message."""
+
+COMPUTE = "compute"
+COMMUNICATION = "communication"
+
+NOT_COMPUTING: frozenset[SpanKind] = frozenset({"message", "wait"})
+"""Kinds of spans in which no computation runs."""
+
+Interval = tuple[int, int]
+"""(from, to) in nanoseconds."""
+
+
+class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that ran on one lane from ``start_ns`` to ``stop_ns``.
+
+    A message starts when it is issued.
+    """
+
+    lane: str
+    start_ns: int
+    stop_ns: int
+    label: str
+    """For a wait, what is waited for."""
+    kind: SpanKind
+    size_bytes: int | None = None
+    """Bytes of the message; None for computation."""
+    ready_ns: int | None = None
+    """When the last gradient of the message was ready; None if not known."""
+
+
+LATEST_NS = 1 << 62
+"""The latest time of a span."""
+
+
+def _wrong(span: Span) -> str | None:
+    """Return what is wrong with a span; None if nothing is."""
+    if not 0 <= span.start_ns <= span.stop_ns:
+        return (
+            f"runs from {span.start_ns} ns to {span.stop_ns} ns; a span starts at 0 or later and "
+            "does not stop before it starts"
+        )
+    if span.ready_ns is None:
+        return None
+    if span.kind != "message":
+        return f"has ready_ns and is of the kind {quoted(span.kind)}; only messages have it"
+    if not 0 <= span.ready_ns <= span.start_ns:
+        return (
+            f"is ready at {span.ready_ns} ns and starts at {span.start_ns} ns; a message is ready "
+            "at 0 or later and not after it starts"
+        )
+    return None
+
+
+class Timeline(Document, frozen=True, kw_only=True):
+    """Spans on an integer-nanosecond clock that starts with the iteration.
+
+    Raises:
+        UserError: on construction, if a span ends before it starts or starts before 0, a message is
+            ready before 0 or after it starts, a span that is no message has ``ready_ns``, or the
+            iteration takes less than 0.
+    """
+
+    KIND: ClassVar[str] = "timeline"
+    VERSION: ClassVar[int] = 1
+
+    name: str
+    source: Literal["predicted", "measured"]
+    iteration_ns: int
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        if self.iteration_ns < 0:
+            raise UserError(f"timeline: iteration_ns is negative: {quoted(self.iteration_ns)}")
+        latest_ns = max([self.iteration_ns, *(span.stop_ns for span in self.spans)])
+        if latest_ns > LATEST_NS:
+            raise UserError(
+                f"timeline: times are at most {LATEST_NS} ns, found {quoted(latest_ns)} ns"
+            )
+        for index, span in enumerate(self.spans):
+            wrong = _wrong(span)
+            if wrong is not None:
+                raise UserError(f"timeline: spans[{index}] {quoted(span.label)} {wrong}")
+
+    def lanes(self) -> tuple[str, ...]:
+        """Return the names of the lanes in the order in which they first appear."""
+        return tuple(dict.fromkeys(span.lane for span in self.spans))
+
+    @property
+    def records_waits(self) -> bool:
+        """Whether the timeline records waiting: as spans, or by when messages were ready."""
+        return any(_is_stall(span) or span.ready_ns is not None for span in self.spans)
+
+    def stall_ns(self) -> int:
+        """Return how long the computation waited for messages to arrive.
+
+        Waiting of several workers at the same time counts once.
+        """
+        return busy_ns(union(filter(_is_stall, self.spans)))
+
+    def order_stall_ns(self) -> int:
+        """Return how long the line was idle only because messages go in a fixed order.
+
+        That is the time in which nothing was under way, the next message was not ready, and a later
+        one was. The time until a ready message is issued does not count, since every order has it.
+        Messages without ``ready_ns`` count as ready when they are issued. O(n log n) for n spans.
+        """
+        messages = sorted(self._messages(), key=lambda span: (span.start_ns, span.stop_ns))
+        ready_ns = [s.start_ns if s.ready_ns is None else s.ready_ns for s in messages]
+        # For each message: when the first of it and those after it is ready.
+        later_ns = list(itertools.accumulate(reversed(ready_ns), min))[::-1]
+        total_ns = free_ns = 0
+        for message, own_ns, next_ns in zip(messages, ready_ns, later_ns[1:], strict=False):
+            total_ns += max(min(message.start_ns, own_ns) - max(free_ns, next_ns), 0)
+            free_ns = max(free_ns, message.stop_ns)
+        return total_ns
+
+    def line_share(self) -> float:
+        """Return the share of the iteration in which at least one message was under way."""
+        busy = busy_ns(union(self._messages()))
+        return busy / self.iteration_ns if self.iteration_ns else 0.0
+
+    def _messages(self) -> Iterator[Span]:
+        return (span for span in self.spans if span.kind == "message")
+
+
+def _is_stall(span: Span) -> bool:
+    return span.kind == "wait" and span.lane not in NOT_COMPUTED
+
+
+def union(spans: Iterable[Span]) -> list[Interval]:
+    """Return the disjoint intervals in which at least one of ``spans`` runs, in nanoseconds."""
+    return merged((s.start_ns, s.stop_ns) for s in spans)
+
+
+def merged(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals as disjoint ones, in order and without empty ones."""
+    found: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if start == stop:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return found
+
+
+def busy_ns(intervals: Iterable[Interval]) -> int:
+    """Return the nanoseconds that disjoint intervals take together."""
+    return sum(stop - start for start, stop in intervals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Spans of one lane that do not overlap, ordered by time."""
+
+    lane: str
+    index: int
+    """0 for the lane's first row; more where spans of the lane run at the same time."""
+    spans: tuple[Span, ...]
+
+    @property
+    def name(self) -> str:
+        """The lane's name, numbered from its second row on."""
+        return self.lane if self.index == 0 else f"{self.lane} {self.index + 1}"
+
+
+def rows(timeline: Timeline) -> tuple[Row, ...]:
+    """Return the rows of a timeline: computing first, communication next, then the other lanes.
+
+    Each span goes to the first row of its lane that is free when it starts, so a lane has as many
+    rows as it ever has spans at once. O(n log n) for n spans.
+    """
+    lanes = sorted(timeline.lanes(), key=lambda lane: (lane != COMPUTE, lane != COMMUNICATION))
+    by_lane: dict[str, list[Span]] = {lane: [] for lane in lanes}
+    for span in timeline.spans:
+        by_lane[span.lane].append(span)
+    return tuple(
+        Row(lane=lane, index=index, spans=tuple(spans))
+        for lane in lanes
+        for index, spans in enumerate(_pack(by_lane[lane]))
+    )
+
+
+def _pack(spans: Iterable[Span]) -> list[list[Span]]:
+    packed: list[list[Span]] = []
+    free: list[int] = []  # rows that are free, lowest first
+    busy: list[tuple[int, int]] = []  # (until when, row)
+    for span in sorted(spans, key=lambda s: (s.start_ns, s.stop_ns)):
+        while busy and busy[0][0] <= span.start_ns:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        if free:
+            row = heapq.heappop(free)
+        else:
+            row = len(packed)
+            packed.append([])
+        packed[row].append(span)
+        heapq.heappush(busy, (span.stop_ns, row))
+    return packed
+
+
+def exposed_intervals(timeline: Timeline) -> list[Interval]:
+    """Return when a message is under way and nothing computes, in nanoseconds."""
+    return difference(
+        union(s for s in timeline.spans if s.kind == "message"),
+        union(s for s in timeline.spans if s.kind not in NOT_COMPUTING),
+    )
+
+
+def difference(intervals: Iterable[Interval], hidden: Sequence[Interval]) -> list[Interval]:
+    """Return the parts of disjoint intervals outside of ``hidden``; both are in order."""
+    exposed: list[Interval] = []
+    index = 0
+    for start, stop in intervals:
+        clock = start
+        while index < len(hidden) and hidden[index][0] < stop:
+            if clock < hidden[index][0]:
+                exposed.append((clock, hidden[index][0]))
+            clock = max(clock, hidden[index][1])
+            if clock >= stop:
+                break  # it may hide the next one too
+            index += 1
+        if clock < stop:
+            exposed.append((clock, stop))
+    return exposed

@@ -1,0 +1,408 @@
+"""``DistributedDataParallel``: torch's, with measured, planned and checked gradient exchange."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from syncline.errors import UserError
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.compressed import compressed
+from syncline.plan.profile import Profile
+from syncline.plan.recipe import Compression
+from syncline.torch_private import (
+    DDP_ARGUMENTS,
+    arguments_of,
+    disable_dynamo,
+    eval_frame_callback,
+    has_comm_hook,
+)
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.train.compressible import Compressible
+from syncline.train.engine.compression import Compressing
+from syncline.train.measure.exchange import telling_lost_peers
+from syncline.train.memory import Memory
+from syncline.train.monitoring import Monitored
+from syncline.train.overlap.averages import average_weights
+from syncline.train.overlap.deferred_optimizer import innermost
+from syncline.train.planned_training import PlannedTraining, UnplannedTraining
+from syncline.train.properties import with_own_errors
+from syncline.train.requirements import COPIED, require_given_fits, require_same, why_untried
+from syncline.train.shutdown import let_gloo_finish
+from syncline.train.stages import Settings
+from syncline.train.wrapped import Wrapped
+
+Cache = bool | str | os.PathLike[str]
+
+
+@with_own_errors
+class DistributedDataParallel(Monitored, Compressible, TorchDDP):
+    """A drop-in for ``torch.nn.parallel.DistributedDataParallel`` that plans its messages.
+
+    It runs torch's own class for the first iterations while it measures them and the network,
+    plans on rank 0, gives the reducer the plan's messages as its buckets, and trains on. If the
+    planned iterations are slower than the measured baseline beyond noise it goes back to DDP's own
+    buckets and says so once. When computation or communication drifts by more than 20 % for 50
+    iterations it measures again. Measuring uses ordinary training steps, none of which is
+    discarded, and at two ranks results are those of torch's class to the last bit. What was found
+    is kept, so the next start of the same training runs its plan from the first step on.
+
+    Args:
+        module: as for torch's class; all its other arguments are taken too.
+        planner: ``"auto"`` or the name of a planner; the plan is made by it.
+        plan: use this plan instead of measuring and planning.
+        profile: use this profile instead of measuring one.
+        network: use this network instead of probing.
+        check: go back to DDP's own buckets if the plan is slower than they are.
+        compression: exchange gradients lossily: a ``Recipe`` for sparse exchange, or
+            ``"bfloat16"`` or ``"float16"`` for values of 16 bits. Measured and checked like any
+            plan, so the first steps are dense; with ``check=False`` every step is compressed.
+        overlap_optimizers: call :meth:`overlap` for every optimizer of this model's parameters
+            when it makes its first step.
+        cache: the folder in which rank 0 keeps what was found for the next start; ``True`` for the
+            user's cache, ``False`` for none.
+
+    Raises:
+        UserError: an unknown planner, arguments that exclude each other, or a model that a wrapper
+            exchanges already.
+        MismatchError: the plan or profile is for another model or worker count.
+
+    What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
+    ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
+    reducer) trains with DDP's own buckets; the reason is logged once. So does everything under a
+    torch newer than those that Syncline was tried with: there the class only hands its calls on to
+    torch's, so results are torch's, while measuring and overlapping would rely on parts of DDP that
+    may have changed. An older torch is refused, since it lacks some of what even that needs.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *args: Any,
+        planner: str = "auto",
+        plan: Plan | None = None,
+        profile: Profile | None = None,
+        network: Network | None = None,
+        check: bool = True,
+        compression: Compression | None = None,
+        overlap_optimizers: bool = False,
+        cache: Cache = True,
+        **kwargs: Any,
+    ) -> None:
+        arguments = dict(zip(DDP_ARGUMENTS, args, strict=False)) | kwargs
+        settings = Settings(
+            planner=planner,
+            plan=plan,
+            profile=profile,
+            network=network,
+            check=check,
+            compression=compression,
+            overlap_optimizers=overlap_optimizers,
+        )
+        require_same(module, arguments, settings)
+        self._in_torch = True
+        with telling_lost_peers("while the model was sent to all ranks"):
+            super().__init__(module, *args, **kwargs)
+        self._begin(settings, cache)
+
+    @classmethod
+    def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
+        """Make an object of this class of a model that torch's class has wrapped.
+
+        It stays the same object: the framework that has made it may refer to it.
+        Call on all ranks, before the first forward pass.
+
+        Args:
+            ddp: of torch's own class.
+            options: ``planner``, ``plan`` and so on, as for this class.
+
+        Raises:
+            UserError: as for the constructor; or ``ddp`` is of another class, or has a
+                communication hook.
+            MismatchError: as for the constructor; or the ranks differ.
+        """
+        if type(ddp) is not TorchDDP:
+            raise UserError(
+                "expected a model wrapped in torch.nn.parallel.DistributedDataParallel, found a "
+                f"{type(ddp).__name__}"
+            )
+        if has_comm_hook(ddp):
+            raise UserError(
+                "the wrapped model has a communication hook, which replaces the exchange that "
+                "Syncline plans; leave the hook out, or torch's class as it is"
+            )
+        cache = options.pop("cache", True)
+        settings = Settings(**options)
+        require_same(ddp.module, arguments_of(ddp), settings)
+        ddp.__class__ = cls
+        assert isinstance(ddp, cls)
+        try:
+            ddp._begin(settings, cache)
+        except BaseException:
+            ddp.__class__ = TorchDDP  # type: ignore[assignment]
+            raise
+        return ddp
+
+    def _begin(self, settings: Settings, cache: Cache) -> None:
+        """Prepare planning, once torch's class has wrapped the model."""
+        plan, compression = settings.plan, settings.compression
+        let_gloo_finish()
+        self._in_torch = False
+        wrapped = Wrapped(self, exchanged_parameters(self))
+        if plan is not None and compression is not None:
+            plan = compressed(plan, compression)
+        settings = replace(settings, plan=plan, ddp=wrapped.own_buckets())
+        require_given_fits(wrapped, settings)
+        self._training: UnplannedTraining
+        reason = why_untried() or wrapped.why_not_planned()
+        if reason is not None:
+            self._training = UnplannedTraining(wrapped, reason, compression)
+            return
+        if compression is not None:
+            wrapped.compressing = Compressing(compression, wrapped.parameters, self.process_group)
+        memory = None if cache is False else Memory(None if cache is True else Path(cache))
+        self._training = PlannedTraining(wrapped, settings, memory)
+
+    # ------------------------------------------------------------------ training
+
+    @disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module; measure, if this is the start of a measured iteration."""
+        training = self._training
+        if training.runner is not None and training.wrapped.ddp is not self and not training.begun:
+            wrapped = Wrapped(self, training.wrapped.parameters)
+            training = UnplannedTraining(wrapped, COPIED, training.wrapped.compressing)
+            self._training = training
+        # Checked here: inside any function that is called from here it would be None.
+        compiled = eval_frame_callback() is not None
+        training.begin_forward((inputs, kwargs), compiled=compiled)
+        try:
+            output = super().forward(*inputs, **kwargs)
+        finally:
+            training.leave_forward()
+        training.end_forward(output)
+        return output
+
+    def expect_backward(self, loss: torch.Tensor) -> None:
+        """Prepare an exchanged backward pass after a forward pass that did not prepare it.
+
+        For frameworks that switch ``require_backward_grad_sync`` off in the forward pass and
+        prepare torch's reducer right before ``backward()``.
+
+        Args:
+            loss: what ``backward`` is called on.
+        """
+        self._training.expect_backward(loss)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, as in torch's class; the time in evaluation mode is not measured."""
+        super().train(mode)
+        if not mode:
+            self._training.leave_training()
+        return self
+
+    # ------------------------------------------------------------------ the update
+
+    def overlap(
+        self, optimizer: torch.optim.Optimizer, *, guard: bool = False
+    ) -> torch.optim.Optimizer:
+        """Let the exchange go on under the next forward pass, and update each parameter there.
+
+        From here on the optimizer's ``step`` returns at once. In the next forward pass each module
+        waits only for its own gradients, and its parameters are updated just before it runs, with
+        the hyper-parameters as they were at ``step``. Whatever else reads a parameter or gradient
+        waits for it. An optimizer whose update of a parameter depends on other parameters makes
+        synchronous steps, and so does one that is stepped with a closure or has step hooks; the
+        reason is logged once.
+
+        Call on all ranks, once for each optimizer, before the first forward pass.
+
+        Args:
+            optimizer: of parameters of this model; it keeps its class, state and groups. Its other
+                parameters are updated at once, or with another wrapper that overlaps it. Where a
+                framework has put an optimizer of its own around it (Accelerate, Lightning, timm's
+                Lookahead), the inner one's step is deferred.
+            guard: also make C++ code wait that reads a parameter or gradient without asking its
+                Python class, such as ``torch.tensor(p)`` or an extension. A warning names each
+                place in the code that does so. It costs about 25 us per parameter and iteration;
+                use it to look for such reads, or where they cannot be changed. It applies to all
+                optimizers of this wrapper, and works on CPUs only.
+
+        Returns:
+            The same optimizer.
+
+        Raises:
+            UserError: called twice for this optimizer or after training has begun, or the optimizer
+                holds no parameter of this model.
+        """
+        self._training.require_not_begun("overlap")
+        self._training.overlap(innermost(optimizer), guard=guard)
+        return optimizer
+
+    @property
+    def defers(self) -> bool:
+        """Whether an update can wait for the next forward pass."""
+        return self._training.wrapped.can_defer
+
+    def settle(self) -> None:
+        """Wait for all gradients, and make all due updates.
+
+        It is needed only before code that reads parameters, gradients or the optimizer's state
+        without torch's Python interface.
+
+        Raises:
+            PeerError: a rank failed or did not answer within the group's timeout.
+            MismatchError: the ranks have parted.
+        """
+        self._training.settle()
+
+    def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
+        """Move averages of the weights towards the weights by a part of the difference.
+
+        Other code that averages reads all parameters, and so waits for the whole exchange. This
+        method moves each average right after the deferred update of its parameter.
+        ``torch.optim.swa_utils.AveragedModel`` does so without this call.
+
+        Args:
+            averages: a tensor for each of ``module.parameters()``, in their order. A read of one
+                waits for the update of its parameter.
+            weight: the part, 1 - decay.
+
+        Raises:
+            UserError: the averages do not fit the parameters.
+        """
+        average_weights(self.module, averages, weight)
+
+    # ------------------------------------------------------------------ torch's own
+
+    @contextlib.contextmanager
+    def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile.
+
+        With ``enable=False`` it does nothing, as torch's.
+        """
+        try:
+            with super().join(*args, **kwargs):
+                yield
+        finally:
+            self._training.end_join()
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """Prepare for uneven inputs, as torch's; without the engine as long as that lasts.
+
+        The engine is left in the first forward pass, since torch does not say here whether the
+        context is enabled; or before this rank, which has no inputs, answers that of another one.
+        """
+        training = self._training
+        training.begin_join()
+        hook = super().join_hook(**kwargs)
+        answer = hook.main_hook
+
+        def main_hook() -> None:
+            training.leave_engine()
+            answer()
+
+        hook.main_hook = main_hook
+        return hook
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Refuse the user's communication hooks: a hook replaces the exchange that is planned.
+
+        Raises:
+            UserError: always, except for torch's own use during construction.
+        """
+        if not self._in_torch:
+            raise UserError(
+                "register_comm_hook is not available: a hook would replace the exchange that "
+                "Syncline plans and measures; use torch's DistributedDataParallel for this hook"
+            )
+        super().register_comm_hook(state, hook)
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """Refuse torch's own communication hooks too; see :meth:`register_comm_hook`."""
+        self.register_comm_hook(None, comm_hook_type)
+
+    def _set_static_graph(self) -> None:
+        super()._set_static_graph()
+        if not self._in_torch:
+            self._training.follow_reducer()
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        super()._set_ddp_runtime_logging_sample_rate(sample_rate)
+        self._training.wrapped.sample_rate = sample_rate
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Refuse another process group: what was measured and planned is of this one.
+
+        Raises:
+            UserError: unless the wrapper trains with DDP's own buckets alone.
+        """
+        if self._training.runner is not None:
+            raise UserError(
+                "_update_process_group is not available: Syncline measures and plans for the ranks "
+                "that the model was wrapped with; wrap the model again, or use torch's "
+                "DistributedDataParallel"
+            )
+        super()._update_process_group(new_process_group)
+
+    @disable_dynamo
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with telling_lost_peers("before the forward pass"), self._training.keeping_gradients():
+            return super()._pre_forward(*inputs, **kwargs)
+
+    def _sync_buffers(self) -> None:
+        begun_ns = time.perf_counter_ns()
+        super()._sync_buffers()
+        self._training.wrapped.broadcast_ns += time.perf_counter_ns() - begun_ns
+
+    def _lazy_init(self) -> None:
+        self._in_torch = True
+        try:
+            super()._lazy_init()
+        finally:
+            self._in_torch = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.settle()
+        state: dict[str, Any] = super().__getstate__()
+        # Measurements belong to this process; a copy trains with DDP's own buckets.
+        state["_comm_hooks"] = []
+        state["_training"] = self._training.wrapped.why_not_deferred
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        reason = state.pop("_training")
+        super().__setstate__(state)
+        wrapped = Wrapped(self, exchanged_parameters(self))
+        wrapped.why_not_deferred = reason
+        self._training = UnplannedTraining(wrapped)
+
+
+def exchanged_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
+    """Return the parameters that torch's class exchanges, by name."""
+    return {
+        name: parameter
+        for name, parameter in ddp.module.named_parameters()
+        if parameter.requires_grad and name not in ddp.parameters_to_ignore
+    }
+
+
+def planned_training(model: DistributedDataParallel) -> PlannedTraining:
+    """Return what measures, plans and overlaps a model's training.
+
+    Raises:
+        UserError: nothing does, or not any more.
+    """
+    training = model._training
+    if not isinstance(training, PlannedTraining):
+        raise UserError(f"this training is not planned: {training.why or 'it is a copy'}")
+    return training

@@ -1,0 +1,331 @@
+"""Exchanging lossy messages, and what a compressed training keeps whatever plan runs."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from syncline.errors import MismatchError, UserError
+from syncline.plan.plan import Plan
+from syncline.plan.planners.auto import Auto
+from syncline.plan.planners.compressed import compressed
+from syncline.plan.planners.wfbp import Single
+from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name
+from syncline.plan.run import Sent
+from syncline.torch_private import ignored_by_ddp
+from syncline.train.engine.dense_transport import Work
+from syncline.train.measure.exchange import timeout_of
+from syncline.train.measure.gradient_hooks import take_off
+from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
+from syncline.train.sparse.session import Scaler, Session
+from syncline.train.sparse.sparse_transport import SparseTransport, own_group, ring_bytes
+from syncline.train.sparse.torch_memory import memory_of
+
+
+class _Rounding:
+    """Exchanges every element in 16 bits, in place of a :class:`Session`.
+
+    It adds up in float32, and keeps nothing but the count of its steps. All ranks of the wrapper's
+    group make one.
+    """
+
+    def __init__(
+        self, compression: Rounded, group: dist.ProcessGroup, device: torch.device
+    ) -> None:
+        self.transport = SparseTransport(own_group(group), timeout_of(group))
+        self.memory = memory_of(device)
+        self.step = 0
+        self._compression = compression
+        self._dtype: torch.dtype = getattr(torch, compression)
+
+    def prepare(
+        self,
+        gradients: Sequence[NamedGradient],
+        *,
+        message: int,  # noqa: ARG002 - as a session's
+        after: Sequence[Any],
+    ) -> Callable[[], None]:
+        """Round what one message sends; return what exchanges it."""
+        with self.memory.after(after):
+            rounded = torch.cat([g.values.to(self._dtype) for g in gradients]).cpu()
+
+        def exchange() -> None:
+            averages = self.transport.average_rounded(rounded)
+            with self.memory.after(()):
+                there = averages.to(self.memory.device)
+                parts = there.split([g.values.numel() for g in gradients])
+                for gradient, part in zip(gradients, parts, strict=True):
+                    gradient.values.copy_(part)
+
+        return exchange
+
+    def end_step(self) -> None:
+        """Call when all messages of a step have been exchanged."""
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must save."""
+        return {"compression": self._compression, "steps": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank has saved."""
+        self.step = state["steps"]
+
+
+class Compressor:
+    """Exchanges a plan's lossy messages, one after the other in the order of the plan.
+
+    :meth:`prepare` may be called for the next message while one is exchanged on another thread.
+    """
+
+    def __init__(self, plan: Plan, exchange: Session | _Rounding) -> None:
+        self._exchange = exchange
+        sizes = zip(plan.messages, plan.message_bytes(), strict=True)
+        self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
+        self._tensors = [
+            [plan.tensors[index] for index in tensors] for tensors in plan.message_tensors()
+        ]
+        self._last = max(n for n, m in enumerate(plan.messages) if m.payload != "dense")
+
+    def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
+        """Begin to exchange a message: its gradients one after the other, averaged in place.
+
+        Once it is complete, the device has done its work too: no stream need wait for it. The
+        content of ``buffer`` is complete after the transport's marks ``after``.
+        """
+        parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
+        return Work(self.prepare(number, parts, after))
+
+    def prepare(
+        self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any] | None = None
+    ) -> Callable[[], None]:
+        """Do what needs no other rank; return what is to be called to exchange the message.
+
+        The gradients, each of shape (elements,), are in the order of the plan, and complete after
+        the marks ``after``; by default, when the device's current stream is here.
+        """
+        if after is None:
+            after = [self._exchange.memory.mark()]
+        named = [
+            NamedGradient(tensor.name, values)
+            for tensor, values in zip(self._tensors[number], gradients, strict=True)
+        ]
+        exchange = self._exchange.prepare(named, message=number, after=after)
+
+        def carry_out() -> None:
+            exchange()
+            if number == self._last:
+                # The step's dense messages count as sent, too.
+                transport = self._exchange.transport
+                transport.sent_bytes += ring_bytes(self._dense_bytes, transport.ranks)
+                self._exchange.end_step()
+
+        return carry_out
+
+    def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Call when all messages of a backward pass that waits for them have been exchanged.
+
+        Where a scaler is to skip the step, all gradients become infinite.
+        """
+        session = self._exchange
+        if not isinstance(session, Session) or session.scaler is None:
+            return
+        present = [gradient for gradient in gradients if gradient is not None]
+        finite = [gradient.isfinite().all() for gradient in present]
+        if not session.refused and all(torch.stack(finite).tolist()):
+            return
+        session.refused = True
+        for gradient in present:
+            gradient.fill_(math.inf)
+
+
+class Compressing:
+    """The residuals of a compressed training, and what exchanges its messages.
+
+    All ranks of the wrapper's group make one, of the exchanged parameters by name.
+    """
+
+    def __init__(
+        self,
+        compression: Compression,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.compression = compression
+        self._parameters = dict(parameters)
+        self._session: Session | None = None
+        """Keeps residuals; None where nothing is left over."""
+        self._exchange: Session | _Rounding
+        if isinstance(compression, Recipe):
+            self._exchange = self._session = Session(compression, parameters, group)
+        else:
+            self._exchange = _Rounding(compression, group, device_of(parameters))
+        self._first_step = 0
+        """The steps that had been made when this training went on from a checkpoint."""
+        self._resumed = "not decided"
+        self._takers: dict[str, RemovableHandle] = {}
+        """By parameter: the hook that adds what its residual holds to its next gradient."""
+        self._delivered: set[str] = set()
+        """Those whose hooks have done so."""
+        # Parameters outlive their wrapper.
+        weakref.finalize(self, _remove, self._takers).atexit = False
+
+    def compressor_for(self, plan: Plan) -> Compressor:
+        """Return what exchanges the lossy messages of a plan; residuals go out with these again."""
+        if self._session is not None:
+            self._session.residuals.are_delivered = False
+        _remove(self._takers)
+        self._delivered.clear()
+        return Compressor(plan, self._exchange)
+
+    @property
+    def sent(self) -> Sent:
+        """What this rank has sent since the wrapper was made."""
+        return Sent(
+            steps=self._exchange.step - self._first_step,
+            sent_bytes=self._exchange.transport.sent_bytes,
+            gradient_bytes=sum(p.nbytes for p in self._parameters.values()),
+        )
+
+    def follow(self, scaler: Scaler) -> None:
+        """Let a scaler skip steps; see :meth:`Session.follow`."""
+        if self._session is not None:
+            self._session.follow(scaler)
+
+    def step_ahead(
+        self, module: nn.Module, optimizer: Optimizer, *, settle: Callable[[], None]
+    ) -> None:
+        """Take gradients where residuals will bring the weights; see :class:`StepAhead`."""
+        if self._session is None:
+            raise UserError(
+                f"step_ahead is for what sparse exchange leaves behind; {self.compression} leaves "
+                "nothing: give compression=Recipe(...), or leave step_ahead out"
+            )
+        self._session.step_ahead(module, self._parameters, optimizer, settle=settle)
+
+    def description(self) -> str:
+        """Return what all ranks must have in common when training begins."""
+        return f"{self._resumed} after {self._exchange.step} steps"
+
+    # ------------------------------------------------------------------ back to dense exchange
+
+    def deliver_residuals(self) -> None:
+        """Add what the residuals hold to the next gradients, which are exchanged densely.
+
+        Each rank adds its own to its gradient, so the average delivers all of them. A parameter
+        that gets no gradient keeps its residual until it does. With a scaler the residuals stay
+        until gradients are compressed again.
+        """
+        if self._session is None or self._session.scaler is not None:
+            return  # a step that the scaler skips would lose them
+        residuals = self._session.residuals
+        residuals.are_delivered = True
+        for name, parameter in self._parameters.items():
+            waits = name in residuals and bool(residuals.of(name).any())
+            if waits and name not in self._takers:
+                self._takers[name] = parameter.register_hook(self._taker(name))
+
+    def forget_delivered(self) -> None:
+        """Take off the hooks of the residuals that have gone out; outside a backward pass."""
+        for name in self._delivered:
+            self._takers.pop(name).remove()
+        self._delivered.clear()
+
+    def _taker(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert self._session is not None
+        residuals = self._session.residuals
+        strides = torch.empty_like(self._parameters[name], device="meta")
+        delivered = self._delivered
+
+        def take(gradient: torch.Tensor) -> torch.Tensor:
+            if name in delivered:
+                return gradient
+            delivered.add(name)
+            return gradient + shaped(residuals.taken(name), strides)
+
+        return take
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
+        """Return what this rank must save; nothing may be under way, ``plan`` is what runs."""
+        return {
+            **self._exchange.state_dict(),
+            "decided": decided,
+            "plan": None if plan is None or not decided else plan.to_json(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> tuple[bool, Plan | None]:
+        """Go on from what this rank has saved; return whether it was decided, and the plan."""
+        saved = state.get("compression") if "recipe" not in state else "a recipe"
+        if saved != (self.compression if self._session is None else "a recipe"):
+            raise MismatchError(
+                f"the state is of a compression by {saved}, the wrapper's is "
+                f"{compression_name(self.compression)}; give the wrapper the compression that it "
+                "was saved with"
+            )
+        self._exchange.load_state_dict(state)
+        self._first_step = self._exchange.step
+        plan = state.get("plan")
+        decided = bool(state.get("decided", False))
+        if decided:
+            digest = hashlib.sha256(str(plan).encode()).hexdigest()[:16]
+            self._resumed = "dense" if plan is None else f"a plan with the SHA-256 {digest}"
+        return decided, None if plan is None else Plan.from_json(plan)
+
+
+def _remove(takers: dict[str, RemovableHandle]) -> None:
+    take_off(list(takers.values()))
+    takers.clear()
+
+
+def require_compression(
+    module: nn.Module,
+    compression: Compression | None,
+    plan: Plan | None,
+    *,
+    planner: str,
+    check: bool,
+) -> None:
+    """Raise a UserError for a compression that cannot be used."""
+    if compression is None:
+        if plan is not None and plan.is_lossy:
+            raise UserError(
+                "the plan has lossy messages; that must be asked for: give compression too, the "
+                "recipe or type that the plan was made for"
+            )
+        return
+    if not isinstance(compression, Recipe) and compression not in get_args(Rounded):
+        raise UserError(
+            f"compression is a Recipe, {' or '.join(map(repr, get_args(Rounded)))}, found "
+            f"{compression!r}"
+        )
+    if isinstance(compression, Recipe) and compression.momentum and check:
+        raise UserError(
+            "a recipe with momentum replaces the optimizer's, which the dense steps of the check "
+            "would lack; give check=False, so that every step is compressed"
+        )
+    whole = isinstance(compression, Recipe) and compression.unit == "model"
+    if whole and plan is None and planner not in (Auto.NAME, Single.NAME):
+        raise UserError(
+            "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
+            f"message; the planner {planner!r} makes several: take 'single', or leave it out"
+        )
+    ignored = ignored_by_ddp(module)
+    exchanged = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
+    require_exchangeable(exchanged, module)
+    if plan is not None:
+        compressed(plan, compression)

@@ -1,0 +1,300 @@
+"""Exchanging slices of a buffer over a process group, on the CPU or on a CUDA stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from syncline.plan.plan import MessageCollective
+from syncline.torch_private import all_gather_base
+from syncline.train.engine.layout import Shares
+from syncline.train.engine.ring import Ring
+from syncline.train.measure.keepalive import keepalive
+
+
+def bucket_elements(bucket: GradBucket) -> torch.Tensor:
+    """Return a bucket's flat buffer with one entry for each element of its gradients.
+
+    The reducer hands over complex gradients as real numbers, two for each element. A factor must
+    multiply the complex ones, as in the reducer: zeros and infinities differ otherwise.
+    """
+    buffer: torch.Tensor = bucket.buffer()
+    if bucket.parameters()[0].is_complex() and not buffer.is_complex():
+        return torch.view_as_complex(buffer.view(-1, 2))
+    return buffer
+
+
+def scale(bucket: GradBucket, group: dist.ProcessGroup) -> None:
+    """Multiply a bucket as the reducer does before the sum, so that results agree to the bit."""
+    bucket_elements(bucket).mul_(1.0 / dist.get_world_size(group))
+
+
+def sum_then(
+    bucket: GradBucket,
+    group: dist.ProcessGroup,
+    then: Callable[[Future[list[torch.Tensor]]], torch.Tensor],
+) -> Future[torch.Tensor]:
+    """Begin to sum a bucket over a group; ``then`` returns its buffer once that is complete."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    assert work is not None
+    future: Future[torch.Tensor] = work.get_future().then(then)
+    return future
+
+
+class Work(NamedTuple):
+    """A collective under way."""
+
+    wait: Callable[[], object]
+    """Blocks the calling thread until the result is in place; raises RuntimeError if a peer failed
+    or did not answer within the group's timeout."""
+    wait_on_stream: Callable[[], object] = lambda: None
+    """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
+
+
+class DenseTransport:
+    """Exchanges slices in place: every worker ends with the average over all workers.
+
+    Args:
+        group: a process group that nobody else uses: collectives must be issued in the same order
+            on all ranks. Its methods are called directly, so that what is under way can end after
+            the user has destroyed all groups.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.workers = group.size()
+        self.rank = group.rank()
+        self._share = 1.0 / self.workers
+
+    bounded = True
+    """Whether messages occupy the host while under way, so that it must bound their number."""
+    halves_are_rings = False
+    """Whether halves are rings of ours, which multiply what they sum and call ``on_sent``."""
+
+    def mark(self) -> Any:
+        """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
+        return None
+
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+        """Prepare a slice for sending: once, as soon as it is complete.
+
+        This reads and writes the whole slice, which takes several per cent of the time of sending
+        it: do it while another message is under way.
+
+        Args:
+            buffer: the slice; before a sum it is divided by the number of workers.
+            collective: what will be done with it.
+        """
+        # The multiplication of the reducer itself comes before its sum: so must ours, or results
+        # differ in the last bit.
+        if collective == "all-reduce" or (
+            collective == "reduce-scatter" and not self.halves_are_rings
+        ):
+            buffer.mul_(self._share)
+
+    def send(
+        self,
+        buffer: torch.Tensor,
+        collective: MessageCollective,
+        shares: Shares,
+        after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
+        on_sent: Callable[[], None],
+    ) -> Work:
+        """Begin to exchange a contiguous slice.
+
+        Args:
+            buffer: the slice, of n elements, prepared; averaged in place. For an all-gather, each
+                worker's shares hold averages already.
+            collective: what to do with it.
+            shares: for halves, the workers' shares in it (:mod:`syncline.train.engine.layout`).
+            after: the marks after which its content is complete.
+            on_sent: called, on any thread, once all that this worker sends for it has been given to
+                the backend, if :attr:`halves_are_rings`: what is sent then is behind it.
+        """
+        if collective == "all-reduce":
+            elements = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+            return Work(self.group.allreduce([keepalive(elements)]).wait)
+        if collective == "reduce-scatter":
+            return self._scatter(buffer, shares, on_sent)
+        return self._gather(buffer, shares, on_sent)
+
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
+        """Begin to collect integers from every worker; the second result reads them afterwards."""
+        work, rows = self.gather_rows(lambda: torch.tensor(own, dtype=torch.int64))
+        return work, rows.tolist
+
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker; the rows are there after the work.
+
+        ``own`` returns this worker's, once the messages sent before are complete.
+        """
+        sent = own()
+        rows = sent.new_empty(self.workers, *sent.shape)
+        return self._gather_rows(sent, rows), rows
+
+    def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
+        work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
+        return Work(work.wait)
+
+    def _scatter(self, buffer: torch.Tensor, shares: Shares, _: Callable[[], None]) -> Work:
+        """Send every worker its share, and sum what arrives in the order of the ranks.
+
+        It sends as much as a ring does. Every backend has an all-to-all.
+        """
+        sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
+        own = sizes[self.rank]
+        arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
+        shares_in = [own] * self.workers
+        work = self.group.alltoall_base(_given(arrived), _given(buffer), shares_in, sizes)
+
+        def complete() -> None:
+            work.wait()
+            if own:
+                start = shares[self.rank][0][0]
+                rows, share = arrived.view(self.workers, own), buffer[start : start + own]
+                # Two are added as an all-reduce adds them, which keeps the sign of zeros.
+                if self.workers == 2:
+                    torch.add(rows[0], rows[1], out=share)
+                else:
+                    torch.sum(rows, 0, out=share)
+
+        return Work(complete)
+
+    def _gather(self, buffer: torch.Tensor, shares: Shares, _: Callable[[], None]) -> Work:
+        """Send every worker all shares, each padded to the longest."""
+        longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
+        sent = buffer.new_empty(longest)
+        arrived = [torch.empty_like(sent) for _ in shares]
+        for part, place in _parts(shares[self.rank], buffer, sent):
+            place.copy_(part)
+        work = self.group.allgather([[_given(part) for part in arrived]], [_given(sent)])
+
+        def complete() -> None:
+            work.wait()
+            for worker, pieces in enumerate(shares):
+                if worker != self.rank:
+                    for part, place in _parts(pieces, buffer, arrived[worker]):
+                        part.copy_(place)
+
+        return Work(complete)
+
+
+class RingDenseTransport(DenseTransport):
+    """Sends halves in a ring of point-to-point messages, which needs a backend that has these."""
+
+    halves_are_rings = True
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._ring = Ring(group)
+
+    def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
+        return Work(self._ring.gather_rows(sent, rows))
+
+    def _scatter(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
+        return Work(self._ring.reduce_scatter(buffer, shares, self._share, on_sent=on_sent))
+
+    def _gather(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
+        return Work(self._ring.all_gather(buffer, shares, on_sent=on_sent))
+
+
+class CudaDenseTransport(DenseTransport):
+    """Sends on a stream of its own; the user of the result waits on another.
+
+    The static order is the order of that stream, so the host holds nothing back.
+    """
+
+    bounded = False
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        super().__init__(group)
+        self._stream = torch.cuda.Stream(device)
+        self._cuda = device
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event on the current stream."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._cuda))
+        return event
+
+    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+        """Do nothing: :meth:`send` does this on its stream, in order."""
+
+    def send(
+        self,
+        buffer: torch.Tensor,
+        collective: MessageCollective,
+        shares: Shares,
+        after: Any,
+        on_sent: Callable[[], None],
+    ) -> Work:
+        """Begin to exchange a slice once the device has reached the marks."""
+        with torch.cuda.stream(self._stream):
+            for event in after:
+                self._stream.wait_event(event)
+            super().prepare(buffer, collective)
+            # This makes the stream wait, not the host.
+            super().send(buffer, collective, shares, after, on_sent).wait()
+            return self._all_of_stream()
+
+    def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
+        """Begin to collect integers; the host reads them once the copy is complete."""
+        with torch.cuda.stream(self._stream):
+            sent = torch.tensor(own, dtype=torch.int64, pin_memory=True)
+            # On this stream: a copy on another would wait for the computation there.
+            _, received = self.gather_rows(lambda: sent.to(self._cuda, non_blocking=True))
+            numbers = torch.empty_like(received, device="cpu", pin_memory=True)
+            numbers.copy_(received, non_blocking=True)
+            return self._all_of_stream(), numbers.tolist
+
+    def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect a row of numbers from every worker, on its stream."""
+        with torch.cuda.stream(self._stream):
+            sent = own()
+            rows = sent.new_empty(self.workers, *sent.shape)
+            # Flat: Gloo, through which ranks may share a GPU, takes no rows.
+            all_gather_base(self.group, rows.view(-1), sent.view(-1)).wait()
+            work = self._all_of_stream()
+
+        def wait_on_stream() -> None:
+            work.wait_on_stream()
+            # Its allocator must not hand out the rows while the reader's stream has them to read.
+            rows.record_stream(torch.cuda.current_stream(self._cuda))
+
+        return Work(work.wait, wait_on_stream), rows
+
+    def _all_of_stream(self) -> Work:
+        """Return the work of all that is on the stream, with copies and sums after a collective."""
+        done = torch.cuda.Event()
+        done.record(self._stream)
+        return Work(
+            done.synchronize,
+            lambda: torch.cuda.current_stream(self._cuda).wait_event(done),
+        )
+
+
+def transport_for(group: dist.ProcessGroup, device: torch.device) -> DenseTransport:
+    """Return the transport for gradients on ``device``."""
+    if device.type == "cuda":
+        return CudaDenseTransport(group, device)
+    return RingDenseTransport(group) if dist.get_backend(group) == "gloo" else DenseTransport(group)
+
+
+def _given(elements: torch.Tensor) -> torch.Tensor:
+    """Return what a collective takes: pairs of real numbers for complex ones."""
+    return keepalive(torch.view_as_real(elements) if elements.is_complex() else elements)
+
+
+def _parts(
+    pieces: Sequence[tuple[int, int]], buffer: torch.Tensor, packed: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield pieces of a buffer, and their places in a tensor that holds them back to back."""
+    offset = 0
+    for start, stop in pieces:
+        yield buffer[start:stop], packed[offset : offset + stop - start]
+        offset += stop - start

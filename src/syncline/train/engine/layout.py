@@ -1,0 +1,184 @@
+"""A plan's messages in the reducer's buckets: their places, and whether buckets can match them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from syncline.plan.plan import Message, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSlice:
+    """The elements ``[start, stop)`` of a bucket's flat buffer."""
+
+    bucket: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketLayout:
+    """Buckets that hold whole tensors and whole messages, and each message's place in them.
+
+    A message is a contiguous slice of the gradients, a bucket a contiguous buffer of whole tensors.
+    Buckets are as small as both allow, since the reducer reports only full ones.
+    """
+
+    buckets: tuple[range, ...]
+    """The tensors of each bucket, as indices into the plan's."""
+    bucket_bytes: tuple[int, ...]
+    places: tuple[BucketSlice, ...]
+    """Of each message."""
+    tensors: tuple[range, ...]
+    """Of each message: the tensors that must be ready before it may be sent."""
+    touching: tuple[tuple[int, ...], ...]
+    """Of each tensor: the messages that hold some of it."""
+    completing: tuple[tuple[int, ...], ...]
+    """Of each tensor: the messages after which its gradient is final."""
+    sources: tuple[tuple[int, ...], ...]
+    """Of each all-gather: the reduce-scatters whose sums it sends."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Lay out a plan's messages; O(tensors + messages log messages)."""
+        tensors = plan.message_tensors()
+        buckets = _runs([tensor.elements for tensor in plan.tensors], tensors)
+        bucket_of = {tensor: number for number, run in enumerate(buckets) for tensor in run}
+        first_element = [0, *itertools.accumulate(t.elements for t in plan.tensors)]
+        places = []
+        touching: list[list[int]] = [[] for _ in plan.tensors]
+        for number, (message, members) in enumerate(zip(plan.messages, tensors, strict=True)):
+            bucket = bucket_of[members[0]] if members else 0
+            offset = first_element[buckets[bucket][0]]
+            places.append(BucketSlice(bucket, message.start - offset, message.stop - offset))
+            for tensor in members:
+                touching[tensor].append(number)
+        final = {n for n, m in enumerate(plan.messages) if m.collective != "reduce-scatter"}
+        return cls(
+            buckets=buckets,
+            bucket_bytes=tuple(sum(plan.tensors[t].size_bytes for t in b) for b in buckets),
+            places=tuple(places),
+            tensors=tensors,
+            touching=tuple(map(tuple, touching)),
+            completing=tuple(tuple(n for n in some if n in final) for some in touching),
+            sources=_sources(plan),
+        )
+
+
+def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return of each all-gather the reduce-scatters whose sums it sends, in order of elements."""
+    scattered = [
+        (number, m) for number, m in enumerate(plan.messages) if m.collective == "reduce-scatter"
+    ]
+    scattered.sort(key=lambda numbered: numbered[1].start)
+    return tuple(
+        tuple(n for n, s in scattered if s.start < message.stop and message.start < s.stop)
+        if message.collective == "all-gather"
+        else ()
+        for message in plan.messages
+    )
+
+
+def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...]:
+    """Return the smallest runs of tensors such that no span crosses the end of one.
+
+    A bucket of DDP is closed by the tensor that fills it, so a tensor without elements goes with
+    the tensors after it, although a message has it with those before it.
+    """
+    joined = [False, *(before == 0 for before in elements[:-1])]
+    """Whether a tensor is in the same run as the one before it."""
+    for span in spans:
+        filling = [tensor for tensor in span if elements[tensor]]
+        for tensor in range(filling[0] + 1, filling[-1] + 1) if filling else ():
+            joined[tensor] = True
+    starts = [tensor for tensor, same in enumerate(joined) if not same]
+    return tuple(range(a, b) for a, b in itertools.pairwise([*starts, len(elements)]))
+
+
+def needs_engine(plan: Plan) -> bool:
+    """Say whether a plan is more than DDP's reducer can do by itself.
+
+    The reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
+    waits for all of them. A bucket holds whole tensors, and buckets become full in the order in
+    which gradients become ready.
+    """
+    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
+    return (
+        plan.wait == "need"
+        or plan.is_lossy
+        or plan.in_flight > 1
+        or any(m.collective != "all-reduce" or m.delay_s > 0 for m in plan.messages)
+        or any(not {m.start, m.stop} <= ends for m in plan.messages)
+        or list(plan.messages) != sorted(plan.messages, key=lambda m: (m.start, m.stop))
+    )
+
+
+def difference_from_plan(
+    plan: Plan, parameter_names: Sequence[str], logging_data: dict[str, Any]
+) -> str | None:
+    """Say how the reducer's buckets differ from the plan's messages, or None if they do not.
+
+    The names are those of the reducer's parameters, in its order; ``logging_data`` is what it has
+    measured.
+    """
+    planned = [
+        frozenset(plan.tensors[index].name for index in tensors)
+        for tensors in plan.message_tensors()
+    ]
+    listed = logging_data.get("rebuilt_per_bucket_param_indices", "")
+    if not listed:
+        # DDP does not rebuild when it looks for unused parameters, and then reports only sizes.
+        sizes = [int(size) for size in logging_data["bucket_sizes"].split(", ")]
+        if sizes == list(plan.message_bytes()):
+            return None
+        return f"planned messages of {list(plan.message_bytes())} bytes, DDP made {sizes}"
+    found = [
+        frozenset(parameter_names[int(index)] for index in bucket.split())
+        for bucket in listed.split(", ")
+    ]
+    if len(found) != len(planned):
+        return f"planned {len(planned)} messages, DDP made {len(found)} buckets"
+    for number, (expected, actual) in enumerate(zip(planned, found, strict=True)):
+        if expected != actual:
+            odd = sorted(expected ^ actual)[0]
+            return f"bucket {number} differs from the planned message: see {odd!r}"
+    return None
+
+
+Shares = tuple[tuple[tuple[int, int], ...], ...]
+"""Of each worker: its elements ``[start, stop)``, counted from the start of the message."""
+
+
+def shares_of(plan: Plan) -> tuple[Shares, ...]:
+    """Return the workers' shares in each message; empty for all-reduces.
+
+    A reduce-scatter of n elements leaves worker r with elements ``[r c, (r + 1) c)`` for
+    ``c = ceil(n / P)``, cut to n. In an all-gather each worker sends those of its elements
+    that the reduce-scatters before it have left there.
+    """
+    return tuple(
+        _shares(message, [plan.messages[number] for number in sources], plan.workers)
+        for message, sources in zip(plan.messages, _sources(plan), strict=True)
+    )
+
+
+def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
+    """Return which elements ``[start, stop)`` of the gradients each worker has of a sum."""
+    chunk = -(-(message.stop - message.start) // workers)
+    starts = [min(message.start + worker * chunk, message.stop) for worker in range(workers)]
+    return [(start, min(start + chunk, message.stop)) for start in starts]
+
+
+def _shares(message: Message, sources: list[Message], workers: int) -> Shares:
+    if message.collective == "all-reduce":
+        return ()
+    shares: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
+    for source in sources or [message]:
+        for pieces, (begin, end) in zip(shares, sum_shares(source, workers), strict=True):
+            start, stop = max(begin, message.start), min(end, message.stop)
+            if start < stop:
+                pieces.append((start - message.start, stop - message.start))
+    return tuple(map(tuple, shares))

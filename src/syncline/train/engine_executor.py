@@ -1,0 +1,263 @@
+"""``EngineExecutor``: our engine exchanges a plan's messages, fed from backward passes."""
+
+# No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
+import functools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from syncline.errors import PeerError
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Norm
+from syncline.plan.quantities import NS_PER_S
+from syncline.torch_private import has_final_buckets, queue_callback
+from syncline.train.engine.dense_transport import transport_for
+from syncline.train.engine.engine import Engine
+from syncline.train.engine.layout import BucketLayout
+from syncline.train.engine.recording import EngineTimes
+from syncline.train.executor import Executor
+from syncline.train.first_rounds import FirstRounds, done
+from syncline.train.gradient_views import GradientViews
+from syncline.train.measure.exchange import timeout_of
+from syncline.train.measure.gradient_hooks import GradientHooks, weakly
+from syncline.train.overlap.deferral import Deferral
+from syncline.train.overlap.gates import Gates
+from syncline.train.shutdown import finish_on_shutdown
+from syncline.train.watches import PaceSample
+from syncline.train.wrapped import Wrapped
+
+
+class EngineExecutor(Executor):
+    """Runs one plan under a wrapped module until :meth:`stop`, round after round.
+
+    A round is one backward pass after a forward pass that :meth:`expect` was called for. In the
+    first two the reducer makes its buckets (:class:`FirstRounds`); from the third on, the engine
+    runs.
+
+    Args:
+        wrapped: the module.
+        plan: whose messages are exchanged.
+        group: the engine's own.
+        updates: those that the optimizers had made when the ranks agreed on the plan. Under join,
+            ranks make different numbers of updates; the roll call counts from here.
+        finished: as for any executor.
+    """
+
+    needs_views = True
+    deferral: Deferral
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        updates: int,
+        finished: Callable[[], None],
+    ) -> None:
+        layout = BucketLayout.of(plan)
+        super().__init__(wrapped, finished, layout.buckets, layout.bucket_bytes)
+        self._waits_by_need = plan.wait == "need"
+        self.defers = self._waits_by_need and wrapped.can_defer
+        """Whether the exchange is left running when backward ends; else backward waits for it."""
+        self._compressor = None
+        if plan.is_lossy:
+            assert wrapped.compressing is not None
+            self._compressor = wrapped.compressing.compressor_for(plan)
+        self._engine = Engine(
+            plan,
+            layout,
+            transport_for(group, wrapped.device),
+            compressor=self._compressor,
+            timeout_s=timeout_of(wrapped.group).total_seconds(),
+        )
+        parameters = {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}
+        self.deferral = Deferral(parameters, self._engine, wrapped.guard)
+        self._shutdown = finish_on_shutdown(self.deferral, self._engine)
+        self._first_rounds = FirstRounds(self.deferral, self._compressor, wrapped.group)
+        self._rounds = 0
+        self._updates_before = updates
+        self._by_tensor = not wrapped.ddp.static_graph
+        """Whether single tensors are reported as ready. In a static graph, where a gradient may be
+        accumulated more than once in a backward pass, only full buckets are."""
+        self._views = GradientViews(self.deferral.parameters, as_views=wrapped.wants_views)
+        self._hooks = GradientHooks()
+        self._gates = Gates(wrapped.ddp.module, self.deferral)
+        self._backward: Literal["reducer", "engine"] | None = None
+        """What exchanges the backward pass that runs; None if none runs, or nothing does."""
+
+    # ------------------------------------------------------------------ from start to stop
+
+    def start(self, order: list[str]) -> None:  # noqa: ARG002
+        """Attach hooks and gates, after the reducer's own hooks."""
+        before, accumulated = weakly(self._before), weakly(self._accumulated)
+        for index, parameter in enumerate(self.deferral.parameters):
+            after = functools.partial(accumulated, index) if self._by_tensor else None
+            self._hooks.add(parameter, before, after)
+        if self.defers:
+            self._gates.attach()
+
+    def stop(self) -> None:
+        """Finish what is pending and take everything off again."""
+        self.deferral.settle()
+        self._engine.wait_all(on_host=True)
+        self._gates.detach()
+        self._hooks.remove()
+        self._views.leave()
+        self._shutdown.cancel()
+        self._engine.close()
+
+    def __del__(self) -> None:
+        """Let go of what is under way, without waiting: the wrapper was dropped."""
+        if hasattr(self, "_shutdown"):
+            self.deferral.outlive()
+            self._engine.drain()
+
+    def let_defer(self) -> None:
+        """Let the exchange go on under forward passes, where the plan says so."""
+        self.deferral.guard = self._wrapped.guard
+        if self._wrapped.can_defer and self._waits_by_need and not self.defers:
+            self.defers = True
+            self._gates.attach()
+
+    def stop_deferring(self) -> None:
+        """Let backward wait for the whole exchange from now on."""
+        self.deferral.settle()
+        self.defers = False
+        self._gates.detach()
+
+    # ------------------------------------------------------------------ rounds
+
+    def begin_forward(self, *, exchanged: bool) -> None:
+        """Begin to wait, module by module, for what the forward pass reads."""
+        if exchanged:
+            self._engine.require_whole()
+        self.deferral.begin_forward()
+
+    def end_forward(self) -> None:
+        """Call when the forward pass is over, also by an error."""
+        self.deferral.end_forward()
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, which happens in a forward pass too."""
+        return nullcontext() if self._first_rounds.usable else self._views.kept()
+
+    def hook(self) -> Callable[[object, GradBucket], Future[torch.Tensor]]:
+        """Return the function that takes full buckets, for ``register_comm_hook``."""
+        reference = weakref.ref(self)  # as in weakly()
+
+        def take_bucket(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
+            executor = reference()
+            assert executor is not None
+            # In the first round of a static graph all buckets come when backward ends, unnumbered.
+            unnumbered = not (executor._by_tensor or executor._rounds)
+            if executor._backward is not None and (bucket.is_last() or unnumbered):
+                executor._end_later()
+            if executor._backward == "engine":
+                executor._engine.ready(executor.buckets[bucket.index()])
+                return done(bucket.buffer())
+            first = executor._first_rounds
+            if executor._backward == "reducer" and executor._has_final_buckets():
+                first.note(bucket)
+            return first.exchange(bucket)
+
+        return take_bucket
+
+    def _has_final_buckets(self) -> bool:
+        """Whether the reducer's are final: it keeps its first if it looks for unused parameters."""
+        if self._wrapped.keeps_first_buckets:
+            return self._rounds > 0
+        return has_final_buckets(self._wrapped.ddp)
+
+    def _before(self, *_: Any) -> None:
+        """Finish what is pending of the round before, before a gradient is accumulated.
+
+        Raises:
+            PeerError: the backward pass before broke off; torch's own check, in the forward pass,
+                finds this first wherever a gradient had reached the reducer.
+        """
+        if self._backward is not None:
+            if self._expected:
+                raise PeerError(
+                    "the last backward pass broke off while gradients were exchanged, so the ranks "
+                    "have parted; resume all of them from the last checkpoint"
+                )
+            return
+        if self.deferral.pending:
+            self.deferral.settle()
+        if not self._expected:
+            return
+        self._expected = False
+        by_engine = self._first_rounds.usable
+        self._backward = "engine" if by_engine else "reducer"
+        self._views.begin()
+        if by_engine:
+            self._engine.begin([self._wrapped.updates - self._updates_before])
+
+    def _accumulated(self, index: int, *_: Any) -> None:
+        # Python's hooks on a node run where the first of them was registered, which may be before
+        # the present reducer's hook: so that may not have copied the gradient yet.
+        if self._backward == "engine" and self._views.take(index):
+            self._engine.ready((index,))
+
+    def _end_later(self) -> None:
+        # The reducer queues its own callback after its last bucket; a callback that is queued by a
+        # callback runs after it. Not earlier: in a nested backward pass, as of reentrant
+        # checkpointing, callbacks run when that ends.
+        queue_callback(lambda: queue_callback(self._end))
+
+    def _end(self) -> None:
+        if self._backward is None:
+            return
+        by_engine = self._backward == "engine"
+        self._backward = None
+        self._rounds += 1
+        self._engine.check()
+        if by_engine:
+            self._engine.wait(self._views.foreign)
+        self._views.end(known=self._first_rounds.usable)
+        if by_engine and self.defers:
+            self.deferral.suspend_gradients()
+        else:
+            if by_engine:
+                self.deferral.wait_for_all()
+            if self._compressor is not None:
+                self._compressor.close([p.grad for p in self.deferral.parameters])
+        self._finished()
+
+    # ------------------------------------------------------------------ what was observed
+
+    @property
+    def mismatch(self) -> str | None:
+        """How the reducer's buckets differ from the layout, once seen."""
+        return self._first_rounds.mismatch
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration waited for messages, seconds."""
+        return self.deferral.waits.stall_ns / NS_PER_S
+
+    def recorded(self) -> EngineTimes:
+        """Return the messages that have finished in the last two rounds, and the gates since."""
+        return EngineTimes(self._engine.times(), self.deferral.waits.take_gates())
+
+    def flushed(self, *, always: bool = False) -> tuple[str, Norm | None] | None:
+        """Say why hardly anything was left to run under forward passes since the last call."""
+        return self.deferral.waits.flushed(always=always) if self.defers else None
+
+    def pace(self, iteration_s: float) -> PaceSample | None:
+        """Return what an iteration takes now, from the last finished round."""
+        messages = self._engine.last_round()
+        if not messages:
+            return None
+        begun_ns = min(m.issued_ns for m in messages)
+        ended_ns = max(m.finished_ns for m in messages)
+        return PaceSample(
+            computation_s=max(iteration_s - self.deferral.waits.stall_ns / NS_PER_S, 0.0),
+            communication_s=(ended_ns - begun_ns) / NS_PER_S,
+        )

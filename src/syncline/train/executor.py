@@ -1,0 +1,116 @@
+"""``Executor``: what exchanges the gradients of a wrapped module, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from syncline.plan.profile import Norm
+from syncline.train.engine.recording import Recorded
+from syncline.train.overlap.deferral import Deferral
+from syncline.train.watches import PaceSample
+from syncline.train.wrapped import Wrapped
+
+
+class Executor:
+    """Runs one plan, or DDP's own buckets, from :meth:`start` to :meth:`stop`.
+
+    This base does nothing. There are two: DDP's reducer by itself (:mod:`.reducer_executor`), and
+    our engine over the reducer's buckets (:mod:`.engine_executor`). Both are made before torch's
+    reducer is constructed with their buckets and hook.
+
+    Args:
+        wrapped: the module.
+        finished: called at the end of every backward pass whose gradients were exchanged.
+        buckets: the plan's tensors of each of the reducer's buckets; empty for DDP's own.
+        bucket_bytes: the size of each of these.
+    """
+
+    needs_views = False
+    """Whether gradients must be views of the buckets."""
+    deferral: Deferral | None = None
+    """What waits for the next forward pass, where anything can."""
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        finished: Callable[[], None],
+        buckets: Sequence[range] = (),
+        bucket_bytes: Sequence[int] = (),
+    ) -> None:
+        self._wrapped = wrapped
+        self._finished = finished
+        self.buckets = buckets
+        self.bucket_bytes = bucket_bytes
+        self._expected = False
+        """Whether the next backward pass will be exchanged."""
+
+    def hook(self) -> Callable[..., Any] | None:
+        """Return the communication hook that takes full buckets, if it needs one."""
+        return None
+
+    def start(self, order: list[str]) -> None:
+        """Begin, once the reducer is made of the parameters of these names, in their order."""
+
+    def stop(self) -> None:
+        """Finish what is pending and take everything off again."""
+
+    def follow(self) -> None:
+        """Look anew which parameters get gradients: that may have changed."""
+
+    def expect(self, output: Any) -> None:  # noqa: ARG002
+        """Call with the output of a forward pass whose gradients will be exchanged."""
+        self._expected = True
+
+    def look(self) -> None:
+        """Call before a forward pass, to see a backward pass whose end could not be seen."""
+
+    def begin_forward(self, *, exchanged: bool) -> None:
+        """Call when a forward pass begins; ``exchanged``: its gradients will be."""
+
+    def end_forward(self) -> None:
+        """Call when it is over, also by an error."""
+
+    def let_defer(self) -> None:
+        """Let updates wait for the next forward pass, where the plan says so."""
+
+    def stop_deferring(self) -> None:
+        """Make updates at once from now on."""
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, in which gradients stay what they are."""
+        return nullcontext()
+
+    # ------------------------------------------------------------------ what was observed
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets the reducer has, as far as it has said."""
+        return len(self.buckets)
+
+    @property
+    def mismatch(self) -> str | None:
+        """How the reducer's buckets differ from the plan, if they do."""
+        return None
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration that was timed waited for messages, seconds."""
+        return None
+
+    def recorded(self) -> Recorded:
+        """Return what was noted of the exchange since the last call."""
+        return []
+
+    def pace(self, iteration_s: float) -> PaceSample | None:  # noqa: ARG002
+        """Return the times of the last iteration, if it was sampled."""
+        return None
+
+    def flushed(self, *, always: bool = False) -> tuple[str, Norm | None] | None:  # noqa: ARG002
+        """Say why hardly anything was left to run under forward passes since the last call.
+
+        With it comes the norm that was asked for last and that the plan does not have, if any.
+        ``always``: only if it was so in every round, not in most of them.
+        """
+        return None

@@ -1,0 +1,148 @@
+"""``FirstRounds``: what a plan's engine does until the reducer has its final buckets."""
+
+# No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
+import torch
+import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from syncline.train.engine.compression import Compressor
+from syncline.train.engine.dense_transport import bucket_elements, scale, sum_then
+from syncline.train.engine.engine import Engine
+from syncline.train.overlap.deferral import Deferral
+from syncline.train.sparse.gradients import flat
+
+
+class FirstRounds:
+    """Exchanges the reducer's first buckets, and compares its final ones with the layout.
+
+    In the first round the reducer learns the order of the gradients, in the second it has its final
+    buckets: in both, backward waits, and the exchange is DDP's own. Under a lossy plan they are
+    exchanged message by message once the last gradient is there, so that every step is exchanged by
+    the plan.
+
+    Args:
+        deferral: of the engine, which learns the final buckets.
+        compressor: exchanges the plan's messages while the engine does not, if the plan is lossy.
+        group: for DDP's own exchange.
+    """
+
+    def __init__(
+        self, deferral: Deferral, compressor: Compressor | None, group: dist.ProcessGroup
+    ) -> None:
+        self._deferral = deferral
+        self._engine: Engine = deferral.engine
+        self._compressor = compressor
+        self._group = group
+        self._held: dict[int, torch.Tensor] = {}
+        """Gradients held until the last one, by the index of their tensor."""
+        self._futures: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
+        """Futures of their buckets, with the buckets."""
+        self._seen: dict[int, tuple[list[int], int]] = {}
+        """Of each final bucket seen so far: its parameters, by identity, and how many values."""
+        self.mismatch: str | None = None
+        """How the reducer's buckets differ from the layout, once seen."""
+        self.usable = False
+        """Whether the buckets are final, and those of the layout."""
+
+    def note(self, bucket: GradBucket) -> None:
+        """Note a final bucket's content; with the last bucket, compare all with the layout.
+
+        The reducer's order is rank 0's, so the answer is the same on every rank.
+        """
+        number, elements = bucket.index(), bucket_elements(bucket)
+        self._seen[number] = [id(p) for p in bucket.parameters()], elements.numel()
+        if number < len(self._engine.layout.buckets):
+            self._engine.buffers[number] = elements
+        if bucket.is_last():
+            self.mismatch = self._difference()
+            self.usable = self.mismatch is None
+
+    def _difference(self) -> str | None:
+        """Say how the buckets seen differ from the layout's."""
+        wanted = self._engine.layout.buckets
+        parameters, names = self._deferral.parameters, self._deferral.names
+        if len(self._seen) != len(wanted):
+            return f"planned {len(wanted)} buckets, DDP made {len(self._seen)}"
+        for number, tensors in enumerate(wanted):
+            found, values = self._seen[number]
+            if found != [id(parameters[t]) for t in tensors]:
+                odd = next(
+                    (t for t, f in zip(tensors, found, strict=False) if id(parameters[t]) != f),
+                    tensors[-1],
+                )
+                return f"bucket {number} holds other gradients at {names[odd]!r}"
+            elements = sum(parameters[t].numel() for t in tensors)
+            if values != elements:
+                return (
+                    f"bucket {number} has {values} values for the {elements} elements from "
+                    f"{names[tensors[0]]!r} on"
+                )
+        return None
+
+    def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
+        """Exchange a bucket; an error is raised when backward ends.
+
+        C++ code would wrap errors of futures and hooks in its own messages.
+        """
+        if self._compressor is not None:
+            return self._hold(bucket, self._compressor)
+        buffer: torch.Tensor = bucket.buffer()
+
+        def first(future: Future[list[torch.Tensor]]) -> torch.Tensor:
+            try:
+                return future.value()[0]
+            except RuntimeError as error:
+                self._engine.lose(error)
+                return buffer
+
+        scale(bucket, self._group)
+        try:
+            return sum_then(bucket, self._group, first)
+        except RuntimeError as error:
+            self._engine.lose(error)
+            return done(buffer)
+
+    def _hold(self, bucket: GradBucket, compressor: Compressor) -> Future[torch.Tensor]:
+        """Hold a bucket until the last one is there, then exchange the plan's messages."""
+        future = _future_of(bucket.buffer())
+        self._futures.append((future, bucket.buffer()))
+        for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._held[self._deferral.index_of[id(parameter)]] = flat(values)
+        if len(self._held) < len(self._deferral.parameters):
+            return future
+        try:
+            self._exchange_held(compressor)
+        except Exception as error:
+            self._engine.lose(error)
+        self._held.clear()
+        futures, self._futures = self._futures, []
+        for each, buffer in futures:
+            each.set_result(buffer)
+        return future
+
+    def _exchange_held(self, compressor: Compressor) -> None:
+        for number, message in enumerate(self._engine.plan.messages):
+            gradients = [self._held[tensor] for tensor in self._engine.layout.tensors[number]]
+            if message.payload != "dense":
+                compressor.prepare(number, gradients)()
+                continue
+            together = torch.cat(gradients).mul_(1.0 / dist.get_world_size(self._group))
+            dist.all_reduce(together, group=self._group)
+            parts = together.split([gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part)
+
+
+def done(buffer: torch.Tensor) -> Future[torch.Tensor]:
+    """Return a future that is complete."""
+    future = _future_of(buffer)
+    future.set_result(buffer)
+    return future
+
+
+def _future_of(buffer: torch.Tensor) -> Future[torch.Tensor]:
+    devices: list[int | str | torch.device] = (
+        [buffer.device] if buffer.device.type == "cuda" else []
+    )
+    return Future(devices=devices)

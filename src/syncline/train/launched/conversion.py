@@ -1,0 +1,140 @@
+"""What ``syncline run`` does in the processes of a script: it converts wrapped models.
+
+``syncline advise`` observes the first of them instead.
+
+One place is changed, in the process alone: ``forward`` of torch's ``DistributedDataParallel``. Its
+first call that trains turns the wrapper into ours, in place. Until then it is torch's, so whatever
+a script or framework does to it before, such as registering a communication hook, is known.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import MismatchError, UserError
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import disable_dynamo
+from syncline.train.launched.blocks import compile_blocks
+from syncline.train.launched.request import Request
+
+if TYPE_CHECKING:
+    from syncline.train.launched.observation import Observation
+
+
+@functools.cache
+def prepare() -> None:
+    """Convert models from now on, as the variable of this process asks for; again changes nothing.
+
+    Raises:
+        UserError: the variable holds something else.
+    """
+    request = Request.of_this_process()
+    if request is None:
+        return
+    _Conversion(request).prepare()
+    if request.compile_blocks:
+        compile_blocks()
+
+
+class _Conversion:
+    """Converts each model of this process at its first forward pass that trains."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._left: weakref.WeakSet[TorchDDP] = weakref.WeakSet()
+        """Models that train as before."""
+        self._converted = 0
+        self._observation: Observation | None = None
+        self._observed: TorchDDP | None = None
+        self._reported: list[Any] = []
+
+    def prepare(self) -> None:
+        Ddp: Any = TorchDDP  # noqa: N806 - a class, whose method is replaced
+        stock = Ddp.forward
+
+        @disable_dynamo(recursive=False)  # as torch's own: only the module is compiled
+        @functools.wraps(stock)
+        def forward(wrapper: TorchDDP, *inputs: Any, **kwargs: Any) -> Any:
+            if not (hasattr(wrapper, "_training") or wrapper in self._left) and self._trains(
+                wrapper
+            ):
+                if self._convert(wrapper):
+                    return wrapper.forward(*inputs, **kwargs)
+                self._left.add(wrapper)
+            if self._observed is wrapper and self._trains(wrapper):
+                self._observe()
+            return stock(wrapper, *inputs, **kwargs)
+
+        Ddp.forward = forward
+        atexit.register(self._end)
+
+    def _trains(self, wrapper: TorchDDP) -> bool:
+        # Not the wrapper's mode: Lightning puts that in evaluation mode, and back only the module.
+        return torch.is_grad_enabled() and bool(wrapper.module.training)
+
+    @disable_dynamo
+    def _convert(self, wrapper: TorchDDP) -> bool:
+        """Turn a wrapper into ours; say why on rank 0 where that cannot be."""
+        # Here, so that processes that train nothing need not wait for it.
+        from syncline.train.ddp import DistributedDataParallel
+        from syncline.train.launched.lightning import follow_lightning
+        from syncline.train.log import warn
+
+        asked = self._request
+        if asked.advises and self._converted:
+            return False  # one model is observed
+        try:
+            if asked.advises:
+                self._begin_to_observe(wrapper)
+            else:
+                DistributedDataParallel.convert(
+                    wrapper,
+                    planner=asked.planner,
+                    check=asked.check,
+                    compression=asked.compression,
+                    cache=asked.cache,
+                    overlap_optimizers=True,
+                )
+        except (UserError, MismatchError) as error:
+            warn(f"this model trains as before: {error}")
+            return False
+        self._converted += 1
+        follow_lightning()
+        if asked.report is not None and dist.get_rank() == 0:
+            self._reported.append(wrapper)
+        return True
+
+    def _begin_to_observe(self, wrapper: TorchDDP) -> None:
+        from syncline.train.launched.observation import Observation
+
+        self._observation, self._observed = Observation(wrapper, self._request), wrapper
+
+    @disable_dynamo
+    def _observe(self) -> None:
+        assert self._observation is not None
+        self._observation.look()
+        if self._observation.is_over:
+            self._observation = self._observed = None
+
+    def _end(self) -> None:
+        """Write the reports; say if no model was wrapped. On rank 0."""
+        if self._observation is not None:
+            self._observation.end()
+        for number, wrapper in enumerate(self._reported):
+            name = f"-{number + 1}" if number else ""
+            path = wrapper.save_report(Path(f"{self._request.report}{name}"))
+            print(f"syncline run: report written to {path}", file=sys.stderr)
+        if not (self._converted or self._left) and dist.is_initialized() and not dist.get_rank():
+            print(
+                "syncline run: no model was trained in torch's DistributedDataParallel, so nothing "
+                "was changed",
+                file=sys.stderr,
+            )

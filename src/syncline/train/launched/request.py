@@ -1,0 +1,54 @@
+"""``Request``: what ``syncline run`` and ``syncline advise`` ask of a script's processes."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from syncline.errors import UserError
+from syncline.plan.recipe import Compression
+from syncline.torch_entry import LAUNCHED
+
+OFF = "SYNCLINE"
+"""The variable that switches both off if it is 0."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for; a variable holds it as JSON."""
+
+    advises: bool = False
+    """Only observe, and advise."""
+    planner: str = "auto"
+    check: bool = True
+    compression: Compression | None = None
+    cache: bool | str = True
+    compile_blocks: bool = False
+    """Compile the blocks of a model that the script compiles as a whole."""
+    report: str | None = None
+    """The folder of the report that rank 0 writes at the end."""
+    folder: str = ""
+    """Where advice goes, with what it rests on."""
+    seconds: float = 60.0
+    """How long to observe at most."""
+    goes_on: bool = False
+    """Train on when advice was given."""
+    json: bool = False
+
+    def to_variable(self) -> dict[str, str]:
+        """Return the variable that hands it to the processes of a script."""
+        return {LAUNCHED: msgspec.json.encode(self).decode()}
+
+    @classmethod
+    def of_this_process(cls) -> Request | None:
+        """Return what this process was asked for; None if that is switched off.
+
+        Raises:
+            UserError: the variable holds something else.
+        """
+        if os.environ.get(OFF) == "0":
+            return None
+        try:
+            return msgspec.json.decode(os.environ[LAUNCHED], type=cls)
+        except msgspec.DecodeError as error:
+            raise UserError(f"{LAUNCHED} is set by 'syncline run' alone; found: {error}") from None

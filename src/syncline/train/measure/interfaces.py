@@ -1,0 +1,85 @@
+"""What a rank's host says of its network: the interface in use, and segments sent again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from pathlib import Path
+
+from syncline.plan.advice import Interface
+
+INTERFACES = Path("/sys/class/net")
+COUNTERS = Path("/proc/net/snmp")
+NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables by which a user names the interface."""
+SIOCGIFADDR = 0x8915
+"""The request for an interface's address (linux/sockios.h)."""
+
+
+def interface_used() -> Interface | None:
+    """Return the interface that this host's messages to other ranks leave by, if it can be told.
+
+    As Gloo chooses it: the one that a variable names, else the one with the address that the
+    host's name stands for.
+    """
+    named = next((os.environ[name] for name in NAMED_BY if os.environ.get(name)), None)
+    name = named.split(",")[0].lstrip("=^") if named else _with_own_address()
+    if name is None or not (INTERFACES / name).exists():
+        return None
+    speed = _speed(name)
+    up = {
+        other: rate
+        for _, other in socket.if_nameindex()
+        if other not in (name, "lo") and _is_up(other) and (rate := _speed(other))
+    }
+    fastest = max(up, key=lambda other: up[other], default=None)
+    is_faster = fastest is not None and speed is not None and up[fastest] > speed
+    return Interface(
+        name=name,
+        bytes_per_s=speed,
+        mtu_bytes=int((INTERFACES / name / "mtu").read_text()),
+        faster=fastest if is_faster else None,
+    )
+
+
+def segments() -> tuple[int, int]:
+    """Return how many TCP segments this host has sent, and how many of them again."""
+    try:
+        lines = [line.split() for line in COUNTERS.read_text().splitlines()]
+    except OSError:  # not Linux's, or hidden in a container
+        return 0, 0
+    names, values = (line for line in lines if line[0] == "Tcp:")
+    known = dict(zip(names[1:], map(int, values[1:]), strict=True))
+    return known["OutSegs"], known["RetransSegs"]
+
+
+def _with_own_address() -> str | None:
+    try:
+        own = socket.gethostbyname(socket.gethostname())
+    except OSError:  # the name stands for nothing
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)
+            except OSError:  # it has no address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == own:
+                return name
+    return None
+
+
+def _is_up(name: str) -> bool:
+    return (INTERFACES / name / "operstate").read_text().strip() == "up"
+
+
+def _speed(name: str) -> float | None:
+    """Return what an interface should give, bytes a second; None where its driver does not say."""
+    try:
+        megabits = int((INTERFACES / name / "speed").read_text())
+    except OSError:  # no speed while it is down, or of a virtual one
+        return None
+    return megabits * 1e6 / 8 if megabits > 0 else None

@@ -1,0 +1,257 @@
+"""``MeasuredIterations``: what this rank measures of the iterations of a stage."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum, auto
+from typing import Any
+
+from syncline.plan.quantities import NS_PER_S
+from syncline.train.engine.recording import Recorded
+from syncline.train.measure.observer import ObservedIteration, Observer
+from syncline.train.measure.segments import SegmentTrace, read_iteration
+from syncline.train.rank_measurements import StageResult
+from syncline.train.reducer import Reducer
+from syncline.train.stages import Stage
+from syncline.train.watches import PaceSample
+from syncline.train.wrapped import Wrapped
+
+
+class Forward(Enum):
+    """What becomes of the gradients of a forward pass."""
+
+    EXCHANGED = auto()
+    ACCUMULATED = auto()
+    """They are only accumulated."""
+    OTHER = auto()
+    """There are none, or ranks may run different numbers of iterations: it is not measured."""
+
+
+class MeasuredIterations:
+    """Times iterations, and observes them as closely as the stage wants it.
+
+    An iteration lasts from the end of one backward pass whose gradients are exchanged to the end of
+    the next, without the time in evaluation mode.
+    """
+
+    def __init__(self, job: Wrapped, reducer: Reducer, stage: Stage) -> None:
+        self._job = job
+        self._reducer = reducer
+        self._clock = job.clock
+        self._observer: Observer | None = None
+        self._away: tuple[Any, Any] | None = None
+        """When the program left training in this iteration, and when it returned."""
+        self._left_at: Any = None
+        """When it left, if it has not returned."""
+        self._in_iteration = False
+        """Whether a forward pass that trains has begun since the last iteration ended."""
+        self._accumulates = False
+        """Whether no forward pass of that iteration has begun whose gradients will be exchanged."""
+        self._noted: tuple[ObservedIteration, Recorded] | None = None
+        """The last observed iteration, and its exchange."""
+        self._timed: PaceSample | None = None
+        """What the reducer's timers said last."""
+        self._start: Any = None
+        self.stage = stage
+        """The stage that training is in."""
+        self.done = 0
+        """How many iterations of the stage are over."""
+        self.result = StageResult()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return self._start is not None
+
+    def enter(self, stage: Stage) -> None:
+        """Begin a stage."""
+        self.stage = stage
+        if not stage.goes_on:
+            self.result = StageResult()
+        self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
+        """Of each iteration: its beginning and end, and when the program was away."""
+        self._observed: list[tuple[ObservedIteration, Recorded]] = []
+        self.done = 0
+
+    def start(self) -> None:
+        """Begin the first iteration of a stage, once its messages run."""
+        if self.stage.turns:
+            # Attached after the reducer's own hooks, so that a gradient counts as ready when it
+            # is in its bucket.
+            self._reducer.change(self._observe)
+        self._start = self._stamp()
+
+    def _observe(self) -> None:
+        self._observer = Observer(self._job.module, self._job.parameters, self._clock)
+        self._observer.attach()
+
+    def stop_observing(self) -> None:
+        """Take the observer's hooks off again."""
+        if self._observer is not None:
+            self._observer.detach()
+            self._observer = None
+
+    def _stamp(self) -> Any:
+        """Return the time; in the steady state, the host's."""
+        return time.perf_counter() if self.stage.is_steady else self._clock.stamp()
+
+    # ------------------------------------------------------------------ an iteration
+
+    def leave_training(self) -> None:
+        """Call when the model is put into evaluation mode.
+
+        The time until the next forward pass that trains is no part of an iteration.
+        """
+        if self.begun and not self._in_iteration and self._left_at is None:
+            self._left_at = self._stamp()
+            if self._observer is not None:
+                self._observer.end()
+
+    def begin_forward(self, forward: Forward) -> None:
+        """Call just before a forward pass."""
+        first = not self._in_iteration
+        if forward is not Forward.OTHER:
+            self._in_iteration = True
+            if self._left_at is not None:
+                self._away = self._left_at, self._stamp()
+                self._left_at = None
+        observer = self._observer
+        if observer is None:
+            return
+        if forward is Forward.OTHER:
+            if first:
+                observer.pause()
+        elif forward is Forward.ACCUMULATED:
+            # An iteration begins with the first of them, which waits for the update before.
+            if first:
+                self._begin_observing(observer)
+                self._accumulates = True
+        elif self._accumulates:
+            self._accumulates = False
+            observer.resume()
+        elif not first:
+            # One more before the same backward pass: what came before counts as between iterations.
+            again = observer.begin()
+            if again is not None and self._noted is not None:
+                iteration, recorded = self._noted
+                self._noted = iteration._replace(end_stamp=again.end_stamp), recorded
+        else:
+            self._begin_observing(observer)
+
+    def _begin_observing(self, observer: Observer) -> None:
+        # Choose how closely the iteration that begins now is observed.
+        turns = self.stage.turns
+        turn = turns[(self.done - self.stage.warmup) % len(turns)]
+        observer.quiet, observer.detail = turn == "quiet", turn == "detailed"
+        finished, recorded = observer.begin(), self._reducer.executor.recorded()
+        if finished is not None and self.done > self.stage.warmup:
+            self._noted = finished, recorded
+
+    def end_forward(self, forward: Forward, output: Any) -> None:
+        """Call when that forward pass is over."""
+        if self._observer is None:
+            return
+        if forward is Forward.EXCHANGED:
+            self._observer.output(output)
+        elif forward is Forward.ACCUMULATED and self._accumulates:
+            self._observer.accumulate()
+
+    def expect_backward(self, loss: Any) -> None:
+        """Call when the gradients of the last forward pass will be exchanged after all."""
+        if self._accumulates:
+            self.begin_forward(Forward.EXCHANGED)
+        self.end_forward(Forward.EXCHANGED, loss)
+
+    def end_steady(self) -> float:
+        """End an iteration of the steady state; return its seconds."""
+        self._count()
+        now_s = time.perf_counter()
+        iteration_s: float = now_s - self._start
+        if self._away is not None:
+            left_s, back_s = self._away
+            iteration_s -= back_s - left_s
+            self._away = None
+        self._start = now_s
+        return iteration_s
+
+    def end(self) -> None:
+        """End an iteration that is measured."""
+        self._count()
+        stage, stamp, deferral = self.stage, self._clock.stamp(), self._reducer.executor.deferral
+        self._stamps.append((self._start, stamp, self._away))
+        self._away = None
+        broadcast_s = self._job.take_broadcast_s()
+        if self.done > stage.warmup:
+            self.result.broadcast_s.append(broadcast_s)
+        if deferral is None and not stage.turns:
+            self._note_computing()
+            stamp = self._clock.stamp()
+        elif deferral is not None and self._job.device.type == "cpu":
+            # How much of the iteration the processor did not wait for messages.
+            pace = self._reducer.executor.pace(self._lasted_s(*self._stamps[-1]))
+            if pace is not None and self.done > stage.warmup:
+                self.result.active_s.append(pace.computation_s - broadcast_s)
+        self._start = stamp
+        if self._noted is not None:
+            self._observed.append(self._noted)
+            self._noted = None
+
+    def _count(self) -> None:
+        self._in_iteration = self._accumulates = False
+        self.done += 1
+
+    def _note_computing(self) -> None:
+        """Keep what the reducer's timers say of computing beside its own messages.
+
+        They time only some iterations, each of which is known in the next one.
+        """
+        pace = self._reducer.executor.pace(0.0)
+        if pace is None or pace == self._timed:
+            return
+        self._timed = pace
+        if self.done > self.stage.warmup + 1:
+            self.result.computing_s.append(pace.computation_s)
+
+    # ------------------------------------------------------------------ the end of a stage
+
+    def read(self) -> list[float]:
+        """Read what was noted, at the end of a stage; return the seconds of its iterations."""
+        stage = self.stage
+        if self._observer is not None and not stage.observes_one_more:
+            unfinished = self._observer.unfinished(self._start)
+            if unfinished is not None:
+                self._observed.append((unfinished, []))
+        # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
+        self._clock.settle()
+        for finished, recorded in self._observed:
+            self._read_observed(finished, recorded)
+        times = [self._lasted_s(*stamps) for stamps in self._stamps]
+        self.result.iteration_s += times[stage.warmup : stage.warmup + stage.iterations]
+        return times
+
+    def _lasted_s(self, start: Any, end: Any, away: tuple[Any, Any] | None) -> float:
+        lasted_ns = self._clock.between_ns(start, end)
+        if away is not None:
+            lasted_ns -= self._clock.between_ns(*away)
+        return lasted_ns / NS_PER_S
+
+    def _read_observed(self, finished: ObservedIteration, recorded: Recorded) -> None:
+        if self.stage.record:
+            self.result.recorded.append((finished, recorded))
+        elif finished.quiet:
+            self.result.quiet_ns.append(
+                self._clock.between_ns(finished.events[0].stamp, finished.end_stamp)
+            )
+        else:
+            kind = self.result.lean if finished.graph is None else self.result.detailed
+            trace = read_iteration(finished, self._clock)
+            if finished is self._observed[-1][0] and not self.stage.observes_one_more and kind:
+                trace = _ended_like(trace, kind[-1])
+            kind.append(trace)
+
+
+def _ended_like(trace: SegmentTrace, before: SegmentTrace) -> SegmentTrace:
+    """Return an iteration that was observed up to its exchange with the rest of the one before."""
+    kept = [s for s in trace.segments if s.phase not in ("update", "data")]
+    rest = [s for s in before.segments if s.phase in ("update", "data")]
+    return trace._replace(segments=kept + rest)

@@ -1,0 +1,132 @@
+"""``Memory``: what an earlier start of the same training has found, in a folder of the user's.
+
+Only rank 0 reads and writes it. Whatever is wrong with a file, training measures as if there were
+none, and one line says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+
+from syncline.comm.groups.choices import release, user_cache
+from syncline.errors import FileError
+from syncline.plan.document import Document
+from syncline.plan.files import write_atomically
+from syncline.train.log import logger
+from syncline.train.stages import Findings, Settings
+from syncline.train.wrapped import Wrapped
+
+MOST_KEPT = 100
+"""Older files are removed."""
+
+
+class Remembered(Document, frozen=True, kw_only=True):
+    """What was found for a training."""
+
+    KIND: ClassVar[str] = "remembered"
+    VERSION: ClassVar[int] = 1
+
+    key: str
+    findings: Findings
+
+
+class Memory:
+    """Findings of earlier starts.
+
+    Args:
+        folder: where they are kept; None: the user's cache.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._path: Path | None = None
+        """Of this training; None until it is looked for, and where there is no folder."""
+        self._kept: Findings | None = None
+
+    def recall(self, job: Wrapped, settings: Settings, batch: int | None) -> Findings | None:
+        """Return what is known of a training, if anything; call before :meth:`keep`.
+
+        ``batch`` is the size of its first batch, where that can be told.
+        """
+        folder = self._folder
+        if folder is None:
+            cache = user_cache()
+            folder = None if cache is None else cache / "syncline" / "plans"
+        # What was given or is not checked has not been decided by measuring, and the first steps of
+        # a compressed training are dense.
+        decides = settings.check and settings.plan is None and settings.compression is None
+        if folder is None or not decides:
+            return None
+        key = _key(job, settings, batch)
+        path = self._path = folder / f"{key}.json"
+        try:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+                raise FileError(f"{path}: is no file of this user")
+            remembered = Remembered.load(path)
+            if remembered.key != key:
+                raise FileError(f"{path}: is of another training")
+        except FileNotFoundError:
+            return None
+        except (FileError, OSError) as error:
+            logger.warning("what an earlier start has found is not used: %s", error)
+            return None
+        found = remembered.findings
+        fits = found.baseline is not None and (found.plan is None or found.planned is not None)
+        if found.plan is not None:
+            fits &= found.plan.difference(job.tensors(), dist.get_world_size(job.group)) is None
+            fits &= not found.plan.is_lossy
+        self._kept = found
+        return found if fits else None
+
+    def keep(self, findings: Findings) -> None:
+        """Keep what was decided for this training, unless that is what was recalled."""
+        same = self._kept is not None and (self._kept.plan, self._kept.planned) == (
+            findings.plan,
+            findings.planned,
+        )
+        path = self._path
+        if path is None or same or findings.baseline is None or findings.decision == "undecided":
+            return
+        self._kept = findings
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = Remembered(key=path.stem, findings=findings).to_json()
+            write_atomically(path, text, regular=True)
+            old = sorted(path.parent.glob("*.json"), key=lambda p: p.lstat().st_mtime_ns)
+            for each in old[:-MOST_KEPT]:
+                each.unlink(missing_ok=True)
+        except (FileError, OSError) as error:
+            logger.warning("what was found is not kept for the next start: %s", error)
+
+
+def _key(job: Wrapped, settings: Settings, batch: int | None) -> str:
+    """Return a name for all that a decision depends on, as rank 0 sees it."""
+    text = "\0".join(f"{name}={value}" for name, value in _items(job, settings, batch))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _items(job: Wrapped, settings: Settings, batch: int | None) -> Iterator[tuple[str, object]]:
+    yield "release", release()
+    yield "torch", torch.__version__
+    yield "model", type(job.module).__name__
+    for tensor in job.tensors():
+        yield tensor.name, (tensor.elements, tensor.dtype)
+    yield "batch", batch
+    yield "ranks", dist.get_process_group_ranks(job.group)
+    yield "host", socket.gethostname()
+    yield "backend", dist.get_backend(job.group)
+    device = job.device
+    yield "device", torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    yield "threads", torch.get_num_threads()
+    yield "deferring", job.deferring.can_defer
+    yield "settings", settings

@@ -1,0 +1,137 @@
+"""Averages of the weights after each step: each parameter's right after its own update."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from syncline.errors import UserError
+from syncline.torch_private import disable_dynamo, eval_frame_callback
+from syncline.train.overlap.deferral import AverageUpdate, Deferral
+from syncline.train.overlap.pending import UPDATES, is_pending, owner_of
+
+PLAIN = (torch.Tensor, nn.Parameter)
+"""The classes of averages that can be made pending."""
+
+
+def average(
+    averages: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], update: AverageUpdate
+) -> None:
+    """Update averages: those of parameters whose updates are due after these, the others now.
+
+    ``update`` is called for some at a time. It must not depend on anything that changes.
+    """
+    now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+    later: dict[Deferral, dict[int, torch.Tensor]] = {}
+    with UPDATES:
+        for mean, parameter in zip(averages, parameters, strict=False):  # as torch pairs them
+            owner = owner_of(parameter) if is_pending(parameter) else None
+            if (
+                isinstance(owner, Deferral)
+                and owner.guard is None
+                and owner.is_due(parameter)
+                and type(mean) in PLAIN
+            ):
+                later.setdefault(owner, {})[owner.index_of[id(parameter)]] = mean
+            else:
+                now[0].append(mean)
+                now[1].append(parameter)
+        for owner, chosen in later.items():
+            owner.average(chosen, update)
+    update(*now)
+
+
+def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight: float) -> None:
+    """Move averages of a module's parameters towards these by a part of the difference.
+
+    Raises:
+        UserError: the averages do not fit the parameters.
+    """
+    averages, parameters = list(averages), list(module.parameters())
+    if len(averages) != len(parameters):
+        raise UserError(
+            f"expected an average for each of the {len(parameters)} parameters, found "
+            f"{len(averages)}; give one for each of module.parameters(), in their order"
+        )
+    for number, (mean, parameter) in enumerate(zip(averages, parameters, strict=True)):
+        if mean.shape != parameter.shape:
+            raise UserError(
+                f"expected shape {tuple(parameter.shape)} of average {number}, as its "
+                f"parameter has, found {tuple(mean.shape)}; give one for each of "
+                "module.parameters(), in their order"
+            )
+
+    @torch.no_grad()
+    def update(some: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+        for mean, parameter in zip(some, parameters, strict=True):
+            mean.lerp_(parameter.to(mean), weight)
+
+    average(averages, parameters, update)
+
+
+def average_with_torch() -> None:
+    """Let ``AveragedModel.update_parameters`` average each parameter after its update.
+
+    Its own code runs, for some parameters at a time. In compiled code, and with a function of the
+    user's, which may depend on anything, it runs for all at once, and so waits.
+    """
+    own: Any = AveragedModel.update_parameters
+    if own.__module__ == __name__:
+        return
+
+    @disable_dynamo(recursive=False)
+    @functools.wraps(own)
+    def update_parameters(self: Any, model: nn.Module) -> None:
+        # Checked here: inside any function that is called from here it would be None.
+        if eval_frame_callback() is not None or not _divide(own, self, model):
+            own(self, model)
+
+    update_parameters.__module__ = __name__
+    AveragedModel.update_parameters = update_parameters  # type: ignore[method-assign]
+
+
+@disable_dynamo
+def _divide(own: Any, mean: Any, model: nn.Module) -> bool:
+    """Average parameter by parameter; return False if that must not be."""
+    functions = (mean.avg_fn, mean.multi_avg_fn)
+    known = all(f is None or f.__module__ == AveragedModel.__module__ for f in functions)
+    if not known or not any(map(is_pending, model.parameters())):
+        return False
+    count = mean.n_averaged.clone()
+
+    def stand_in(tensors: Iterable[torch.Tensor]) -> Any:
+        """Return what torch's code takes for a model, averaged or not, of these parameters."""
+        parts: Any = {"parameters": lambda: iter(tensors), "buffers": lambda: iter(())}
+        return SimpleNamespace(
+            **parts,
+            module=SimpleNamespace(**parts),
+            use_buffers=False,
+            n_averaged=count.clone(),
+            avg_fn=functions[0],
+            multi_avg_fn=functions[1],
+        )
+
+    def update(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+        if averages:
+            own(stand_in(averages), stand_in(parameters))
+
+    def buffers(of: nn.Module) -> Iterable[torch.Tensor]:
+        return of.buffers() if mean.use_buffers else ()
+
+    average(
+        itertools.chain(mean.module.parameters(), buffers(mean.module)),
+        itertools.chain(model.parameters(), buffers(model)),
+        update,
+    )
+    if not mean.use_buffers:
+        for copy, buffer in zip(mean.module.buffers(), model.buffers(), strict=True):
+            copy.detach().copy_(buffer.detach())
+    mean.n_averaged += 1
+    return True

@@ -1,0 +1,235 @@
+"""``StepCheck``: makes the optimizer's step on small parameters before every deferred step."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.torch_private import foreach_copy_
+from syncline.train.overlap.deferred_step import step_of
+from syncline.train.overlap.pending import PendingState
+from syncline.train.overlap.separable import separability
+from syncline.train.overlap.trial import (
+    corner,
+    failed,
+    hyperparameters,
+    kind_of_parameter,
+    moving,
+    normal,
+    own_attributes,
+    same,
+    small,
+)
+
+RIVAL_SCALE = 1e3
+"""The size of the rivals' gradients; the canaries' own are about 1."""
+CYCLE = 8
+"""In each eighth check rivals have infinite gradients, for which some optimizers skip a step."""
+MOST_TRIALS = 32
+"""The most kinds of settings that are tried: some (a label) never repeat."""
+MOST_ITEMS = 16
+"""Of longer containers only the length counts."""
+
+
+class StepCheck:
+    """Checks before each deferred step that the optimizer still updates each parameter alone.
+
+    The trial that an optimizer has passed is repeated when its settings change in kind. That is
+    enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
+    settings. The step of any other class is first made on :class:`Canaries`.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._tried = {_kinds(optimizer)}
+        self._known = _is_of_torch(optimizer)
+        self._canaries: Canaries | None = None
+
+    def skip(self) -> None:
+        """Call when a step is made without a check, or the state is replaced."""
+        self._canaries = None
+
+    def why_not(self) -> str | None:
+        """Say why this step cannot be made parameter by parameter, or None if it can.
+
+        All updates that the optimizer was asked for have been made.
+        """
+        kinds = _kinds(self._optimizer)
+        if kinds not in self._tried:
+            self._canaries = None
+            if len(self._tried) < MOST_TRIALS:
+                reason = separability(self._optimizer).why_not
+                if reason is not None:
+                    return reason
+                self._tried.add(kinds)
+        return None if self._known else self._why_coupled()
+
+    def _why_coupled(self) -> str | None:
+        if self._canaries is not None:
+            return self._canaries.why_coupled()
+        # Comparing on the CPU waits for no device. Where a corner of the state cannot be used (it
+        # is in blocks), the canaries begin without.
+        cpu = torch.device("cpu")
+        parameters = (p for group in self._optimizer.param_groups for p in group["params"])
+        places = (None,) if all(p.device == cpu for p in parameters) else (cpu, None)
+        failure = ""
+        for device, with_state in itertools.product(places, (True, False)):
+            try:
+                canaries = Canaries(self._optimizer, device, with_state=with_state)
+                reason = canaries.why_coupled()
+            # The step of an unknown optimizer may raise anything; all of it ends in the answer.
+            except Exception as error:
+                failure = failed(error)
+            else:
+                self._canaries = canaries
+                return reason
+        return failure
+
+
+class _Canary(NamedTuple):
+    """Small parameters that stand for those of one kind in one kind of group."""
+
+    group: int
+    alone: nn.Parameter
+    """Stepped beside other canaries only."""
+    beside: nn.Parameter
+    """Equal to it, and stepped beside rivals too."""
+    rival: nn.Parameter
+    """Has other values, and larger gradients."""
+
+
+class Canaries:
+    """Small parameters that are stepped with an optimizer before each of its deferred steps.
+
+    Two equal ones for each kind of parameter in each kind of group: one set is stepped by itself,
+    the other beside rivals with far larger gradients. Where the updates of parameters depend on
+    each other the two sets come out differently, and no update of the model has been made yet.
+
+    With ``with_state`` they begin with a corner of the real state. So it is as many steps old, and
+    what an optimizer does from a certain step on is seen in that step. All updates that the
+    optimizer was asked for have been made.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, device: torch.device | None, *, with_state: bool
+    ) -> None:
+        self._optimizer = optimizer
+        self._attributes = PendingState(optimizer, settle=lambda: None)
+        self._checks = 0
+        self._canaries: list[_Canary] = []
+        self._state: defaultdict[Any, Any] = defaultdict(dict)
+        self._written: list[torch.Tensor] = []
+        self._values: tuple[list[torch.Tensor], ...] = ([], [], [])
+        """Values written before a check: an even one, an odd one, one with infinite gradients."""
+        generator = torch.Generator().manual_seed(0)
+        for group, real in _representatives(optimizer):
+            alone, beside, rival = (small(real, generator, device) for _ in range(3))
+            beside.data.copy_(alone.data)
+            self._canaries.append(_Canary(group, alone, beside, rival))
+            gradient = normal(alone, generator)
+            great = RIVAL_SCALE * normal(alone, generator)
+            own = gradient, -gradient / 2, gradient
+            others = great, -great / 2, torch.full_like(great, math.inf)
+            for parameter, gradients in ((alone, own), (beside, own), (rival, others)):
+                parameter.grad = torch.empty_like(parameter)
+                self._written += [parameter.data, parameter.grad]
+                initial = parameter.detach().clone()
+                for values, each in zip(self._values, gradients, strict=True):
+                    values += [initial, each]
+                if with_state and real in optimizer.state:
+                    self._state[parameter] = corner(optimizer.state[real], device)
+
+    def why_coupled(self) -> str | None:
+        """Step the canaries; say how those beside rivals differ from those alone, or None."""
+        self._checks += 1
+        infinite = self._checks % CYCLE == 0
+        values = self._values[2 if infinite else self._checks % 2]
+        foreach_copy_(self._written, values)
+        self._step_all(lambda canary: (canary.alone,))
+        self._step_all(lambda canary: (canary.beside, canary.rival))
+        for canary in self._canaries:
+            if not _agree(canary.alone.detach(), canary.beside.detach()):
+                return "it updates a parameter otherwise when others are stepped with it"
+            # An optimizer without state makes no entry; the copy below makes an empty one.
+            if not _agree(self._state.get(canary.alone, {}), self._state.get(canary.beside, {})):
+                return "it leaves another state of a parameter when others are stepped with it"
+        if infinite:  # what that left in their state would hide what other gradients do
+            for canary in self._canaries:
+                self._state[canary.rival] = copy.deepcopy(self._state[canary.alone])
+        return None
+
+    def _step_all(self, chosen: Callable[[_Canary], Sequence[nn.Parameter]]) -> None:
+        members: dict[int, list[nn.Parameter]] = {}
+        for canary in self._canaries:
+            members.setdefault(canary.group, []).extend(chosen(canary))
+        real = self._optimizer.param_groups
+        groups = [moving({**real[number], "params": members[number]}) for number in sorted(members)]
+        with self._attributes.stepping(groups, self._state):
+            step_of(self._optimizer)(self._optimizer)
+
+
+def kind_of(value: object) -> object:
+    """Return what of a setting must change before a step may take another path through its code.
+
+    Of a number: its type, its sign, and whether it is finite. So a schedule of the learning rate
+    changes nothing, and a threshold that is set, or was infinite, does.
+    """
+    if value is None or isinstance(value, bool | str | bytes):
+        return type(value), value
+    if isinstance(value, int | float):
+        return type(value), value > 0, value < 0, math.isfinite(value)
+    if isinstance(value, torch.Tensor):
+        return type(value), value.shape, value.dtype, value.device
+    if isinstance(value, list | tuple | Mapping) and len(value) > MOST_ITEMS:
+        return type(value), len(value)
+    if isinstance(value, list | tuple):
+        return type(value), *map(kind_of, value)
+    if isinstance(value, Mapping):
+        return type(value), *((key, kind_of(item)) for key, item in value.items())
+    return type(value), getattr(value, "__qualname__", None)
+
+
+def _kinds(optimizer: Optimizer) -> tuple[object, ...]:
+    """Return the kinds of the settings of the groups, and of the optimizer's own attributes."""
+    groups = ((len(group["params"]), _kind_of_group(group)) for group in optimizer.param_groups)
+    return *groups, kind_of(own_attributes(optimizer))
+
+
+def _kind_of_group(group: Mapping[str, Any]) -> object:
+    return tuple((key, kind_of(value)) for key, value in hyperparameters(group).items())
+
+
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    step = inspect.unwrap(type(optimizer).step)
+    modules = type(optimizer).__module__, getattr(step, "__module__", None) or ""
+    return all(f"{module}.".startswith("torch.optim.") for module in modules)
+
+
+def _representatives(optimizer: Optimizer) -> Iterator[tuple[int, nn.Parameter]]:
+    """Yield a trained parameter of each kind in each kind of group, with the group's number."""
+    seen = set()
+    for number, group in enumerate(optimizer.param_groups):
+        of_group = _kind_of_group(group)
+        for parameter in group["params"]:
+            kind = of_group, kind_of_parameter(parameter)
+            if parameter.requires_grad and kind not in seen:
+                seen.add(kind)
+                yield number, parameter
+
+
+def _agree(ours: Any, theirs: Any) -> bool:
+    """Say whether two values are the same, at once where tensors are equal."""
+    if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        return torch.equal(ours, theirs) or same(ours, theirs)
+    if type(ours) is dict and type(theirs) is dict and ours.keys() == theirs.keys():
+        return all(_agree(value, theirs[key]) for key, value in ours.items())
+    return same(ours, theirs)

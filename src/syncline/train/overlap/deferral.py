@@ -1,0 +1,340 @@
+"""``Deferral``: the gradients that are still being exchanged, and the updates that are due."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.autograd.graph import increment_version
+
+from syncline.errors import SynclineError
+from syncline.plan.profile import Norm
+from syncline.torch_private import foreach_zero_, without_torch_function
+from syncline.train.engine.engine import Engine
+from syncline.train.overlap.clipping import Change, make_changes
+from syncline.train.overlap.deferred_step import DeferredStep, TorchState
+from syncline.train.overlap.guard import Guard, lift, lifted
+from syncline.train.overlap.pending import UPDATES, hand_over, is_pending, release, suspend
+from syncline.train.overlap.pending_gradients import PendingGradients
+
+AverageUpdate = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+"""Updates some averages with their parameters, each by itself."""
+
+
+class Deferral(PendingGradients):
+    """Knows which gradients and parameters of a model are pending, and finishes them.
+
+    A parameter is pending from the optimizer's ``step`` until that update has been made. Each
+    tensor is finished where it is first read: by the gate of the module that owns it, or by any
+    other use, on any thread (:mod:`.pending` says how).
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], engine: Engine, guard: Guard | None
+    ) -> None:
+        super().__init__(parameters, engine, guard)
+        self.in_forward = False
+        """Whether the model's forward pass runs: it reads parameters one after the other."""
+        self._maker = 0
+        """The thread that makes some updates, for which their tensors are plain; 0 if none does."""
+        self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
+        """By parameter: averages to be updated after its due update, in this order."""
+        self._compiled: set[int] = set()
+        """Parameters that compiled code reads."""
+
+    @property
+    def _makes_here(self) -> bool:
+        return threading.get_ident() == self._maker
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self._gradients or self._due) or self.engine.exchanging
+
+    @property
+    def anything_due(self) -> bool:
+        """Whether any update was asked for and is not complete yet."""
+        return bool(self._due)
+
+    def is_due(self, parameter: torch.Tensor) -> bool:
+        """Say whether a parameter's update was asked for and is not complete yet."""
+        return self.index_of.get(id(parameter)) in self._due
+
+    def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the update of parameters with pending gradients due; call under the lock."""
+        chosen = list(parameters)
+        # A second backward pass through a graph with the old values raises torch's error, as after
+        # an update that was made at once.
+        increment_version(chosen)
+        for parameter in chosen:
+            index = self.index_of[id(parameter)]
+            self._due[index] = step
+            self._suspend(parameter, index)
+        step.suspend(len(chosen))
+
+    def average(self, averages: Mapping[int, torch.Tensor], update: AverageUpdate) -> None:
+        """Update averages, by their parameters' indices, right after the updates of these.
+
+        Call under the lock.
+        """
+        torch_state = TorchState.now(self.parameters[0].device.type)
+
+        def update_later(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+            with torch_state.restored():
+                update(averages, parameters)
+
+        for index, average in averages.items():
+            self._averages.setdefault(index, []).append((update_later, average))
+            suspend(average, self, index, is_average=True)
+
+    # ------------------------------------------------------------------ the forward pass
+
+    def begin_forward(self) -> None:
+        """Call before a forward pass: finishes what that reads without a gate."""
+        if torch.is_grad_enabled():
+            self.train_here()
+        self.in_forward |= self.trains_here
+        if self._due and self._compiled:
+            self.gate("compiled code", sorted(self._compiled))
+
+    def end_forward(self) -> None:
+        """Call after it."""
+        self.in_forward &= not self.trains_here
+
+    def note_compiled(self, indices: Iterable[int]) -> None:
+        """Note that compiled code without a gate reads some parameters."""
+        self._compiled.update(indices)
+
+    # ------------------------------------------------------------------ what finishes it
+
+    def gate(self, label: str, indices: Sequence[int]) -> None:
+        """Make the due updates of some parameters, which are about to be used."""
+        engine, began_ns, waited = self.engine, time.perf_counter_ns(), None
+        while True:
+            with UPDATES:
+                due = [index for index in indices if index in self._due]
+                if not due or self._makes_here:
+                    return
+                engine.check()
+                arrived_ns, round_ = time.perf_counter_ns(), engine.round
+                # On CUDA the host has not waited for what this thread's stream waits for. Another
+                # thread may have gone on to the next round.
+                here = set(due) if waited is round_ else set()
+                # One call of the optimizer costs as much for many parameters as for one.
+                ready = [i for i in self._due if i in here or engine.arrived(i)]
+                if ready:
+                    with self._in_order():
+                        engine.wait(ready)  # on CUDA, also for norms that are only issued
+                        self._apply(ready)
+                    if self.trains_here:
+                        ended_ns = time.perf_counter_ns()
+                        self.waits.note(label, began_ns, arrived_ns, ended_ns)
+                        began_ns = ended_ns
+                    continue
+            self._wait(due, round_)
+            waited = round_
+
+    def read_parameters(self, indices: list[int]) -> None:
+        """Finish parameters that are read without a gate."""
+        if self.in_forward or not self.trains_here:
+            self.gate(self.names[indices[0]], indices)
+        else:
+            self.flush()
+
+    def read_gradients(self, indices: list[int]) -> None:
+        """Finish gradients that are read.
+
+        If no update is due, all gradients: code that reads one reads the others next.
+        """
+        if self._makes_here:
+            return
+        if not self.trains_here:
+            self._read_elsewhere(indices)
+            return
+        if not self._due.keys().isdisjoint(indices):
+            self.flush()
+            return
+        if self._read.issuperset(indices):
+            return
+        if self._due:  # of another optimizer
+            self._wait(indices)
+            self._deliver(indices)
+            return
+        self.waits.read_early = True
+        self._wait_for_gradients()
+        self._deliver(self._gradients)
+
+    def _read_elsewhere(self, indices: Iterable[int]) -> None:
+        """Finish gradients that a thread reads which does not train."""
+        left = list(indices)
+        while left:
+            with UPDATES:
+                left = [i for i in left if i in self._gradients and i not in self._read]
+                due, round_ = [i for i in left if i in self._due], self.engine.round
+            if due:
+                self.gate(self.names[due[0]], due)
+            elif left:
+                self._wait(left, round_)
+                with UPDATES, self._in_order():
+                    if self.engine.round is round_:
+                        self.engine.wait(left, round_)
+                        self._deliver(i for i in left if i not in self._due)
+
+    def flush(self) -> None:
+        """Finish everything because something was read outside the forward pass."""
+        self.waits.flushed_now |= self.trains_here
+        self.finish()
+
+    def finish(self) -> None:
+        """Finish everything that is pending, on any thread; see :meth:`settle`."""
+        if self.trains_here:
+            self.settle()
+        else:  # the training thread may have begun the next round
+            self.gate("everything", range(len(self.parameters)))
+            self._read_elsewhere(range(len(self.parameters)))
+
+    def settle(self) -> None:
+        """Finish everything, on the thread that trains: all gradients arrive, all updates are made.
+
+        Raises:
+            PeerError: a rank failed; the due updates are lost.
+            MismatchError: the ranks have parted.
+        """
+        if self._makes_here:
+            return
+        everything = range(len(self.parameters))
+        self.gate("everything", everything)
+        self._wait(everything)
+        self.engine.wait_all()
+        with UPDATES:
+            self._release_gradients(self._gradients)
+
+    def outlive(self) -> None:
+        """Call when the wrapper is dropped: pending gradients can still be read."""
+        with UPDATES:
+            self._release_gradients(self._read - self._due.keys())
+            left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
+            if left:
+                orphans = _Orphans(self.engine, left, self._changes)
+                for index, gradient in left.items():
+                    lift(gradient, self.parameters[index])
+                    hand_over(gradient, orphans)
+
+    def _apply(self, indices: Sequence[int]) -> None:
+        """Make due updates whose gradients have arrived; call under the lock.
+
+        For this thread their tensors are plain ones meanwhile. For all others they stay pending
+        until everything is done: the changes of the gradients, the updates and the averages.
+        """
+        by_step: dict[DeferredStep, list[int]] = {}
+        for index in indices:
+            by_step.setdefault(self._due[index], []).append(index)
+        self._maker = threading.get_ident()
+        parameters = [(self.parameters[index], None) for index in indices]
+        gradients = [(self._gradients[index], self.parameters[index]) for index in indices]
+        try:
+            with lifted([*parameters, *gradients]):
+                for step, members in by_step.items():
+                    with step.torch_state.restored():
+                        self._make_changes(members)
+                        step.apply(
+                            [self.parameters[index] for index in members],
+                            [self._gradients[index] for index in members],
+                        )
+                        zeroed = self._zeroed.intersection(members)
+                        if zeroed:
+                            foreach_zero_([self._gradients[index] for index in zeroed])
+                # Before anyone can change a parameter again.
+                self._average(indices)
+            for step, members in by_step.items():
+                step.made(len(members))
+            for index in indices:
+                release(self.parameters[index])
+                for _, average in self._averages.pop(index, ()):
+                    release(average)
+            self._zeroed.difference_update(indices)
+            self._release_gradients(indices)
+            for index in indices:
+                del self._due[index]
+        except BaseException as error:
+            self._spoil(indices, error)
+            raise
+        finally:
+            self._maker = 0
+
+    def _average(self, indices: Iterable[int]) -> None:
+        found: dict[AverageUpdate, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for index in self._averages.keys() & set(indices):
+            for update, average in self._averages[index]:
+                averages, parameters = found.setdefault(update, ([], []))
+                averages.append(average)
+                parameters.append(self.parameters[index])
+        for update, (averages, parameters) in found.items():
+            update(averages, parameters)
+
+    def _spoil(self, indices: Sequence[int], error: BaseException) -> None:
+        """Let every read fail from now on: which parameters were updated is unknown."""
+        self.engine.fail(
+            SynclineError(
+                f"rank {self.engine.rank}: the update of {self.names[indices[0]]!r} and "
+                f"{len(indices) - 1} other parameters was broken off by {type(error).__name__}: "
+                f"{error}; resume all ranks from the last checkpoint"
+            )
+        )
+
+
+class _Orphans:
+    """Finishes the gradients that were under way when their model's wrapper was dropped.
+
+    Each gradient keeps this object alive, which keeps none of them alive: a parameter refers to its
+    gradient where garbage collection cannot look, so a circle would never be freed.
+    """
+
+    trains_here = True
+    """On all threads alike: there is no training any more."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        gradients: Mapping[int, torch.Tensor],
+        changes: Mapping[int, Sequence[Change]],
+    ) -> None:
+        self._engine = engine
+        self._changes = changes
+        self._gradients = {index: weakref.ref(gradient) for index, gradient in gradients.items()}
+
+    def read_parameters(self, indices: list[int]) -> None:
+        """No update is due."""
+        raise AssertionError(f"parameters {indices} wait for no gradient")
+
+    def read_gradients(self, indices: list[int]) -> None:  # noqa: ARG002
+        """Wait for all gradients."""
+        self._engine.wait(self._gradients)
+        with UPDATES:
+            for index, reference in self._gradients.items():
+                gradient = reference()
+                if gradient is not None and is_pending(gradient):
+                    with without_torch_function():
+                        make_changes(self._changes.get(index, ()), [gradient])
+                    release(gradient)
+
+    def norms(self, indices: Sequence[int], norm: Norm) -> None:
+        """Return None: they are not exchanged any more."""
+
+    def all_finite(self, indices: Sequence[int]) -> None:
+        """Return None."""
+
+    def change(self, gradients: list[torch.Tensor], change: Change) -> None:
+        """Wait for all gradients, and change some."""
+        self.read_gradients([])
+        change.make(gradients)
+
+    def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
+        """Wait for all gradients, and set some to zero."""
+        self.read_gradients([])
+        for gradient in gradients:
+            gradient.zero_()

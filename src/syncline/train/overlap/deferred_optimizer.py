@@ -1,0 +1,258 @@
+"""``DeferredOptimizer``: makes each parameter's update when the parameter is next used."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from syncline.errors import UserError
+from syncline.torch_private import (
+    SEEN_BY_SCHEDULER,
+    STEP_CALLED,
+    disable_dynamo,
+    eval_frame_callback,
+    is_made_by_torch,
+    update_many_at_once,
+)
+from syncline.train.log import warn
+from syncline.train.overlap.canaries import StepCheck
+from syncline.train.overlap.deferral import Deferral
+from syncline.train.overlap.deferred_step import DeferredStep, foreign_hooks
+from syncline.train.overlap.guard import KeptParameter
+from syncline.train.overlap.pending import (
+    UPDATES,
+    PendingParameter,
+    PendingState,
+    finish,
+    is_pending,
+)
+from syncline.train.overlap.separable import STEP_COMPILED, separability
+from syncline.train.overlap.trial import calls_closure_first
+
+CurrentDeferral = Callable[[], Deferral | None]
+
+_MARK = "_syncline_overlap"
+PLAIN = (nn.Parameter, KeptParameter)
+"""The classes of parameters that can be made pending."""
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer inside those that frameworks put around it.
+
+    These were not made by torch's constructor, and show the groups of the inner one as theirs.
+
+    Raises:
+        UserError: it is no optimizer, nor around one.
+    """
+    while not is_made_by_torch(optimizer):
+        inside = [o for o in vars(optimizer).values() if isinstance(o, torch.optim.Optimizer)]
+        if len(inside) != 1 or inside[0].param_groups is not optimizer.param_groups:
+            raise UserError(
+                "expected a torch.optim.Optimizer, or an object around one that shows its "
+                f"param_groups, found a {type(optimizer).__name__}; give overlap the optimizer "
+                "inside it"
+            )
+        optimizer = inside[0]
+    return optimizer  # type: ignore[no-any-return]
+
+
+class DeferredOptimizer:
+    """Puts a deferred ``step`` in place of an optimizer's own, and leaves the rest as it is."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.updates = 0
+        """How often ``step`` was called; all ranks must agree."""
+        self._models: list[weakref.ref[CurrentDeferral]] = []
+        """Each returns a model's present deferral, or None if nothing of it is ever pending."""
+        self._said: set[str] = set()
+        found = separability(optimizer)
+        self.why_not: str | None = found.why_not
+        """Why the optimizer's steps are synchronous; None if they are not. A reason that lies in
+        the call, such as a closure, holds until a call without it."""
+        self._never = self.why_not is not None
+        """Whether all steps are synchronous."""
+        self._closure_first: bool | None = None
+        """Whether a closure may be called before the step; None before there is one."""
+        self._moves_groups = found.moves_groups
+        self._check = StepCheck(optimizer)
+        update_many_at_once(PendingParameter)
+        setattr(optimizer, _MARK, weakref.ref(self))
+        self.whole_step: Callable[..., Any] = optimizer.step
+        """The optimizer's own step, or what the user has put in its place."""
+        self._state = PendingState(optimizer, self._flush)
+        optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
+        optimizer.register_state_dict_pre_hook(lambda _: self._flush())
+        optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())
+        self._say_why_not()
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
+        """Let an optimizer's updates of one more model be deferred.
+
+        It holds parameters of the model, and perhaps of others.
+
+        Raises:
+            UserError: it was called before for this optimizer and model.
+        """
+        mark = getattr(optimizer, _MARK, None)
+        deferred = cls(optimizer) if mark is None else mark()
+        if any(known() == model() for known in deferred._models):
+            raise UserError(
+                "overlap was called twice for this optimizer; its step is deferred already, use "
+                "what the first call returned"
+            )
+        deferred._models.append(model)
+        return deferred
+
+    def _deferred_step(self) -> Any:
+        @disable_dynamo(recursive=False)  # a whole step stays compiled
+        @functools.wraps(type(self.optimizer).step)
+        def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            # Schedulers made before look for the mark that their own step leaves.
+            setattr(optimizer, STEP_CALLED, True)
+            # Checked here: inside any function that is called from here it would be None.
+            compiled = eval_frame_callback() is not None
+            closure = self.closure_before(args, kwargs, compiled=compiled)
+            if closure is None:
+                if self.defer(args, kwargs, compiled=compiled):
+                    return None
+                return self.whole_step(*args, **kwargs)
+            with torch.enable_grad():
+                loss = closure()
+            if not self.defer((), {}, compiled=compiled):
+                self.whole_step()
+            return loss
+
+        if hasattr(self.whole_step, SEEN_BY_SCHEDULER):
+            setattr(step, SEEN_BY_SCHEDULER, True)
+        return step
+
+    @disable_dynamo
+    def closure_before(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
+    ) -> Callable[[], Any] | None:
+        """Return the closure of a call, if the step can be deferred once the closure has run.
+
+        ``compiled`` says whether compiled code has called ``step``.
+        """
+        given = [*args, *kwargs.values()]
+        closure = given[0] if len(given) == 1 and not kwargs.keys() - {"closure"} else None
+        if closure is None or not callable(closure) or self._never or compiled:
+            return None
+        if foreign_hooks(self.optimizer):  # they see the closure
+            return None
+        if self._closure_first is None:
+            self._closure_first = calls_closure_first(self.optimizer)
+        return closure if self._closure_first else None
+
+    @disable_dynamo
+    def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
+        """Defer the update of parameters whose gradients are being exchanged; make the rest now.
+
+        Return False if the caller must make the whole step now.
+        """
+        self.updates += 1
+        self._note(args, kwargs, compiled=compiled)
+        deferrals = self._deferrals()
+        if not deferrals:
+            self._flush()
+            self._check.skip()
+            return False
+        for deferral in deferrals:
+            deferral.train_here()
+            deferral.engine.require_whole()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for deferral in deferrals:
+            if deferral.anything_due and any(map(deferral.is_due, parameters)):
+                deferral.settle()  # the second step on one exchange
+        if self.why_not is None:
+            with UPDATES:  # another thread may finish gradients and read the optimizer meanwhile
+                if self._may_wait(deferrals):
+                    return self._defer(deferrals, parameters)
+            self._say_why_not()
+        for deferral in deferrals:
+            deferral.settle()
+        self._check.skip()
+        return False
+
+    def _defer(self, deferrals: Sequence[Deferral], parameters: Sequence[nn.Parameter]) -> bool:
+        """Defer the updates that can wait, and make the others; return False if none can wait."""
+        for deferral in deferrals:
+            deferral.release_read(parameters)
+        present: list[nn.Parameter] = []
+        later: list[list[nn.Parameter]] = [[] for _ in deferrals]
+        for parameter in parameters:
+            if parameter.grad is None:
+                continue
+            # A class of the user's own could not be restored.
+            waits = (d.awaits(parameter) and type(parameter) in PLAIN for d in deferrals)
+            next(itertools.compress(later, waits), present).append(parameter)
+        if not any(later):
+            return False
+        step = DeferredStep(self.optimizer, self._state, moves_groups=self._moves_groups)
+        if present:
+            step.apply(present, [p.grad for p in present if p.grad is not None])
+        for deferral, waiting in zip(deferrals, later, strict=True):
+            deferral.defer(step, waiting)
+        return True
+
+    def _note(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> None:
+        """Note why this call must make the whole step at once, if it must."""
+        if self._never:
+            return
+        optimizer = self.optimizer
+        scaled = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if compiled:
+            self.why_not = STEP_COMPILED
+        elif any(value is not None for value in (*args, *kwargs.values())):
+            self.why_not = "step was called with arguments, or a closure that it may call again"
+        elif foreign_hooks(optimizer):
+            self.why_not = "hooks are registered on its step"
+        elif any(value is not None for value in scaled):
+            self.why_not = "a gradient scaler passes its scale to the optimizer"
+        else:
+            self.why_not = None
+        self._say_why_not()
+
+    def _may_wait(self, deferrals: Sequence[Deferral]) -> bool:
+        """Say whether gradients are on their way and each parameter is still updated by itself."""
+        if not any(deferral.pending_gradients for deferral in deferrals):
+            return False
+        found = self._check.why_not()
+        if found is None:
+            return True
+        self.why_not, self._never = f"found before step {self.updates}: {found}", True
+        return False
+
+    def _deferrals(self) -> list[Deferral]:
+        """Return the present deferrals of all models."""
+        currents = (model() for model in self._models)
+        deferrals = (current() for current in currents if current is not None)
+        return [deferral for deferral in deferrals if deferral is not None]
+
+    def _before_load(self) -> None:
+        self._flush()
+        self._check.skip()
+
+    def _flush(self) -> None:
+        for deferral in self._deferrals():
+            deferral.flush()
+        for group in self.optimizer.param_groups:  # the wrapper may have been dropped
+            for parameter in group["params"]:
+                if is_pending(parameter):
+                    finish(parameter)
+
+    def _say_why_not(self) -> None:
+        """Say once why steps are synchronous; not under the lock, as logging has locks too."""
+        reason = self.why_not
+        if reason is not None and reason not in self._said:
+            self._said.add(reason)
+            warn(f"overlap: {type(self.optimizer).__name__} makes synchronous steps: {reason}")

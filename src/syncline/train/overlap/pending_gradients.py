@@ -1,0 +1,276 @@
+"""``PendingGradients``: the gradients of a model that are still being exchanged."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncline.plan.profile import Norm
+from syncline.torch_private import current_graph_task
+from syncline.train.engine.engine import Engine
+from syncline.train.engine.message_threads import Round
+from syncline.train.overlap.clipping import Change, Owner, make_changes
+from syncline.train.overlap.deferred_step import DeferredStep
+from syncline.train.overlap.guard import Guard, lift, lifted
+from syncline.train.overlap.pending import (
+    UPDATES,
+    index_of,
+    is_pending,
+    keep_updates_whole_in_forks,
+    release,
+    suspend,
+)
+from syncline.train.overlap.waits import Waits
+from syncline.train.sparse.gradients import flat
+
+
+class PendingGradients(Owner):
+    """Knows which gradients are pending, their norms, and what is to be done with them.
+
+    A gradient is pending from the end of the backward pass until its messages have arrived, or
+    until its due update is made (:class:`~syncline.train.overlap.deferral.Deferral`).
+
+    The parameters are the exchanged ones, by name, in the order of the plan's tensors.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], engine: Engine, guard: Guard | None
+    ) -> None:
+        self.engine = engine
+        self.guard = guard
+        self.names = list(parameters)
+        self.parameters = list(parameters.values())
+        self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
+        self.waits = Waits()
+        keep_updates_whole_in_forks()
+        self._trainer = threading.get_ident()
+        """The thread that trains. What others read counts for nothing that ranks must agree on."""
+        self._stream: Any = None
+        """On CUDA, the stream it trains on."""
+        self._gradients: dict[int, torch.Tensor] = {}
+        """Pending gradients, each the view of its bucket."""
+        self._due: dict[int, DeferredStep] = {}
+        """By parameter: the update that was asked for and is not complete yet."""
+        self._read: set[int] = set()
+        """Pending gradients that have arrived; see :func:`own_class`."""
+        self._changes: dict[int, list[Change]] = {}
+        """By pending gradient: changes to be made before its update, in this order."""
+        self._norms: torch.Tensor | None = None
+        """The norms of this round, once asked for."""
+        self._zeroed: set[int] = set()
+        """Pending gradients that are set to zero after their update."""
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether this thread trains, be it one of autograd's."""
+        return threading.get_ident() == self._trainer or current_graph_task() >= 0
+
+    def train_here(self) -> None:
+        """Note that this thread trains."""
+        self._trainer = threading.get_ident()
+        device = self.parameters[0].device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """On CUDA, put work of a thread that does not train into the stream of the training."""
+        if self._stream is None or self.trains_here:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    # ------------------------------------------------------------------ waiting for them
+
+    def suspend_gradients(self) -> None:
+        """Make the gradients pending: the backward pass is over, their exchange is not."""
+        engine = self.engine
+        self.waits.end_round()
+        self._norms = None
+        with UPDATES:
+            for index, parameter in enumerate(self.parameters):
+                gradient = parameter.grad
+                if gradient is None or is_pending(gradient):
+                    continue
+                # Ranks differ in which gradients have arrived, and must not in where a norm comes
+                # from. On CUDA, too, the host has waited for what has arrived.
+                if engine.plan.norm is None and engine.arrived(index):
+                    continue
+                self._suspend(gradient, index)
+                if self.guard is not None:
+                    parameter.grad = gradient  # refers to the C++ tensor, which may have changed
+                self._gradients[index] = gradient
+
+    def _suspend(self, tensor: torch.Tensor, index: int) -> None:
+        if self.guard is None:
+            suspend(tensor, self, index)
+        else:
+            self.guard.suspend(tensor, self, index)
+
+    @property
+    def pending_gradients(self) -> bool:
+        """Whether any gradient is being exchanged."""
+        return bool(self._gradients)
+
+    def awaits(self, parameter: nn.Parameter) -> bool:
+        """Say whether a parameter's gradient is being exchanged."""
+        gradient = self._gradients.get(self.index_of.get(id(parameter), -1))
+        return gradient is not None and gradient is parameter.grad
+
+    def wait_for_all(self) -> None:
+        """Return once all gradients are in place, at the end of a backward pass that waits."""
+        self.waits.end_backward()
+        self._wait_for_gradients()
+
+    def _wait_for_gradients(self) -> None:
+        began_ns = time.perf_counter_ns()
+        self._wait(range(len(self.parameters)))
+        arrived_ns = time.perf_counter_ns()
+        self.waits.note("all gradients", began_ns, arrived_ns, arrived_ns)
+
+    def _wait(self, tensors: Sequence[int], of: Round | None = None) -> None:
+        began_ns = time.perf_counter_ns()
+        self.engine.wait(tensors, of)
+        if self.trains_here:
+            self.waits.stalling_ns += time.perf_counter_ns() - began_ns
+
+    def _deliver(self, indices: Iterable[int]) -> None:
+        with UPDATES:
+            if self.engine.plan.norm is None:
+                self._release_gradients(indices)
+                return
+            for index in indices:
+                if index in self._gradients and index not in self._read:
+                    lift(self._gradients[index], self.parameters[index])
+                    self._make_changes([index])
+                    self._read.add(index)
+
+    def release_read(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make gradients that have been read plain tensors: their step uses them.
+
+        Call under the lock.
+        """
+        indices = [self.index_of.get(id(parameter), -1) for parameter in parameters]
+        self._release_gradients(self._read.intersection(indices))
+
+    def _release_gradients(self, indices: Iterable[int]) -> None:
+        """Make gradients that have arrived plain tensors; call under the lock."""
+        found = [index for index in indices if index in self._gradients]
+        for index in found:
+            lift(self._gradients[index], self.parameters[index])
+        self._make_changes(found)
+        for index in found:
+            release(self._gradients.pop(index))
+        self._read.difference_update(found)
+
+    # ------------------------------------------------------------------ before the update
+
+    def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
+        """Return the norms of pending gradients, in their dtype; None if others are exchanged.
+
+        Ranks differ in which gradients have been read, so the norms of these are computed in the
+        same way as the exchanged ones.
+        """
+        if not self._due.keys().isdisjoint(indices):
+            return None
+        if self.engine.plan.norm != norm:
+            self.waits.asked_norm = norm
+            return None
+        changed = [c for index in indices for c in self._changes.get(index, ())]
+        if not all(change.is_exact for change in changed):
+            self.read_gradients(list(indices))
+        exchanged = () if self._read.issuperset(indices) else self._exchanged_norms()
+        share_norms = self.engine.share_norms
+        assert share_norms is not None
+        found = []
+        read = self._read.intersection(indices)
+        with UPDATES, lifted([(self._gradients[index], None) for index in read]):
+            for index in indices:
+                gradient = self._gradients[index]
+                if index in self._read:
+                    value = share_norms.local(index, flat(gradient))
+                else:
+                    value = exchanged[index]
+                    for change in self._changes.get(index, ()):
+                        assert change.factor is not None
+                        value = value * abs(float(change.factor))
+                found.append(value.to(gradient.dtype.to_real()))
+        return found
+
+    def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
+        """Return whether pending gradients have finite elements only; None if they must be read."""
+        if self.engine.plan.norm is None:
+            self.waits.asked_norm = self.waits.asked_norm or "2"
+            return None
+        # The square of a float64 may be too large for one.
+        if any(
+            i in self._due
+            or i in self._read
+            or self._changes.get(i)
+            or self._gradients[i].dtype.to_real() == torch.float64
+            for i in indices
+        ):
+            return None
+        norms = self._exchanged_norms()
+        return norms[torch.tensor(indices, device=norms.device)].isfinite().all()
+
+    def _exchanged_norms(self) -> torch.Tensor:
+        if self._norms is None:
+            began_ns = time.perf_counter_ns()
+            self._norms = self.engine.norms()
+            ended_ns = time.perf_counter_ns()
+            self.waits.stalling_ns += ended_ns - began_ns
+            self.waits.note("norms", began_ns, ended_ns, ended_ns)
+        return self._norms
+
+    def change(self, gradients: list[torch.Tensor], change: Change) -> None:
+        """Change gradients: before their update or, if that is due, after it."""
+        with UPDATES:
+            indices = [index_of(gradient) for gradient in filter(is_pending, gradients)]
+            due = not self._due.keys().isdisjoint(indices)
+        if due:
+            self.read_gradients(indices)
+        with UPDATES:
+            present = []
+            for gradient in gradients:
+                if not is_pending(gradient) or index_of(gradient) in self._read:
+                    present.append(gradient)
+                else:
+                    self._changes.setdefault(index_of(gradient), []).append(change)
+            with lifted([(gradient, None) for gradient in present]):
+                change.make(present)
+
+    def _make_changes(self, indices: Iterable[int]) -> None:
+        """Make the due changes of gradients that have arrived; call under the lock."""
+        due: dict[tuple[int, ...], tuple[list[Change], list[torch.Tensor]]] = {}
+        for index in indices:
+            changes = self._changes.pop(index, [])
+            if changes:
+                alike = due.setdefault(tuple(map(id, changes)), (changes, []))
+                alike[1].append(self._gradients[index])
+        with torch.no_grad():
+            for changes, gradients in due.values():
+                with lifted([(gradient, None) for gradient in gradients]):
+                    make_changes(changes, gradients)
+
+    def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
+        """Set gradients to zero: those whose update is due once that is made."""
+        with UPDATES:
+            pending = [gradient for gradient in gradients if is_pending(gradient)]
+            due = self._due.keys() & {index_of(gradient) for gradient in pending}
+            self._zeroed |= due
+            unused = [index_of(g) for g in pending if index_of(g) not in due]
+            now = [g for g in gradients if not is_pending(g) or index_of(g) not in due]
+        if unused:
+            self.read_gradients(unused)
+            with UPDATES:
+                self._release_gradients(unused)
+        for gradient in now:
+            gradient.zero_()

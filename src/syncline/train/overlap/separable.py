@@ -1,0 +1,150 @@
+"""Whether an optimizer's step can be run parameter by parameter with the result of one whole step.
+
+An overlapped update applies the user's optimizer to a few parameters at a time, in the order in
+which the forward pass needs them. That is the user's step only if each parameter's update depends
+on nothing but its own gradient, its own state and the hyper-parameters. No list of known
+optimizers says so of a new one; its own step does, run on two small twins.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from syncline.torch_private import COMPILED_FROM
+from syncline.train.overlap.deferred_step import foreign_hooks
+from syncline.train.overlap.trial import Trial, hyperparameters, own_attributes, trial
+
+STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
+WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
+"""Modules whose wrappers around ``step`` call it once and leave its meaning alone. That of
+``torch._compile`` keeps the compiler out."""
+
+
+def separability(optimizer: Optimizer) -> Trial:
+    """Say whether an optimizer's step can be run parameter by parameter.
+
+    Nothing of the optimizer is changed, its parameters and state are not copied, and the random
+    generators are left as they were. Steps with a closure are not tried.
+
+    The trial cannot see what depends on sizes above three elements a dimension, on more than five
+    steps, or on hyper-parameters that are not set yet: ``canaries.StepCheck`` looks for that before
+    each step. What ``step`` reaches through global variables, it also reaches in the trial.
+    """
+    why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
+    return Trial(why_not) if why_not else trial(optimizer)
+
+
+def _why_not_called_alone(optimizer: Optimizer) -> str | None:
+    """Say why an update is more than a call of the class's ``step()``, if it is."""
+    for needed in ("param_groups", "state", "defaults"):
+        if needed not in vars(optimizer):
+            return f"its {needed} are not its own: it seems to wrap another optimizer"
+    try:
+        parameters = inspect.signature(type(optimizer).step).parameters.values()
+    except (TypeError, ValueError) as error:  # of compiled code
+        return f"what its step takes cannot be seen: {error}"
+    for parameter in list(parameters)[1:]:
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic:
+            return f"{type(optimizer).__name__}.step needs the argument {parameter.name!r}"
+    for where, hook in foreign_hooks(optimizer):
+        name = getattr(hook, "__qualname__", type(hook).__qualname__)
+        return f"the hook {name} on the step of {where} expects whole steps"
+    return _why_step_replaced(optimizer)
+
+
+def _why_step_replaced(optimizer: Optimizer) -> str | None:
+    """Say how an object's own ``step`` differs from its class's, if it does."""
+    layer = vars(optimizer).get("step")
+    while layer is not None:
+        function = getattr(layer, "__func__", layer)
+        if function is type(optimizer).step:
+            return None
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        if hasattr(function, COMPILED_FROM):
+            return STEP_COMPILED
+        if not module.startswith(WRAPPERS):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return f"its step was replaced by {name}"
+        layer = getattr(function, "__wrapped__", None)
+    return None
+
+
+def _why_sharing(optimizer: Optimizer) -> str | None:
+    for name, value in own_attributes(optimizer).items():
+        if (found := find_shared(value, optimizer)) is not None:
+            return f"its attribute {name!r} holds {found}, which parameters may share"
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    groups = [(f"parameter group {i}", group) for i, group in enumerate(optimizer.param_groups)]
+    for where, group in [*groups, ("the defaults", optimizer.defaults)]:
+        for key, value in hyperparameters(group).items():
+            found = find_shared(value, optimizer, hyper=lambda t: id(t) not in parameters)
+            if found is not None:
+                return f"{key!r} of {where} holds {found}, which parameters may share"
+    entries: list[object] = list(optimizer.state)
+    for entry in entries:
+        if not isinstance(entry, torch.Tensor):
+            return f"its state has the entry {entry!r}, which belongs to no parameter"
+    return None
+
+
+MOST_OBJECTS = 100_000
+LEAVES = (type, types.ModuleType, types.CodeType, logging.Logger, str, bytes, int, float, complex)
+"""Not looked into: these belong to the program, not to the value."""
+
+
+def find_shared(
+    value: object,
+    owner: Optimizer,
+    *,
+    hyper: Callable[[torch.Tensor], bool] = lambda _: False,
+) -> str | None:
+    """Say what in ``value`` several parameters of an optimizer could share, or None.
+
+    Looks into containers, objects, closures and weak references.
+
+    Args:
+        value: where to look.
+        owner: the optimizer that keeps it; it may refer to itself.
+        hyper: whether a tensor of one element is a hyper-parameter, and not looked at.
+    """
+    seen = {id(owner)}
+    # Held until the end: the id of a freed object could be that of the next.
+    held: list[object] = []
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or isinstance(found, LEAVES):
+            continue
+        if isinstance(found, torch.Tensor):
+            if found.numel() == 1 and hyper(found):
+                continue
+            return "a tensor"
+        if isinstance(found, Optimizer):
+            return "another optimizer"
+        if isinstance(found, dist.ProcessGroup):
+            return "a process group"
+        if len(held) == MOST_OBJECTS:
+            return "too much to look through"
+        seen.add(id(found))
+        held.append(found)
+        waiting += _parts(found)
+    return None
+
+
+def _parts(value: object) -> list[Any]:
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if isinstance(value, types.FunctionType):  # its globals are the whole program
+        return [value.__closure__, value.__defaults__, value.__kwdefaults__, value.__dict__]
+    return gc.get_referents(value)

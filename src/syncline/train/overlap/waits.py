@@ -1,0 +1,80 @@
+"""``Waits``: how long training waited for the engine's messages, and whether it read too early."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from syncline.plan.profile import Norm
+from syncline.train.engine.recording import GateTimes
+
+KEPT_GATES = 4096
+"""Gates whose times are kept: an iteration has at most one for each module."""
+
+
+class Waits:
+    """Of a model whose updates are deferred, round after round."""
+
+    def __init__(self) -> None:
+        self.read_early = False
+        """Whether gradients of the present round were read before ``step``."""
+        self.flushed_now = False
+        """Whether its updates were made outside a forward pass."""
+        self.asked_norm: Norm | None = None
+        """The norm that was asked for last and that the plan does not have."""
+        self.stalling_ns = 0
+        """How long computation has waited for gradients in the present round."""
+        self.stall_ns = 0
+        """The same of the last round."""
+        self._rounds = self._early_reads = self._flushes = 0
+        self._gates: deque[GateTimes] = deque(maxlen=KEPT_GATES)
+
+    def end_backward(self) -> None:
+        """Call at the end of a backward pass: what is waited for from here on counts anew."""
+        self.stall_ns, self.stalling_ns = self.stalling_ns, 0
+
+    def end_round(self) -> None:
+        """Call where the updates of a round are left to the next forward pass."""
+        self.end_backward()
+        self._rounds += 1
+        self._early_reads += self.read_early
+        self._flushes += self.flushed_now
+        self.read_early = self.flushed_now = False
+
+    def note(self, label: str, began_ns: int, arrived_ns: int, updated_ns: int) -> None:
+        """Note a wait; see :class:`GateTimes`."""
+        self._gates.append(GateTimes(label, began_ns, arrived_ns, updated_ns))
+
+    def take_gates(self) -> list[GateTimes]:
+        """Return the noted waits since the last call."""
+        taken = list(self._gates)
+        self._gates.clear()
+        return taken
+
+    def flushed(self, *, always: bool) -> tuple[str, Norm | None] | None:
+        """Say why hardly anything was left to run under forward passes since the last call.
+
+        With it comes the norm that was asked for last, if any. ``always``: only if it was so in
+        every round, not in most of them.
+        """
+        rounds, early, flushes = self._rounds, self._early_reads, self._flushes
+        self._rounds = self._early_reads = self._flushes = 0
+        # What was read in the present round, and at the end of the first, is not counted yet.
+        most = max(rounds - 1.5, 0.5) if always else rounds / 2
+        if early > most and self.asked_norm is not None:
+            reason = (
+                f"gradients are read before each step for their {self.asked_norm}-norm, which the "
+                "plan does not exchange (its field norm), and so this waits for all"
+            )
+        elif early > most:
+            reason = (
+                "gradients are read before each step, otherwise than by clipping, which waits for "
+                "the whole exchange"
+            )
+        elif flushes > most:
+            reason = (
+                "parameters are read between each step and the next forward pass, which waits for "
+                "the whole exchange (for an average of the weights there is model.average)"
+            )
+        else:
+            return None
+        return reason, self.asked_norm

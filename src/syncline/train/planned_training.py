@@ -1,0 +1,346 @@
+"""``PlannedTraining``: what a wrapper does beyond torch's, from the first iteration to the last.
+
+:class:`~syncline.train.ddp.DistributedDataParallel` hands torch's calls to one of two: a
+:class:`PlannedTraining` measures, plans and overlaps; :class:`UnplannedTraining` leaves everything
+to torch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from syncline.errors import UserError
+from syncline.torch_private import disable_dynamo, is_compiled, is_joining, is_tensor_parallel
+from syncline.train.agreement import require_same_ranks
+from syncline.train.executor import Executor
+from syncline.train.log import warn
+from syncline.train.measure.exchange import telling_lost_peers
+from syncline.train.measure.observer import tensors_in
+from syncline.train.measure.step_hooks import before_steps
+from syncline.train.measured_iterations import Forward
+from syncline.train.memory import Memory
+from syncline.train.overlap.averages import average_with_torch
+from syncline.train.overlap.deferral import Deferral
+from syncline.train.overlap.deferred_optimizer import DeferredOptimizer
+from syncline.train.overlap.guard import Guard
+from syncline.train.reducer import Reducer
+from syncline.train.requirements import TENSOR_PARALLEL, require_outermost, why_not_compiled
+from syncline.train.stage_runner import StageRunner
+from syncline.train.stages import Findings, Settings, Stage
+from syncline.train.tuning import Tuning
+from syncline.train.unexchanged import UnexchangedWatch
+from syncline.train.wrapped import Wrapped
+
+
+class UnplannedTraining:
+    """A training that torch's class makes alone: nothing is measured, planned or deferred.
+
+    Args:
+        wrapped: what is trained.
+        why: why nothing is planned, for the log; None of a copy.
+        compression: that the user has asked for, if any.
+
+    Raises:
+        UserError: compression was asked for, which needs a plan.
+    """
+
+    runner: StageRunner | None = None
+    """What moves through the stages of a planned training."""
+
+    def __init__(
+        self, wrapped: Wrapped, why: str | None = None, compression: object = None
+    ) -> None:
+        if compression is not None:
+            raise UserError(f"gradients cannot be compressed here: {why}")
+        self.wrapped = wrapped
+        self.why = why
+        self._nothing = Executor(wrapped, lambda: None)
+        self._unexchanged = UnexchangedWatch(wrapped)
+        if why is not None:
+            warn(f"training with DDP's own buckets: {why}")
+
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return False
+
+    @property
+    def executor(self) -> Executor:
+        """What exchanges the gradients; here torch alone does."""
+        return self._nothing
+
+    @property
+    def deferral(self) -> Deferral | None:
+        """What waits for the next forward pass, where anything can."""
+        return self.executor.deferral
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that training is in."""
+        return Stage(name="steady")
+
+    @property
+    def findings(self) -> Findings:
+        """What is known by now."""
+        return Findings()
+
+    @disable_dynamo
+    def begin_forward(self, batch: object, *, compiled: bool) -> None:  # noqa: ARG002
+        """Prepare a forward pass of a batch.
+
+        Once training has begun, nothing here waits for other ranks: they may skip this pass.
+        ``compiled`` is whether the wrapper itself is compiled.
+        """
+        if torch.is_grad_enabled():
+            self._unexchanged.begin()
+
+    @disable_dynamo
+    def leave_forward(self) -> None:
+        """Call when a forward pass is over, also by an error."""
+        self.executor.end_forward()
+
+    @disable_dynamo
+    def end_forward(self, output: Any) -> None:
+        """Call with the output of a forward pass."""
+
+    def expect_backward(self, loss: torch.Tensor) -> None:
+        """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
+
+    def leave_training(self) -> None:
+        """Call when the model is put into evaluation mode: the time there is not measured."""
+
+    def begin_join(self) -> None:
+        """Call when uneven inputs are prepared for."""
+
+    def end_join(self) -> None:
+        """Call when uneven inputs are over."""
+
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
+
+    def follow_reducer(self) -> None:
+        """Call when the graph was declared static."""
+        self.executor.follow()
+
+    def keeping_gradients(self) -> AbstractContextManager[None]:
+        """Return a context for the making of buckets, in which gradients stay what they are."""
+        return self.executor.keeping_gradients()
+
+    def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:  # noqa: ARG002
+        """Defer the updates of an optimizer."""
+        known = {id(parameter) for parameter in self.wrapped.module.parameters()}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            raise UserError(
+                "the optimizer holds no parameter of this model; give overlap an optimizer of this "
+                "model's parameters"
+            )
+
+    def settle(self) -> None:
+        """Wait for all gradients, and make all due updates."""
+        if self.deferral is not None:
+            self.deferral.finish()
+
+    def require_not_begun(self, method: str) -> None:
+        """Raise a UserError once training has begun."""
+        if self.begun:
+            raise UserError(
+                f"{method} was called after training had begun; call it before the first forward "
+                "pass"
+            )
+
+
+class PlannedTraining(UnplannedTraining):
+    """A training that is measured, planned and overlapped.
+
+    Args:
+        wrapped: what is trained.
+        settings: what the user asked for.
+        memory: where rank 0 keeps what it finds; None for nowhere.
+    """
+
+    runner: StageRunner
+
+    def __init__(self, wrapped: Wrapped, settings: Settings, memory: Memory | None) -> None:
+        super().__init__(wrapped)
+        self._joined = False
+        """Whether our ``join`` context has ended, and no other one has begun since."""
+        self._reported_synchronous: str | None = None
+        """The reason that was logged last."""
+        self._consistency_checks_left = 2 if settings.overlap_optimizers else 1
+        self.tuning = Tuning(wrapped, settings, memory)
+        self.reducer = Reducer(wrapped, self._end_iteration)
+        self.runner = StageRunner(wrapped, self.tuning, self.reducer)
+        self._iterations = self.runner.iterations
+        if settings.overlap_optimizers:
+            wrapped.will_overlap = True
+            before_steps.add(self._overlap_at_first_step)
+        if settings.plan is not None and not settings.check:
+            self.reducer.meet(settings.plan)
+
+    @property
+    def begun(self) -> bool:
+        """Whether an iteration has begun."""
+        return self._iterations.begun
+
+    @property
+    def executor(self) -> Executor:
+        """What exchanges the gradients now."""
+        return self.reducer.executor
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that training is in."""
+        return self._iterations.stage
+
+    @property
+    def findings(self) -> Findings:
+        """What is known by now."""
+        return self.tuning.findings
+
+    # ------------------------------------------------------------------ training
+
+    @disable_dynamo
+    def begin_forward(self, batch: object, *, compiled: bool) -> None:
+        """Prepare a forward pass of a batch; see :meth:`UnplannedTraining.begin_forward`."""
+        runner, compressing = self.runner, self.wrapped.compressing
+        if not self.begun:
+            require_outermost(self.wrapped)
+        if compiled and self.wrapped.why_not_deferred is None:
+            self.stop_deferring(why_not_compiled(self.wrapped.module))
+        super().begin_forward(batch, compiled=compiled)
+        self.executor.look()
+        if self._joins():
+            runner.leave_engine()
+        else:
+            runner.return_to_engine()
+        if compressing is not None:
+            compressing.forget_delivered()
+        if not self.begun and torch.is_grad_enabled() and not self._joins():
+            # Under no_sync(), too: there a reducer also notes which parameters are used, so it must
+            # not be replaced between that backward pass and the one that is exchanged.
+            if compressing is not None:
+                self._require_same_ranks()
+            runner.begin(next((len(t) for t in tensors_in(batch) if t.dim()), None))
+        exchanged = self._is_exchanged()
+        if exchanged:
+            self.reducer.make_changes()
+        self._iterations.begin_forward(self._forward_now())
+        self.executor.begin_forward(exchanged=exchanged)
+
+    @disable_dynamo
+    def end_forward(self, output: Any) -> None:
+        """Call with the output of a forward pass."""
+        if self._is_exchanged():
+            self.executor.expect(output)
+        self._iterations.end_forward(self._forward_now(), output)
+
+    def expect_backward(self, loss: torch.Tensor) -> None:
+        """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
+        # What is exchanged before a change that waits is no iteration of the stage that comes.
+        if not self.reducer.changing:
+            self.executor.expect(loss)
+            if self._forward_now() is Forward.EXCHANGED:
+                self._iterations.expect_backward(loss)
+
+    def leave_training(self) -> None:
+        """Call when the model is put into evaluation mode: the time there is not measured."""
+        self._iterations.leave_training()
+
+    @disable_dynamo
+    def _end_iteration(self) -> None:
+        """Call at the end of a backward pass, once its gradients are exchanged, on all ranks."""
+        if not self.begun or self._joins():
+            return
+        with telling_lost_peers("at the end of a backward pass"):
+            self.reducer.make_final()
+            if self._consistency_checks_left:
+                self._require_same_ranks()
+            self.runner.end_iteration()
+        self._unexchanged.look()
+
+    def _require_same_ranks(self) -> None:
+        """Make sure that all ranks have begun the same training."""
+        self._consistency_checks_left -= 1
+        wrapped, compressing = self.wrapped, self.wrapped.compressing
+        state = None if compressing is None else compressing.description()
+        require_same_ranks(wrapped.optimizers, state, wrapped.module, wrapped.group)
+
+    def _is_exchanged(self) -> bool:
+        """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
+        return torch.is_grad_enabled() and self.wrapped.ddp.require_backward_grad_sync
+
+    def _forward_now(self) -> Forward:
+        """What becomes of the gradients of a forward pass made now."""
+        if not torch.is_grad_enabled() or self._joins():
+            return Forward.OTHER
+        return Forward.EXCHANGED if self._is_exchanged() else Forward.ACCUMULATED
+
+    # ------------------------------------------------------------------ uneven inputs
+
+    def _joins(self) -> bool:
+        """Whether ranks may run different numbers of iterations: nothing is measured or changed.
+
+        torch leaves the configuration enabled when the context ends, so only the end of our own
+        context is known; after a bare ``Join`` context the buckets do not change any more.
+        """
+        return is_joining(self.wrapped.ddp) and not self._joined
+
+    def begin_join(self) -> None:
+        """Call when uneven inputs are prepared for."""
+        self._joined = False
+
+    def end_join(self) -> None:
+        """Call when uneven inputs are over."""
+        self._joined = True
+        self.runner.return_to_engine()
+
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
+        self.runner.leave_engine()
+
+    # ------------------------------------------------------------------ the update
+
+    def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:
+        """Defer the updates of an optimizer."""
+        super().overlap(optimizer, guard=guard)
+        wrapped = self.wrapped
+        if guard and wrapped.guard is None:
+            wrapped.guard = Guard()
+        deferral = weakref.WeakMethod(self._deferral_now)
+        wrapped.optimizers.append(DeferredOptimizer.of(optimizer, deferral))
+        if is_compiled(wrapped.module) and wrapped.why_not_deferred is None:
+            self.stop_deferring(why_not_compiled(wrapped.module))
+        if is_tensor_parallel(wrapped.parameters.values()):
+            self.stop_deferring(TENSOR_PARALLEL)
+        self._report_synchronous()
+        average_with_torch()
+        self.executor.let_defer()
+
+    def _deferral_now(self) -> Deferral | None:
+        return self.deferral
+
+    def _overlap_at_first_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Overlap an optimizer of this model's parameters that was not given to ``overlap``."""
+        if any(o.optimizer is optimizer for o in self.wrapped.optimizers):
+            return
+        known = self.wrapped.parameter_ids
+        if any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            self.overlap(optimizer)
+
+    def stop_deferring(self, reason: str) -> None:
+        """Make updates at once from now on, and log the reason if that is a change."""
+        self.wrapped.why_not_deferred = reason
+        self.executor.stop_deferring()
+        self._report_synchronous()
+
+    def _report_synchronous(self) -> None:
+        """Log why updates are not deferred, once there is an optimizer that would defer them."""
+        reason = self.wrapped.why_not_deferred
+        defers = any(optimizer.why_not is None for optimizer in self.wrapped.optimizers)
+        if defers and reason not in (None, self._reported_synchronous):
+            self._reported_synchronous = reason
+            warn(f"overlap: updates are synchronous: {reason}")

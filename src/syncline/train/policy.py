@@ -1,0 +1,390 @@
+"""``Policy``: which step of measuring comes next, and what to conclude from what it shows. Pure.
+
+Here is no torch, no collective, no log and no clock: a generator yields a :class:`Stage` to train
+under, or a :class:`Probe` of the network, and is sent what all ranks measured in it. It runs on
+rank 0 alone (:mod:`.tuning` shares its steps), so its state need not be sent: it is the local
+variables of the strategy that decides. There is a strategy for a plan that was given, for one that
+is not checked, for one that was remembered, and for measuring, planning and trying.
+
+How it measures is in :mod:`.experiments`, which plans it tries in :mod:`.trials`. Every comparison
+is sequential: more iterations are measured until the difference is significant
+(:func:`syncline.train.measure.statistics.compare`), up to a limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from syncline.plan.plan import Plan
+from syncline.plan.planners.auto import CONFIDENCE
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.profile import Baseline
+from syncline.plan.run import Decision, Rate
+from syncline.plan.simulator.contention import as_under_stock
+from syncline.train.experiments import Experiments, Steps, Trial, in_ms
+from syncline.train.forecasts import Forecasts
+from syncline.train.measure.statistics import compare
+from syncline.train.notebook import Notebook
+from syncline.train.reads import Reads
+from syncline.train.stages import Deferring, Findings, Settings, Stage
+from syncline.train.trials import Known, Trials
+
+RECORDED_ITERATIONS = 3
+AS_REMEMBERED = 0.05
+"""Where a remembered plan runs within this of what it took then, what was measured then holds."""
+CHANGED = 0.20
+"""Where it differs by more, nothing that was measured then holds."""
+
+
+class Policy:
+    """The decisions of one training.
+
+    Args:
+        settings: what the user asked for.
+        single: the plan with one message, which needs no measurement.
+        deferring: whether updates can wait, before the first iteration.
+        remembered: what an earlier start of the same training has found.
+        resumed: a tuple of the plan that a checkpoint says is to run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        single: Plan,
+        deferring: Deferring,
+        *,
+        remembered: Findings | None = None,
+        resumed: tuple[Plan | None] | None = None,
+    ) -> None:
+        self.notes = Notebook(Findings(profile=settings.profile, network=settings.network))
+        self._settings = settings
+        self._remembered = remembered
+        self._resumed = resumed
+        self._known: Known | None = None
+        self._forecasts: Forecasts | None = None
+        """What was expected of the plan that runs, before it was tried."""
+        self._reads = Reads(
+            deferring,
+            self.notes.say,
+            norm=None if settings.profile is None else settings.profile.norm,
+            plans_norm=settings.plan is None and settings.compression is None,
+            heed=settings.check,
+        )
+        self._experiments = Experiments(settings, single, self._reads, self.notes)
+        self._trials = Trials(self._experiments)
+
+    @property
+    def findings(self) -> Findings:
+        """What is known by now."""
+        return self.notes.findings
+
+    # ------------------------------------------------------------------ the way through training
+
+    def steps(self) -> Steps:
+        """Measure, plan, try, decide, record, and train on; once more after a change."""
+        yield from self._strategy()
+        while True:
+            yield from self._record()
+            while True:
+                found = yield self._steady()
+                if self._reads.learn(found):
+                    yield from self._plan_again()
+                    break
+                if found.drifted:
+                    self.notes.say(
+                        "computation or communication has drifted; measuring and planning again"
+                    )
+                    yield from self._strategy()
+                    break
+                plan = self.findings.plan
+                if found.slower and plan is not None:
+                    self.notes.say(
+                        f"{plan.planner} takes longer than stock DDP did; measuring both again"
+                    )
+                    trial = Trial(plan, found, found.rate(plan.planner), self._forecasts)
+                    yield from self._judge_again(trial)
+                    break
+
+    def _strategy(self) -> Steps:
+        settings = self._settings
+        if self._resumed is not None:
+            return self._go_on_as_resumed()
+        if settings.plan is not None:
+            return self._check_given() if settings.check else self._run_given()
+        if not settings.check:
+            return self._run_unchecked()
+        if self._remembered is not None:
+            return self._check_remembered()
+        return self._measure_and_plan()
+
+    def _steady(self) -> Stage:
+        plan = self.findings.plan
+        reverts = self._settings.check and plan is not None
+        stage = self._experiments.stage("steady", plan)
+        return msgspec.structs.replace(stage, baseline=self.findings.baseline if reverts else None)
+
+    def _record(self) -> Steps:
+        """Record a few iterations under the final messages for the measured timeline."""
+        plan = self.findings.plan
+        stage = self._experiments.stage("recording", plan, RECORDED_ITERATIONS)
+        found = yield msgspec.structs.replace(stage, turns=("detailed",), record=True)
+        if plan is not None and self._experiments.mismatches(plan, found):
+            self._conclude("ddp", "DDP would not take the plan's messages")
+        elif not self._settings.check and self._reads.learn(found):
+            yield from self._plan_again()  # nothing was tried before
+
+    # ------------------------------------------------------------------ strategies
+
+    def _go_on_as_resumed(self) -> Steps:
+        assert self._resumed is not None
+        (plan,), self._resumed = self._resumed, None
+        if plan is None:
+            self._conclude("reverted", "the checkpoint was written after dense buckets had won")
+        else:
+            plan = self._reads.as_it_can_run(plan)
+            self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
+        yield from ()
+
+    def _run_given(self) -> Steps:
+        assert self._settings.plan is not None
+        plan = self._reads.as_it_can_run(self._settings.plan)
+        self._conclude("planned", "the plan was given, unchecked", plan=plan)
+        yield from ()
+
+    def _check_given(self) -> Steps:
+        given = self._settings.plan
+        assert given is not None
+        yield from self._experiments.measure_baseline()
+        trial, deferred = None, None
+        while trial is None and deferred != self._reads.defers:
+            deferred = self._reads.defers
+            trial = yield from self._experiments.try_plan(self._reads.as_it_can_run(given), None)
+        yield from self._judge([trial], None)
+
+    def _run_unchecked(self) -> Steps:
+        """Run the planner's plan as soon as there is a profile; compressed from the first step."""
+        profile, network = yield from self._experiments.measure_job(None)
+        self._known = Known(profile, network, None)
+        self._plan_unchecked(self._known)
+
+    def _plan_unchecked(self, known: Known) -> None:
+        expected = self._trials.forecast(known.profile, known.network, [])
+        self._trials.report_held_back(expected)
+        self._conclude(
+            "planned" if expected.plan is not None else "ddp",
+            expected.comparison.reason,
+            plan=expected.plan,
+            forecasts=expected,
+        )
+
+    def _check_remembered(self) -> Steps:
+        """Run what an earlier start has decided; measure anew if it is not what it was then."""
+        then, self._remembered = self._remembered, None
+        assert then is not None
+        expected = then.baseline if then.plan is None else then.planned
+        assert then.baseline is not None
+        assert expected is not None
+        plan = None if then.plan is None else self._reads.as_it_can_run(then.plan)
+        self.notes.announce(f"running what an earlier start has found: {expected.name}")
+        tried = self._experiments
+        stage = tried.stage("running what is remembered", plan)
+        found = yield from tried.measure_until(stage, expected.iteration_s, tried.is_known)
+        known = plan == then.plan and not (
+            (plan is not None and tried.mismatches(plan, found)) or self._reads.learn(found)
+        )
+        rate = found.rate(expected.name)
+        change = abs(rate.iteration_s / expected.iteration_s - 1)
+        noise = CONFIDENCE * math.hypot(rate.noise_s, expected.noise_s) / expected.iteration_s
+        figures = (
+            f"{expected.name} takes {in_ms(rate.iteration_s)} an iteration, remembered were "
+            f"{in_ms(expected.iteration_s)}"
+        )
+        if known and change <= max(AS_REMEMBERED, noise):
+            gain = "" if plan is None else f", {in_ms(then.baseline.iteration_s)} under stock DDP"
+            self.notes.findings = msgspec.structs.replace(then, reason=f"{figures}{gain}")
+            self.notes.say(self.findings.reason)
+            return
+        if known and plan is not None and change <= CHANGED:
+            self.notes.say(f"{figures}; comparing it with DDP again")
+            self.notes.findings = msgspec.structs.replace(then, plan=None)
+            yield from self._experiments.measure_baseline("comparing with DDP", rate.iteration_s)
+            if compare(found.times_s, self._experiments.baseline_s) > 0:
+                self._keep_or_drop(Trial(plan, found, rate, None), then)
+                return
+        if known:
+            self.notes.say(f"{figures}; measuring and planning again")
+        self.notes.findings = Findings(network=self._settings.network)
+        yield from self._measure_and_plan()
+
+    def _measure_and_plan(self) -> Steps:
+        if self._known is None:
+            self.notes.announce(
+                "measuring the first iterations and the network, to plan the exchange of "
+                "gradients; training goes on meanwhile"
+            )
+        found = yield from self._experiments.measure_baseline()
+        rate = self._experiments.baseline
+        profile, network = yield from self._experiments.measure_job(rate.iteration_s)
+        if profile.baseline is None:
+            stock = Baseline(
+                iteration_s=rate.iteration_s, noise_s=rate.noise_s, iterations=rate.iterations
+            )
+            profile = msgspec.structs.replace(profile, baseline=stock)
+        plan = self._settings.ddp.plan(profile, network)
+        own = Trial(plan, found, rate, None, found.slowdown_s(profile)).measured()
+        under = as_under_stock(own, profile, network)
+        self._known = Known(*under)
+        self.notes.find(profile=under.profile, network=under.network)
+        yield from self._plan_and_try()
+
+    def _plan_again(self) -> Steps:
+        """Plan by what is known of the program's reads now, without measuring again."""
+        if self._known is None:
+            yield from self._strategy()
+        elif self._known.own is None:
+            self._with_norm()
+            self._plan_unchecked(self._known)
+        else:
+            yield from self._plan_and_try()
+
+    def _plan_and_try(self) -> Steps:
+        """Try the best plans, and keep one of them or DDP's own buckets."""
+        while True:
+            reads, known = self._reads.state, self._with_norm()
+            assert known.own is not None
+            measured, trials = [known.own], []
+            first = self._trials.forecast(known.profile, known.network, measured)
+            self._trials.report_held_back(first)
+            if self._settings.compression is None:
+                first, measured = yield from self._trials.calibrate(first, known, measured)
+            if self._reads.state == reads:
+                trials = yield from self._trials.try_best(first, known, measured)
+            if self._reads.state == reads:
+                break
+            # Nothing of what was expected and tried can run any more: once more from here.
+        yield from self._judge(trials, first)
+
+    def _with_norm(self) -> Known:
+        """Take the norm that the program asks for into the profile."""
+        assert self._known is not None
+        profile = msgspec.structs.replace(self._known.profile, norm=self._reads.norm)
+        self._known = self._known._replace(profile=profile)
+        self.notes.find(profile=profile)
+        return self._known
+
+    # ------------------------------------------------------------------ judging
+
+    def _judge(self, tried: Sequence[Trial | None], forecasts: Forecasts | None) -> Steps:
+        """Keep the best plan that was tried, unless DDP's own buckets are faster."""
+        trials = [trial for trial in tried if trial is not None]
+        if not trials:
+            reason = "DDP would not take the plan's messages"
+            if forecasts is not None and not tried:
+                reason = forecasts.comparison.reason
+            self._conclude("ddp", reason, forecasts=forecasts)
+            return
+        best = min(trials, key=lambda trial: trial.rate.iteration_s)
+        gain_s = self._experiments.baseline.iteration_s - best.rate.iteration_s
+        if gain_s <= self._noise_s(best):
+            yield from self._judge_again(best)
+        else:
+            self._keep_or_drop(best)
+
+    def _judge_again(self, trial: Trial) -> Steps:
+        """Measure stock DDP and then the plan once more; twice, if the first time changes the view.
+
+        The machine itself may have become slower since stock DDP was measured, or may be slow for a
+        moment. Between two measurements of the plan, a steady drift cancels.
+        """
+        baseline = self._experiments.baseline
+        judged, faster = trial, [trial.rate.iteration_s <= baseline.iteration_s]
+        while faster.count(faster[-1]) < 2:
+            yield from self._experiments.measure_baseline("comparing with DDP")
+            reads = self._reads.state
+            again = yield from self._experiments.try_plan(trial.plan, trial.forecasts, "comparing")
+            if self._reads.state != reads:
+                yield from self._plan_again()
+                return
+            if again is None:
+                break
+            judged = trial._replace(rate=_mean(trial.rate, again.rate))
+            baseline = self._experiments.baseline
+            faster.append(judged.rate.iteration_s <= baseline.iteration_s)
+            trial = again
+        self._keep_or_drop(judged)
+
+    def _keep_or_drop(self, trial: Trial, then: Findings | None = None) -> None:
+        """Conclude on what was measured last; ``then`` says what was expected earlier."""
+        baseline = self._experiments.baseline
+        figures = (
+            f"{trial.plan.planner} took {in_ms(trial.rate.iteration_s)} an iteration, stock DDP "
+            f"{in_ms(baseline.iteration_s)} (noise {in_ms(self._noise_s(trial))})"
+        )
+        if trial.rate.iteration_s > baseline.iteration_s:
+            reason = f"{figures}; back to DDP's own buckets"
+            if trial.plan.is_lossy:
+                reason += ", dense; what is left of the gradients goes out with the next ones"
+            self._conclude("reverted", reason, trial=trial, forecasts=trial.forecasts)
+            return
+        if trial.plan.wait == "need":
+            figures += "; each update is left to the next forward pass"
+        self._conclude(
+            "planned", figures, plan=trial.plan, trial=trial, forecasts=trial.forecasts, then=then
+        )
+
+    def _noise_s(self, trial: Trial) -> float:
+        return CONFIDENCE * math.hypot(trial.rate.noise_s, self._experiments.baseline.noise_s)
+
+    def _conclude(
+        self,
+        decision: Decision,
+        reason: str,
+        *,
+        plan: Plan | None = None,
+        trial: Trial | None = None,
+        forecasts: Forecasts | None = None,
+        then: Findings | None = None,
+    ) -> None:
+        """Take a decision, and keep what was expected before it beside it."""
+        self._forecasts = forecasts
+        expected = Findings() if then is None else then
+        network = self.findings.network
+        if forecasts is not None:
+            network = forecasts.network
+            running = plan or self._settings.ddp.plan(forecasts.profile, network)
+            chosen = trial.plan if trial is not None else plan
+            expected = Findings(
+                comparison=msgspec.structs.replace(
+                    forecasts.comparison, chosen=running.planner, reason=reason
+                ),
+                costs=forecasts.compressing if running.is_lossy else None,
+                predicted_baseline_s=forecasts.predicted_s(Ddp.NAME),
+                predicted_planned_s=forecasts.predicted_s(chosen.planner) if chosen else None,
+            )
+        self.notes.findings = msgspec.structs.replace(
+            expected,
+            profile=self.findings.profile,
+            network=network,
+            plan=plan,
+            baseline=self.findings.baseline,
+            planned=trial.rate if trial else None,
+            decision=decision,
+            reason=reason,
+        )
+        level = logging.WARNING if decision == "reverted" else logging.INFO
+        is_news = forecasts is not None or trial is not None
+        (self.notes.announce if is_news else self.notes.say)(reason, level)
+
+
+def _mean(one: Rate, other: Rate) -> Rate:
+    """Return the mean of two measurements of the same."""
+    return Rate(
+        name=one.name,
+        iteration_s=(one.iteration_s + other.iteration_s) / 2,
+        noise_s=math.hypot(one.noise_s, other.noise_s) / 2,
+        iterations=one.iterations + other.iterations,
+    )

@@ -1,0 +1,225 @@
+"""``RankMeasurements``: profile and network of a wrapped module, measured by all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from syncline.errors import InternalError, SynclineError, UserError, shortened
+from syncline.plan.network import Network
+from syncline.plan.plan import Message, Plan
+from syncline.plan.planners.compressed import compressing
+from syncline.plan.planners.wfbp import Single
+from syncline.plan.profile import COMPUTING, WAIT, Norm, Profile
+from syncline.plan.quantities import NS_PER_S
+from syncline.train.engine.recording import Recorded
+from syncline.train.measure.exchange import gather_json, share_json
+from syncline.train.measure.observer import ObservedIteration
+from syncline.train.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
+from syncline.train.measure.profiler import (
+    across_ranks,
+    profile_from_trace,
+    unpack_seconds,
+)
+from syncline.train.measure.segments import SegmentTrace, median_trace
+from syncline.train.measure.statistics import median, typical
+from syncline.train.stages import Findings, Measurement, Settings, Stage, Typical
+from syncline.train.wrapped import Wrapped
+
+PROBE_ITERATIONS = 2.0
+"""Iterations that the sweeps of the network probe may take."""
+PROBE_S = 0.5
+"""Seconds that the sweeps may take at most."""
+PROBED_SHARE = 0.7
+LEAST_PROBE_S = 0.3
+"""The whole probe may take this share of an iteration, or this long."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StageResult:
+    """What this rank measured in a stage."""
+
+    iteration_s: list[float] = field(default_factory=list)
+    lean: list[SegmentTrace] = field(default_factory=list)
+    detailed: list[SegmentTrace] = field(default_factory=list)
+    quiet_ns: list[int] = field(default_factory=list)
+    """Durations of iterations in which nothing was observed."""
+    recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
+    computing_s: list[float] = field(default_factory=list)
+    """Seconds of forward and backward pass together, of iterations that the reducer has timed."""
+    active_s: list[float] = field(default_factory=list)
+    """Seconds of each iteration in which a processor waited neither for the engine's messages nor
+    for buffers."""
+    broadcast_s: list[float] = field(default_factory=list)
+    """Seconds of each iteration in which DDP broadcast buffers."""
+    mismatch: str | None = None
+    """How the reducer's buckets differed from the plan, if they did."""
+    read_early: str | None = None
+    """Why hardly any message ran during forward passes, if so."""
+    norm: Norm | None = None
+    """A norm of the gradients that every step asked for, if the plan does not exchange it."""
+    drifted: bool = False
+    """Whether the ranks agree that computation or communication has changed for good."""
+    slower: bool = False
+    """Whether they agree that iterations take longer than those of stock DDP did."""
+
+
+class RankMeasurements:
+    """Measurements that all ranks make together; all get the same results."""
+
+    def __init__(self, job: Wrapped) -> None:
+        self._job = job
+        self.rank = dist.get_rank(job.group)
+        self.workers = dist.get_world_size(job.group)
+        self.gradient_bytes = sum(p.nbytes for p in job.parameters.values())
+
+    def measurement(
+        self, stage: Stage, result: StageResult, settings: Settings, findings: Findings
+    ) -> Measurement:
+        """Return what all ranks measured in a stage."""
+        own = {
+            "times_s": result.iteration_s,
+            "passes_s": [
+                sum(s.duration_ns for s in trace.segments if s.phase in COMPUTING) / NS_PER_S
+                for trace in result.lean or result.detailed
+            ],
+            "computing": _typical(result.computing_s),
+            "active": _typical(result.active_s),
+            "broadcast_s": median(result.broadcast_s or [0.0]),
+            "mismatch": result.mismatch,
+            "read_early": result.read_early,
+            "norm": result.norm,
+        }
+        everyone = self.gather(own)
+
+        def any_of(name: str) -> Any:
+            return next((ranks[name] for ranks in everyone if ranks[name] is not None), None)
+
+        def medians(name: str) -> tuple[float, ...]:
+            return tuple(map(median, zip(*(ranks[name] for ranks in everyone), strict=False)))
+
+        def typical_of(name: str) -> Typical | None:
+            found = [ranks[name] for ranks in everyone]
+            return None if None in found else Typical(*map(median, zip(*found, strict=True)))
+
+        profile = None
+        if stage.turns and not stage.record:
+            network = findings.network or settings.network
+            assert network is not None
+            if stage.plan is not None and stage.plan.is_lossy:
+                assert settings.compression is not None
+                network = compressing(network, settings.compression)
+            profile = self._profile(result, network)
+        return Measurement(
+            times_s=medians("times_s"),
+            passes_s=medians("passes_s"),
+            computing=typical_of("computing"),
+            active=typical_of("active"),
+            broadcast_s=max(ranks["broadcast_s"] for ranks in everyone),
+            profile=profile,
+            mismatch=any_of("mismatch"),
+            read_early=any_of("read_early"),
+            norm=any_of("norm"),
+            drifted=result.drifted,
+            slower=result.slower,
+            deferring=self._job.deferring,
+        )
+
+    def network(self, iteration_s: float, *, contention: bool = False) -> Network:
+        """Probe the network with messages up to the size of all gradients.
+
+        Contention is only guessed where no iterations will tell it.
+        """
+        largest = min(max(self.gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
+        found = probe(
+            self._job.group,
+            device=self._job.device,
+            largest_bytes=1 << (largest - 1).bit_length(),
+            seconds=min(iteration_s * PROBE_ITERATIONS, PROBE_S),
+            pipelined=self._job.can_defer,
+            contention=contention,
+            limit_s=max(PROBED_SHARE * iteration_s, LEAST_PROBE_S),
+        )
+        return Network.from_json(self.shared(found.to_json))
+
+    def _profile(self, result: StageResult, network: Network) -> Profile:
+        """Build the profile from iterations in which everything was sent after the last gradient.
+
+        The time between the last gradient and the update is the exchange. The network explains a
+        part of it; the rest is waiting for the slowest worker and unpacking the buckets, which
+        every plan has.
+        """
+        job = self._job
+        own = median_trace(result.lean or result.detailed, result.detailed, result.quiet_ns)
+        trace = across_ranks(own, job.group, job.device)
+        unpack_s = 0.0 if job.wants_views else unpack_seconds(job.parameters)
+        exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
+        explained_s = unpack_s + network.all_reduce.seconds(self.gradient_bytes)
+        waiting_s = max(exchange_ns / NS_PER_S - explained_s, 0.0)
+
+        def build() -> str:
+            return profile_from_trace(
+                trace,
+                job.module,
+                name=type(job.module).__name__,
+                workers=self.workers,
+                iterations=len(result.lean or result.detailed),
+                exchange=(
+                    (WAIT, waiting_s),
+                    ("unpack gradients", unpack_s),
+                ),
+            ).to_json()
+
+        return Profile.from_json(self.shared(build))
+
+    def everything_at_once(self) -> Plan:
+        """Return the plan with one message, which needs no measurement."""
+        tensors = tuple(reversed(self._job.tensors()))
+        return Plan(
+            planner=Single.NAME,
+            model=type(self._job.module).__name__,
+            workers=self.workers,
+            tensors=tensors,
+            messages=(Message(start=0, stop=sum(t.elements for t in tensors)),),
+        )
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value; JSON must be able to hold it."""
+        return gather_json(value, self._job.group, self._job.device)
+
+    def shared(self, conclude: Callable[[], Any]) -> Any:
+        """Return on every rank what rank 0 concludes, or end on every rank.
+
+        Raises:
+            UserError: on all ranks, where rank 0 raised an error of ours.
+            InternalError: on the other ranks, where rank 0 raised any other, which it raises
+                itself: a rank that waited for the others would do so until the group's timeout.
+        """
+        outcome: dict[str, Any] = {}
+        bug: Exception | None = None
+        if self.rank == 0:
+            try:
+                outcome = {"value": conclude()}
+            except SynclineError as error:
+                outcome = {"error": str(error)}
+            except Exception as error:
+                bug = error
+                outcome = {"bug": f"{type(error).__name__}: {shortened(str(error))}"}
+        outcome = share_json(outcome, self._job.group, self._job.device)
+        if bug is not None:
+            raise bug
+        if "bug" in outcome:
+            raise InternalError(
+                f"rank 0 failed while it planned: {outcome['bug']}; please report this with rank "
+                "0's traceback. To train without a plan, use torch's DistributedDataParallel"
+            )
+        if "error" in outcome:
+            raise UserError(f"rank 0 could not plan: {outcome['error']}")
+        return outcome["value"]
+
+
+def _typical(times_s: Sequence[float]) -> tuple[float, float] | None:
+    return typical(times_s) if times_s else None

@@ -1,0 +1,111 @@
+"""``Reads``: what a program reads between its steps, and so whether updates can be deferred. Pure.
+
+A program that reads gradients or parameters before the next forward pass waits for the whole
+exchange, so that neither the order of need nor pre-forward hooks gain anything. Gradients that are
+read for their norm, as clipping does, need not wait, if the plan exchanges the norm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Norm
+from syncline.train.stages import Deferring, Measurement
+
+Say = Callable[[str, int], None]
+"""Takes a text and its level of ``logging``."""
+
+
+class Reads:
+    """What is known by now.
+
+    Args:
+        deferring: whether updates can wait at all.
+        norm: what every update waits for, as far as known.
+        plans_norm: whether a norm that turns up can be planned for.
+        heed: stop deferring where it gains nothing; otherwise only report it.
+        say: reports.
+    """
+
+    def __init__(
+        self,
+        deferring: Deferring,
+        say: Say,
+        *,
+        norm: Norm | None = None,
+        plans_norm: bool = True,
+        heed: bool = True,
+    ) -> None:
+        self.deferring = deferring
+        self.norm = norm
+        self._say = say
+        self._plans_norm = plans_norm
+        self._heed = heed
+        self._given_up = False
+        self._reported = False
+        self._held_back_reported = False
+
+    @property
+    def defers(self) -> bool:
+        """Whether plans may leave messages running under the next forward pass."""
+        return self.deferring.can_defer and not self._given_up
+
+    @property
+    def state(self) -> tuple[bool, Norm | None]:
+        """What decides which plans can run: whether updates are deferred, and for which norm."""
+        return self.defers, self.norm
+
+    @property
+    def watches(self) -> bool:
+        """Whether to look for early reads: until they were reported."""
+        return self.defers and not self._reported
+
+    @property
+    def plans_norm(self) -> bool:
+        """Whether a norm that turns up will be planned for."""
+        return self.watches and self._plans_norm and self.norm is None
+
+    def learn(self, found: Measurement) -> bool:
+        """Take in what a stage has shown; return whether no plan made before can stay."""
+        self.deferring = found.deferring
+        if not self.watches or found.read_early is None:
+            return False
+        if found.norm is not None and self.plans_norm:
+            self.norm = found.norm
+            self._say(
+                f"every step needs the {found.norm}-norm of all gradients, as clipping does; "
+                "planning for that",
+                logging.INFO,
+            )
+            return True
+        self._reported = True
+        self._given_up = self._heed
+        then = (
+            "from here on messages run under the backward pass only"
+            if self._heed
+            else "the plan stays all the same, unchecked"
+        )
+        self._say(f"overlap gains nothing here: {found.read_early}; {then}", logging.WARNING)
+        return self._given_up
+
+    def as_it_can_run(self, plan: Plan) -> Plan:
+        """Return a given plan; if no update can be deferred, with one that waits for everything."""
+        if plan.wait == "update" or self.defers:
+            return plan
+        self.report_held_back(plan.planner)
+        return plan.waiting_for_all()
+
+    def report_held_back(self, planner: str) -> None:
+        """Report once that the plan asked for needs an optimizer that defers its update."""
+        if self._given_up or self._held_back_reported:
+            return
+        self._held_back_reported = True
+        known = self.deferring.why_not is not None and self.deferring.was_asked
+        remedy = "" if known else " (optimizer = model.overlap(optimizer))"
+        self._say(
+            f"the plan of {planner} leaves messages to the next forward pass, but no optimizer "
+            f"defers its update{remedy}; the end of the backward pass waits for all of them",
+            logging.INFO if known else logging.WARNING,
+        )

@@ -1,0 +1,169 @@
+"""``Reducer``: torch's reducer under a wrapped module, and how its buckets are changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from syncline.plan.plan import Plan
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import (
+    caps_for_buckets,
+    has_final_buckets,
+    make_final_buckets,
+    reducer_parameters,
+    remake_reducer,
+)
+from syncline.train.engine.layout import needs_engine
+from syncline.train.engine_executor import EngineExecutor
+from syncline.train.executor import Executor
+from syncline.train.measure.exchange import new_group_like, telling_lost_peers
+from syncline.train.measure.gradient_hooks import thawed, weakly
+from syncline.train.reducer_executor import ReducerExecutor
+from syncline.train.watches import PACE_EVERY
+from syncline.train.wrapped import Wrapped
+
+
+class Reducer:
+    """Changes and reads the reducer of a wrapped module.
+
+    The method ``end_iteration`` is called at the end of every backward pass whose gradients are
+    exchanged; its object is not kept alive.
+    """
+
+    def __init__(self, wrapped: Wrapped, end_iteration: Callable[[], None]) -> None:
+        self._wrapped = wrapped
+        self._parameters, self._sparse, self._names = reducer_parameters(wrapped.ddp)
+        """What torch's class gave to its reducer; the module may change later."""
+        self._order = list(range(len(self._parameters)))
+        """The order in which the reducer has them now."""
+        self._engine_group: dist.ProcessGroup | None = None
+        self._finished = weakly(end_iteration)
+        self.executor: Executor = ReducerExecutor(wrapped, None, self._finished)
+        """What exchanges the gradients now."""
+        self.executor.start(self._names_in_order())
+        self._is_ours = False
+        """Whether the reducer is one that was made here."""
+        self._changes: list[Callable[[], None]] = []
+        """What is to be changed before the next forward pass whose gradients will be exchanged."""
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change waits for a forward pass whose gradients will be exchanged."""
+        return bool(self._changes)
+
+    def change(self, change: Callable[[], None]) -> None:
+        """Call a function that changes the reducer: at once or, in a static graph, later.
+
+        In its first backward pass the reducer of a static graph learns how often each gradient is
+        accumulated, and exchanges them all. That must not be a pass under ``no_sync()``: so there
+        it is changed right before the next forward pass whose gradients will be exchanged. Other
+        reducers also note under ``no_sync()`` which parameters are used: they must not be changed
+        between such a pass and the one that is exchanged.
+        """
+        self._changes.append(change)
+        if not self._wrapped.ddp.static_graph:
+            self.make_changes()
+
+    def make_changes(self) -> None:
+        """Call before a forward pass whose gradients will be exchanged."""
+        changes, self._changes = self._changes, []
+        for change in changes:
+            change()
+
+    def meet(self, plan: Plan) -> None:
+        """Make the process group that a plan needs, if any, together with all ranks."""
+        if needs_engine(plan) and self._engine_group is None:
+            with telling_lost_peers("while the engine's process group was made"):
+                group = new_group_like(self._wrapped.group, description="syncline engine")
+            self._engine_group = group
+
+    def make_final(self) -> None:
+        """Let the reducer make its final buckets, after its first backward pass.
+
+        It exchanges their order for that. torch's class does so in the next forward pass, once in
+        a training; we change reducers more often, and forward passes may not be in step.
+        """
+        ddp = self._wrapped.ddp
+        if self._is_ours and not has_final_buckets(ddp):
+            with self.executor.keeping_gradients():
+                make_final_buckets(ddp)
+
+    def use(self, plan: Plan | None, *, record: bool, updates: int) -> None:
+        """Make a new reducer, with the plan's messages as its buckets.
+
+        ``updates`` is how often the optimizers had been stepped when the ranks agreed on the plan.
+
+        Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
+        has attached to it. A plan that the reducer cannot run by itself is run by the engine over
+        its buckets.
+        """
+        wrapped = self._wrapped
+        self.executor.stop()
+        if wrapped.compressing is not None and not (plan is not None and plan.is_lossy):
+            wrapped.compressing.deliver_residuals()
+        if plan is not None and needs_engine(plan):
+            assert self._engine_group is not None  # made by :meth:`meet`
+            self.executor = EngineExecutor(
+                wrapped, plan, self._engine_group, updates, self._finished
+            )
+        else:
+            self.executor = ReducerExecutor(wrapped, plan, self._finished, record=record)
+        buckets, sizes = self.executor.buckets, self.executor.bucket_bytes
+        hook = self.executor.hook()
+        self._order = list(range(len(self._parameters)))
+        if plan is not None and wrapped.keeps_first_buckets:
+            # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
+            # buckets it made at first, the last one from the first parameters.
+            order = [plan.tensors[t].name for bucket in reversed(buckets) for t in bucket]
+            position = {id(wrapped.parameters[name]): n for n, name in enumerate(order)}
+            self._order.sort(key=lambda index: position[id(self._parameters[index])])
+            sizes = sizes[::-1]
+        changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
+        if self.executor.needs_views:
+            changed["gradient_as_bucket_view"] = True
+        with _changed(wrapped.ddp, changed), self.executor.keeping_gradients():
+            self._make_reducer()
+        if hook is not None:
+            TorchDDP.register_comm_hook(wrapped.ddp, None, hook)  # ours refuses hooks
+        self._is_ours = True
+        self.executor.start(self._names_in_order())
+
+    def _names_in_order(self) -> list[str]:
+        names = {id(p): name for name, p in self._wrapped.parameters.items()}
+        return [names[id(self._parameters[index])] for index in self._order]
+
+    def _make_reducer(self) -> None:
+        """Make a reducer of the same parameters as at first, whatever is frozen now."""
+        order = self._order
+        with thawed(self._parameters):
+            remake_reducer(
+                self._wrapped.ddp,
+                [self._parameters[index] for index in order],
+                [self._sparse[index] for index in order],
+                {n: self._names[index] for n, index in enumerate(order) if index in self._names},
+                sample_every=self._wrapped.sample_rate or PACE_EVERY,
+            )
+
+    def close(self) -> None:
+        """End the engine and its process group, and let the reducer go: training is over."""
+        self.executor.stop()
+        if self._engine_group is not None:
+            dist.destroy_process_group(self._engine_group)
+            self._engine_group = None
+        # The reducer holds the engine's hook in C++, where the collector cannot see the cycle.
+        del self._wrapped.ddp.reducer, self._wrapped.ddp.logger
+
+
+@contextmanager
+def _changed(ddp: TorchDDP, changed: Mapping[str, Any]) -> Iterator[None]:
+    """Let a wrapper have other settings for a moment."""
+    before = {name: ddp.__dict__[name] for name in changed}
+    ddp.__dict__.update(changed)
+    try:
+        yield
+    finally:
+        ddp.__dict__.update(before)

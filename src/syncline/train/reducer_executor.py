@@ -1,0 +1,164 @@
+"""``ReducerExecutor``: DDP's reducer exchanges its buckets by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from syncline.plan.plan import Plan
+from syncline.plan.quantities import NS_PER_S
+from syncline.torch_private import (
+    bucket_sizes,
+    current_graph_task,
+    disable_dynamo,
+    exposed_communication_ns,
+    is_finalized,
+    logging_data,
+    queue_callback,
+    tree_leaves,
+)
+from syncline.train.engine.layout import difference_from_plan
+from syncline.train.engine.recording import BucketRecorder, Recorded
+from syncline.train.executor import Executor
+from syncline.train.measure.gradient_hooks import GradientHooks, weakly
+from syncline.train.watches import PaceSample
+from syncline.train.wrapped import Wrapped
+
+
+class ReducerExecutor(Executor):
+    """Follows the reducer, so that the end of every exchanged backward pass is seen.
+
+    Forward passes cannot be counted instead: one rank may make more of them than another, such as
+    to log a sample.
+
+    Args:
+        wrapped: the module.
+        plan: whose messages are the buckets; None for DDP's own.
+        finished: as for any executor.
+        record: note when each bucket is issued and complete, through a communication hook.
+    """
+
+    def __init__(
+        self,
+        wrapped: Wrapped,
+        plan: Plan | None,
+        finished: Callable[[], None],
+        *,
+        record: bool = False,
+    ) -> None:
+        planned = () if plan is None else (plan.message_tensors(), plan.message_bytes())
+        super().__init__(wrapped, finished, *planned)
+        self._plan = plan
+        self._order: list[str] = []
+        """The names of the reducer's parameters, in their order."""
+        self._recorder = BucketRecorder(wrapped.group, wrapped.clock) if record else None
+        self._hooks = GradientHooks()
+        self._reducer: Any = None
+        self._begun = False
+        """Whether the expected backward pass has reached a gradient."""
+        self._task = -1
+        """The number of the backward pass at whose end we look; those inside it have their own."""
+        self._is_static = False
+        """Whether we look only at the end of the backward pass that reaches the model's output: in
+        a static graph the reducer notes nothing before the last use of a parameter, and looks
+        finished until then."""
+        self._logged: dict[str, Any] = {}
+        """What the reducer said last. Only the thread that trains asks it: another one could keep
+        it from being freed, and then free it during a backward pass."""
+
+    def hook(self) -> Callable[..., Any] | None:
+        """Return the hook that records, if it is to."""
+        return None if self._recorder is None else self._recorder.hook
+
+    def start(self, order: list[str]) -> None:
+        """Follow the reducer as it is now."""
+        self._order = order
+        ddp = self._wrapped.ddp
+        self._reducer, self._is_static = ddp.reducer, ddp.static_graph
+        self._logged = logging_data(ddp)
+        parameters = list(self._wrapped.parameters.values())
+        if not (ddp.find_unused_parameters or ddp.static_graph):
+            # The reducer insists on a gradient for each of them.
+            parameters = [p for p in parameters if p.requires_grad][:1]
+        reached = weakly(self._reached)
+        for parameter in parameters:
+            self._hooks.add(parameter, reached)
+
+    def stop(self) -> None:
+        """Remove the hooks, and let the reducer go."""
+        self._reducer = None
+        self._hooks.remove()
+
+    def follow(self) -> None:
+        """Follow it anew: which of its parameters get gradients may have changed."""
+        self.stop()
+        self._forget()
+        self.start(self._order)
+
+    def _forget(self) -> None:
+        self._expected = self._begun = False
+        self._task = -1
+
+    def expect(self, output: Any) -> None:
+        """Call with the output of a forward pass whose gradients will be exchanged."""
+        self._expected = True
+        if self._is_static:
+            look = weakly(self._look_at_end)
+            for node in filter(None, {getattr(x, "grad_fn", None) for x in tree_leaves(output)}):
+                node.register_prehook(look)
+
+    def look(self) -> None:
+        """Call before a forward pass: the end of a backward pass inside another is seen here."""
+        if self._reducer is not None and self._begun and is_finalized(self._reducer):
+            self._forget()
+            self._finished()
+
+    @disable_dynamo
+    def _reached(self, *_: Any) -> None:
+        if not self._expected:
+            return
+        self._begun = True
+        task = current_graph_task()
+        if task != self._task and not self._is_static:
+            self._task = task
+            self._look_at_end()
+
+    @disable_dynamo
+    def _look_at_end(self, *_: Any) -> None:
+        # The reducer queues its last work when the last gradient is there, so by the end of this
+        # backward pass; what is queued then comes after it.
+        queue_callback(lambda: queue_callback(self.look))
+
+    # ------------------------------------------------------------------ what was observed
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets the reducer has, as far as it has said."""
+        return len(bucket_sizes(self._logged))
+
+    @property
+    def mismatch(self) -> str | None:
+        """How the reducer's buckets differ from the plan, if they do."""
+        if self._plan is None:
+            return None
+        return difference_from_plan(self._plan, self._order, logging_data(self._wrapped.ddp))
+
+    @property
+    def exposed_s(self) -> float | None:
+        """How long the last iteration that was timed waited for messages, seconds."""
+        waited_ns = exposed_communication_ns(self._logged)
+        return None if waited_ns is None else waited_ns / NS_PER_S
+
+    def recorded(self) -> Recorded:
+        """Return what was noted of the exchange since the last call."""
+        return self._recorder.take() if self._recorder is not None else []
+
+    def pace(self, iteration_s: float) -> PaceSample | None:  # noqa: ARG002
+        """Return the passes of the last iteration that the reducer timed."""
+        data = self._logged = logging_data(self._wrapped.ddp)
+        if not data.get("backward_compute_time"):
+            return None
+        return PaceSample(
+            computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
+            communication_s=data["backward_comm_time"] / NS_PER_S,
+        )

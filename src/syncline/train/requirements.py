@@ -1,0 +1,139 @@
+"""What a model and its arguments must be like to be wrapped, and why some cannot be planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.errors import MismatchError, UserError
+from syncline.plan.plan import Plan
+from syncline.plan.planners import planner_named
+from syncline.torch_entry import advice, untried
+from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import active_ddp, ignored_by_ddp, reducer_parameters
+from syncline.train.agreement import require_same_training
+from syncline.train.engine.compression import require_compression
+from syncline.train.stages import Settings
+from syncline.train.wrapped import Wrapped
+
+WRAPPED_TWICE = (
+    "the model is wrapped in two DistributedDataParallel at once, one of them Syncline's, so that "
+    "both would exchange its gradients; give the framework the model itself and let its adapter "
+    "wrap it, or wrap it only here"
+)
+COPIED = (
+    "a copy was put in the wrapper's place before the first forward pass, as Accelerate does to "
+    "compile block by block (use_regional_compilation), and its parameters have other names; "
+    "compile the blocks before prepare instead: for block in model.blocks: block.compile()"
+)
+TENSOR_PARALLEL = (
+    "the model is tensor-parallel, too: it computes with distributed tensors made of its "
+    "parameters' memory, and reads of these cannot be seen"
+)
+
+
+def require_same(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
+    """Raise on all ranks if they differ, or on this one if it cannot go on.
+
+    Raises:
+        UserError: arguments that cannot be used, or a torch that is too old.
+        MismatchError: the ranks differ.
+        PeerError: a rank did not take part.
+    """
+    refused = None
+    try:
+        _require_usable(module, arguments, settings)
+    except UserError as error:
+        refused = error
+    require_same_training(module, settings, arguments, refused)
+
+
+def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
+    if untried(torch.__version__) == "older":
+        raise UserError(
+            f"torch {torch.__version__} is older than those that DistributedDataParallel was made "
+            f"for; {advice()}; or use torch.nn.parallel.DistributedDataParallel"
+        )
+    plan = settings.plan
+    if plan is not None and (settings.profile is not None or settings.network is not None):
+        raise UserError(
+            "a plan was given, so a profile or network would be ignored; give one or the other"
+        )
+    if arguments.get("bucket_cap_mb_list"):
+        raise UserError(
+            "bucket_cap_mb_list sets the buckets by hand; give a plan instead, or use torch's "
+            "DistributedDataParallel"
+        )
+    ignored = ignored_by_ddp(module)
+    for name, inner in module.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(inner, TorchDDP) and any(
+            p.requires_grad and prefix + own not in ignored for own, p in inner.named_parameters()
+        ):
+            raise UserError(WRAPPED_TWICE)
+    planner_named(settings.planner)
+    require_compression(
+        module, settings.compression, plan, planner=settings.planner, check=settings.check
+    )
+
+
+def require_given_fits(wrapped: Wrapped, settings: Settings) -> None:
+    """Raise a MismatchError if a given plan, profile or network is for another training."""
+    workers = dist.get_world_size(wrapped.group)
+    plan, profile, network = settings.plan, settings.profile, settings.network
+    if network is not None and network.workers != workers:
+        raise MismatchError(
+            f"the given network {network.name!r} is of {network.workers} workers, this job has "
+            f"{workers}; probe this one, or extrapolate with Network.with_workers"
+        )
+    if profile is not None:
+        last = len(profile.gradients) - 1
+        plan = Plan.merging(settings.planner, profile, workers, [last])
+    if plan is not None:
+        require_fitting(plan, wrapped, "given profile" if profile is not None else "given plan")
+
+
+def require_fitting(plan: Plan, wrapped: Wrapped, what: str) -> None:
+    """Raise a MismatchError if a plan is for another model or worker count."""
+    difference = plan.difference(wrapped.tensors(), dist.get_world_size(wrapped.group))
+    if difference is not None:
+        raise MismatchError(
+            f"the {what} does not fit: {difference}; "
+            "profile and plan this model at this worker count again"
+        )
+
+
+def require_outermost(wrapped: Wrapped) -> None:
+    """Raise a UserError where another wrapper exchanges this one's gradients as well."""
+    outer = active_ddp()
+    if outer is not None and outer is not wrapped.ddp:
+        ours = wrapped.parameter_ids
+        if any(id(p) in ours for p in reducer_parameters(outer)[0]):
+            raise UserError(WRAPPED_TWICE)
+
+
+def why_untried() -> str | None:
+    """Say why nothing is planned under this version of torch, or None."""
+    if untried(torch.__version__) is None:
+        return None
+    return f"torch {torch.__version__} is newer than those that Syncline was tried with; {advice()}"
+
+
+def why_not_compiled(module: nn.Module) -> str:
+    """Say why a model that is compiled as a whole makes synchronous steps, and what to do."""
+    blocks = "model.children()"
+    most = sum(p.numel() for p in module.parameters()) / 2
+    for name, inner in module.named_modules():
+        held = sum(p.numel() for p in inner.parameters())
+        if isinstance(inner, nn.ModuleList | nn.Sequential) and len(inner) > 1 and held > most:
+            blocks, most = ".".join(["model", *name.split(".")]), held
+    blocks = blocks.replace("._orig_mod", "").rstrip(".")
+    return (
+        "the whole model is compiled, so that every gradient comes at the end of the backward pass "
+        "and no part of the model can wait for its own; compile it block by block instead, before "
+        f"it is wrapped: for block in {blocks}: block.compile()"
+    )

@@ -1,0 +1,183 @@
+"""Sparse exchange: top-k, and gTop-k by a tree, by a butterfly and by gathering everything."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from syncline.train.sparse.exchange import (
+    Algorithm,
+    Content,
+    ExchangeOutcome,
+    ExchangeStep,
+    Refusal,
+    Share,
+    join,
+)
+from syncline.train.sparse.vector import SparseVector, merged, total
+
+
+def all_gather(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], list[Content]]:
+    """Return every rank's content, in the order of ranks.
+
+    In round j a rank sends all it has, at most ``2^j`` contents, to the rank ``2^j`` before it:
+    ``ceil(log2 P)`` rounds for any P, and ``P - 1`` contents received, as in Eq. 6.
+
+    Source: Bruck et al. (1997), "Efficient algorithms for all-to-all communications in multiport
+    message-passing systems", section 3.
+    """
+    rank, ranks = share.rank, share.ranks
+    held: list[Content] = [share.own]  # of ranks rank, rank + 1, ...
+    while len(held) < ranks:
+        distance = len(held)
+        count = min(distance, ranks - distance)
+        held += yield ExchangeStep(
+            (rank - distance) % ranks, tuple(held[:count]), (rank + distance) % ranks, count
+        )
+    return [held[(other - rank) % ranks] for other in range(ranks)]
+
+
+def summed(contents: Sequence[Content], length: int) -> Content:
+    """Return the sum of neighbours in pairs, or the refusal of the lowest rank that refused.
+
+    In pairs, because sums grow: this reads ``P k log2 P`` entries instead of ``P^2 k / 2``.
+    """
+    refusals = [content for content in contents if isinstance(content, Refusal)]
+    if refusals:
+        return min(refusals)
+    sums = [content for content in contents if isinstance(content, SparseVector)]
+    while len(sums) > 1:
+        sums = [total(length, sums[first : first + 2]) for first in range(0, len(sums), 2)]
+    return total(length, sums)
+
+
+def top_k(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
+    """Deliver the sum of all ranks' entries, up to P k of them; nothing is dropped.
+
+    Source: gTop-k, Algorithm 1, TopKAllReduce (lines 12 to 21). Its line 15 begins the sum with the
+    rank's own vector, which the gathered ones hold already; here each is added once.
+    """
+    contents = yield from all_gather(share)
+    return ExchangeOutcome(summed(contents, share.length), SparseVector.empty(share.length))
+
+
+def naive(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
+    """Deliver the k largest entries of the sum of all ranks' entries.
+
+    The definition of gTop-k: it delivers the best k entries. It sends as much as top-k and serves
+    as a reference.
+
+    Source: gTop-k, Algorithm 2, lines 9 to 14: a rank takes back its values at indices outside the
+    global mask.
+    """
+    contents = yield from all_gather(share)
+    nothing = SparseVector.empty(share.length)
+    delivered = summed(contents, share.length)
+    if isinstance(delivered, Refusal) or isinstance(share.own, Refusal):
+        return ExchangeOutcome(delivered, nothing)
+    kept, dropped = merged(delivered, nothing, share.quota)
+    returned, _ = share.own.divided(dropped.indices)
+    return ExchangeOutcome(kept, returned)
+
+
+def tree(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
+    """Merge towards rank 0 along a binomial tree, then broadcast along it.
+
+    In round j the ranks whose lowest set bit is j send to the rank without that bit, which merges:
+    ``ceil(log2 P)`` rounds, and as many for the broadcast, as in Eq. 7. A rank without a partner
+    skips the round, so P may be any number; the paper's participateRanks assume a power of two.
+
+    Values that a merge drops, and rounding errors, go into the residual of the rank that merges. In
+    the paper each rank puts back what the final mask lacks (Algorithm 4, line 10), which loses
+    values whose index was dropped in one merge and survived in another.
+
+    Source: gTop-k, Algorithm 3. Its barrier is not needed.
+    """
+    rank, ranks = share.rank, share.ranks
+    held = share.own
+    returned: list[SparseVector] = []
+    bit = 1
+    while bit < ranks and not rank & bit:
+        if rank + bit < ranks:
+            (theirs,) = yield ExchangeStep(receive_from=rank + bit, receives=1)
+            held, left_over = join(held, theirs, share)
+            returned += left_over
+        bit *= 2
+    # Now `bit` is the rank's lowest set bit, or of rank 0 the first that is not below P.
+    if rank:
+        yield ExchangeStep(send_to=rank - bit, contents=(held,))
+        (held,) = yield ExchangeStep(receive_from=rank - bit, receives=1)
+    while bit > 1:
+        bit //= 2
+        if rank + bit < ranks:
+            yield ExchangeStep(send_to=rank + bit, contents=(held,))
+    return ExchangeOutcome(held, total(share.length, returned))
+
+
+def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
+    """Exchange with the rank whose number differs in bit j, in round j; both merge the same.
+
+    After round j all ``2^(j+1)`` ranks whose numbers agree in the higher bits hold the same k
+    entries, so after log2 P rounds every rank has the result: half the rounds and half the bytes of
+    Eq. 7, ``log2(P) (alpha + 2 k beta)``.
+
+    If P is no power of two, ``P = 2^m + r``: the odd ones of the first 2 r ranks send their vector
+    to the rank before them and receive the result at the end, which takes two more rounds.
+
+    Nothing is lost: values that a merge drops, and rounding errors, go into the residual of exactly
+    one of the ranks that make the same merge. So a dropped sum is kept in one place, where its
+    whole magnitude counts in the next selection. The lowest bits of the index choose the rank, so
+    that all keep equally many; with :attr:`Share.lowest_keeps` it is always the lowest rank, as in
+    the tree. The published code puts back only what the *final* mask lacks, and loses a value whose
+    index was dropped in one merge and survived in another.
+
+    Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
+    broadcast; the fold is of Rabenseifner (2004), section 3.
+    """
+    rank, ranks = share.rank, share.ranks
+    surplus = ranks - (1 << (ranks.bit_length() - 1))
+    if rank < 2 * surplus and rank % 2:
+        yield ExchangeStep(send_to=rank - 1, contents=(share.own,))
+        (delivered,) = yield ExchangeStep(receive_from=rank - 1, receives=1)
+        return ExchangeOutcome(delivered, SparseVector.empty(share.length))
+
+    held = share.own
+    returned: list[SparseVector] = []
+    if rank < 2 * surplus:
+        (handed_in,) = yield ExchangeStep(receive_from=rank + 1, receives=1)
+        held, left_over = join(held, handed_in, share)
+        returned += left_over
+
+    number = rank // 2 if rank < 2 * surplus else rank - surplus
+    bit = 1
+    while bit < ranks - surplus:
+        other = number ^ bit
+        partner = 2 * other if other < surplus else other + surplus
+        (theirs,) = yield ExchangeStep(partner, (held,), partner, 1)
+        held, left_over = join(held, theirs, share)
+        bit *= 2
+        if not share.lowest_keeps:
+            returned += [_own_part(each, number, bit) for each in left_over]
+        elif number % bit == 0:
+            returned += left_over
+
+    if rank < 2 * surplus:
+        yield ExchangeStep(send_to=rank + 1, contents=(held,))
+    return ExchangeOutcome(held, total(share.length, returned))
+
+
+def _own_part(vector: SparseVector, number: int, ranks: int) -> SparseVector:
+    """Return what one rank keeps of a vector that ``ranks`` ranks, a power of two, have."""
+    # By positions: indexing with booleans takes several times as long.
+    own = np.flatnonzero((vector.indices & np.uint32(ranks - 1)) == number % ranks)
+    return SparseVector(vector.length, vector.indices[own], vector.values[own])
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "top-k": top_k,
+    "gtop-k-naive": naive,
+    "gtop-k": tree,
+    "gtop-k-butterfly": butterfly,
+}
+"""``syncline.plan.sparse_costs`` uses the same names."""

@@ -1,0 +1,428 @@
+"""``Session``: what one rank of a sparse exchange keeps, and how it averages gradients."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.errors import InternalError, MismatchError, UserError
+from syncline.plan.recipe import Recipe
+from syncline.train.measure.exchange import gather_json, timeout_of
+from syncline.train.sparse.ahead import StepAhead
+from syncline.train.sparse.algorithms import ALGORITHMS
+from syncline.train.sparse.exchange import (
+    NOT_FINITE,
+    OVERFLOW,
+    UNREADABLE,
+    Content,
+    Refusal,
+    Share,
+    refusal_error,
+)
+from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable
+from syncline.train.sparse.memory import HostMemory
+from syncline.train.sparse.residuals import Residuals
+from syncline.train.sparse.sparse_transport import SparseTransport, own_group, serves_the_cpu
+from syncline.train.sparse.torch_memory import memory_of
+from syncline.train.sparse.vector import Quota, SparseVector, rounded
+from syncline.train.sparse.wire import WireFormat
+
+VERSION = 1
+TOLERANCE = 2.0**-18
+"""Relative to the sum of magnitudes: sums of up to 64 ranks in float32, each rounded a few
+times."""
+
+
+class Scaler(Protocol):
+    """Torch's ``GradScaler``, as far as it is used."""
+
+    def is_enabled(self) -> bool:
+        """Say whether it scales gradients and skips steps."""
+
+    def get_scale(self) -> float:
+        """Return the factor of losses."""
+
+
+class Session:
+    """Recipe, step and residuals of one rank, which averages gradients over all ranks in messages.
+
+    The communication hook has one, and so has the wrapper.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        parameters: Mapping[str, torch.Tensor],
+        group: dist.ProcessGroup,
+        *,
+        model: nn.Module | None = None,
+        check: bool = False,
+    ) -> None:
+        """Agree with the other ranks; all of them must call.
+
+        Args:
+            recipe: the same on all ranks.
+            parameters: that get gradients, by name, in the order of the model.
+            group: of the ranks; the session makes another one of them.
+            model: of the parameters, without a wrapper, if it is known.
+            check: whether every exchange is checked for lost gradient.
+
+        Raises as :class:`~syncline.train.sparse.hook.GTopKState` does.
+        """
+        self.recipe = recipe
+        refused: UserError | None = None
+        try:
+            require_exchangeable(parameters, model)
+        except UserError as error:
+            refused, parameters = error, {}
+        self._elements = {name: p.numel() for name, p in parameters.items()}
+        self._names = list(parameters)
+        self._require_same(group, refused)
+        self._group = own_group(group)
+        self.transport = SparseTransport(self._group, timeout_of(group))
+        self.memory = memory_of(device_of(parameters))
+        self.residuals = Residuals(recipe, self._elements, self.memory)
+        self._check = check
+        self.step = 0
+        """How many steps have been exchanged; the warm-up depends on it."""
+        self.scaler: Scaler | None = None
+        self.refused = False
+        """Whether the scaler is to skip the present step, or the last one: a gradient was infinite
+        or NaN, and all ranks get infinities."""
+        self._ahead: list[StepAhead] = []
+        """One for each optimizer that steps ahead. Ranks that differ in whether there is one refuse
+        each other's messages."""
+        self._begun = False
+        """Whether a message of the present step has been prepared."""
+        self._before: dict[str, list[torch.Tensor]] = {}
+        """With a scaler: copies of the residuals from before the present or last step."""
+
+    def follow(self, scaler: Scaler) -> None:
+        """Let a scaler skip steps: a gradient that is not finite is no error from now on.
+
+        All ranks then get infinities, so that all scalers skip the step, and the residuals are
+        restored. A scaler that is not enabled has no effect.
+        """
+        if scaler.is_enabled():
+            self.scaler = scaler
+
+    def undo_refused(self) -> None:
+        """Restore the residuals from before the last step, if that step is to be skipped."""
+        if self.refused:
+            for name, copies in self._before.items():
+                self.residuals.restore(name, copies)
+            self.refused = False
+
+    def step_ahead(
+        self,
+        module: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        *,
+        settle: Callable[[], None],
+    ) -> None:
+        """Compute gradients at the weights with residuals applied, until the session ends.
+
+        See :class:`StepAhead`. It is also a UserError if the recipe leaves nothing behind.
+        """
+        residuals = self.residuals
+        if not any(name in residuals for name in parameters):
+            raise UserError(
+                "step_ahead is for what sparse exchange leaves behind; this recipe exchanges every "
+                "parameter whole: leave step_ahead out"
+            )
+        own = weakref.ref(self)
+
+        def settled() -> None:
+            session = own()
+            assert session is not None  # it keeps the StepAhead alive
+            settle()
+            session.undo_refused()
+
+        taken = {name for each in self._ahead for name in each.names}
+        free = {name: p for name, p in parameters.items() if name not in taken}
+        ranks = self._group.size()
+        self._ahead.append(
+            StepAhead(module, free, optimizer, residuals, ranks=ranks, settle=settled)
+        )
+
+    def prepare(
+        self, gradients: Sequence[NamedGradient], *, message: int, after: Sequence[Any]
+    ) -> Callable[[], None]:
+        """Select what one message sends; return a function that exchanges it.
+
+        The function replaces the gradients by their averages over all ranks, which must all call
+        it. While one thread exchanges, another may prepare the next message, of other parameters.
+        When either returns, its work is complete on the device too.
+
+        Args:
+            gradients: of one message.
+            message: its number within the step.
+            after: marks of :attr:`memory` after which the gradients are complete.
+
+        The function raises:
+            UserError: a gradient is infinite or NaN on some rank, and no scaler skips the step;
+                raised on all ranks, which cannot go on.
+            MismatchError: ranks exchange different messages.
+            PeerError: a rank failed, or did not answer in time.
+        """
+        sparse = [gradient for gradient in gradients if gradient.name in self.residuals]
+        dense = [gradient for gradient in gradients if gradient.name not in self.residuals]
+        with self.memory.after(after):
+            if self.scaler is not None:
+                self._follow_scaler(self.scaler, gradients)
+            self._begun = True
+            refusal = None
+            odd = self.memory.first_not_finite([gradient.values for gradient in gradients])
+            if odd is not None:
+                number = self._names.index(gradients[odd].name)
+                refusal = Refusal(self.transport.rank, NOT_FINITE, number)
+            # A check is an exchange, too: then everything is left to the function.
+            ready = None
+            if sparse and not self._check:
+                ready = self._begin(sparse, refusal, message)
+
+        def exchange() -> None:
+            with self.memory.after(()):
+                if sparse:
+                    (ready or self._begin(sparse, refusal, message))()
+                if dense:
+                    self._exchange_whole(dense)
+
+        return exchange
+
+    def _follow_scaler(self, scaler: Scaler, gradients: Sequence[NamedGradient]) -> None:
+        """Take the scale of a new step, and keep copies of the residuals, to undo the step."""
+        if not self._begun:
+            self.undo_refused()
+            self._before.clear()
+            self.residuals.rescale(float(scaler.get_scale()))
+        self._before |= {g.name: self.residuals.copy_of(g.name) for g in gradients}
+
+    def _begin(
+        self, gradients: Sequence[NamedGradient], refusal: Refusal | None, message: int
+    ) -> Callable[[], None]:
+        """Do the part of a sparse exchange that needs no other rank; return the rest."""
+        names = [gradient.name for gradient in gradients]
+        by_layer = self.recipe.unit == "layer"
+        units = [[gradient] for gradient in gradients] if by_layer else [[*gradients]]
+        lengths = tuple(sum(self._elements[g.name] for g in unit) for unit in units)
+        quota = Quota(lengths, tuple(self.recipe.count_at(self.step, n) for n in lengths))
+        wire = WireFormat(
+            k=quota.k,
+            length=quota.length,
+            precision=self.recipe.wire,
+            digest=_digest_of(self.recipe.digest, bool(self._ahead), self.step, message, *names),
+        )
+        if refusal is None:
+            self._clip(units)
+        require_conserved = self._conservation(gradients) if self._check else None
+        own: Content
+        if refusal is not None:
+            own = refusal
+        elif isinstance(taken := self.residuals.take(units, quota.counts), SparseVector):
+            own, remainder = rounded(taken, wire.precision)
+            self.residuals.add(names, remainder)
+        else:
+            own = Refusal(self.transport.rank, OVERFLOW, self._names.index(taken))
+        return partial(self._exchange, gradients, own, quota, wire, require_conserved)
+
+    def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
+        """Clip gradients so that the average of independent ones has at most the recipe's norm.
+
+        Deep Gradient Compression, 3.2, divides by the root of P: its limit is for the sum.
+        """
+        if self.recipe.clip_norm is None:
+            return
+        limit = self.residuals.scale * self.recipe.clip_norm * math.sqrt(self.transport.ranks)
+        for unit in units:
+            norms = torch.stack([torch.linalg.vector_norm(g.values) for g in unit])
+            norm = float(torch.linalg.vector_norm(norms))
+            if norm > limit:
+                for gradient in unit:
+                    gradient.values.mul_(limit / norm)
+
+    def _exchange(
+        self,
+        gradients: Sequence[NamedGradient],
+        own: Content,
+        quota: Quota,
+        wire: WireFormat,
+        require_conserved: Callable[[SparseVector], None] | None,
+    ) -> None:
+        names = [gradient.name for gradient in gradients]
+        rank, ranks = self.transport.rank, self.transport.ranks
+        # Stepping ahead works better if one rank has all of a dropped sum than if each has a part.
+        share = Share(rank, ranks, own, quota, wire.precision, lowest_keeps=bool(self._ahead))
+        outcome = self.transport.run(ALGORITHMS[self.recipe.algorithm], share, wire)
+        delivered = outcome.delivered
+        if isinstance(delivered, Refusal):
+            error = refusal_error(delivered, self._names, together=len(gradients))
+            if delivered.reason == UNREADABLE:
+                raise error
+            self._skip_step(gradients, error)
+            return
+        self.residuals.add(names, outcome.returned)
+        if self.recipe.factor_masking and isinstance(own, SparseVector):
+            self.residuals.mask(names, own, delivered)
+        if require_conserved is not None:
+            require_conserved(delivered)
+        averages = delivered.values / np.float32(self.transport.ranks)
+        self.memory.write(
+            [gradient.values for gradient in gradients],
+            SparseVector(delivered.length, delivered.indices, averages),
+        )
+
+    def _exchange_whole(self, gradients: Sequence[NamedGradient]) -> None:
+        """Average whole gradients over all ranks, on the host; change none if one is not finite."""
+        together = torch.cat([gradient.values for gradient in gradients]).cpu()
+        self.transport.all_reduce(together)
+        together /= self.transport.ranks
+        parts = together.split([gradient.values.numel() for gradient in gradients])
+        odd = HostMemory().first_not_finite(parts)
+        if odd is not None:
+            error = UserError(
+                f"the gradient of parameter {gradients[odd].name!r} is infinite or NaN on a rank "
+                "or in the sum of all; lower the learning rate, or look for the operation that "
+                "overflows"
+            )
+            self._skip_step(gradients, error)
+            return
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.values.copy_(part)
+
+    def _skip_step(self, gradients: Sequence[NamedGradient], error: UserError) -> None:
+        """Set the gradients to infinity, for a scaler to skip the step; without one, raise."""
+        if self.scaler is None:
+            raise error
+        self.refused = True
+        for gradient in gradients:
+            gradient.values.fill_(math.inf)
+
+    def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
+        """Add up all ranks' residuals and gradients before an exchange; all ranks call.
+
+        Returns:
+            A function that all ranks call after the exchange: it raises InternalError if residuals
+            and delivered values do not add up to the same.
+        """
+        residuals, transport = self.residuals, self.transport
+        rows = []
+        for name, added in gradients:
+            velocity = residuals.velocity_of(name)
+            if velocity is not None:
+                added = velocity * self.recipe.momentum + added
+            residual = residuals.of(name).double()
+            rows.append(torch.stack([residual + added, residual.abs() + added.abs()]))
+        before = torch.cat(rows, dim=1).cpu()  # float64: sums, and sums of magnitudes
+        transport.all_reduce(before, counted=False)
+
+        def require(delivered: SparseVector) -> None:
+            after = torch.cat([residuals.of(name).double() for name, _ in gradients]).cpu()
+            transport.all_reduce(after, counted=False)
+            after += torch.from_numpy(delivered.dense())
+            expected, magnitude = before
+            allowed = magnitude * (TOLERANCE * transport.ranks) + 1e-37
+            wrong = torch.nonzero((after - expected).abs() > allowed).view(-1).tolist()
+            first = 0
+            for name, values in gradients:
+                if wrong and wrong[0] < first + values.numel():
+                    raise InternalError(
+                        f"element {wrong[0] - first} of {name!r} is not conserved: residuals and "
+                        f"gradients were {expected[wrong[0]]:g}, residuals and what was delivered "
+                        f"are {after[wrong[0]]:g}; please report it, with the recipe"
+                    )
+                first += values.numel()
+
+        return require
+
+    def end_step(self) -> None:
+        """Call when all messages of a step have been exchanged."""
+        self.step += 1
+        self.residuals.changes += 1
+        self._begun = False
+        if not self._ahead:
+            self.residuals.follow_none()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must save, while no exchange is under way."""
+        self.undo_refused()
+        return {
+            "version": VERSION,
+            "recipe": msgspec.to_builtins(self.recipe),
+            "ranks": self._group.size(),
+            "rank": self._group.rank(),
+            "step": self.step,
+            **self.residuals.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what this rank has saved; see :meth:`GTopKState.load_state_dict`."""
+        if state.get("version") != VERSION:
+            raise MismatchError(
+                f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
+            )
+        recipe = msgspec.convert(state["recipe"], Recipe)
+        if recipe != self.recipe:
+            differing = [
+                f"{name} was {getattr(recipe, name)!r} and is {getattr(self.recipe, name)!r}"
+                for name in Recipe.__struct_fields__
+                if getattr(recipe, name) != getattr(self.recipe, name)
+            ]
+            raise MismatchError(
+                f"the checkpoint was made with another recipe: {', '.join(differing)}; continue "
+                "with that one"
+            )
+        place = (state["rank"], state["ranks"])
+        if place != (self._group.rank(), self._group.size()):
+            raise MismatchError(
+                f"the state is of rank {place[0]} of {place[1]}, this is rank {self._group.rank()} "
+                f"of {self._group.size()}; load all ranks' states and share them out with "
+                "syncline.hooks.resharded"
+            )
+        self.residuals.load_state_dict(state)
+        self._before.clear()
+        self.step = state["step"]
+
+    def _require_same(self, group: dist.ProcessGroup, refused: UserError | None) -> None:
+        """Raise on all ranks if they differ, or one cannot exchange sparsely."""
+        own = {
+            "recipe": msgspec.to_builtins(self.recipe),
+            "parameters": list(self._elements.items()),
+            "refused": None if refused is None else str(refused),
+        }
+        device = torch.device("cpu" if serves_the_cpu(group) else "cuda")
+        found = gather_json(own, group, device)
+        if refused is not None:
+            raise refused
+        for rank, other in enumerate(found):
+            if other["refused"] is not None:
+                raise UserError(f"rank {rank} cannot exchange sparsely: {other['refused']}")
+            for what in ("recipe", "parameters"):
+                if other[what] != found[0][what]:
+                    raise MismatchError(
+                        f"rank {rank} differs from rank 0 in its {what}: {_short(other[what])} "
+                        f"instead of {_short(found[0][what])}; give all ranks the same"
+                    )
+
+
+def _digest_of(*what: object) -> int:
+    """Return 64 bits of a digest."""
+    text = "\0".join(map(str, what)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 300 else text[:300] + " ..."

@@ -1,0 +1,172 @@
+"""Runs the steps of a sparse exchange over a process group, point to point."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from syncline.errors import MismatchError, PeerError
+from syncline.torch_private import device_types
+from syncline.train.measure.exchange import describe_error, new_group_like
+from syncline.train.measure.keepalive import keepalive
+from syncline.train.sparse.exchange import (
+    UNREADABLE,
+    Algorithm,
+    Content,
+    ExchangeOutcome,
+    ExchangeStep,
+    Refusal,
+    Share,
+)
+from syncline.train.sparse.wire import WireFormat
+
+
+class SparseTransport:
+    """Sends and receives for one rank of a process group that nothing else uses meanwhile."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        """Use a group of any backend that sends tensors of the CPU.
+
+        A peer that does not answer within the timeout counts as lost.
+        """
+        # The group's methods are called directly, so that works can complete after the user has
+        # destroyed all groups.
+        self._group = group
+        self._timeout = timeout
+        self.rank = group.rank()
+        self.ranks = group.size()
+        self.sent_bytes = 0
+        """What this rank has given to the backend so far."""
+        self._refused: MismatchError | None = None
+
+    def run(self, algorithm: Algorithm, share: Share, wire: WireFormat) -> ExchangeOutcome:
+        """Run an exchange; all ranks must.
+
+        If this rank cannot read a message, it refuses and goes on: so the refusal reaches all
+        ranks, and none waits.
+
+        Raises:
+            PeerError: a rank failed, or did not answer in time.
+            MismatchError: a message that reached this rank was of another exchange.
+        """
+        self._refused = None
+        run = algorithm(share)
+        try:
+            step = next(run)
+            while True:
+                step = run.send(self._run_step(step, wire))
+        except StopIteration as ended:
+            outcome: ExchangeOutcome = ended.value
+        if self._refused is not None:
+            raise self._refused
+        return outcome
+
+    def all_reduce(self, values: Tensor, *, counted: bool = True) -> None:
+        """Add up a contiguous tensor of the CPU over all ranks, in place.
+
+        It is added to :attr:`sent_bytes` if ``counted``.
+
+        Raises:
+            PeerError: a rank failed, or did not answer in time.
+        """
+        try:
+            self._group.allreduce([keepalive(values)]).wait(self._timeout)
+            size_bytes = values.numel() * values.element_size()
+            self.sent_bytes += ring_bytes(size_bytes, self.ranks) if counted else 0
+        except RuntimeError as error:
+            raise self._lost("dense gradients were exchanged", error) from None
+
+    def average_rounded(self, values: Tensor) -> Tensor:
+        """Return the average over all ranks of values of 16 bits.
+
+        Every rank gets everybody's values of its share, adds them up in float32 in the order of the
+        ranks, and sends the average to all, so that a value is rounded twice however many ranks
+        there are, and all ranks get the same bits. As much is sent as in a ring. The values are
+        contiguous bfloat16 or float16 on the CPU, of shape (elements,), and so are the averages.
+
+        Raises:
+            PeerError: a rank failed, or did not answer in time.
+        """
+        share = -(-values.numel() // self.ranks)
+        sent = values.new_zeros(share * self.ranks)
+        sent[: values.numel()] = values
+        arrived = torch.empty_like(sent)
+        averages = torch.empty_like(sent)
+        try:
+            # As bytes: not every backend knows the types of 16 bits.
+            work = self._group.alltoall_base(_bytes(arrived), _bytes(sent), [], [])
+            work.wait(self._timeout)
+            total = arrived.view(self.ranks, share).sum(0, dtype=torch.float32)
+            own = (total / self.ranks).to(values.dtype)
+            shares = averages.view(self.ranks, share)
+            work = self._group.allgather([[_bytes(part) for part in shares]], [_bytes(own)])
+            work.wait(self._timeout)
+        except RuntimeError as error:
+            raise self._lost("rounded gradients were exchanged", error) from None
+        self.sent_bytes += 2 * (self.ranks - 1) * own.numel() * own.element_size()
+        return averages[: values.numel()]
+
+    def _lost(self, doing: str, error: RuntimeError) -> PeerError:
+        return PeerError(
+            f"rank {self.rank} lost a peer while {doing}: "
+            f"{describe_error(error, self._timeout.total_seconds())}; see the other ranks' output, "
+            "and resume all ranks from the last checkpoint"
+        )
+
+    def _run_step(self, step: ExchangeStep, wire: WireFormat) -> tuple[Content, ...]:
+        works: list[dist.Work] = []
+        received = torch.empty(step.receives * wire.message_bytes, dtype=torch.uint8)
+        try:
+            if step.receive_from is not None:
+                works.append(self._group.recv([received], step.receive_from, 0))
+            if step.send_to is not None:
+                messages = [wire.write(content) for content in step.contents]
+                whole = messages[0] if len(messages) == 1 else np.concatenate(messages)
+                sent = torch.from_numpy(whole)
+                works.append(self._group.send([sent], step.send_to, 0))
+                self.sent_bytes += sent.numel()
+            for work in works:
+                if work.wait(self._timeout) is False:
+                    raise PeerError("the exchange was aborted")
+        except RuntimeError as error:
+            peers = {peer for peer in (step.send_to, step.receive_from) if peer is not None}
+            whom = " and ".join(map(str, sorted(peers)))
+            raise self._lost(f"sparse gradients were exchanged with rank {whom}", error) from None
+        rows = received.numpy().reshape(step.receives, wire.message_bytes)
+        return tuple(self._read(row, step.receive_from, wire) for row in rows)
+
+    def _read(self, message: Any, sender: int | None, wire: WireFormat) -> Content:
+        try:
+            return wire.read(message)
+        except MismatchError as error:
+            # Some contents may be of other ranks, which the sender passed on.
+            self._refused = MismatchError(
+                f"rank {self.rank} cannot read what rank {sender} sent: {error}; give all ranks "
+                "the same recipe and the same number of steps, and let all step ahead or none"
+            )
+            return Refusal(self.rank, UNREADABLE, sender or 0)
+
+
+def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
+    return new_group_like(base, backend=None if serves_the_cpu(base) else "gloo")
+
+
+def serves_the_cpu(group: dist.ProcessGroup) -> bool:
+    """Say whether a group's backend exchanges tensors of the CPU."""
+    return "cpu" in {device.type for device in device_types(group)}
+
+
+def _bytes(values: Tensor) -> Tensor:
+    """Return contiguous values as bytes, without a copy, for a collective."""
+    return keepalive(values.view(torch.uint8))
+
+
+def ring_bytes(size_bytes: int, ranks: int) -> int:
+    """Return how many bytes a rank sends in a ring all-reduce of ``size_bytes``."""
+    return 2 * (ranks - 1) * size_bytes // ranks

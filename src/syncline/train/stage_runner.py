@@ -1,0 +1,267 @@
+"""Runs the stages of a :class:`Tuning` during training: counts iterations, changes the buckets."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from multiprocessing.util import Finalize
+from typing import NamedTuple
+
+import msgspec
+import torch.distributed as dist
+
+from syncline.plan.plan import Plan
+from syncline.plan.run import PhaseSpan
+from syncline.train.engine.layout import needs_engine
+from syncline.train.log import announce
+from syncline.train.measure.exchange import gather_numbers
+from syncline.train.measure.statistics import median, typical
+from syncline.train.measured_iterations import MeasuredIterations
+from syncline.train.reducer import Reducer
+from syncline.train.stages import Stage
+from syncline.train.tuning import Tuning
+from syncline.train.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch
+from syncline.train.wrapped import Wrapped
+
+HISTORY = 1000
+STARTING = Stage(name="starting", iterations=1)
+"""Before the first iteration, until all optimizers are known."""
+ASKED = 2
+"""After this many iterations a trial ends in which every step asked for a norm. Where some later
+step asks for none, a plan with the norm costs little."""
+CERTAIN = 5
+"""After this many iterations a trial ends in which every update was flushed."""
+LONGEST_WARMUP = 5.0
+"""An iteration that builds buckets counts as at most this many usual ones: the rest is not ours."""
+
+
+class Progress(NamedTuple):
+    """How far training was when an iteration ended.
+
+    None of it is changed afterwards, so any thread may read it while another one trains.
+    """
+
+    stage: Stage
+    tuning: Tuning
+    """A copy, as it was when the stage began."""
+    iteration: int
+    iteration_s: float | None
+    """Of the last steady iteration."""
+    exposed_s: float | None
+    """How long the last iteration that was timed waited for messages, seconds."""
+    buckets: int
+    overlaps: bool
+    """Whether updates wait for the next forward pass."""
+    phases: tuple[PhaseSpan, ...]
+
+
+class StageRunner:
+    """Moves through the stages of a :class:`Tuning`, an iteration at a time.
+
+    All ranks count the same iterations, whatever forward passes they make, so all change their
+    buckets at the same one, and wait for each other nowhere else.
+    """
+
+    def __init__(self, job: Wrapped, tuning: Tuning, reducer: Reducer) -> None:
+        self._job = job
+        self.tuning = tuning
+        self._reducer = reducer
+        self.iterations = MeasuredIterations(job, reducer, STARTING)
+        self._running: tuple[Plan | None, bool] = (None, False)
+        self._drift = DriftWatch()
+        self._losses = LossWatch()
+        self._left = False
+        """Whether the reducer exchanges DDP's own buckets in place of the engine."""
+        self._history: deque[float] = deque(maxlen=HISTORY)
+        self._phases: tuple[PhaseSpan, ...] = ()
+        self._noted_tuning = tuning.snapshot()
+        self.progress = self._progress()
+        """What other threads may read."""
+
+    def _progress(self) -> Progress:
+        executor = self._reducer.executor
+        return Progress(
+            stage=self.stage,
+            tuning=self._noted_tuning,
+            iteration=self.tuning.iteration,
+            iteration_s=self._history[-1] if self._history else None,
+            exposed_s=executor.exposed_s,
+            buckets=executor.bucket_count,
+            overlaps=executor.deferral is not None and self._job.can_defer,
+            phases=self._phases,
+        )
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that training is in."""
+        return self.iterations.stage
+
+    @property
+    def steady_iteration_s(self) -> list[float]:
+        """Seconds of the last steady iterations, at most 1,000."""
+        return list(self._history)
+
+    def leave_engine(self) -> None:
+        """Let the reducer exchange DDP's own buckets for a while, if the engine runs.
+
+        Under ``join``, ranks that have ended answer the reducer's collectives, not the engine's.
+        """
+        if self.stage.plan is not None and needs_engine(self.stage.plan) and not self._left:
+            self._left = True
+            self._change_buckets(None, record=False)
+
+    def return_to_engine(self) -> None:
+        """Go back to the stage's plan after :meth:`leave_engine`."""
+        if self._left:
+            self._left = False
+            self._change_buckets(self.stage.plan, record=False)
+
+    def begin(self, batch: int | None) -> None:
+        """Enter the first stage. Call before the first forward pass, of a batch of that size."""
+        self._enter(self.tuning.begin(batch))
+        self.progress = self._progress()
+        if dist.get_rank(self._job.group) == 0:
+            Finalize(None, _report_undecided, (weakref.ref(self),), exitpriority=0)
+
+    def end_iteration(self) -> None:
+        """Call when a backward pass is over and its gradients are averaged, on all ranks."""
+        self.tuning.iteration += 1
+        if self.stage.is_steady:
+            self._end_steady_iteration()
+        else:
+            self._end_measured_iteration()
+        self.progress = self._progress()
+
+    def _end_measured_iteration(self) -> None:
+        self.iterations.end()
+        stage = self.stage
+        last = stage.warmup + stage.iterations + stage.observes_one_more
+        if self.iterations.done < last and not self._gains_nothing():
+            return
+        times = self.iterations.read()
+        # Not our cost: the first iterations, slow under any wrapper, and what the user's
+        # program does now and then; hence the median and the limit.
+        usual_s = median(self.iterations.result.iteration_s)
+        warming = times[: stage.warmup] if self.tuning.iteration > len(times) else []
+        measured = len(times) - stage.warmup
+        warming_s = sum(min(t, LONGEST_WARMUP * usual_s) for t in warming)
+        self._note_phase(stage, measured + len(warming), measured * usual_s + warming_s)
+        self._advance()
+
+    def _end_steady_iteration(self) -> None:
+        iteration_s, done = self.iterations.end_steady(), self.iterations.done
+        if done > self.stage.warmup:
+            self._history.append(iteration_s)
+        self._note_phase(self.stage, 1, iteration_s)
+        if done % PACE_EVERY:
+            return
+        pace = self._reducer.executor.pace(iteration_s)
+        if pace is not None:
+            self._drift.add(pace)
+        if done % WINDOW == 0:
+            if self._close_window():
+                self._advance()
+            else:
+                self.iterations.start()
+
+    def _close_window(self) -> bool:
+        """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
+        result = self.iterations.result
+        result.iteration_s = list(self._history)[-WINDOW:]
+        self._note_flushes()
+        own = [
+            float(result.read_early is not None),
+            *typical(result.iteration_s),
+            *self._drift.take_summary(),
+        ]
+        everyone = gather_numbers(own, self._job.group, self._job.device)
+        result.drifted = self._drift.close_window([summary for _, _, _, *summary in everyone])
+        result.slower = self._losses.close_window(
+            self.stage.baseline, [(seconds, error) for _, seconds, error, *_ in everyone]
+        )
+        flushed = any(flag for flag, *_ in everyone)
+        return result.drifted or result.slower or (flushed and self.stage.watches_reads)
+
+    def _gains_nothing(self) -> bool:
+        """Say, in agreement with all ranks, whether deferring has gained nothing in this stage."""
+        plan, measured = self.stage.plan, self.iterations.done - self.stage.warmup
+        defers = plan is not None and plan.wait == "need" and self.stage.watches_reads
+        looks = (ASKED, CERTAIN) if self.stage.plans_norm else (CERTAIN,)
+        if not defers or measured not in looks:
+            return False
+        self._note_flushes(always=True)
+        result = self.iterations.result
+        if measured == ASKED and result.norm is None:
+            result.read_early = None
+        own = [float(result.read_early is not None)]
+        return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
+
+    def _note_flushes(self, *, always: bool = False) -> None:
+        """Keep why hardly anything was left to run under forward passes, if so."""
+        result = self.iterations.result
+        found = self._reducer.executor.flushed(always=always)
+        result.read_early, result.norm = found or (None, None)
+
+    def _advance(self) -> None:
+        began_s, before, result = time.perf_counter(), self.stage, self.iterations.result
+        if before.plan is not None:
+            result.mismatch = self._reducer.executor.mismatch
+            if result.read_early is None:
+                self._note_flushes()
+        self.iterations.stop_observing()
+        self._enter(self.tuning.advance(before, result))
+        # What was done in between was for the phase that begins, unless all is decided by now.
+        phase = before if self.stage.is_steady or self.stage.record else self.stage
+        self._note_phase(phase, 0, time.perf_counter() - began_s)
+
+    def _note_phase(self, stage: Stage, iterations: int, took_s: float) -> None:
+        """Add iterations and time to the phase that training is in, a new one if its name is."""
+        *before, last = self._phases or (None,)
+        if last is None or last.name != stage.name:
+            before, start = [*self._phases], self.tuning.iteration - iterations
+            last = PhaseSpan(name=stage.name, start=start, iterations=0, seconds=0.0)
+        iterations, took_s = iterations + last.iterations, took_s + last.seconds
+        last = msgspec.structs.replace(last, iterations=iterations, seconds=took_s)
+        self._phases = (*before, last)
+
+    def _enter(self, stage: Stage) -> None:
+        self.iterations.enter(stage)
+        self._noted_tuning = self.tuning.snapshot()
+        # The engine notes its messages all the time; only the reducer's need a hook.
+        record = stage.record and not (stage.plan is not None and needs_engine(stage.plan))
+        if (stage.plan, record) != self._running:
+            self._change_buckets(stage.plan, record=record)
+            self._running = (stage.plan, record)
+        if stage.is_steady:
+            self._history.clear()
+            self._drift.restart()
+        self.iterations.start()
+
+    def _change_buckets(self, plan: Plan | None, *, record: bool) -> None:
+        if plan is not None:
+            self._reducer.meet(plan)  # on all ranks; the change itself may come later on one
+        updates = self._job.updates
+
+        def change() -> None:
+            self._reducer.use(plan, record=record, updates=updates)
+            self.progress = self._progress()
+
+        self._reducer.change(change)
+
+
+def _report_undecided(runner_of: weakref.ref[StageRunner]) -> None:
+    """Say at the end of the process if training was too short for a decision."""
+    runner = runner_of()
+    if (
+        runner is None
+        or runner.tuning.findings.decision != "undecided"
+        or not runner.progress.iteration
+    ):
+        return
+    announce(
+        f"training ended after {runner.progress.iteration} iterations, while {runner.stage.name}: "
+        "it was not decided yet how to exchange gradients, and nothing was gained. Longer training "
+        "decides it, and the next start then runs the plan at once; profile= and network= of an "
+        "earlier run leave out what takes longest"
+    )

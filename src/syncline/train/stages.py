@@ -1,0 +1,219 @@
+"""Stages of training, what all ranks measured in one, and what is known by now.
+
+Frozen values without torch: rank 0 sends them to the others as JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from syncline.plan.document import Value
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.auto import CONFIDENCE, Auto
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.prediction import Comparison
+from syncline.plan.profile import ACCUMULATING, COMPUTING, WAIT, Norm, Profile
+from syncline.plan.recipe import Compression
+from syncline.plan.run import Decision, Rate
+from syncline.plan.simulator.predict import predict
+from syncline.plan.timeline import Timeline
+from syncline.train.measure.statistics import typical
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user asked for."""
+
+    planner: str = Auto.NAME
+    plan: Plan | None = None
+    profile: Profile | None = None
+    network: Network | None = None
+    check: bool = True
+    compression: Compression | None = None
+    overlap_optimizers: bool = False
+    ddp: Ddp = field(default_factory=Ddp)
+    """DDP's own buckets under the user's arguments."""
+
+
+MOST_NOISE = 0.005
+"""Share of the passes that counts as their error at most. By Student's t it is 6 % of two that
+differ by 2 %, which would hide what messages take from computing, and make the messages slow."""
+
+Turn = Literal["quiet", "lean", "detailed"]
+"""How closely an iteration is observed: as a whole, by gradients and modules, by operations."""
+
+
+class Stage(Value, frozen=True, kw_only=True, tag=True):
+    """A number of training iterations under one set of messages."""
+
+    name: str
+    plan: Plan | None = None
+    """The messages; None for DDP's own buckets."""
+    warmup: int = 0
+    """Iterations that are not measured."""
+    iterations: int = 0
+    """Iterations that are measured; 0: the steady state, until something changes."""
+    turns: tuple[Turn, ...] = ()
+    """How closely the measured iterations are observed, in turns; not at all if empty."""
+    record: bool = False
+    """Record when each message is issued and complete."""
+    goes_on: bool = False
+    """Go on measuring what the stage before has measured: its iterations count, too."""
+    baseline: Rate | None = None
+    """In the steady state: the DDP baseline, where a plan that is slower is to be reported."""
+    watches_reads: bool = False
+    """Report if parameters or gradients are read so early that nothing can be deferred."""
+    plans_norm: bool = False
+    """Report as soon as every step asks for a norm, which can be planned for."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether measuring is over: it lasts until something changes."""
+        return self.iterations == 0
+
+    @property
+    def observes_one_more(self) -> bool:
+        """Whether another iteration must begin before the last one is known.
+
+        What an iteration does after its backward pass is seen when the next one begins. Where all
+        iterations are observed alike, the last one is taken to end as the one before did.
+        """
+        return self.record or len(self.turns) > 1
+
+
+class Probe(Value, frozen=True, kw_only=True, tag=True):
+    """A measurement of the network between two iterations."""
+
+    iteration_s: float
+    """How long an iteration takes, which says how much time the probe may take."""
+    contention: bool
+    """Guess contention: no iterations will tell it."""
+
+
+Step = Stage | Probe
+
+
+class Deferring(NamedTuple):
+    """Whether updates can wait for the next forward pass, as rank 0 sees it."""
+
+    can_defer: bool = False
+    why_not: str | None = None
+    """Why all updates are synchronous, if they are."""
+    was_asked: bool = False
+    """Whether an optimizer was, or will be, given to ``overlap``."""
+
+
+class Typical(NamedTuple):
+    """The medians over the ranks of each rank's median and its standard error."""
+
+    value_s: float
+    error_s: float
+
+
+class Measurement(Value, frozen=True, kw_only=True):
+    """What all ranks measured in a step, the same on each of them."""
+
+    times_s: tuple[float, ...] = ()
+    """Seconds of each iteration: the median over the ranks."""
+    passes_s: tuple[float, ...] = ()
+    """Of each iteration that was observed, the seconds of its forward and backward pass."""
+    computing: Typical | None = None
+    """Forward and backward pass as the reducer timed them, where it did on every rank."""
+    active: Typical | None = None
+    """Time in which a worker waited neither for the engine's messages nor for buffers."""
+    broadcast_s: float = 0.0
+    """How long DDP broadcast buffers: the longest of the ranks' medians."""
+    profile: Profile | None = None
+    """What was observed, in a stage with turns."""
+    network: Network | None = None
+    """What was probed."""
+    mismatch: str | None = None
+    """How the reducer's buckets differed from the plan, if they did on any rank."""
+    read_early: str | None = None
+    """Why hardly any message ran under forward passes, if so on any rank."""
+    norm: Norm | None = None
+    """A norm of the gradients that every step asked for, if the plan does not exchange it."""
+    drifted: bool = False
+    """Whether computation or communication has changed for good."""
+    slower: bool = False
+    """Whether iterations take longer than those of the DDP baseline did."""
+    deferring: Deferring = Deferring()
+
+    def rate(self, name: str) -> Rate:
+        """Return the typical iteration and its error."""
+        iteration_s, noise_s = typical(self.times_s)
+        iterations = len(self.times_s)
+        return Rate(name=name, iteration_s=iteration_s, noise_s=noise_s, iterations=iterations)
+
+    def slowdown_s(self, profile: Profile) -> float | None:
+        """Return how much longer forward and backward pass took than the profile says, seconds.
+
+        0 where they were slower by noise alone, of which :data:`MOST_NOISE` is believed; the
+        profile's error counts as large as that of the stage. Negative where they were faster beside
+        messages than alone, however little: it is these iterations that are to be predicted.
+        None if some rank's reducer has not timed them.
+        """
+        if self.computing is None:
+            return None
+        value_s, error_s = self.computing
+        noise_s = math.sqrt(2) * min(error_s, MOST_NOISE * value_s)
+        slowdown_s = value_s - last_batch_s(profile)
+        return 0.0 if 0 < slowdown_s <= CONFIDENCE * noise_s else slowdown_s
+
+    def active_slowdown_s(self, profile: Profile, *, broadcast_s: float) -> float | None:
+        """Return the seconds that a worker computed longer beside the engine's messages than alone.
+
+        None if some rank's iterations were not timed. ``broadcast_s`` is the share of the profile
+        in which it waited for buffers.
+        """
+        if self.active is None:
+            return None
+        alone_s = math.fsum(o.duration_s for o in profile.operations if o.name != WAIT)
+        return self.active.value_s - (alone_s - broadcast_s)
+
+
+def last_batch_s(profile: Profile) -> float:
+    """Return how long the passes of the last micro-batch take, which the reducer times."""
+    names = [operation.name for operation in profile.operations]
+    first = names.index(ACCUMULATING) + 1 if ACCUMULATING in names else 0
+    last = profile.operations[first:]
+    return math.fsum(o.duration_s for o in last if o.phase in COMPUTING)
+
+
+class Findings(Value, frozen=True, kw_only=True):
+    """What is known, expected and decided by now."""
+
+    profile: Profile | None = None
+    network: Network | None = None
+    plan: Plan | None = None
+    """The plan whose messages run; None for DDP's own buckets."""
+    baseline: Rate | None = None
+    """The DDP baseline."""
+    planned: Rate | None = None
+    """The plan, as measured when it was decided on."""
+    comparison: Comparison | None = None
+    costs: Network | None = None
+    """What the plan's messages cost where that is not :attr:`network`: they are compressed."""
+    predicted_baseline_s: float | None = None
+    predicted_planned_s: float | None = None
+    decision: Decision = "undecided"
+    reason: str = "training ended before the measurement did"
+
+    def running_plan(self, ddp: Ddp) -> Plan | None:
+        """Return the plan that runs, or DDP's own buckets as one; None before there is a profile.
+
+        ``ddp`` plans these.
+        """
+        if self.plan is not None or self.profile is None or self.network is None:
+            return self.plan
+        return ddp.plan(self.profile, self.network)
+
+    def predicted_timeline(self, ddp: Ddp) -> Timeline | None:
+        """Return the prediction for what runs, where one was made."""
+        plan = self.running_plan(ddp)
+        if self.comparison is None or self.profile is None or self.network is None or plan is None:
+            return None
+        return predict(self.profile, self.costs or self.network, plan).timeline

@@ -1,0 +1,261 @@
+"""``Trials``: which plans are worth a trial, and what must be measured before. Pure.
+
+Generators of steps, as in :mod:`.policy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from syncline.plan.network import Contention, Network
+from syncline.plan.plan import Plan
+from syncline.plan.planners.auto import CONFIDENCE, Auto
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.halves import in_equal_parts
+from syncline.plan.profile import Profile
+from syncline.plan.run import Rate
+from syncline.plan.simulator.contention import MANY, Measured
+from syncline.train.engine.layout import needs_engine
+from syncline.train.experiments import (
+    DETAILED_FROM_S,
+    MOST_COMPARED,
+    Experiments,
+    Trial,
+    Tried,
+    in_ms,
+)
+from syncline.train.forecasts import Forecasts, forecast
+from syncline.train.stages import Measurement, Step
+
+CALIBRATION_PARTS = (4, 12)
+"""Messages, as reduce-scatter and all-gather if there is a norm, under which the engine is
+measured: few and many show what each takes from computing. DDP's reducer is measured under the many
+only, or under more if the DDP baseline has as many."""
+LEAST_CALIBRATED = 3
+MOST_CALIBRATED = 12
+CALIBRATED_S = 0.5
+"""Calibrating looks at the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, and at up to
+MOST_CALIBRATED until their error is COMPARED_NOISE: of two, one that is interrupted counts half."""
+CONTENDED = 1.1
+"""Where long iterations of stock DDP show less contention the engine is not calibrated before a
+plan is tried: calibrating costs most there, and factors of a few iterations are not certain."""
+AS_PREDICTED = 0.03
+"""A trial whose plan takes as long as predicted within this teaches nothing."""
+CALIBRATION_GAIN = 0.05
+"""Share of an iteration that overlapping must gain, if it cost nothing, to be calibrated then."""
+LEAST_GAIN = 0.01
+"""A plan that is predicted to gain this share is tried, however uneven the DDP baseline is: a trial
+costs next to nothing where the plan is as fast."""
+TRIALS = 3
+"""At most this many plans are tried: another when the one before has taught something."""
+
+
+class Known(NamedTuple):
+    """What all plans of a training are made and judged by."""
+
+    profile: Profile
+    network: Network
+    own: Measured | None
+    """Iterations under DDP's own buckets; None where nothing is checked."""
+
+
+class Trials:
+    """Plans, tried one after the other."""
+
+    def __init__(self, experiments: Experiments) -> None:
+        self._experiments = experiments
+        self._settings = experiments.settings
+        self._reads = experiments.reads
+        self._notes = experiments.notes
+
+    def forecast(
+        self, profile: Profile, network: Network, measured: Sequence[Measured]
+    ) -> Forecasts:
+        """Predict all planners from what was measured so far."""
+        stock = profile.baseline
+        if stock is not None and self._settings.check:
+            noise_s = min(stock.noise_s, LEAST_GAIN * stock.iteration_s / CONFIDENCE)
+            stock = msgspec.structs.replace(stock, noise_s=noise_s)
+            profile = msgspec.structs.replace(profile, baseline=stock)
+        return forecast(profile, network, self._settings, measured, defers=self._reads.defers)
+
+    def report_held_back(self, expected: Forecasts) -> None:
+        """Report if the plan asked for needs an optimizer that defers its update."""
+        if expected.held_back:
+            self._reads.report_held_back(self._settings.planner)
+
+    def try_best(
+        self, first: Forecasts, known: Known, measured: Sequence[Measured]
+    ) -> Generator[Step, Measurement, list[Trial | None]]:
+        """Try the plan that is expected to be the best, and another if that teaches something."""
+        settings, baseline, expected = self._settings, self._experiments.baseline, first
+        trials: list[Trial | None] = []
+        measured = list(measured)
+        tried: list[Plan] = []
+        while expected.plan is not None and len(trials) < TRIALS:
+            trial = yield from self._try(expected)
+            trials.append(trial)
+            if trial is None or settings.compression is not None:
+                break
+            if settings.planner != Auto.NAME or self._is_as_predicted(trial):
+                break
+            measured.append(trial.measured())
+            tried.append(trial.plan)
+            expected = self.forecast(known.profile, known.network, measured)
+            best_s = min(m.iteration_s for m in measured)
+            name = expected.comparison.chosen
+            least_gain_s = min(CONFIDENCE * baseline.noise_s, LEAST_GAIN * baseline.iteration_s)
+            if expected.plan in tried or expected.predicted_s(name) > best_s - least_gain_s:
+                break
+        eased = self._eased(known, expected.network, trials)
+        if eased is not None:
+            trials.append((yield from self._try(eased)))
+        return trials
+
+    def _try(self, expected: Forecasts) -> Tried:
+        """Try the plan that was chosen."""
+        assert expected.plan is not None
+        predicted_s = expected.predicted_s(expected.plan.planner)
+        self._notes.announce(
+            f"trying {expected.plan.planner}, which is predicted to take {in_ms(predicted_s)} an "
+            f"iteration; stock DDP takes {in_ms(self._experiments.baseline.iteration_s)}"
+        )
+        return (yield from self._experiments.try_plan(expected.plan, expected))
+
+    def _eased(
+        self, known: Known, fitted: Network, trials: Sequence[Trial | None]
+    ) -> Forecasts | None:
+        """Return what deferring would gain under half the contention that was fitted, if much.
+
+        Contention is fitted to few iterations, each of which other work may have slowed. So where
+        it alone speaks against deferring updates, a trial has the last word.
+        """
+        settings = self._settings
+        if settings.planner != Auto.NAME or settings.compression is not None:
+            return None
+        if not self._reads.defers or any(t is None or t.plan.wait == "need" for t in trials):
+            return None
+        best_s = min(r.iteration_s for r in (self._experiments.baseline, *_rates(trials)))
+        found = self.forecast(known.profile, _with_half_of_contention(fitted), [])
+        if found.plan is None or found.plan.wait != "need":
+            return None
+        gain_s = best_s - found.predicted_s(found.plan.planner)
+        return found if gain_s >= CALIBRATION_GAIN * best_s else None
+
+    def _is_as_predicted(self, trial: Trial) -> bool:
+        """Whether a trial teaches nothing: the plan takes as long as the model says."""
+        assert trial.forecasts is not None
+        predicted_s = trial.forecasts.predicted_s(trial.plan.planner)
+        error_s = abs(trial.rate.iteration_s - predicted_s)
+        noise_s = CONFIDENCE * trial.rate.noise_s
+        return error_s <= max(AS_PREDICTED * trial.rate.iteration_s, noise_s)
+
+    def calibrate(
+        self, first: Forecasts, known: Known, measured: list[Measured]
+    ) -> Generator[Step, Measurement, tuple[Forecasts, list[Measured]]]:
+        """Measure the reducer or the engine under simple plans, where that tells what a plan takes.
+
+        What is learnt of the engine may bring up a plan of the reducer.
+        """
+        assert known.own is not None
+        stock = known.own.plan
+        reads = self._reads.state
+        ran: list[list[Plan]] = [[]]
+        for parts_for in (self._reducer_parts, self._parts_by_need, self._reducer_parts):
+            plans = parts_for(first, stock)
+            if plans in ran or reads != self._reads.state:
+                continue
+            ran.append(plans)
+            more = yield from self._run_parts(plans)
+            measured = [*measured, *(more or [])]
+            first = self.forecast(known.profile, known.network, measured)
+        return first, measured
+
+    def _reducer_parts(self, first: Forecasts, stock: Plan) -> list[Plan]:
+        """Return the plan under which DDP's reducer is to be measured before one is tried, if any.
+
+        Stock DDP's messages do not tell what each of many takes from computing.
+        """
+        plan, many = first.plan, MANY * len(stock.messages)
+        if plan is None or needs_engine(plan):
+            return []
+        parts = max(CALIBRATION_PARTS[-1], many + len(stock.messages))
+        found = in_equal_parts(first.profile, first.network, parts, by_need=False)
+        return [found] if min(len(p.messages) for p in (plan, found)) > many else []
+
+    def _parts_by_need(self, first: Forecasts, _: Plan) -> list[Plan]:
+        """Return the plans under which the engine is to be measured before one is tried, if any.
+
+        Nothing that is measured before tells what it takes from computing, as stock DDP's messages
+        are another library's. Where those show no contention, hosts have cores of their own for it.
+        They may also overlap so little that they do not tell what overlapping costs. So the engine
+        is measured where it would gain much if that cost nothing, too.
+        """
+        plan = first.plan
+        # Unless updates can wait, no plan of the engine can run.
+        if not self._reads.defers:
+            return []
+        if plan is None or plan.wait != "need":
+            free = self.forecast(first.profile, _without_contention(first.network), [])
+            stock_s = free.predicted_s(Ddp.NAME)
+            gain_s = stock_s - free.predicted_s(free.comparison.chosen)
+            plan = free.plan if gain_s >= CALIBRATION_GAIN * stock_s else None
+        elif self._experiments.baseline.iteration_s >= DETAILED_FROM_S and not _contends(first):
+            return []
+        if plan is None or plan.wait != "need":
+            return []
+        return [in_equal_parts(first.profile, first.network, n) for n in CALIBRATION_PARTS]
+
+    def _run_parts(
+        self, plans: Sequence[Plan]
+    ) -> Generator[Step, Measurement, list[Measured] | None]:
+        """Train under simple plans, not those that are predicted; return None if one fails."""
+        found: list[Measured] = []
+        iterations = math.ceil(CALIBRATED_S / self._experiments.baseline.iteration_s)
+        least = min(max(iterations, LEAST_CALIBRATED), MOST_COMPARED[1])
+        for plan in plans:
+            stage = self._experiments.stage(f"calibrating with {plan.planner}", plan)
+            most = max(least, MOST_CALIBRATED)
+            measured = yield from self._experiments.measure(
+                stage, least, most, self._experiments.is_known
+            )
+            trial = self._experiments.trial_of(plan, measured, None)
+            if trial is None:
+                return None
+            found.append(trial.measured())
+        return found
+
+
+def _contends(forecasts: Forecasts) -> bool:
+    found = forecasts.network.contention
+    return max(found.computing, found.exchange) >= CONTENDED
+
+
+def _rates(trials: Sequence[Trial | None]) -> list[Rate]:
+    return [trial.rate for trial in trials if trial is not None]
+
+
+def _with_half_of_contention(network: Network) -> Network:
+    def half(found: Contention | None) -> Contention | None:
+        if found is None:
+            return None
+        return msgspec.structs.replace(
+            found,
+            computing=(1 + found.computing) / 2,
+            exchange=(1 + found.exchange) / 2,
+            per_message_s=found.per_message_s / 2,
+        )
+
+    return msgspec.structs.replace(
+        network,
+        contention=half(network.contention),
+        contention_by_need=half(network.contention_by_need),
+    )
+
+
+def _without_contention(network: Network) -> Network:
+    return msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)

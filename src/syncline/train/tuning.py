@@ -1,0 +1,169 @@
+"""``Tuning``: the steps of a :class:`Policy`, taken by all ranks together.
+
+The policy runs on rank 0. What every rank measures is gathered for it, and what it decides is sent
+to all, so ranks can never disagree on the messages.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from syncline.errors import InternalError
+from syncline.plan.plan import Plan
+from syncline.plan.quantities import NS_PER_S
+from syncline.plan.run import Event
+from syncline.plan.timeline import Timeline
+from syncline.train.engine.recording import recorded_timeline
+from syncline.train.experiments import Steps
+from syncline.train.log import announce, logger
+from syncline.train.measure.statistics import median
+from syncline.train.memory import Memory
+from syncline.train.notebook import News
+from syncline.train.policy import Policy
+from syncline.train.rank_measurements import RankMeasurements, StageResult
+from syncline.train.stages import Findings, Measurement, Settings, Stage, Step
+from syncline.train.wrapped import Wrapped
+
+
+class _Answer(msgspec.Struct):
+    """What rank 0 tells the others."""
+
+    step: Step
+    findings: dict[str, Any] = {}
+    """Those that have changed, by name."""
+    news: list[News] = []
+
+
+class Tuning:
+    """What has been found and decided, and the next stage of training.
+
+    Args:
+        job: what is trained.
+        settings: what the user asked for.
+        memory: where rank 0 keeps what it finds; None for nowhere.
+    """
+
+    def __init__(self, job: Wrapped, settings: Settings, memory: Memory | None = None) -> None:
+        self._job = job
+        self.settings = settings
+        self._memory = memory
+        self._measurements = RankMeasurements(job)
+        self._policy: Policy | None = None
+        """On rank 0, from the first iteration on."""
+        self._steps: Steps | None = None
+        self._resumed: tuple[Plan | None] | None = None
+        """What a checkpoint says is to run."""
+        self.findings = Findings(profile=settings.profile, network=settings.network)
+        self._sent = self.findings
+        """What the other ranks know, on rank 0."""
+        self.measured_timeline: Timeline | None = None
+        self.events: list[Event] = []
+        self.iteration = 0
+
+    def snapshot(self) -> Self:
+        """Return a copy that later decisions do not change."""
+        now = copy.copy(self)
+        now.events = list(self.events)
+        return now
+
+    def resume(self, plan: Plan | None) -> None:
+        """Go on under a checkpoint's plan, or DDP's own buckets; call before training begins."""
+        self._resumed = (plan,)
+
+    def begin(self, batch: int | None) -> Stage:
+        """Return the first stage; all ranks call it before the first iteration.
+
+        ``batch`` is the first dimension of this rank's first batch, where it can be told.
+        """
+        if self._measurements.rank == 0:
+            remembered = None
+            if self._memory is not None:
+                remembered = self._memory.recall(self._job, self.settings, batch)
+            self._policy = Policy(
+                self.settings,
+                self._measurements.everything_at_once(),
+                self._job.deferring,
+                remembered=remembered,
+                resumed=self._resumed,
+            )
+            self._steps = self._policy.steps()
+        return self._follow(None)
+
+    def advance(self, stage: Stage, result: StageResult) -> Stage:
+        """Return the stage after one that is over; all ranks call it."""
+        found = self._measurements.measurement(stage, result, self.settings, self.findings)
+        if stage.record:
+            self._show(result)
+        next_stage = self._follow(found)
+        if next_stage.is_steady and self._memory is not None and self._policy is not None:
+            self._memory.keep(self._policy.findings)
+        return next_stage
+
+    def _follow(self, found: Measurement | None) -> Stage:
+        """Let rank 0 decide until there is a stage to train under."""
+        while True:
+            shared = self._measurements.shared(lambda: self._decide(found))  # noqa: B023
+            answer = msgspec.convert(shared, _Answer)
+            if self._policy is not None:
+                self.findings = self._policy.findings
+            elif answer.findings:
+                known = {**msgspec.to_builtins(self.findings), **answer.findings}
+                self.findings = msgspec.convert(known, Findings)
+            self._report(answer.news)
+            step = answer.step
+            if isinstance(step, Stage):
+                return step
+            network = self._measurements.network(step.iteration_s, contention=step.contention)
+            found = Measurement(network=network, deferring=self._job.deferring)
+
+    def _decide(self, found: Measurement | None) -> Any:
+        policy, steps = self._policy, self._steps
+        if policy is None or steps is None:
+            raise InternalError("rank 0 has no policy")
+        step = next(steps) if found is None else steps.send(found)
+        notes = policy.notes
+        news, notes.news = notes.news, []
+        before, self._sent = self._sent, policy.findings
+        changed = {
+            name: getattr(policy.findings, name)
+            for name in Findings.__struct_fields__
+            if getattr(policy.findings, name) is not getattr(before, name)
+        }
+        return msgspec.to_builtins(_Answer(step=step, findings=changed, news=news))
+
+    def _report(self, news: Sequence[News]) -> None:
+        for text, level, is_for_users in news:
+            self.events.append(Event(iteration=self.iteration, text=text))
+            if self._measurements.rank == 0:
+                if is_for_users and level < logging.WARNING:
+                    announce(text)
+                else:
+                    logger.log(level, "iteration %d: %s", self.iteration, text)
+
+    def _show(self, result: StageResult) -> None:
+        """Keep the timeline of a usual iteration of those that were recorded, as this rank saw it.
+
+        The program may have done something else in one of them, such as to evaluate.
+        """
+        running = self.findings.running_plan(self.settings.ddp)
+        if running is None:
+            return
+        timelines = [
+            timeline
+            for iteration, recorded in result.recorded
+            if (timeline := recorded_timeline(iteration, recorded, running, self._job.clock))
+        ]
+        if not timelines:
+            return
+        found = self.findings
+        rate = found.planned if found.plan is not None else found.baseline
+        if rate is None:
+            usual_ns = median(t.iteration_ns for t in timelines)
+        else:
+            usual_ns = rate.iteration_s * NS_PER_S
+        self.measured_timeline = min(timelines, key=lambda t: abs(t.iteration_ns - usual_ns))

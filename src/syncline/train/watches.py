@@ -1,0 +1,127 @@
+"""Watches whether the running plan still pays: computation and communication."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from syncline.plan.run import Rate
+from syncline.train.measure.statistics import median, standard_error
+
+PACE_EVERY = 5
+"""In the steady state, one iteration in this many is timed by the reducer's own timers."""
+WINDOW = 50
+"""Iterations of a window. Only a change that two windows in a row show counts."""
+LIMIT = 0.20
+"""A relative change of computation or communication by more than this calls for a new plan."""
+RELEVANT = 0.02
+"""A change below this share of an iteration does not matter, however large it is relatively."""
+DRIFT_CONFIDENCE = 3.0
+"""A change must exceed this many standard errors: a false alarm costs a measurement."""
+LOSS_CONFIDENCE = 2.0
+"""A plan must be slower than stock DDP by this many standard errors."""
+
+
+class _TwoWindows:
+    """Reports what two windows in a row have shown.
+
+    A report costs a measurement. Each report doubles the number of windows before the next one, so
+    a machine whose speed keeps changing is not measured all the time.
+    """
+
+    def __init__(self) -> None:
+        self._patience = 1
+        self.restart()
+
+    def restart(self) -> None:
+        """Count windows from 0 again."""
+        self._windows = 0
+        self._shown = False
+
+    def close(self, *, shown: bool) -> bool:
+        """End a window; return whether it and the one before are reported."""
+        self._windows += 1
+        shown_before, self._shown = self._shown, shown
+        if not (shown and shown_before and self._windows > self._patience):
+            return False
+        self._patience *= 2
+        self.restart()
+        return True
+
+
+class PaceSample(NamedTuple):
+    """What an iteration takes now."""
+
+    computation_s: float
+    communication_s: float
+    """From the first message sent to the last one done."""
+
+
+class DriftWatch:
+    """Compares windows of iterations with the first one; every rank decides alike."""
+
+    def __init__(self) -> None:
+        self._samples: list[PaceSample] = []
+        self._reference: list[float] | None = None
+        self._windows = _TwoWindows()
+
+    def add(self, pace: PaceSample) -> None:
+        """Add a sample of the window that is running."""
+        self._samples.append(pace)
+
+    def take_summary(self) -> list[float]:
+        """Return the medians of both times in this window, then their standard errors."""
+        samples, self._samples = self._samples, []
+        if not samples:
+            return [0.0] * 4
+        series = [[pace[i] for pace in samples] for i in (0, 1)]
+        return [median(s) for s in series] + [standard_error(s) for s in series]
+
+    def close_window(self, everyone: Sequence[Sequence[float]]) -> bool:
+        """End a window, given every rank's summary; return whether to measure again."""
+        now = [median(values) for values in zip(*everyone, strict=True)]
+        if self._reference is None:
+            self._reference = now
+        drifted = self._windows.close(shown=_differs(now, self._reference))
+        if drifted:
+            self.restart()
+        return drifted
+
+    def restart(self) -> None:
+        """Take the next window as the new reference."""
+        self._samples.clear()
+        self._reference = None
+        self._windows.restart()
+
+
+def _differs(now: Sequence[float], before: Sequence[float]) -> bool:
+    relevant_s = RELEVANT * sum(before[:2])
+    return any(
+        abs(new - old) > max(LIMIT * old, relevant_s, DRIFT_CONFIDENCE * math.hypot(*errors))
+        for new, old, *errors in zip(now[:2], before[:2], now[2:], before[2:], strict=True)
+    )
+
+
+class LossWatch:
+    """Notices in the steady state that a plan takes longer than stock DDP did.
+
+    Perhaps everything has become slower, stock DDP too: a comparison shows that, which costs
+    iterations.
+    """
+
+    def __init__(self) -> None:
+        self._windows = _TwoWindows()
+
+    def close_window(self, baseline: Rate | None, everyone: Sequence[tuple[float, float]]) -> bool:
+        """End a window; return whether stock DDP should be compared with again.
+
+        Args:
+            baseline: stock DDP as measured last; None where there is nothing to compare with.
+            everyone: of every rank, the median seconds of an iteration and its standard error.
+        """
+        now_s, error_s = map(median, zip(*everyone, strict=True))
+        slower = baseline is not None and now_s - baseline.iteration_s > max(
+            LOSS_CONFIDENCE * math.hypot(error_s, baseline.noise_s), RELEVANT * baseline.iteration_s
+        )
+        return self._windows.close(shown=slower)

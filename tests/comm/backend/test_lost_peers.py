@@ -1,0 +1,51 @@
+"""A peer dies or falls silent: whatever waits in torch raises an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases import first_few
+from tests.comm.backend import lost_peer_jobs as jobs
+from tests.mortal import Ended, Mortals
+
+FIRST = ["DDP", "hook, PowerSGD", "future, then then", "functional, several", "new_group"]
+"""Those that wait in different places of torch."""
+DIES = [*FIRST, *(name for name in jobs.CASES if name not in FIRST)]
+
+
+def names_the_victim(ended: Ended, words: str) -> None:
+    """Check that a survivor's script ended by an uncaught error that names the rank."""
+    assert ended.code == 1, ended
+    # An error with a cause prints the cause first.
+    *_, error = [line for line in ended.err.splitlines() if "syncline.errors.PeerError: " in line]
+    assert f"rank {jobs.VICTIM} {words}" in error, ended.err
+
+
+@pytest.mark.parametrize("name", first_few(DIES, len(FIRST)))
+def test_a_peer_dies(mortals: Mortals, tmp_path: Path, name: str) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "dies", "auto", folder=tmp_path)
+    # Not "did not come in time".
+    names_the_victim(survivor, "" if name == "monitored_barrier" else "has ended")
+
+
+@pytest.mark.parametrize("name", first_few(jobs.CASES))
+def test_a_peer_is_silent(mortals: Mortals, tmp_path: Path, name: str) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "is silent", "auto", folder=tmp_path)
+    names_the_victim(survivor, "did not")
+
+
+def test_a_peer_of_another_host_dies_before_a_group_is_made(
+    mortals: Mortals, tmp_path: Path
+) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, "new_group", "dies", "tcp", folder=tmp_path)
+    names_the_victim(survivor, "has ended, or cannot be reached any more, and so does not join")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dies", "is silent"])
+@pytest.mark.parametrize("name", [*jobs.TRAININGS, *FIRST[2:4]])
+def test_a_peer_of_another_host(mortals: Mortals, tmp_path: Path, name: str, how: str) -> None:
+    survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, "tcp", folder=tmp_path)
+    names_the_victim(survivor, "has ended" if how == "dies" else "did not")

@@ -1,0 +1,202 @@
+"""The page is one file that fetches nothing and shows every name as it is."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+
+from syncline.files.report.bundle import Bundle
+from syncline.files.report.markup import Column, Html, table, tag, typeset
+from syncline.files.report.page import render
+from syncline.plan.network import Contention
+from syncline.plan.timeline import Span, Timeline
+
+from .examples import HOSTILE
+
+SECTIONS = [
+    "timelines",
+    "planners",
+    "checks",
+    "network",
+    "messages",
+    "largest",
+    "profile",
+    "phases",
+    "events",
+]
+
+
+class _Page(HTMLParser):
+    """Collects the elements, and fails where they are not nested properly."""
+
+    VOID = frozenset({"meta", "link", "br"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def _sections(page: str) -> list[str]:
+    return re.findall(r'<section id="(\w+)"', page)
+
+
+def test_the_sections_come_in_order(bundle: Bundle) -> None:
+    page = render(bundle)
+    assert _sections(page) == SECTIONS
+    assert page.index('class="figures"') < page.index('id="timelines"')
+    _Page(page)
+
+
+@pytest.mark.parametrize(
+    ("missing", "gone"),
+    [
+        ("run", {"phases", "events"}),
+        ("comparison", {"planners"}),
+        ("network", {"network"}),
+        ("plan", {"messages"}),
+        ("profile", {"largest", "profile"}),
+    ],
+)
+def test_sections_without_input_are_left_out(bundle: Bundle, missing: str, gone: set[str]) -> None:
+    page = render(replace(bundle, **{missing: None}))
+    assert _sections(page) == [name for name in SECTIONS if name not in gone]
+
+
+def test_a_single_timeline_is_enough(bundle: Bundle) -> None:
+    page = render(Bundle(timeline_measured=bundle.timeline_measured))
+    assert _sections(page) == ["timelines"]
+    assert "One iteration, measured" in page
+
+
+def test_nothing_is_fetched_and_only_our_script_may_run(bundle: Bundle) -> None:
+    page = _Page(render(bundle))
+    for _, attributes in page.elements:
+        assert "src" not in attributes
+        assert attributes.get("href", "data:,") == "data:,"
+        assert not [name for name in attributes if name.startswith("on")]
+    assert "url(" not in render(bundle)
+    assert "@import" not in render(bundle)
+    policy = next(a["content"] for t, a in page.elements if t == "meta" and "http-equiv" in a)
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert f"script-src 'sha256-{digest}'" in policy
+
+
+def test_names_show_as_they_are_and_run_nothing(hostile: Bundle) -> None:
+    text = render(hostile)
+    page = _Page(text)
+    assert len(page.scripts) == 2
+    assert "<script>alert" not in text
+    assert not [a for _, a in page.elements if a.get("id") == "broken"]
+    for name in HOSTILE:
+        assert name in page.text
+    data = json.loads(page.scripts[0])
+    labels = {s[3] for t in data["timelines"] for row in t["rows"] for s in row["spans"]}
+    assert set(HOSTILE) <= labels
+    assert "<" not in page.scripts[0]
+
+
+def test_five_thousand_spans_stay_a_small_page() -> None:
+    spans = tuple(
+        Span(lane="compute", start_ns=i * 10, stop_ns=i * 10 + 9, label=f"op{i}", kind="forward")
+        for i in range(5000)
+    )
+    timeline = Timeline(name="many", source="predicted", iteration_ns=50_000, spans=spans)
+    page = render(Bundle(timeline_predicted=timeline))
+    assert len(page) < 1_000_000
+    assert "4000 shorter spans are left out here" in page
+    assert len(json.loads(_Page(page).scripts[0])["timelines"][0]["rows"][0]["spans"]) == 5000
+
+
+def test_a_timeline_without_spans_is_drawn_empty() -> None:
+    timeline = Timeline(name="none", source="measured", iteration_ns=0, spans=())
+    _Page(render(Bundle(timeline_measured=timeline)))
+
+
+def test_a_plan_of_many_messages_unfolds(bundle: Bundle) -> None:
+    plan, profile = bundle.plan, bundle.profile
+    assert plan is not None
+    assert profile is not None
+    separate = type(plan).merging("separate", profile, 4, range(len(profile.gradients)))
+    assert "<summary>38 more</summary>" in render(Bundle(plan=separate))
+
+
+def test_a_network_without_points_has_no_plot(bundle: Bundle) -> None:
+    assert bundle.network is not None
+    assert 'class="plot"' in render(Bundle(network=bundle.network))
+    bare = msgspec.structs.replace(bundle.network, points=(), link=None)
+    page = render(Bundle(network=bare))
+    assert 'class="plot"' not in page
+    assert "\u03b1" not in page
+
+
+def test_each_term_of_the_network_has_a_name_of_its_own(bundle: Bundle) -> None:
+    assert bundle.network is not None
+    contention = Contention(computing=1.2, exchange=1.3, per_message_s=1e-4)
+    both = msgspec.structs.replace(
+        bundle.network, contention=contention, contention_by_need=contention
+    )
+    terms = re.findall(r'<th scope="row">([^<]*)</th>', render(Bundle(network=both)))
+    assert len(set(terms)) == len(terms)
+    assert html.escape("slowed messages, Syncline's engine") in terms
+    alone = msgspec.structs.replace(both, contention_by_need=None)
+    assert "DDP&#x27;s reducer" not in render(Bundle(network=alone))
+
+
+def test_the_phases_are_drawn_to_scale_and_a_long_last_one_is_cut(bundle: Bundle) -> None:
+    page = _Page(render(bundle))
+    parts = [a for _, a in page.elements if "flex-grow" in (a.get("style") or "")]
+    lengths = [float((a["style"] or "").partition(":")[2]) for a in parts]
+    assert lengths == [7.4, 5.9, 1.9, 3.8, 3.2, pytest.approx(22.2 / 2)]
+    assert [a.get("class") for a in parts] == [None] * 5 + ["final cut"]
+    assert "29\u20131628" in page.text
+    assert "running merge, 1.23x DDP" in page.text
+
+
+def test_markup_escapes_text_and_keeps_markup() -> None:
+    made = tag("p", "<b>", Html("<i></i>"), None, ["&"], class_='"', hidden=True, id=None)
+    assert made == '<p class="&quot;" hidden>&lt;b&gt;<i></i>&amp;</p>'
+    assert html.unescape(made).count("<b>") == 1
+
+
+def test_typesetting_keeps_units_with_their_numbers() -> None:
+    assert typeset("-1.7 % of 3.0 ± 0.1 ms") == "\u22121.7\u00a0% of 3.0\u00a0±\u00a00.1\u00a0ms"
+    assert typeset("layer-1 in 4 steps, a-2") == "layer-1 in 4 steps, a-2"
+
+
+def test_numeric_cells_are_typeset_and_rows_marked() -> None:
+    columns = [Column("a", lambda row: row[0]), Column("b", lambda row: row[1], numeric=True)]
+    made = table(columns, [("x-1", "-1 %")], caption="", marked=0)
+    assert '<tr class="marked"><th scope="row">x-1</th>' in made
+    assert '<td class="n">\u22121\u00a0%</td>' in made

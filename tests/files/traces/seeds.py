@@ -1,0 +1,146 @@
+"""Small valid files of every trace format, as starting points for tests and for fuzzing."""
+
+from __future__ import annotations
+
+from array import array
+
+from reproduce.inputs import TABLE_VI
+
+from syncline.files.traces.chakra import write_chakra
+from syncline.files.traces.chakra_nodes import CollectiveType, Metadata, Node, NodeType, encode
+from syncline.files.traces.layer_table import write_layer_table
+from syncline.files.traces.layers import Layer, profile_of
+from syncline.plan.network import PRESETS
+from syncline.plan.profile import Profile
+from tests.files.traces import kineto_seeds
+
+ASTRASIM = """\
+DATA
+3
+conv1	-1	1300	NONE	0	1200	NONE	0	3200	ALLREDUCE	37632	320
+conv2	-1	3456	NONE	0	3648	NONE	0	7488	ALLREDUCE	65536	749
+relu	-1	345	NONE	0	364	NONE	0	0	NONE	0	0
+"""
+
+PIPEDREAM = """\
+node1 -- Input -- forward_compute_time=6.5, backward_compute_time=0.0, \
+activation_size=1540.0, parameter_size=0.000
+node2 -- Conv2d(3, 64, kernel_size=(3, 3)) -- forward_compute_time=22.3, \
+backward_compute_time=6.4, activation_size=1982.0, parameter_size=93184.000
+node3 -- ReLU() -- forward_compute_time=0.8, backward_compute_time=0.7, \
+activation_size=1982.0, parameter_size=0.000
+node4 -- Conv2d(3, 8) -- forward_compute_time=3.1, backward_compute_time=5.6, \
+activation_size=1433.0, parameter_size=1229.568
+node5 -- Add -- forward_compute_time=0.1, backward_compute_time=0.1, \
+activation_size=[1433.0; 3.0], parameter_size=0.000
+	node1 -- node2
+	node2 -- node3
+	node2 -- node4
+	node3 -- node5
+	node4 -- node5
+"""
+
+
+def layered_profile() -> Profile:
+    """Return a profile of three layers."""
+    layers = [
+        Layer(name="conv", forward_s=1e-3, weight_s=2e-3, gradient_bytes=4000),
+        Layer(name="relu", forward_s=1e-4, weight_s=2e-4),
+        Layer(name="fc", forward_s=5e-4, weight_s=1e-3, gradient_bytes=80_000),
+    ]
+    return profile_of(layers, model="three layers", data_s=1e-4)
+
+
+def chakra_of_ours() -> bytes:
+    """Return a Chakra trace as :func:`write_chakra` makes it."""
+    return write_chakra(layered_profile(), PRESETS["10gbe-k80"]).content
+
+
+def chakra_of_pytorch() -> bytes:
+    """Return a Chakra trace in the manner of those recorded from PyTorch: launches and kernels."""
+    nodes: list[Node] = []
+
+    def add(
+        name: str,
+        kind: NodeType,
+        *data: int,
+        cpu: bool,
+        duration_us: int,
+        thread: int,
+        control: tuple[int, ...] = (3,),
+        **attributes: int,
+    ) -> int:
+        own = 10 + len(nodes)
+        about: dict[str, int | float | str] = {"is_cpu_op": int(cpu), "tid": thread, "rf_id": own}
+        about |= {"op_schema": "x", **attributes}
+        node = Node(own, name, kind, array("Q", data), array("Q", control), duration_us, about)
+        nodes.append(node)
+        return own
+
+    comp, coll = NodeType.COMP, NodeType.COMM_COLL
+    launch = add("aten::conv2d", comp, cpu=True, duration_us=30, thread=1)
+    kernel = add("conv_kernel(float*)", comp, launch, cpu=False, duration_us=900, thread=7)
+    back = add("aten::convolution_backward", comp, launch, cpu=True, duration_us=40, thread=2)
+    grad = add("wgrad_kernel", comp, back, kernel, cpu=False, duration_us=1800, thread=7)
+    sent = add("c10d::allreduce_", coll, back, cpu=True, duration_us=20, thread=2)
+    add(
+        "ncclKernel_AllReduce(ncclDevComm*)",
+        coll,
+        sent,
+        cpu=False,
+        duration_us=700,
+        thread=14,
+        comm_type=CollectiveType.ALL_REDUCE,
+        comm_size=8196,
+    )
+    more = add("aten::mm", comp, back, cpu=True, duration_us=40, thread=2)
+    add("sgemm", comp, more, grad, cpu=False, duration_us=500, thread=7)
+    sent = add("c10d::allreduce_", coll, more, cpu=True, duration_us=20, thread=2)
+    add(
+        "ncclKernel_AllReduce(ncclDevComm*)",
+        coll,
+        sent,
+        cpu=False,
+        duration_us=1400,
+        thread=14,
+        comm_type=CollectiveType.ALL_REDUCE,
+        comm_size=16392,
+    )
+    add(
+        "ncclKernel_Broadcast",
+        coll,
+        sent,
+        cpu=False,
+        duration_us=9,
+        thread=14,
+        comm_type=CollectiveType.BROADCAST,
+        comm_size=424,
+    )
+    step = add("aten::_foreach_add_", comp, sent, cpu=True, duration_us=60, thread=1)
+    add("multi_tensor_apply_kernel", comp, step, cpu=False, duration_us=300, thread=7)
+    metadata = Metadata("", {"schema": "1.0.1", "pid": 114598, "start_ts": 216405745})
+    return encode(metadata) + b"".join(map(encode, nodes))
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """Return valid files by the name of their format."""
+    lines = TABLE_VI.splitlines(keepends=True)
+    short = "".join(lines[:4])
+    return {
+        "layer-table": [
+            TABLE_VI.encode(),
+            (short + "".join(lines[1:4])).encode(),
+            short.replace("\t", " ").encode(),
+            write_layer_table(layered_profile()).content,
+        ],
+        "astrasim": [ASTRASIM.encode()],
+        "pipedream": [PIPEDREAM.encode()],
+        "chakra": [chakra_of_ours(), chakra_of_pytorch()],
+        "json": [layered_profile().to_json().encode()],
+        "kineto": [
+            kineto_seeds.kineto(),
+            kineto_seeds.kineto(device=False),
+            kineto_seeds.kineto_array(),
+        ],
+        "execution-trace": [kineto_seeds.execution_trace()],
+    }

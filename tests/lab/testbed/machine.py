@@ -1,0 +1,93 @@
+"""What tests ask of the machine: namespaces, and which processes run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from syncline.lab.testbed import absent_because
+from tests.timeouts import DEADLINE_S
+
+
+def require_namespaces() -> None:
+    """Skip where no cluster can be emulated; in CI fail, unless the kernel itself refuses."""
+    reason = absent_because()
+    if reason is None:
+        return
+    # Asked without our own code, so that its faults do not pass for the kernel's refusal.
+    as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    asked = subprocess.run(
+        ["unshare", *as_root, "--mount", "--pid", "--net", "true"], capture_output=True, check=False
+    )
+    if os.environ.get("CI") and asked.returncode == 0:
+        pytest.fail(f"{reason}; the emulated cluster must be tested in CI")
+    pytest.skip(reason)
+
+
+Identity = tuple[int, str]
+"""A process, with when it started: numbers are used again."""
+
+
+def _stat(process: int) -> tuple[int, Identity] | None:
+    """Return the parent and the identity of a process, or None if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[1]), (process, fields[19])) if fields[0] != "Z" else None
+
+
+def descendants(process: int) -> set[Identity]:
+    """Return all processes that a process has started, and those that they have started."""
+    known = {
+        number: stat
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdigit() and (stat := _stat(number := int(entry.name)))
+    }
+    found: set[Identity] = set()
+    parents = {process}
+    while parents:
+        children = {n for n, (parent, _) in known.items() if parent in parents}
+        found |= {known[n][1] for n in children}
+        parents = children
+    return found
+
+
+def alive(identity: Identity) -> bool:
+    stat = _stat(identity[0])
+    return stat is not None and stat[1] == identity
+
+
+def networks(processes: Iterable[int] | None = None) -> set[str]:
+    """Return the network namespaces of processes, of all by default, but for this one's own."""
+    if processes is None:
+        processes = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = set()
+    for process in processes:
+        with contextlib.suppress(OSError):  # it has ended
+            found.add(os.readlink(f"/proc/{process}/ns/net"))  # noqa: PTH115
+    return found - {os.readlink("/proc/self/ns/net")}  # noqa: PTH115
+
+
+def devices() -> str:
+    """Return the machine's own network devices and named namespaces."""
+    return subprocess.run(
+        "ls /sys/class/net; ls /run/netns 2>/dev/null; true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)

@@ -1,0 +1,194 @@
+"""Jobs: every worker knows its place, and one that fails ends all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncline.errors import UserError
+from syncline.lab.processes import received_signals
+from syncline.lab.testbed import Cluster, JobResult, Testbed
+from syncline.lab.testbed.job import worker_environment
+from tests.timeouts import DEADLINE_S
+
+from .machine import descendants
+
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+x = torch.arange(100_000, dtype=torch.float32) * (rank + 1)
+dist.all_reduce(x)
+assert torch.equal(x, torch.arange(100_000, dtype=torch.float32) * 10)
+print(rank, os.environ["LOCAL_RANK"], os.environ["NODE_RANK"], os.uname().nodename)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def run(
+    bed: Testbed, code: str, *, grace_s: float = DEADLINE_S, timeout_s: float = DEADLINE_S
+) -> JobResult:
+    return bed.run(["sh", "-c", code], grace_s=grace_s, timeout_s=timeout_s)
+
+
+def test_an_all_reduce_of_two_hosts_with_two_workers_each(namespaces: None) -> None:
+    with Testbed(Cluster.of(hosts=2, rate="1gbit", workers_per_host=2)) as bed:
+        result = bed.run([sys.executable, "-c", ALL_REDUCE], timeout_s=DEADLINE_S)
+        assert result.exit_code == 0, result.stderr
+        traffic = bed.traffic()
+    assert result.stdout == ("0 0 0 host0\n", "1 1 0 host0\n", "2 0 1 host1\n", "3 1 1 host1\n")
+    assert result.stderr == ("",) * 4
+    # Some of the 400 kB must cross from host to host.
+    assert min(passed.sent_bytes for passed in traffic) > 200_000
+
+
+def test_workers_know_their_place_and_their_device() -> None:
+    cluster = Cluster(hosts=2, workers_per_host=2)
+    variables = worker_environment(cluster, 3, {"OMP_NUM_THREADS": "7"})
+    assert variables == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "PYTHONUNBUFFERED": "1",
+    }
+    assert "PYTHONUNBUFFERED" not in worker_environment(cluster, 0, {"PYTHONUNBUFFERED": ""})
+    assert "OMP_NUM_THREADS" in worker_environment(cluster, 0, {})
+
+
+def test_output_is_kept_by_rank(bed: Testbed) -> None:
+    result = run(bed, "echo $RANK of $WORLD_SIZE; echo no end | tr -d '\\n' >&2")
+    assert result.stdout == ("0 of 3\n", "1 of 3\n", "2 of 3\n")
+    assert result.stderr == ("no end\n",) * 3
+    assert [(end.rank, end.host, end.code) for end in result.ends] == [
+        (0, 0, 0),
+        (1, 1, 0),
+        (2, 2, 0),
+    ]
+    assert (result.exit_code, result.cause, result.signal, result.timed_out) == (
+        0,
+        None,
+        None,
+        False,
+    )
+
+
+def test_much_output_passes(bed: Testbed) -> None:
+    result = run(bed, "seq 100000; seq 100000 >&2")
+    expected = "".join(f"{number}\n" for number in range(1, 100001))
+    assert result.stdout == result.stderr == (expected,) * 3
+
+
+def test_the_first_to_fail_is_the_cause_and_the_others_are_stopped(bed: Testbed) -> None:
+    result = run(bed, "[ $RANK != 1 ] || exit 5; sleep 1000", grace_s=0.05)
+    assert result.exit_code == 5
+    assert result.cause is not None
+    assert result.cause.rank == 1
+    assert [(end.code, end.stopped) for end in result.ends] == [
+        (-signal.SIGTERM, True),
+        (5, False),
+        (-signal.SIGTERM, True),
+    ]
+
+
+def test_the_others_may_finish_within_the_grace_time(bed: Testbed, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    code = (
+        f"if [ $RANK = 0 ]; then touch {gone}; exit 4; fi; until [ -e {gone} ]; do sleep 0.01; done"
+    )
+    result = run(bed, f"{code}; [ $RANK = 1 ] || exit 6", grace_s=DEADLINE_S)
+    assert result.exit_code == 4
+    assert [(end.code, end.stopped) for end in result.ends] == [(4, False), (0, False), (6, False)]
+
+
+def test_a_killed_worker_counts_as_one_that_failed(bed: Testbed) -> None:
+    result = run(bed, "[ $RANK != 2 ] || kill -9 $$; sleep 1000", grace_s=0.05)
+    assert result.exit_code == 128 + signal.SIGKILL
+    assert result.cause is not None
+    assert (result.cause.rank, result.cause.code) == (2, -signal.SIGKILL)
+
+
+def test_workers_that_ignore_being_told_are_killed(bed: Testbed, tmp_path: Path) -> None:
+    deaf = f"trap '' TERM; echo > {tmp_path}/$RANK; "
+    others = f"until [ -e {tmp_path}/1 -a -e {tmp_path}/2 ]; do sleep 0.02; done"
+    code = f"{deaf} [ $RANK != 0 ] || {{ {others}; exit 3; }}; while :; do sleep 0.02; done"
+    result = run(bed, code, grace_s=0.05)
+    assert [end.code for end in result.ends] == [3, -signal.SIGKILL, -signal.SIGKILL]
+    assert result.exit_code == 3
+
+
+def test_a_job_that_takes_too_long(bed: Testbed) -> None:
+    for timeout_s in (0.3, 3.0, 30.0):  # a busy machine needs more for the first word
+        result = run(bed, "echo here; sleep 1000", timeout_s=timeout_s, grace_s=DEADLINE_S)
+        if result.stdout == ("here\n",) * 3:
+            break
+    assert (result.timed_out, result.exit_code, result.cause) == (True, 124, None)
+    assert {end.code for end in result.ends} == {-signal.SIGTERM}
+    assert result.stdout == ("here\n",) * 3
+
+
+def test_signals_are_passed_on(bed: Testbed) -> None:
+    said: list[str] = []
+    lines: list[bytes] = []
+
+    def output(rank: int, error: bool, line: bytes) -> None:
+        lines.append(line)
+        if line == b"ready" and lines.count(b"ready") == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    code = "trap 'echo told; exit 0' INT; echo ready; while :; do sleep 0.02; done"
+    with received_signals() as signals:
+        result = bed.run(
+            ["sh", "-c", code],
+            timeout_s=DEADLINE_S,
+            output=output,
+            notice=said.append,
+            signals=signals,
+        )
+    assert sorted(lines) == [b"ready"] * 3 + [b"told"] * 3
+    assert (result.signal, result.exit_code) == (signal.SIGINT, 130)
+    assert result.stdout == ()
+    assert said == ["SIGINT was passed on; 3 workers have 10 s to end; once more kills them"]
+
+
+def test_the_second_signal_kills(bed: Testbed) -> None:
+    told = 0
+
+    def output(rank: int, error: bool, line: bytes) -> None:
+        nonlocal told
+        told += 1
+        if told in (3, 6):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    code = "trap 'echo no' TERM; echo ready; while :; do sleep 0.02; done"
+    with received_signals() as signals:
+        result = bed.run(
+            ["sh", "-c", code], timeout_s=DEADLINE_S, grace_s=1000, output=output, signals=signals
+        )
+    assert {end.code for end in result.ends} == {-signal.SIGKILL}
+    assert result.exit_code == 128 + signal.SIGTERM
+
+
+def test_what_a_worker_leaves_behind_does_not_hold_up_the_job(bed: Testbed) -> None:
+    result = run(bed, "setsid sleep 1000 & echo done")
+    assert result.stdout == ("done\n",) * 3
+
+
+def test_a_command_that_cannot_be_run_leaves_no_worker(bed: Testbed) -> None:
+    before = descendants(os.getpid())
+    with pytest.raises(UserError, match="'no-such' on host0 cannot be run"):
+        bed.run(["no-such"])
+    assert descendants(os.getpid()) == before

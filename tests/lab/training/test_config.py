@@ -1,0 +1,71 @@
+"""A configuration that can be made can be run: everything else is refused with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from syncline.errors import UserError
+from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.data import DATA, default_data
+from syncline.lab.training.hyperparameters import default_hyperparameters
+from syncline.lab.training.models import MODELS
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("data", DATA)
+def test_every_model_has_hyperparameters_on_every_data_set(model: str, data: str) -> None:
+    assert default_hyperparameters(model, data).epochs >= 1
+
+
+def test_what_is_not_given_is_the_default_of_the_model() -> None:
+    config = TrainingConfig.of(
+        "resnet20", "digits", overrides={"epochs": 3, "momentum": None, "clip_norm": 2.0}
+    )
+    default = default_hyperparameters("resnet20", "digits")
+    assert config.hyper == msgspec.structs.replace(default, epochs=3, clip_norm=2.0)
+    assert config.report == "runs/resnet20-digits"
+    assert TrainingConfig.of("lstm", "text", report="elsewhere").report == "elsewhere"
+
+
+def test_a_configuration_survives_the_way_to_the_workers() -> None:
+    config = TrainingConfig.of(
+        "lstm", default_data(MODELS["lstm"]), baseline=True, timeout_s=2.5, checkpoint="c", seed=9
+    )
+    assert msgspec.json.decode(msgspec.json.encode(config), type=TrainingConfig) == config
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": 0}, "--workers must be at least 1, found 0"),
+        ({"accumulate": 0}, "--accumulate must be at least 1"),
+        ({"block_steps": 0}, "--block-steps must be at least 1"),
+        ({"steps": 0}, "--steps must be at least 1"),
+        ({"seed": -1}, "--seed must not be negative"),
+        ({"timeout_s": float("nan")}, "--timeout must be above 0"),
+        ({"resume": True}, "--resume continues a checkpoint; name its folder"),
+        ({"plan": "p", "network": "n"}, "--plan leaves nothing to plan: drop it, or --network"),
+        ({"plan": "p", "profile": "n"}, "--plan leaves nothing to plan: drop it, or --profile"),
+        ({"plan": "p", "planner": "merge"}, "--planner merge would make another"),
+        ({"plan": "p", "cache": "c"}, "--cache remembers what was tried, and with --plan nothing"),
+        ({"check": False, "cache": "c"}, "and with --no-check nothing is"),
+        ({"strategy": "bsp-1", "cache": "c"}, "--cache has no meaning with --strategy bsp-1"),
+        ({"precision": "fp16"}, "unknown precision 'fp16'; did you mean 'bf16'"),
+        ({"device": "gpu"}, "unknown device 'gpu'; did you mean 'cpu'"),
+        ({"overrides": {"epochs": 0}}, "--epochs must be at least 1"),
+        ({"overrides": {"batch_size": -1}}, "--batch-size must be at least 1"),
+        ({"overrides": {"learning_rate": float("nan")}}, "--lr must be a number above 0"),
+        ({"overrides": {"momentum": 1.0}}, "--momentum must be at least 0 and below 1"),
+        ({"overrides": {"weight_decay": -0.1}}, "--weight-decay must be a number of at least 0"),
+        ({"overrides": {"warmup_epochs": float("inf")}}, "--warmup-epochs must be a number"),
+        ({"overrides": {"clip_norm": 0.0}}, "--clip-norm must be above 0"),
+        ({"overrides": {"schedule": "cos"}}, "unknown schedule 'cos'; did you mean 'cosine'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        TrainingConfig.of("resnet20", "digits", **options)
+    assert message in str(caught.value)

@@ -1,0 +1,220 @@
+"""Plans of compressed messages."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from syncline.errors import UserError
+from syncline.plan.network import Link, Network
+from syncline.plan.plan import Message, Plan, Tensor
+from syncline.plan.planners.compressed import choose_compressed, compressed, compressing
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.wfbp import Wfbp
+from syncline.plan.recipe import Recipe
+from syncline.plan.simulator.messages import message_costs_ns
+from syncline.plan.simulator.predict import (
+    DEFAULT_STRATEGY,
+    _communication_bound_s,
+    predict,
+    simulate_plan,
+)
+from syncline.plan.sparse_costs import SparseSpeeds
+from tests import strategies as some
+
+SLOW = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-7, name="slow")
+SPARSE = Recipe(density=0.01)
+PROFILE = some.profile_of([1000, 1000, 1000, 1000], [50_000, 9_000, 70_000, 3])
+
+
+def plan_of(elements: list[int], *spans: tuple[int, int], collective: str = "all-reduce") -> Plan:
+    return Plan(
+        planner="hand",
+        model="net",
+        workers=4,
+        tensors=tuple(Tensor(name=f"t{i}", elements=n) for i, n in enumerate(elements)),
+        messages=tuple(
+            Message(start=a, stop=b, collective=collective)  # type: ignore[arg-type]
+            for a, b in spans
+        ),
+    )
+
+
+def spans_of(plan: Plan) -> list[tuple[int, int]]:
+    return [(m.start, m.stop) for m in plan.messages]
+
+
+@some.many
+@given(some.plans(), st.booleans())
+def test_any_plan_can_be_compressed(drawn: Plan, sparse: bool) -> None:
+    tensors = tuple(msgspec.structs.replace(t, dtype="float32") for t in drawn.tensors)
+    plan = msgspec.structs.replace(drawn, tensors=tensors)
+    found = compressed(plan, SPARSE if sparse else "bfloat16")
+    ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
+    assert all({m.start, m.stop} <= ends for m in found.messages)
+    assert {m.payload for m in found.messages} == {"sparse" if sparse else "bfloat16"}
+    assert found.in_flight == 1
+    assert found.wait == plan.wait
+    assert Plan.from_json(found.to_json()) == found
+    assert compressed(found, SPARSE if sparse else "bfloat16") is found
+
+
+def test_cuts_go_to_the_nearest_end_of_a_tensor_and_the_order_stays() -> None:
+    cut = plan_of([10, 10, 10], (22, 30), (0, 8), (8, 22))
+    assert spans_of(compressed(cut, SPARSE)) == [(20, 30), (0, 10), (10, 20)]
+    inside = plan_of([10], (0, 3), (3, 10))
+    assert spans_of(compressed(inside, SPARSE)) == [(0, 10)]
+
+
+def test_halves_become_one() -> None:
+    halves = Plan(
+        planner="hand",
+        model="net",
+        workers=4,
+        tensors=(Tensor(name="t", elements=8),),
+        messages=(
+            Message(start=0, stop=8, collective="reduce-scatter"),
+            Message(start=0, stop=8, collective="all-gather"),
+        ),
+    )
+    found = compressed(halves, SPARSE)
+    assert [(m.collective, m.payload) for m in found.messages] == [("all-reduce", "sparse")]
+
+
+def test_where_updates_need_a_norm_they_wait_for_everything() -> None:
+    plan = msgspec.structs.replace(plan_of([3, 5], (0, 8)), wait="need", norm="2")
+    made = compressed(plan, "bfloat16")
+    assert (made.wait, made.norm) == ("update", None)
+
+
+def test_what_the_recipe_exchanges_whole_stays_dense_if_alone() -> None:
+    recipe = Recipe(density=0.01, dense_names=("t1", "t2"))
+    found = compressed(plan_of([9, 9, 9], (0, 9), (9, 27)), recipe)
+    assert [m.payload for m in found.messages] == ["sparse", "dense"]
+    assert found.is_lossy
+
+
+def test_other_payloads_and_whole_models_are_refused() -> None:
+    rounded = compressed(plan_of([9], (0, 9)), "float16")
+    with pytest.raises(UserError, match="travel as float16, compression is gtop-k-butterfly"):
+        compressed(rounded, SPARSE)
+    with pytest.raises(UserError, match="unit 'model' selects from all gradients at once"):
+        compressed(plan_of([4, 5], (0, 4), (4, 9)), Recipe(density=0.1, unit="model"))
+
+
+def test_costs_when_compressed() -> None:
+    size = 4_000_000
+    dense_s = SLOW.all_reduce.seconds(size)
+    assert compressing(SLOW, SPARSE).all_reduce.seconds(size) < dense_s / 10
+    rounded_s = compressing(SLOW, "bfloat16").all_reduce.seconds(size)
+    assert rounded_s - 1e-3 == pytest.approx((dense_s - 1e-3) / 2, rel=1e-6)
+    naive = compressing(SLOW, Recipe(density=0.01, algorithm="gtop-k-naive"))
+    gathered = compressing(SLOW, Recipe(density=0.01, algorithm="top-k"))
+    assert naive.all_reduce == gathered.all_reduce
+    alone = Network.line(workers=1, a_s=0.0, b_s_per_byte=0.0)
+    assert compressing(alone, SPARSE) is alone
+
+
+def test_dense_messages_beside_sparse_ones_cost_what_dense_ones_do() -> None:
+    recipe = Recipe(density=0.01, dense_names=("t1", "t2"))
+    mixed = compressed(
+        plan_of([90_000] * 4, (0, 90_000), (90_000, 270_000), (270_000, 360_000)), recipe
+    )
+    assert [m.payload for m in mixed.messages] == ["sparse", "dense", "sparse"]
+    costs = compressing(SLOW, recipe)
+    found = message_costs_ns(costs, mixed)
+    assert found[1] == message_costs_ns(SLOW, mixed)[1]
+    assert found[1] > 10 * found[0]
+    assert found[0] == round(costs.all_reduce.seconds(360_000) * 1e9)
+    # A plan without compressed messages stands for one with them: planners know no payloads.
+    plain = plan_of([90_000], (0, 90_000))
+    assert message_costs_ns(costs, plain) == [found[0]]
+    # So does the simulator of any other network, however it was made sparse.
+    faster = SLOW.with_(algorithm="top-k", density=0.01, bandwidth_bytes_per_s=1e9)
+    dense = SLOW.with_(bandwidth_bytes_per_s=1e9)
+    assert message_costs_ns(faster, mixed)[1] == message_costs_ns(dense, mixed)[1]
+    silent = msgspec.structs.replace(costs, whole=None)
+    with pytest.raises(UserError, match="says what sparse messages cost, and the plan has dense"):
+        message_costs_ns(silent, mixed)
+    assert len(message_costs_ns(silent, plain)) == 1
+
+
+def test_a_recipe_that_keeps_everything_dense_is_predicted_to_cost_that() -> None:
+    recipe = Recipe(density=0.01, dense_names=("*",))
+    choice = choose_compressed(PROFILE, SLOW, recipe, ddp=Ddp(), defers=False)
+    assert not choice.plan.is_lossy
+    own = choice.comparison.of(choice.plan.planner)
+    assert own.iteration_s == predict(PROFILE, SLOW, choice.plan).prediction.iteration_s
+
+
+@some.few
+@given(st.data(), st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6), st.floats(1e-4, 1.0))
+def test_no_mixed_plan_undercuts_its_bound(
+    data: st.DataObject, a_s: float, b_s_per_byte: float, density: float
+) -> None:
+    """Whichever of sparse and dense is dearer."""
+    drawn = data.draw(some.profiles())
+    alike = tuple(msgspec.structs.replace(g, dtype="float32") for g in drawn.gradients)
+    profile = msgspec.structs.replace(drawn, gradients=alike)
+    assume(profile.gradient_bytes < 1e9)
+    network = Network.line(workers=4, a_s=a_s, b_s_per_byte=b_s_per_byte)
+    names = tuple(g.name for g in profile.gradients if data.draw(st.booleans()))
+    recipe = Recipe(density=density, dense_names=names)
+    plan = compressed(Wfbp().plan(profile, network), recipe)
+    costs = compressing(network, recipe)
+    found = predict(profile, costs, plan)
+    iteration_s = found.prediction.iteration_s
+    steady = simulate_plan(profile, costs, plan)
+    bound_s = _communication_bound_s(profile, costs, plan, steady, DEFAULT_STRATEGY)
+    # The clock rounds each task to a nanosecond.
+    assert bound_s <= iteration_s + 1e-9 * (len(plan.messages) + 2)
+
+
+@pytest.mark.parametrize("defers", [True, False])
+def test_the_fastest_compressed_plan_is_chosen(defers: bool) -> None:
+    choice = choose_compressed(PROFILE, SLOW, SPARSE, ddp=Ddp(), defers=defers)
+    predictions = choice.comparison.predictions
+    assert any(p.planner.startswith("overlap+") for p in predictions) is defers
+    assert predictions[-1].planner == "ddp"
+    own = choice.comparison.of(choice.plan.planner)
+    assert own.iteration_s == min(p.iteration_s for p in predictions[:-1])
+    assert "ms" in choice.comparison.reason
+    assert choice.plan.is_lossy
+    assert defers or choice.plan.wait == "update"
+
+
+def test_a_planner_that_was_asked_for_and_a_network_that_keeps_up() -> None:
+    fast = Network.line(workers=4, a_s=0.0, b_s_per_byte=1e-15)
+    choice = choose_compressed(PROFILE, fast, "bfloat16", planner=Wfbp(), ddp=Ddp(), defers=False)
+    assert choice.plan.planner == "wfbp+bfloat16"
+    assert len(choice.comparison.predictions) == 2
+
+
+def test_a_recipe_for_the_whole_model_makes_one_message() -> None:
+    recipe = Recipe(density=0.01, unit="model")
+    choice = choose_compressed(PROFILE, SLOW, recipe, ddp=Ddp(), defers=True)
+    assert len(choice.plan.messages) == 1
+    with pytest.raises(UserError, match="take the planner 'single'"):
+        choose_compressed(PROFILE, SLOW, recipe, planner=Wfbp(), ddp=Ddp(), defers=True)
+
+
+def test_measured_selecting_and_merging_is_counted() -> None:
+    """In what messages cost, and so in the prediction; and nothing is suggested where it is on."""
+    link = Link(alpha_s=1e-3, beta_s_per_byte=1e-7, gamma_s_per_byte=0.0)
+    speeds = SparseSpeeds(select_s_per_element=1e-6, merge_s_per_entry=1e-6, message_s=2e-3)
+    found = {}
+    for known in (None, speeds):
+        network = Network.of_link(link, workers=4, sparse=known)
+        costs = compressing(network, SPARSE)
+        choice = choose_compressed(PROFILE, network, SPARSE, ddp=Ddp(), defers=False)
+        assert choice.comparison.suggestion is None
+        assert choice.network == costs
+        best = choice.comparison.of(choice.plan.planner)
+        found[known is not None] = (costs.all_reduce.seconds(4_000_000), best.iteration_s)
+    # A million elements are selected from, and some thousands merged.
+    assert found[True][0] - found[False][0] > 1.0
+    assert found[True][1] - found[False][1] > PROFILE.gradient_bytes / 4 * 1e-6 / 2

@@ -1,0 +1,101 @@
+"""The lower bound: never above what any plan takes, and exact where nothing is in the way."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.plan.cost import CostCurve
+from syncline.plan.network import PRESETS, Network
+from syncline.plan.planners import PLANNERS
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.bound import Terms, least_s_per_byte, lower_bound_ns, terms
+from syncline.plan.simulator.predict import predict_iteration_s
+from tests import strategies as some
+from tests.plan.planners.exhaustive import (
+    KINDS,
+    Instance,
+    Kind,
+    instances,
+    least_end_ns,
+    random_instance,
+)
+from tests.plan.planners.instances import chains
+from tests.trace_files import TRACES, all_traces
+
+
+def bound_ns(instance: Instance, *, halves: bool = False, in_flight: int | None = None) -> int:
+    """Return the bound of a round without computation around it."""
+    round_ = Terms(instance.ready_ns, instance.elements, instance.tail_ns, base_ns=0)
+    return lower_bound_ns(round_, instance.curve.curve(), halves=halves, in_flight=in_flight)
+
+
+@some.many
+@given(instances())
+def test_no_plan_undercuts_it(instance: Instance) -> None:
+    for in_flight in (1, 2):
+        best = least_end_ns(instance, in_flight)
+        assert best is not None
+        assert bound_ns(instance, halves=True) <= bound_ns(instance) <= best
+        assert bound_ns(instance) <= bound_ns(instance, in_flight=in_flight) <= best
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_it_is_near_the_optimum(kind: Kind) -> None:
+    draw = random.Random(str(kind))
+    for _ in range(5):
+        instance = random_instance(draw, 7, kind)
+        for in_flight in (1, 2):
+            best = least_end_ns(instance, in_flight)
+            assert best is not None
+            assert best <= 1.35 * bound_ns(instance, in_flight=in_flight)
+
+
+@some.many
+@given(chains(), some.integer_curves(falls=True))
+def test_no_planner_undercuts_it(profile: Profile, curve: some.IntegerCurve) -> None:
+    known = terms(profile)
+    bound = lower_bound_ns(known, curve.curve())
+    network = curve.network(profile.workers)
+    for planner in PLANNERS.values():
+        plan = planner.plan(profile, network)
+        period_ns = predict_iteration_s(profile, network, plan) * 1e9
+        # Halves of odd costs, and shares of the update, are rounded to a nanosecond each.
+        assert bound <= period_ns + len(plan.messages) + len(profile.operations), planner.NAME
+
+
+@pytest.mark.parametrize("network", PRESETS.values(), ids=PRESETS)
+def test_no_planner_undercuts_it_on_measured_traces(network: Network) -> None:
+    if not TRACES.is_dir():
+        pytest.skip(f"no traces: {TRACES} is absent")
+    for profile in all_traces():
+        bound = lower_bound_ns(terms(profile), network.all_reduce)
+        for name in ("wfbp", "merge", "dear", "tictac"):
+            plan = PLANNERS[name].plan(profile, network)
+            period_ns = predict_iteration_s(profile, network, plan) * 1e9
+            assert bound <= period_ns + len(plan.messages), (profile.model, name)
+
+
+def test_it_is_exact_for_one_tensor() -> None:
+    round_ = Terms([100], [50], [30], base_ns=120)
+    curve = CostCurve.line(8e-9, 2e-9)
+    assert lower_bound_ns(round_, curve, halves=False) == 100 + 8 + 2 * 50 + 30
+    assert lower_bound_ns(round_._replace(base_ns=1000), curve) == 1000
+
+
+def test_many_tensors_are_bounded() -> None:
+    count = 40_000
+    round_ = Terms(list(range(count)), [10] * count, [0] * count, base_ns=0)
+    bound = lower_bound_ns(round_, CostCurve.line(5e-9, 1e-9), halves=False)
+    assert 0.99 * 10 * count < bound <= 10 * count + 5
+
+
+@some.many
+@given(some.integer_curves(falls=True), st.integers(1, 6000))
+def test_the_rate_is_the_least_of_every_size(curve: some.IntegerCurve, total: int) -> None:
+    startup = curve.cost_ns(0)
+    least = min((curve.cost_ns(size) - startup) / size for size in range(1, total + 1))
+    assert least_s_per_byte(curve.curve(), total) * 1e9 == pytest.approx(least, rel=1e-6, abs=1e-9)

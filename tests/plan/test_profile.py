@@ -1,0 +1,96 @@
+"""Profiles: sums and ready times (what is refused stands in test_document)."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+
+from syncline.errors import UserError
+from syncline.plan.profile import Gradient, Operation, Profile
+from tests import strategies as some
+from tests.plan.documents import PROFILE
+
+
+def test_sums_by_hand() -> None:
+    assert PROFILE.computation_s == 1.125
+    assert PROFILE.phase_s("forward") == 0.5
+    assert PROFILE.phase_s("backward", "update") == 0.625
+    assert PROFILE.phase_s("data") == 0
+    assert PROFILE.gradient_bytes == 10 * 4 + 30 * 2
+    assert PROFILE.ready_s() == (0.75, 1.0)
+
+
+@some.few
+@given(some.profiles())
+def test_ready_times_follow_the_operations(profile: Profile) -> None:
+    """One operation at a time where there is one lane, each duration rounded by itself."""
+    computing = msgspec.structs.replace(
+        profile,
+        operations=tuple(
+            msgspec.structs.replace(o, phase="forward" if o.phase in ("data", "copy") else o.phase)
+            for o in profile.operations
+        ),
+    )
+    clock = [*itertools.accumulate(round(o.duration_s * 1e9) for o in profile.operations)]
+    ready = [clock[g.ready_after] for g in profile.gradients]
+    assert computing.ready_ns() == ready
+    assert computing.ready_s() == tuple(ns / 1e9 for ns in ready)
+    assert computing.computation_s == clock[-1] / 1e9
+    assert all(a <= b for a, b in zip(profile.ready_ns(), ready, strict=True))
+
+
+def _operation(phase: str, ns: int, *after: int, resource: str = "device") -> Operation:
+    return Operation(name=phase, phase=phase, duration_s=ns / 1e9, after=after, resource=resource)
+
+
+def test_lanes_run_beside_each_other_once_the_batch_is_there() -> None:
+    profile = Profile(
+        model="m",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=(
+            _operation("data", 5),
+            _operation("copy", 2, 0),
+            _operation("forward", 3, resource="host"),  # launches the next
+            _operation("forward", 10, 2),
+            _operation("backward", 4, 2, resource="host"),
+            _operation("backward", 1, 4),
+            _operation("update", 1, 5),
+        ),
+        gradients=(
+            Gradient(name="a", elements=3, ready_after=5, needed_by=3),
+            Gradient(name="b", elements=1, ready_after=5),
+        ),
+    )
+    assert profile.finish_ns() == [5, 7, 8, 18, 12, 19, 20]
+    assert profile.ready_ns() == [19, 19]
+    assert profile.computation_s == 20e-9
+    assert profile.need_operations() == [3, 4]
+    assert profile.gates_ns() == {3: 1, 4: 0}
+
+
+def test_a_gradient_after_the_update_can_never_be_exchanged() -> None:
+    """The update waits for every message: the simulator would never end."""
+    operations = tuple(msgspec.structs.replace(o, after=()) for o in PROFILE.operations)
+    with pytest.raises(
+        UserError, match=r"'w2' is ready after operations\[1\], but operations\[0\]"
+    ):
+        msgspec.structs.replace(PROFILE, operations=(operations[3], *operations[:3]))
+
+
+def test_a_profile_longer_than_any_iteration() -> None:
+    with pytest.raises(UserError, match=r"all operations together is 9.6e[+]04 s, longer than"):
+        Profile(
+            model="m",
+            device="cpu",
+            workers=1,
+            iterations=1,
+            operations=tuple(
+                Operation(name=n, phase="backward", duration_s=48_000) for n in ("a", "b")
+            ),
+            gradients=(Gradient(name="g", elements=1, ready_after=0),),
+        )

@@ -1,0 +1,320 @@
+"""What the ranks of the tests do."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncline.comm.devices import DeviceGroup
+from syncline.comm.groups import Group
+from syncline.comm.groups.group import Pending
+from syncline.errors import SynclineError, UserError
+from syncline.plan.planners import planner_named
+from syncline.plan.planners.base import MergingPlanner
+from syncline.train.bsp import BspSgd, channel, wrapper
+from tests.comm.devices.host_device import HostDevice
+from tests.mortal import Place
+from tests.timeouts import DEADLINE_S, TIMEOUT
+from tests.train.bsp.models import Odd, batch
+
+STEPS = 18
+"""More than the planned form of algorithm 2 observes."""
+
+CELLS: tuple[tuple[int, str | None, str | None], ...] = (
+    (1, "linear-pipeline", None),
+    (1, "minimum-spanning-tree", None),
+    (1, None, None),
+    (2, "linear-pipeline", None),
+    (2, "bidirectional-exchange", "wfbp"),
+    (2, "minimum-spanning-tree", "merge"),
+    (3, "linear-pipeline", None),
+    (3, "bidirectional-exchange", None),
+    (3, None, None),
+)
+"""Algorithm, collectives and planner."""
+
+Optimizers = dict[str, Callable[[nn.Module], torch.optim.Optimizer]]
+OPTIMIZERS: Optimizers = {
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, foreach=False),
+}
+
+
+@contextlib.contextmanager
+def joined(timeout_s: float = 60.0) -> Iterator[Group]:
+    """Join all ranks of torch's process group in a group of ours."""
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name)
+    store = dist.distributed_c10d._get_default_store()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    group = Group(store, rank, ranks, name=name[0], timeout_s=timeout_s)
+    try:
+        yield group
+        dist.barrier()
+    finally:
+        group.close()
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, dtype: torch.dtype, accumulate: int
+) -> None:
+    """Train a wrapped model, as any script would."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(accumulate):
+            last = part == accumulate - 1
+            with nullcontext() if last else model.no_sync():  # type: ignore[operator]
+                output = model(*batch(STEPS * part + step, dist.get_rank(), dtype))
+                output.square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the weights, and the root's buffers, which are the model's."""
+    for buffer in module.buffers():
+        dist.broadcast(buffer, src=0)
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def planner(name: str | None) -> MergingPlanner | None:
+    """Return a planner by name."""
+    if name is None:
+        return None
+    found = planner_named(name)
+    assert isinstance(found, MergingPlanner)
+    return found
+
+
+def every_cell(optimizer_name: str, dtype: torch.dtype, accumulate: int) -> dict[str, Any]:
+    """Train under every cell and under DDP; return the final states, and facts on the cells."""
+    make = OPTIMIZERS[optimizer_name]
+    module = Odd(0).to(dtype)
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    train(ddp, make(module), dtype=dtype, accumulate=accumulate)
+    found: dict[str, Any] = {"ddp": state(module)}
+    for algorithm, collectives, planned in CELLS:
+        with joined() as group:
+            module = Odd(dist.get_rank()).to(dtype)  # the root's weights are the model's
+            optimizer = make(module)
+            model = BspSgd(
+                module,
+                optimizer,
+                group,
+                algorithm=algorithm,
+                collectives=collectives,
+                planner=planner(planned),
+            )
+            train(model, optimizer, dtype=dtype, accumulate=accumulate)
+            model.settle()
+            found[f"{algorithm} {collectives} {planned}"] = {
+                "state": state(module),
+                "messages": model.messages,
+                "optimizer states": len(optimizer.state),
+                "gradients": sum(p.grad is not None for p in module.parameters()),
+                "profiled": model.iteration_profile is not None,
+            }
+    return found
+
+
+def between_devices(folder: str) -> dict[str, bool]:
+    """Train under each algorithm over a device group and over a native one; compare the weights."""
+    same = {}
+    for algorithm in (1, 2, 3):
+        ends = []
+        for over_devices in (True, False):
+            with joined() as group:
+                ranks: Group | DeviceGroup = group
+                if over_devices:
+                    ranks = DeviceGroup(group, HostDevice(folder), block_bytes=256)
+                module = Odd(dist.get_rank())
+                optimizer = OPTIMIZERS["momentum"](module)
+                model = BspSgd(
+                    module, optimizer, ranks, algorithm=algorithm, collectives="linear-pipeline"
+                )
+                train(model, optimizer, dtype=torch.float32, accumulate=1)
+                model.settle()
+                ends.append(state(module))
+                if isinstance(ranks, DeviceGroup):
+                    ranks.close()
+        same |= {f"{algorithm} {n}": torch.equal(v, ends[1][n]) for n, v in ends[0].items()}
+    return same
+
+
+# ---------------------------------------------------------------------- one thing each
+
+
+def weights_apart(every: int) -> list[bool]:
+    """Disturb the other ranks' weights; say after each update whether they are the root's."""
+    with joined() as group:
+        module = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+        model = BspSgd(module, optimizer, group, algorithm=3, synchronise_every=every)
+        with torch.no_grad():
+            module.weight += dist.get_rank()
+        same = []
+        for _ in range(2 * every):
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            roots = module.weight.detach().clone()
+            dist.broadcast(roots, src=0)
+            same.append(bool(torch.equal(roots, module.weight)))
+        return same
+
+
+def layers() -> list[list[str]]:
+    """Return the names of the parameters of each of algorithm 1's layers."""
+    with joined() as group:
+        module = Odd(0)
+        model = BspSgd(module, torch.optim.SGD(module.parameters(), lr=0.1), group)
+        model(*batch(0, 0, torch.float32))
+        members = model._algorithm._members  # type: ignore[attr-defined]
+        return [sorted(model._job.names[index] for index in layer) for layer in members]
+
+
+def clocked(algorithm: int) -> tuple[float, float, float]:
+    """Train by a clock that moves 20 ms in each forward pass, 1 ms in each wait, and else not.
+
+    Returns:
+        The profile's seconds of communication and of computation, and the median of the waits of
+        an iteration.
+    """
+    clock = SimpleNamespace(now_s=0.0)
+    clock.perf_counter = lambda: clock.now_s
+    waits, wait = [0], Pending.wait
+
+    def waited(self: Pending, timeout_s: float | None = None) -> None:
+        clock.now_s += 0.001
+        waits[-1] += 1
+        wait(self, timeout_s)
+
+    with joined() as group, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pending, "wait", waited)
+        for module in (channel, wrapper):
+            patch.setattr(module, "time", clock)
+        module = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        model = BspSgd(module, optimizer, group, algorithm=algorithm)
+        for _ in range(8):
+            waits.append(0)
+            output = model(torch.ones(1, 3))
+            clock.now_s += 0.02
+            output.sum().backward()
+            optimizer.step()
+        profile = model.iteration_profile
+        assert profile is not None
+        measured = waits[1 + wrapper.WARM_UP_ITERATIONS :]
+        return profile.communication_s, profile.computation_s, median(measured)
+
+
+def dropped() -> list[bool]:
+    """Train under each algorithm, drop all; say whether the weights are gone at once."""
+    gone = []
+    gc.disable()
+    with joined() as group:
+        for algorithm in (1, 2, 3):
+            module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+            model = BspSgd(module, optimizer, group, algorithm=algorithm)
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            weight = weakref.ref(module[0].weight)
+            del model
+            module(torch.ones(1, 3)).sum().backward()  # as before it was wrapped
+            del module, optimizer
+            gone.append(weight() is None)
+    gc.enable()
+    return gone
+
+
+def refused(make: Callable[[Group], object]) -> str:
+    with joined() as group, pytest.raises(UserError) as caught:
+        make(group)
+    return str(caught.value)
+
+
+def wrong_arguments() -> dict[str, str]:
+    """Return what is said to arguments that cannot be used."""
+    module, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    good = torch.optim.SGD(module.parameters(), lr=0.1)
+    foreign = torch.optim.SGD([*module.parameters(), *other.parameters()], lr=0.1)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    there = nn.Linear(2, 2, device="meta")
+    theirs = torch.optim.SGD(there.parameters(), lr=0.1)
+    return {
+        "algorithm": refused(lambda g: BspSgd(module, good, g, algorithm=4)),
+        "collectives": refused(lambda g: BspSgd(module, good, g, collectives="linear-pipelin")),
+        "planner": refused(lambda g: BspSgd(module, good, g, planner=planner("merge"))),
+        "every": refused(lambda g: BspSgd(module, good, g, algorithm=3, synchronise_every=0)),
+        "foreign": refused(lambda g: BspSgd(module, foreign, g)),
+        "frozen": refused(lambda g: BspSgd(frozen, good, g)),
+        "elsewhere": refused(lambda g: BspSgd(there, theirs, g)),
+    }
+
+
+def wrong_use() -> dict[str, str]:
+    """Return what is said, to one rank alone, to loops that cannot be right."""
+
+    def stepped(loop: Callable[[BspSgd, torch.optim.Optimizer], None], module: nn.Module) -> str:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        return refused(lambda g: loop(BspSgd(module, optimizer, g, algorithm=2), optimizer))
+
+    def twice(model: BspSgd, optimizer: torch.optim.Optimizer) -> None:
+        del optimizer
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+
+    def closure(_: BspSgd, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step(lambda: 0.0)
+
+    def sparse(model: BspSgd, _: torch.optim.Optimizer) -> None:
+        model(torch.tensor([1])).sum().backward()
+
+    return {
+        "twice": stepped(twice, nn.Linear(2, 2)),
+        "closure": stepped(closure, nn.Linear(2, 2)),
+        "sparse": stepped(sparse, nn.Embedding(3, 2, sparse=True)),
+    }
+
+
+def dies(place: Place, algorithm: int, when: str) -> None:
+    """Train until rank 1 ends, in the third iteration; the others print what they are told."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{place.folder / 'store'}",
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=TIMEOUT,
+    )
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    store = dist.distributed_c10d._get_default_store()
+    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S)
+    model = BspSgd(module, optimizer, group, algorithm=algorithm)
+    try:
+        for step in range(5):
+            leaves = place.rank == 1 and step == 2
+            if leaves and when == "forward":
+                os._exit(3)
+            loss = model(torch.ones(1, 3)).sum()
+            if leaves and when == "backward":
+                os._exit(3)
+            loss.backward()
+            optimizer.step()
+    except SynclineError as error:
+        print(type(error).__name__, error, flush=True)
+    os._exit(0)  # gloo waits for who is gone

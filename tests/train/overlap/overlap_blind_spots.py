@@ -1,0 +1,177 @@
+"""What reads a parameter's memory without asking: the list of the documentation, tried out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.utils import dlpack
+
+from tests.train.overlap.overlap_models import Net, loss_of
+from tests.train.overlap.overlap_plans import Style
+from tests.train.overlap.overlap_rig import Ours, Side, holding
+
+__all__ = ["BLIND", "NEVER_SEEN", "by_group", "look", "table"]
+
+
+class Case(NamedTuple):
+    """What there is when an update is due."""
+
+    net: Any
+    weight: nn.Parameter
+    alias: torch.Tensor
+    """The weight's memory, taken before the step."""
+    state: dict[str, Any]
+    """The optimizer's state of the weight, taken before the step."""
+    scripted: Any
+    """A scripted function."""
+
+
+class Direct(torch.Tensor):
+    """Somebody's own tensor, which switches the asking off for all arguments."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def _mixed(weight: torch.Tensor) -> torch.Tensor:
+    inputs = torch.ones(1, weight.shape[1]).as_subclass(Direct)
+    return functional.linear(inputs, weight).as_subclass(torch.Tensor)
+
+
+BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
+    "a view of a parameter's memory that was taken before the step: `p.detach()`, `p.data`, a NumPy "  # noqa: E501
+    "array, a flat buffer that the parameters are views of": lambda c: c.alias,
+    "the optimizer's state of a parameter, where it was taken before the step and is read after it: "  # noqa: E501
+    "`state = optimizer.state[p]`": lambda c: c.state["exp_avg"],
+    "`torch.tensor(p)` (`p.clone()` asks)": lambda c: torch.tensor(c.weight),
+    "`torch.Tensor(p)`, `torch.FloatTensor(p)`, `q.new_tensor(p)`": lambda c: torch.Tensor(
+        c.weight
+    ),
+    "`p.as_subclass(torch.Tensor)`": lambda c: c.weight.as_subclass(torch.Tensor),
+    "`q.set_(p)`": lambda c: torch.empty(0).set_(c.weight),
+    "`q.data = p`, until the update is made": lambda c: _shared(c.weight),
+    "`torch.sparse_coo_tensor(i, p)`": lambda c: _sparse(c.weight),
+    "`torch.nested.nested_tensor([p])`": lambda c: _padded(c.weight),
+    "`torch.utils.dlpack.to_dlpack(p)` (`torch.from_dlpack(p)` asks)": lambda c: dlpack.from_dlpack(
+        dlpack.to_dlpack(c.weight)
+    ),
+    "a parameter that is given to a transformation: `torch.vmap(f)(p)`, `torch.func.grad(f)(p)` "
+    "(what `f` reads by itself is seen)": lambda c: torch.vmap(lambda row: row * 2)(c.weight),
+    "a TorchScript function that is given a parameter": lambda c: c.scripted(c.weight),
+    "a TorchScript module that is called past the module that holds it": lambda c: _inside(c.net),
+    "a tensor class of your own that switches `__torch_function__` off for all arguments": lambda c: (  # noqa: E501
+        _mixed(c.weight)
+    ),
+}
+"""Those that can be tried here."""
+UNTRIED = (
+    "a function of a C++ extension that takes tensors directly (operators under `torch.ops` ask)",
+)
+BY_GROUP = (
+    "a process group's own methods: `group.allreduce([p.grad])` (`dist.all_reduce(p.grad)` asks)"
+)
+GUARDED = " (waits with the guard)"
+NEVER_SEEN = frozenset(
+    text
+    for text in (*BLIND, *UNTRIED)
+    if text.startswith(
+        (
+            *("a view of", "the optimizer's state", "`q.data = p`", "`torch.utils.dlpack"),
+            *("a TorchScript module", "a function of a C++ extension"),
+        )
+    )
+)
+"""Those that the guard does not see either."""
+
+
+def _shared(weight: torch.Tensor) -> torch.Tensor:
+    other = torch.empty(())
+    other.data = weight
+    return other
+
+
+def _sparse(weight: torch.Tensor) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(torch.arange(len(weight))[None], weight)
+    return made.detach().to_dense()
+
+
+def _inside(net: Any) -> torch.Tensor:
+    with torch.no_grad():
+        output: torch.Tensor = net.hidden(torch.ones(1, 20))
+    return output.flatten()
+
+
+def _padded(weight: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor([weight]).to_padded_tensor(0.0)
+
+
+def table() -> str:
+    """Return the list as Markdown."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    for text in (*BLIND, BY_GROUP, *UNTRIED):
+        yield f"- {text}" + ("" if text in NEVER_SEEN else GUARDED)
+
+
+def by_group(side: Side) -> None:
+    """Average gradients before the step, and parameters after it, by a group's own methods."""
+    ddp = side.wrap(Net(), loss_of)
+    optimizer = side.overlap(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9))
+    group = dist.group.WORLD
+    assert group is not None
+    for step in side.steps:
+        optimizer.zero_grad()
+        loss_of(ddp, step).backward()
+        if step % 3 == 0:
+            for p in ddp.parameters():
+                group.allreduce([p.grad]).wait()
+        optimizer.step()
+        if step % 3 == 1:
+            with torch.no_grad():
+                group.allreduce([ddp.module.hidden.weight]).wait()
+    side.finish(ddp, optimizer)
+
+
+def look(guard: bool) -> dict[str, tuple[bool, bool]]:
+    """Look at each while an update is due: is it stale, and is it not after ``settle``?"""
+    found = {}
+    with holding(0.0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TorchScript, nested tensors, torch.tensor
+        scripted = torch.jit.script(_sum)
+        torch.manual_seed(1)
+        net = Net(hidden=torch.jit.script(nn.Sequential(nn.Linear(20, 20), nn.Tanh())))
+        side = Ours(Style(), guard=guard)
+        ddp = side.wrap(net, loss_of)
+        optimizer = side.overlap(ddp, torch.optim.Adam(ddp.parameters(), lr=0.01))
+        for step, (text, read) in enumerate([("", None)] * 4 + list(BLIND.items())):
+            optimizer.zero_grad()
+            loss_of(ddp, step).backward()
+            weight = net.enter.weight
+            state = optimizer.state[weight] if step else {}
+            case = Case(net, weight, weight.detach(), state, scripted)
+            optimizer.step()
+            if read is not None:
+                stale = read(case).detach().clone()
+                side.settle(ddp)
+                settled = read(case).detach().clone()
+                side.settle(ddp)
+                found[text] = (
+                    not torch.equal(stale, settled),
+                    torch.equal(settled, read(case).detach()),
+                )
+        side.close()
+    return found
+
+
+def _sum(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().sum()

@@ -1,0 +1,431 @@
+"""The same training script under stock DDP and under the engine, and what came of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.utils._pytree import tree_leaves
+
+from syncline.train import engine_executor
+from syncline.train.ddp import DistributedDataParallel, planned_training
+from syncline.train.engine.dense_transport import DenseTransport, Work
+from syncline.train.engine.engine import Engine
+from syncline.train.engine.message_threads import Round
+from syncline.train.overlap.deferral import Deferral
+from tests.timeouts import DEADLINE_S
+from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
+
+__all__ = [
+    "OVERLAPS",
+    "SETTLES",
+    "STEADY",
+    "STEPS",
+    "SYNCHRONOUS",
+    "Ours",
+    "Script",
+    "Side",
+    "Stock",
+    "differences",
+    "holding",
+]
+
+STEADY = 3
+"""Steps after which the engine runs: the first two under new buckets are DDP's own."""
+STEPS = STEADY + 20
+OVERLAPS = "overlaps"
+SETTLES = "settles"
+SYNCHRONOUS = "synchronous"
+READER_PAUSE_S = 0.0005
+"""Between two reads of a thread, so that it does not starve the training of the interpreter."""
+OBSERVED = 15
+"""The step from which on is counted what happens: some scripts change their ways at the tenth."""
+
+Script = Callable[["Side"], None]
+Loss = Callable[[nn.Module], torch.Tensor]
+
+
+class Side:
+    """What a script is given: how to wrap its model and optimizer, and where to note results."""
+
+    def __init__(self) -> None:
+        self.trace: list[tuple[str, Any]] = []
+        self.wrapped: list[TorchDDP] = []
+        self.step = 0
+        self.plans: dict[str, Any] = {}
+        """Arguments of our wrapper that choose a plan; one is made by hand where there are none."""
+        self.length = STEPS
+        self.guard = False
+        """Whether optimizers are overlapped with the guard."""
+        self.near = False
+        """Whether values may differ by a relative 1e-6 from those of the other side."""
+        self.error = ""
+        """The traceback of what the script raised, where that is part of the result."""
+        self._stopping = threading.Event()
+        self._readers: list[threading.Thread] = []
+        self._raised: list[str] = []
+        """By readers."""
+
+    @property
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps to train."""
+        for step in range(self.length):
+            self.step = step
+            yield step
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return dist.get_rank()
+
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
+        """Wrap a model.
+
+        Args:
+            module: what to wrap.
+            loss: runs the model; tells in which order its gradients become ready.
+            arguments: for torch's class.
+        """
+        raise NotImplementedError
+
+    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
+        """Overlap an optimizer, where there is such a thing."""
+        raise NotImplementedError
+
+    def settle(self, ddp: TorchDDP) -> None:
+        """Call ``settle``, where there is such a thing."""
+
+    def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
+        """Call ``average``, or do the same where there is no such thing."""
+        with torch.no_grad():
+            for mean, parameter in zip(averages, ddp.module.parameters(), strict=True):
+                mean.lerp_(parameter, weight)
+
+    def note(self, label: str, *values: Any) -> None:
+        """Note values, which must be the same on both sides."""
+        self.trace.append((label, Near(values) if self.near else fingerprint(values)))
+
+    def read_in_thread(self, read: Callable[[], object]) -> None:
+        """Read in a thread again and again until the script ends; what it raises is noted."""
+
+        def go_on() -> None:
+            while not self._stopping.wait(READER_PAUSE_S):
+                try:
+                    read()
+                except Exception as error:
+                    # Stock DDP raises this too, where a step makes the first state of a parameter.
+                    if "changed size during iteration" not in str(error):
+                        self._raised.append("".join(traceback.format_exception(error)))
+
+        self._readers.append(threading.Thread(target=go_on, daemon=True))
+        self._readers[-1].start()
+
+    def _stop_readers(self) -> None:
+        self._stopping.set()
+        for thread in self._readers:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "a thread waits for ever"
+        self._readers.clear()
+
+    def finish(self, ddp: TorchDDP, *optimizers: torch.optim.Optimizer) -> None:
+        """Note the final state of a model and its optimizers."""
+        self._stop_readers()
+        self.note("raised in threads", self._raised[:1])
+        for name, parameter in ddp.module.named_parameters():
+            self.note(f"gradient of {name}", parameter.grad)
+        for name, value in ddp.module.state_dict().items():
+            self.note(name, value)
+        for number, optimizer in enumerate(optimizers):
+            for key, value in optimizer.state_dict().items():
+                self.note(f"optimizer {number} {key}", value)
+
+    def close(self) -> None:
+        """Stop whatever runs on."""
+        self._stop_readers()
+
+
+class Stock(Side):
+    """Torch's own class."""
+
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:  # noqa: ARG002 - as the other side
+        ddp = TorchDDP(module, **arguments)
+        self.wrapped.append(ddp)
+        return ddp
+
+    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002 - as the other side
+        return optimizer
+
+
+class Ours(Side):
+    """Ours, under a plan made for the model."""
+
+    def __init__(self, style: Style, *, guard: bool = False) -> None:
+        super().__init__()
+        self.style, self.guard = style, guard
+        self.deferred = self.under_forward = 0
+        """Updates of single parameters in the last steps: put off, and made by a forward pass."""
+
+    @property
+    def happened(self) -> str:
+        """What came of the updates."""
+        if not self.deferred:
+            return SYNCHRONOUS
+        return OVERLAPS if self.under_forward > 0.5 * self.deferred else SETTLES
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Count updates."""
+        defer, apply, begin = Deferral.defer, Deferral._apply, Deferral.begin_forward
+        side, trains = self, False
+
+        def noted_begin(self: Deferral) -> None:
+            nonlocal trains
+            trains = torch.is_grad_enabled()
+            begin(self)
+
+        def counted_defer(self: Deferral, step: Any, parameters: Iterable[Any]) -> None:
+            chosen = list(parameters)
+            side.deferred += len(chosen) * (side.step >= OBSERVED)
+            defer(self, step, chosen)
+
+        def counted_apply(self: Deferral, indices: Iterable[int]) -> None:
+            chosen = list(indices)
+            side.under_forward += len(chosen) * (
+                side.step >= OBSERVED and self.in_forward and trains
+            )
+            apply(self, chosen)
+
+        patches = {"defer": counted_defer, "_apply": counted_apply, "begin_forward": noted_begin}
+        with patched({(Deferral, name): patch for name, patch in patches.items()}):
+            yield
+
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
+        plans = self.plans
+        if not plans:
+            order = ready_order(module, loss)
+            plan = plan_of(module, order, dist.get_world_size(), self.style)
+            plans = {"plan": plan, "check": False}
+        ddp = DistributedDataParallel(module, **plans, **arguments)
+        self.wrapped.append(ddp)
+        return ddp
+
+    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
+        assert isinstance(ddp, DistributedDataParallel)
+        return ddp.overlap(optimizer, guard=self.guard)
+
+    def settle(self, ddp: TorchDDP) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        ddp.settle()
+
+    def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        ddp.average(averages, weight)
+
+    def close(self) -> None:
+        super().close()
+        for ddp in self.wrapped:
+            assert isinstance(ddp, DistributedDataParallel)
+            if ddp._training.runner is not None:
+                planned_training(ddp).reducer.executor.stop()
+
+
+def fingerprint(value: Any) -> Any:
+    """Return plain data that is equal exactly where values are equal to the last bit."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().reshape(-1).contiguous().view(torch.uint8)
+        digest = hashlib.sha256(flat.cpu().numpy().tobytes()).hexdigest()[:16]
+        return (str(value.dtype), tuple(value.shape), digest, value.detach().flatten()[:3].tolist())
+    if isinstance(value, dict):
+        return {repr(key): fingerprint(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [fingerprint(item) for item in value]
+    return repr(value)
+
+
+class Near:
+    """Values that equal others within a relative 1e-6: of a tensor, in its norm."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = [
+            v.detach().double().clone() if isinstance(v, torch.Tensor) else v
+            for v in tree_leaves(values)
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Near)
+        pairs = zip(self.values, other.values, strict=True)
+        return all(_is_near(mine, theirs) for mine, theirs in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.values)
+
+
+def _is_near(mine: Any, theirs: Any) -> bool:
+    if isinstance(mine, float):
+        return math.isclose(mine, theirs, rel_tol=1e-6)
+    if not isinstance(mine, torch.Tensor):
+        return bool(mine == theirs)
+    finite = mine.isfinite()
+    same = torch.equal(finite, theirs.isfinite())
+    difference = torch.linalg.vector_norm((mine - theirs)[finite])
+    return same and bool(difference <= 1e-6 * torch.linalg.vector_norm(theirs[finite]))
+
+
+def differences(ours: Side, theirs: Side) -> list[str]:
+    """Say what two sides noted otherwise; the first few."""
+    found = []
+    if len(ours.trace) != len(theirs.trace):
+        found.append(f"{len(ours.trace)} notes, not {len(theirs.trace)}")
+    for number, (mine, other) in enumerate(zip(ours.trace, theirs.trace, strict=False)):
+        if mine != other:
+            found.append(f"note {number} {mine[0]}: {mine[1]} instead of {other[0]}: {other[1]}")
+    return [text[:400] for text in found[:4]]
+
+
+# ---------------------------------------------------------------------- messages that are held back
+
+
+MOST_MESSAGES = 64
+"""That are under way at the same time."""
+
+
+class HeldTransport:
+    """Lets messages complete only once the training thread waits for them.
+
+    What is pending when ``step`` is called would otherwise be a matter of luck. More messages under
+    way than the plan lets are an error.
+    """
+
+    def __init__(self, inner: DenseTransport) -> None:
+        self._inner = inner
+        self._changed = threading.Condition()
+        self._threads = ThreadPoolExecutor(MOST_MESSAGES)
+        self._sent = self._allowed = self._under_way = self._most = 0
+        self.bounded = inner.bounded
+        self.halves_are_rings = inner.halves_are_rings
+        self.workers, self.rank = inner.workers, inner.rank
+
+    def mark(self) -> Any:
+        return self._inner.mark()
+
+    def gather_numbers(self, own: Any) -> Any:
+        return self._inner.gather_numbers(own)
+
+    def gather_rows(self, own: Any) -> Any:
+        return self._inner.gather_rows(own)
+
+    def begin(self, allowed: int, in_flight: int) -> None:
+        with self._changed:
+            self._sent, self._allowed, self._most = 0, allowed, in_flight
+
+    def allow(self, messages: int) -> None:
+        with self._changed:
+            self._allowed = max(self._allowed, messages)
+            self._changed.notify_all()
+
+    def prepare(self, *args: Any) -> None:
+        self._inner.prepare(*args)
+
+    def send(self, *args: Any) -> Work:
+        work = self._inner.send(*args)
+        with self._changed:
+            number, self._sent = self._sent, self._sent + 1
+            self._under_way += 1
+            assert self._under_way <= self._most, f"{self._under_way} messages under way"
+
+        # Elsewhere, because the peers may need this rank's part in it before they can go on.
+        done = self._threads.submit(work.wait)
+
+        def wait() -> None:
+            with self._changed:
+                over = self._changed.wait_for(lambda: number < self._allowed, DEADLINE_S)
+            assert over, "nobody waited for a message"
+            done.result()
+            with self._changed:
+                self._under_way -= 1
+
+        return Work(wait, work.wait_on_stream)
+
+
+@contextmanager
+def holding(let_through: float) -> Iterator[None]:
+    """Hold messages back, for as long as nobody waits for them.
+
+    Args:
+        let_through: the part of each round's messages that lands before ``backward`` ends.
+    """
+    wait, wait_all, begin, norms = Engine.wait, Engine.wait_all, Engine.begin, Engine.norms
+    transport_for, suspend = vars(engine_executor)["transport_for"], Deferral.suspend_gradients
+
+    def held(engine: Engine) -> HeldTransport:
+        transport: Any = engine._transport
+        assert isinstance(transport, HeldTransport)
+        return transport
+
+    def at_first(engine: Engine) -> int:
+        return round(let_through * len(engine.plan.messages))
+
+    def held_begin(self: Engine, *args: Any) -> None:
+        held(self).begin(at_first(self), self.plan.in_flight)
+        begin(self, *args)
+
+    def held_wait(self: Engine, tensors: Iterable[int], of: Round | None = None) -> None:
+        tensors = list(tensors)
+        messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
+        if self.plan.norm is not None:
+            messages.append(self.plan.last_sum)
+        held(self).allow(max(messages, default=-1) + 1)
+        wait(self, tensors, of)
+
+    def held_wait_all(self: Engine, *, on_host: bool = False) -> None:
+        held(self).allow(len(self.plan.messages))
+        wait_all(self, on_host=on_host)
+
+    def held_norms(self: Engine) -> torch.Tensor:
+        held(self).allow(self.plan.last_sum + 1)
+        return norms(self)
+
+    def held_suspend(self: Deferral) -> None:
+        engine = self.engine
+        assert engine is not None
+        through, completing = at_first(engine), engine.layout.completing
+        wait(engine, [t for t, some in enumerate(completing) if all(m < through for m in some)])
+        suspend(self)
+
+    patches = {
+        (Engine, "begin"): held_begin,
+        (Engine, "wait"): held_wait,
+        (Engine, "wait_all"): held_wait_all,
+        (Engine, "norms"): held_norms,
+        (Deferral, "suspend_gradients"): held_suspend,
+        (engine_executor, "transport_for"): lambda group, device: HeldTransport(
+            transport_for(group, device)
+        ),
+    }
+    with patched(patches):
+        yield
+
+
+@contextmanager
+def patched(patches: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    """Replace attributes of modules and classes for a while."""
+    before = {(owner, name): getattr(owner, name) for owner, name in patches}
+    for (owner, name), value in patches.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for (owner, name), value in before.items():
+            setattr(owner, name, value)

@@ -1,0 +1,222 @@
+"""What the workers of the tests of reading threads run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.swa_utils import AveragedModel
+
+from syncline.errors import SynclineError
+from syncline.train.ddp import planned_training
+from syncline.train.overlap import (
+    averages,
+    deferral,
+    deferred_optimizer,
+    guard,
+    pending,
+    pending_gradients,
+)
+from tests.train.overlap.overlap_jobs import _attempted, _beside_stock
+from tests.train.overlap.overlap_loops import begin
+from tests.train.overlap.overlap_models import loss_of
+from tests.train.overlap.overlap_plans import Style
+from tests.train.overlap.overlap_rig import (
+    DEADLINE_S,
+    STEADY,
+    Ours,
+    Side,
+    fingerprint,
+    holding,
+    patched,
+)
+from tests.train.overlap.overlap_threads import reads_without_end
+
+PATIENCE_S = 0.1
+"""So long an update is held half made. What must wait for it cannot be seen to wait for ever."""
+HALTS = range(STEADY + 1, STEADY + 10, 4)
+"""The steps whose updates are held."""
+
+
+def _halfway() -> None:
+    """Do something in the middle of an update. Attributes of an optimizer would be tried out."""
+
+
+HERE = sys.modules[__name__]
+
+
+class Halves(torch.optim.Optimizer):
+    """Updates the first half of each parameter and its state, then the second."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
+        for group in self.param_groups:
+            for p in group["params"]:
+                total = self.state[p].setdefault("sum", torch.zeros_like(p)).view(-1)
+                cut = total.numel() // 2
+                for part in (slice(cut), slice(cut, None)):
+                    total[part] += p.grad.view(-1)[part]
+                    p.detach().view(-1)[part] -= group["lr"] * total[part].sign()
+                    _halfway()
+
+
+def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
+    """Train beside threads that read, under stock DDP and under the engine."""
+    flushed: list[Any] = []
+
+    def script(side: Side) -> None:
+        reads_without_end(side, make, reads)
+        if isinstance(side, Ours):
+            flushed.append(planned_training(side.wrapped[0]).reducer.executor.flushed())
+
+    result = _beside_stock(partial(_attempted, script), Style(), 0.3, steps=40)
+    return {**result, "flushed": flushed[0] if flushed else "raised"}
+
+
+class _NoLock:
+    """Excludes nobody."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def forward_beside_an_update(mutant: bool) -> list[str]:
+    """Say how training differs whose updates are made by a thread, beside the forward pass.
+
+    Args:
+        mutant: without the lock.
+    """
+    modules = (averages, deferral, deferred_optimizer, guard, pending, pending_gradients)
+    pending.keep_updates_whole_in_forks()  # with the real lock
+    try:
+        with patched({(module, "UPDATES"): _NoLock() for module in modules if mutant}):
+            found = _beside_stock(_forward_beside_an_update, Style(), 0.0)
+    except (SynclineError, RecursionError) as error:
+        if not mutant:
+            raise
+        return [str(error)]
+    differences: list[str] = found["differences"]
+    return differences
+
+
+def _forward_beside_an_update(side: Side) -> None:
+    ddp, optimizer = begin(side, Halves)
+    schedule = ExponentialLR(optimizer, 0.9)
+    weight = ddp.module.hidden.weight
+    begun, over = threading.Event(), threading.Event()
+    reader = threading.Thread()
+
+    def halt() -> None:
+        if threading.current_thread() is reader and not begun.is_set():
+            begun.set()
+            over.wait(PATIENCE_S)
+
+    def read() -> None:
+        with suppress(AttributeError):  # without the lock ``zero_grad`` takes the gradients away
+            weight.detach().sum()
+
+    with patched({(HERE, "_halfway"): halt}):
+        for step in side.steps:
+            optimizer.zero_grad()
+            try:
+                loss = loss_of(ddp, step)
+            finally:
+                over.set()
+                if reader.ident is not None:
+                    reader.join(DEADLINE_S)
+            side.note("loss", loss)
+            loss.backward()
+            optimizer.step()
+            if step in HALTS:
+                begun.clear()
+                over.clear()
+                reader = threading.Thread(target=read)
+                reader.start()
+                while reader.is_alive() and not begun.wait(0.001):
+                    pass
+                assert begun.is_set() or not isinstance(side, Ours), "no update to be made"
+            schedule.step()
+    side.finish(ddp, optimizer)
+
+
+def reads_beside_an_update() -> dict[str, tuple[Any, Any]]:
+    """Return what threads read in the middle of an update, and what is there when it is over."""
+    side = Ours(Style())
+    seen: dict[str, Any] = {}
+    whole: dict[str, Any] = {}
+    with holding(0.0):
+        ddp, optimizer = begin(side, Halves)
+        mean = AveragedModel(ddp.module)
+        weight, averaged = ddp.module.enter.weight, mean.module.enter.weight
+        reads: dict[str, Callable[[], Any]] = {
+            "parameter": weight.clone,
+            "state": lambda: optimizer.state[weight]["sum"].clone(),
+            "gradient": lambda: weight.grad.clone(),
+            "average": averaged.clone,
+        }
+
+        def note(name: str) -> None:
+            seen[name] = fingerprint(reads[name]().detach())
+
+        threads = [threading.Thread(target=note, args=(name,)) for name in reads]
+
+        def halt() -> None:
+            if side.step == HALTS[0] + 1 and threads[0].ident is None:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join(PATIENCE_S)
+
+        with patched({(HERE, "_halfway"): halt}):
+            for side.step in range(HALTS[0] + 2):
+                loss = loss_of(ddp, side.step)
+                if threads[0].ident is not None:
+                    whole = {name: fingerprint(read().detach()) for name, read in reads.items()}
+                    break
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                mean.update_parameters(ddp.module)
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        side.close()
+    return {name: (seen.get(name), whole.get(name)) for name in reads}
+
+
+def forks_beside_an_update() -> str:
+    """Return what a fork finds of an update that another thread was making."""
+    pending.keep_updates_whole_in_forks()
+    value, held = ["half"], threading.Event()
+
+    def update() -> None:
+        with pending.UPDATES:
+            held.set()
+            threading.Event().wait(PATIENCE_S)
+            value[0] = "whole"
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    held.wait()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        found = value[0] if pending.UPDATES.acquire(timeout=DEADLINE_S) else "locked"
+        os.write(writing, found.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        found = file.read()
+    os.waitpid(child, 0)
+    thread.join()
+    return found

@@ -1,0 +1,18 @@
+"""The nodes that accumulate gradients, of parameters that are frozen for a while."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from syncline.train.measure.gradient_hooks import accumulator
+
+
+def test_the_node_of_a_frozen_parameter_is_that_of_its_later_graphs() -> None:
+    parameter, calls = nn.Parameter(torch.ones(2), requires_grad=False), list[int]()
+    node = accumulator(parameter)
+    assert not parameter.requires_grad
+    node.register_prehook(lambda _: calls.append(1))
+    parameter.requires_grad_(True)
+    parameter.sum().backward()
+    assert calls == [1]

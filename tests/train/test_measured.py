@@ -1,0 +1,282 @@
+"""Events, messages and gates to one period of the steady state, with a clock set by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncline.plan.plan import Message, MessageCollective, Plan, Tensor, Wait
+from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
+from syncline.train.engine.recording import (
+    BucketStamps,
+    EngineTimes,
+    GateTimes,
+    MessageTimes,
+    timeline_of,
+)
+from syncline.train.measure.clock import CpuClock, CudaClock
+from syncline.train.measure.observer import Moment, ObservedEvent, ObservedIteration
+
+M = Moment
+START = 1000
+"""Stamp of every iteration's beginning: times below are relative to it."""
+
+
+def iteration(*events: tuple[Moment, str | int, int], end: int) -> ObservedIteration:
+    """Return an iteration; times count from its beginning."""
+    stamped = [ObservedEvent(m, key, START + at) for m, key, at in events]
+    return ObservedIteration(stamped, START + end, None, [])
+
+
+DEFERRED = iteration(
+    (M.FORWARD, "", 0),
+    (M.ENTER, "a", 30),  # its gate stood from 5 to 28
+    (M.EXIT, "a", 50),
+    (M.ENTER, "b", 50),
+    (M.EXIT, "b", 80),
+    (M.OUTPUT, "", 80),
+    (M.WALKED, "", 90),
+    (M.READY, "b", 120),
+    (M.READY, "a", 170),
+    end=190,
+)
+"""The forward pass to 80, ten of walking the graph, the backward pass to 170, then the loop."""
+
+STEPPED = DEFERRED._replace(
+    events=[
+        *DEFERRED.events,
+        ObservedEvent(M.STEP, "", START + 176),
+        ObservedEvent(M.STEPPED, "", START + 180),
+    ]
+)
+
+PERIOD = 180
+"""Without the walk."""
+
+
+def plan(
+    wait: Wait = "need", collectives: tuple[MessageCollective, ...] = ("all-reduce", "all-reduce")
+) -> Plan:
+    """Return a message for ``b``, then one for ``a``."""
+    halves = ((0, 100), (100, 300))
+    messages = [
+        Message(start=start, stop=stop, collective=collective)
+        for (start, stop), collective in zip(halves, collectives, strict=True)
+    ]
+    for (start, stop), collective in zip(halves, collectives, strict=True):
+        if collective == "reduce-scatter":
+            messages.append(Message(start=start, stop=stop, collective="all-gather"))
+    return Plan(
+        planner="p",
+        model="m",
+        workers=2,
+        tensors=(Tensor(name="b", elements=100), Tensor(name="a", elements=200)),
+        messages=tuple(messages),
+        wait=wait,
+    )
+
+
+def message(number: int, ready: int, issued: int, finished: int) -> MessageTimes:
+    return MessageTimes(number, START + ready, START + issued, START + finished)
+
+
+def gate(label: str, began: int, arrived: int, updated: int) -> GateTimes:
+    return GateTimes(label, START + began, START + arrived, START + updated)
+
+
+Shown = list[tuple[str, int, int, str]]
+
+
+def computing(timeline: Timeline) -> Shown:
+    return [(s.kind, s.start_ns, s.stop_ns, s.label) for s in timeline.spans if s.lane == COMPUTE]
+
+
+def sent(timeline: Timeline) -> list[tuple[str, int | None, int, int]]:
+    return [
+        (s.label, s.ready_ns, s.start_ns, s.stop_ns)
+        for s in timeline.spans
+        if s.lane == COMMUNICATION
+    ]
+
+
+BEFORE = [message(0, -70, -65, -30), message(1, -20, -20, 25)]
+OWN = message(0, 120, 125, 160)
+GATE = gate("a", 5, 25, 28)
+
+
+def test_gates_are_cut_out_of_what_they_lay_in() -> None:
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
+    assert timeline.iteration_ns == PERIOD
+    # The 20 between the backward pass and the next forward pass come first.
+    assert computing(timeline) == [
+        ("data", 0, 20, "data loading"),
+        ("forward", 20, 25, "(between modules)"),
+        ("wait", 25, 45, "a"),
+        ("update", 45, 48, "update before a"),
+        ("forward", 48, 50, "(between modules)"),
+        ("forward", 50, 70, "a"),
+        ("forward", 70, 100, "b"),
+        ("backward", 100, 130, "backward"),
+        ("backward", 130, 180, "gradient of a"),
+    ]
+    assert timeline.stall_ns() == 20
+
+
+def test_a_message_that_goes_on_in_the_next_iteration_is_shown_as_that_of_the_round_before() -> (
+    None
+):
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
+    assert sent(timeline) == [
+        # Issued 20 before the period's end, 20 of it in what is shown at the front, 25 after.
+        ("a", 0, 0, 45),
+        ("b", 130, 135, 170),
+    ]
+    assert [s.size_bytes for s in timeline.spans if s.kind == "message"] == [800, 400]
+
+
+def test_where_its_own_round_is_known_that_is_shown() -> None:
+    own = message(1, 170, 172, 400)  # not finished when the iteration ended
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN, own], [GATE]), plan(), CpuClock())
+    assert sent(timeline) == [("a", 0, 2, 45), ("b", 130, 135, 170)]
+
+
+def test_a_message_that_is_cut_by_the_end_of_the_period() -> None:
+    before = message(1, -40, -35, 25)  # before the last gradient
+    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [GATE]), plan(), CpuClock())
+    assert sent(timeline) == [("a", 0, 0, 45), ("b", 130, 135, 170), ("a", 160, 165, 180)]
+
+
+def test_a_message_that_is_issued_in_the_forward_pass_was_ready_before() -> None:
+    before = message(1, -10, 10, 25)
+    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [GATE]), plan(), CpuClock())
+    assert sent(timeline) == [("a", 10, 30, 45), ("b", 130, 135, 170)]
+
+
+def test_messages_during_our_walk_are_shown_without_it() -> None:
+    before = [message(1, -10, 60, 85), message(0, -70, 85, 100)]
+    timeline = timeline_of(DEFERRED, EngineTimes(before, []), plan(), CpuClock())
+    assert ("a", 10, 80, 100) in sent(timeline)
+    assert ("b", 0, 100, 110) in sent(timeline)
+
+
+def test_a_step_of_what_had_arrived_is_an_update() -> None:
+    timeline = timeline_of(STEPPED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
+    assert computing(timeline)[0] == ("data", 0, 10, "data loading")
+    assert computing(timeline)[-1] == ("update", 176, 180, "optimizer")
+    # What the user's loop did between the backward pass and the step has no name.
+    assert computing(timeline)[-2] == ("backward", 120, 170, "gradient of a")
+
+
+def test_where_the_update_waits_for_everything_that_is_a_wait() -> None:
+    own = [OWN, message(1, 170, 171, 175)]
+    timeline = timeline_of(STEPPED, EngineTimes(own, []), plan("update"), CpuClock())
+    assert ("wait", 170, 175, "all gradients") in computing(timeline)
+    assert timeline.stall_ns() == 5
+    without_step = timeline_of(DEFERRED, EngineTimes(own, []), plan("update"), CpuClock())
+    assert ("wait", 175, 180, "all gradients") in computing(without_step)
+    assert ("data", 0, 15, "data loading") in computing(without_step)
+    assert without_step.iteration_ns == PERIOD
+
+
+def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
+    own = [OWN, message(1, 170, 171, 175)]
+    noted = gate("everything", 171, 174, 178)
+    timeline = timeline_of(STEPPED, EngineTimes(own, [noted]), plan("update"), CpuClock())
+    assert computing(timeline)[-4:] == [
+        ("wait", 170, 171, "all gradients"),
+        ("wait", 171, 174, "everything"),
+        ("update", 174, 178, "update before everything"),
+        ("update", 178, 180, "optimizer"),
+    ]
+
+
+def test_halves_are_named() -> None:
+    halves = plan(collectives=("all-reduce", "reduce-scatter"))
+    own = [OWN, message(1, 130, 140, 150), message(2, 150, 150, 160)]
+    timeline = timeline_of(DEFERRED, EngineTimes(own, []), halves, CpuClock())
+    assert [label for label, *_ in sent(timeline)] == ["b", "reduce-scatter a", "all-gather a"]
+
+
+def test_without_messages_and_gates_the_computation_remains() -> None:
+    timeline = timeline_of(DEFERRED, EngineTimes([], []), plan(), CpuClock())
+    assert sent(timeline) == []
+    assert [kind for kind, *_ in computing(timeline)].count("forward") == 3
+
+
+class DeviceClock(CudaClock):
+    """Stamps are hundredths of a nanosecond of a device's clock of its own, 9 s ahead."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def stamp(self) -> Any:
+        return self.now
+
+    def settle(self) -> None:
+        pass
+
+    def between_ns(self, earlier: Any, later: Any) -> int:
+        return int(later - earlier)
+
+
+def test_a_devices_stamps_are_related_to_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = DeviceClock(9_000_000 + 500)  # 500 after the iteration began
+    events = [e._replace(stamp=e.stamp - START + 9_000_000) for e in DEFERRED.events]
+    shifted = DEFERRED._replace(events=events, end_stamp=9_000_000 + 190)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: START + 500)
+    assert timeline_of(shifted, EngineTimes([*BEFORE, OWN], [GATE]), plan(), clock) == timeline_of(
+        DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock()
+    )
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[list[MessageTimes], list[GateTimes]]:
+    """Draw messages of two rounds, one after the other, and gates of the forward pass."""
+    messages = []
+    for first in (-190, 0):
+        free = first
+        for number in (0, 1):
+            ready = first + draw(st.integers(100, 180))
+            issued = max(ready, free) + draw(st.integers(0, 5))
+            free = issued + draw(st.integers(0, 60))
+            messages.append(message(number, ready, issued, free))
+    if draw(st.booleans()):
+        messages = [m for m in messages if m.finished_ns <= START + 190]
+    ends = sorted(draw(st.lists(st.integers(0, 80), min_size=6, max_size=6)))
+    gates = [gate("a", *ends[:3]), gate("b", *ends[3:])]
+    return messages, gates
+
+
+@given(rounds())
+def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[GateTimes]]) -> None:
+    messages, gates = drawn
+    timeline = timeline_of(DEFERRED, EngineTimes(messages, gates), plan(), CpuClock())
+    on_device = [s for s in timeline.spans if s.lane == COMPUTE]
+    # The compute lane is full, and one thing at a time.
+    assert on_device[0].start_ns == 0
+    assert on_device[-1].stop_ns == timeline.iteration_ns == PERIOD
+    for before, after in itertools.pairwise(on_device):
+        assert before.stop_ns == after.start_ns
+    assert timeline.stall_ns() == sum(g.arrived_ns - g.began_ns for g in gates)
+    # At most what was under way, less what passed beside the walk, shown once a message.
+    for number, label in ((0, "b"), (1, "a")):
+        shown = [s for s in timeline.spans if s.kind == "message" and s.label == label]
+        assert busy_ns(union(shown)) == sum(s.stop_ns - s.start_ns for s in shown)
+        if any(m.message == number for m in messages):
+            longest = max(m.finished_ns - m.issued_ns for m in messages if m.message == number)
+            assert busy_ns(union(shown)) <= 2 * longest
+
+
+def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
+    exchanges = [
+        BucketStamps(1, START + 130, [START + 175]),
+        BucketStamps(0, START + 125, [START + 160]),
+    ]
+    timeline = timeline_of(STEPPED, exchanges, plan("update"), CpuClock())
+    assert sent(timeline) == [("b", 125, 125, 160), ("a", 130, 160, 175)]
+    assert ("wait", 170, 175, "all gradients") in computing(timeline)
+    assert timeline.iteration_ns == PERIOD

@@ -1,0 +1,116 @@
+"""Stages, and what all ranks measured in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from syncline.plan.profile import ACCUMULATING, Gradient, Operation, Phase, Profile
+from syncline.plan.run import Rate
+from syncline.train.rank_measurements import RankMeasurements, StageResult
+from syncline.train.stages import (
+    Deferring,
+    Findings,
+    Measurement,
+    Probe,
+    Settings,
+    Stage,
+    Step,
+    Typical,
+    last_batch_s,
+)
+from tests.train.jobs import plain_plan
+
+
+def profile(*operations: tuple[str, Phase, float]) -> Profile:
+    return Profile(
+        model="chain",
+        device="cpu",
+        workers=2,
+        iterations=1,
+        operations=tuple(
+            Operation(name=name, phase=phase, duration_s=s, after=(i - 1,) if i else ())
+            for i, (name, phase, s) in enumerate(operations)
+        ),
+        gradients=(Gradient(name="w", elements=1, ready_after=len(operations) - 1),),
+    )
+
+
+def test_the_passes_of_one_batch_are_timed_whole() -> None:
+    one = profile(("read", "data", 5.0), ("a", "forward", 1.0), ("b", "backward", 2.0))
+    assert last_batch_s(one) == pytest.approx(3.0)
+
+
+def test_of_several_micro_batches_the_last_is_timed() -> None:
+    several = profile(
+        ("read", "data", 5.0),
+        ("a", "forward", 1.0),
+        (ACCUMULATING, "forward", 7.0),
+        ("a", "forward", 1.25),
+        ("b", "backward", 2.0),
+    )
+    assert last_batch_s(several) == pytest.approx(3.25)
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "slowdown_s"), [(1.0, 1.0), (1.96, 0.04), (1.99, 0.0), (2.01, -0.01)]
+)
+def test_only_slower_passes_can_be_noise(alone_s: float, slowdown_s: float) -> None:
+    """0.04 s are within twice the error, of which no more than 0.01 s is believed."""
+    one = profile(("a", "forward", 0.5), ("b", "backward", alone_s - 0.5))
+    found = Measurement(computing=Typical(2.0, 0.03)).slowdown_s(one)
+    assert found == pytest.approx(slowdown_s)
+    assert Measurement().slowdown_s(one) is None
+
+
+def test_waiting_for_buffers_is_not_computing() -> None:
+    one = profile(("between modules", "forward", 1.5), ("b", "backward", 0.25))
+    # Of 1.75 s alone, 0.5 s were a broadcast: 1.25 s of computing became 2 s.
+    found = Measurement(active=Typical(2.0, 0.0)).active_slowdown_s(one, broadcast_s=0.5)
+    assert found == pytest.approx(0.75)
+
+
+class OfTwoRanks(RankMeasurements):
+    """The other rank has measured 2 s, and nothing in the reducer."""
+
+    def __init__(self) -> None:
+        self._job = Wrapping()  # type: ignore[assignment]
+
+    def gather(self, value: Any) -> list[Any]:
+        other = {"times_s": [2.0] * 3, "active": [2.0, 0.5], "computing": None, "broadcast_s": 2.0}
+        return [value, {**value, **other, "mismatch": "other", "norm": None}]
+
+
+class Wrapping:
+    deferring = Deferring(can_defer=True)
+
+
+@pytest.mark.parametrize(("own_s", "longest_s"), [([1.0, 1.0, 9.0], 2.0), ([3.0], 3.0), ([], 2.0)])
+def test_what_ranks_measured_is_put_together(own_s: list[float], longest_s: float) -> None:
+    result = StageResult(
+        iteration_s=[1.0, 2.0, 4.0],
+        computing_s=[1.0] * 3,
+        active_s=[1.0] * 3,
+        broadcast_s=own_s,
+        norm="2",
+    )
+    found = OfTwoRanks().measurement(Stage(name="some"), result, Settings(), Findings())
+    assert found.times_s == (1.5, 2.0, 3.0)
+    assert found.computing is None
+    assert found.active == (1.5, 0.25)
+    assert found.broadcast_s == longest_s
+    assert (found.mismatch, found.norm, found.read_early) == ("other", "2", None)
+    assert found.deferring.can_defer
+
+
+def test_a_stage_is_the_same_after_it_was_sent() -> None:
+    stage = Stage(
+        name="steady",
+        plan=plain_plan(),
+        turns=("quiet", "lean"),
+        baseline=Rate(name="stock DDP", iteration_s=1.0, noise_s=0.1, iterations=3),
+    )
+    for step in (stage, Probe(iteration_s=1.0, contention=True)):
+        assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(step)), Step) == step
