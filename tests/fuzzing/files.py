@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from syncline.comm.groups.choices import Timing
+from syncline.files.report.advice import advice
 from syncline.files.report.bundle import DOCUMENTS
 from syncline.files.report.summary import summarise
 from syncline.files.traces.formats import FORMATS
@@ -21,6 +22,7 @@ from syncline.lab.bench.topk_report import (
     Selections,
     Timed,
 )
+from syncline.plan.advice import Interface, RankFacts
 from syncline.plan.document import Document
 from syncline.plan.network import PRESETS
 from syncline.plan.planners import PLANNERS
@@ -204,6 +206,11 @@ def _selections() -> list[bytes]:
     return [_document(found)]
 
 
+def _advised() -> list[bytes]:
+    rank = RankFacts(rank=0, host="host0", interface=Interface(name="eth0", mtu_bytes=1500))
+    return [_document(advice(layered_profile(), PRESETS["10gbit"], [rank]))]
+
+
 def _measured_choices() -> list[bytes]:
     timings = tuple(
         Timing(collective="all-reduce", size_bytes=n, algorithm=a, rounds_s=(1e-5, 2e-5))
@@ -354,6 +361,7 @@ def _kinds() -> Iterator[Kind]:
         yield Kind(kind, _seed(field), name, commands)
     yield Kind("what-if", _what_ifs, DOCUMENTS["what_if"][0], _reported)
     yield Kind("replay", lambda: [_document(replay())], "replay.json", _shown)
+    yield Kind("advice", _advised, "advice.json", _shown)
     yield Kind("collectives", lambda: [_document(BENCHMARK)], "collectives.json", _shown)
     yield Kind("choices", _measured_choices, "syncline/choices/site.json", _choices)
     yield Kind("selections", _selections, "selections.json", _shown)

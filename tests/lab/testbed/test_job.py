@@ -105,9 +105,12 @@ def test_the_first_to_fail_is_the_cause_and_the_others_are_stopped(bed: Testbed)
 
 
 def test_the_others_may_finish_within_the_grace_time(bed: Testbed, tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
+    pid = tmp_path / "pid"
+    # Rank 0 has ended for the others once it was waited for.
     code = (
-        f"if [ $RANK = 0 ]; then touch {gone}; exit 4; fi; until [ -e {gone} ]; do sleep 0.01; done"
+        f"if [ $RANK = 0 ]; then echo $$ > {pid}.0; mv {pid}.0 {pid}; exit 4; fi; "
+        f"until [ -e {pid} ]; do sleep 0.01; done; "
+        f"while kill -0 $(cat {pid}) 2>/dev/null; do sleep 0.01; done"
     )
     result = run(bed, f"{code}; [ $RANK = 1 ] || exit 6", grace_s=DEADLINE_S)
     assert result.exit_code == 4

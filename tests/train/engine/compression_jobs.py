@@ -360,10 +360,14 @@ def refused(case: str) -> str:
 
 def over_our_backend(given: str | dict[str, Any]) -> list[str]:
     """Return what differs between trainings over Gloo and over the backend "syncline"."""
+    measured, optimizer = begun(given, check=False)
+    steps_to_steady(measured, optimizer)
+    # What is measured decides which plan runs, and from which step on.
+    known = {"profile": measured.profile, "network": measured.network}
     found = []
     for backend in ("gloo", "syncline"):
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
-        ddp, optimizer = begun(given, check=False, process_group=group)
+        ddp, optimizer = begun(given, check=False, process_group=group, **known)
         steps = steps_to_steady(ddp, optimizer)
         assert ddp.plan is not None
         train(ddp, optimizer, 30 - steps, first=steps)

@@ -107,7 +107,7 @@ class Observation:
         if timed.get("backward_compute_time"):
             passes = timed["forward_compute_time"] + timed["backward_compute_time"]
             self._computing_s.append(passes / NS_PER_S)
-        is_over = runner.steady
+        is_over = runner.stage.is_steady
         if not is_over and iteration % ASK_EVERY == 0:
             late = float(time.monotonic() - self._began_s > self._request.seconds)
             is_over = max(gather_json(late, self._group, self._device)) > 0
