@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from syncline.plan.document import Document, Value
+from syncline.plan.quantities import require_count, require_finite, require_time
 
 
 class Part(Value, frozen=True, kw_only=True):
@@ -12,6 +13,9 @@ class Part(Value, frozen=True, kw_only=True):
 
     name: str
     seconds: float
+
+    def __post_init__(self) -> None:
+        require_time("advice: seconds of a part", self.seconds)
 
 
 class Exchange(Value, frozen=True, kw_only=True):
@@ -24,6 +28,12 @@ class Exchange(Value, frozen=True, kw_only=True):
     bus_bytes_per_s: float
     """The same times 2 (P - 1) / P: what each of P links carries in each direction."""
 
+    def __post_init__(self) -> None:
+        require_count("advice: size_bytes", self.size_bytes)
+        require_time("advice: time_s of an exchange", self.time_s)
+        require_finite("advice: algorithm_bytes_per_s", self.algorithm_bytes_per_s)
+        require_finite("advice: bus_bytes_per_s", self.bus_bytes_per_s)
+
 
 class Interface(Value, frozen=True, kw_only=True):
     """The network interface that a rank's messages leave by, and a faster one that is up."""
@@ -34,6 +44,10 @@ class Interface(Value, frozen=True, kw_only=True):
     mtu_bytes: int = 0
     faster: str | None = None
     """The name of an interface that is up and faster."""
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s is not None:
+            require_finite("advice: bytes_per_s of an interface", self.bytes_per_s)
 
 
 class RankFacts(Value, frozen=True, kw_only=True):
@@ -49,6 +63,12 @@ class RankFacts(Value, frozen=True, kw_only=True):
     retransmitted: float = 0.0
     """Share of its host's TCP segments that were sent again during the probe."""
 
+    def __post_init__(self) -> None:
+        for name in ("computing_s", "link_s"):
+            if (value := getattr(self, name)) is not None:
+                require_time(f"advice: {name} of a rank", value)
+        require_finite("advice: retransmitted", self.retransmitted)
+
 
 class Remedy(Value, frozen=True, kw_only=True):
     """A change, and the iteration that is predicted with it."""
@@ -63,6 +83,11 @@ class Remedy(Value, frozen=True, kw_only=True):
     how: str
     """The line to write, or what to do."""
 
+    def __post_init__(self) -> None:
+        require_time("advice: iteration_s of a remedy", self.iteration_s)
+        require_finite("advice: gain", self.gain)
+        require_finite("advice: error of a gain", self.error)
+
 
 class Scale(Value, frozen=True, kw_only=True):
     """An iteration with another number of workers, each with as many samples as today."""
@@ -70,6 +95,11 @@ class Scale(Value, frozen=True, kw_only=True):
     workers: int
     ddp_s: float
     overlap_s: float
+
+    def __post_init__(self) -> None:
+        require_count("advice: workers", self.workers)
+        require_time("advice: ddp_s", self.ddp_s)
+        require_time("advice: overlap_s", self.overlap_s)
 
 
 class Advice(Document, frozen=True, kw_only=True):
@@ -97,3 +127,9 @@ class Advice(Document, frozen=True, kw_only=True):
     remedies: tuple[Remedy, ...] = ()
     """The best one first."""
     scaling: tuple[Scale, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_count("advice: workers", self.workers)
+        require_finite("advice: iteration_s", self.iteration_s, above_0=True)
+        require_time("advice: iteration_s", self.iteration_s)
+        require_time("advice: noise_s", self.noise_s)
