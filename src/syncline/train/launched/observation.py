@@ -19,9 +19,7 @@ from syncline.files.report.bundle import Bundle
 from syncline.files.report.page import save
 from syncline.plan.advice import RankFacts
 from syncline.plan.planners.auto import choose
-from syncline.plan.quantities import NS_PER_S
 from syncline.torch_private import Ddp as TorchDDP
-from syncline.torch_private import logging_data
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.launched.request import Request
 from syncline.train.log import logger
@@ -103,10 +101,9 @@ class Observation:
         if iteration == self._seen:
             return
         self._seen = iteration
-        timed = logging_data(self._model)  # of the last iteration that the reducer timed
-        if timed.get("backward_compute_time"):
-            passes = timed["forward_compute_time"] + timed["backward_compute_time"]
-            self._computing_s.append(passes / NS_PER_S)
+        timed = self._model._training.executor.pace(0.0)
+        if timed is not None:
+            self._computing_s.append(timed.computation_s)
         is_over = runner.stage.is_steady
         if not is_over and iteration % ASK_EVERY == 0:
             late = float(time.monotonic() - self._began_s > self._request.seconds)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import struct
 from pathlib import Path
 
+from syncline import _native
 from syncline.plan.advice import Interface
 
 INTERFACES = Path("/sys/class/net")
 COUNTERS = Path("/proc/net/snmp")
 NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Variables by which a user names the interface."""
-SIOCGIFADDR = 0x8915
-"""The request for an interface's address (linux/sockios.h)."""
 
 
 def interface_used() -> Interface | None:
@@ -60,16 +57,7 @@ def _with_own_address() -> str | None:
         own = socket.gethostbyname(socket.gethostname())
     except OSError:  # the name stands for nothing
         return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, request)
-            except OSError:  # it has no address
-                continue
-            if socket.inet_ntoa(answer[20:24]) == own:
-                return name
-    return None
+    return next((name for name, address, _ in _native.interfaces() if address == own), None)
 
 
 def _is_up(name: str) -> bool:
