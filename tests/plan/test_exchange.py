@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from tests import strategies as some
 
 LINK = Link(alpha_s=2e-5, beta_s_per_byte=8e-10, gamma_s_per_byte=1e-10)
 REFERENCE = 1 << 26
+SIZES = tuple(1 << power for power in range(26))
 
 
 def exchange(algorithm: str = "ring", workers: int = 8, **changes: Any) -> Exchange:
@@ -27,7 +29,16 @@ def exchange(algorithm: str = "ring", workers: int = 8, **changes: Any) -> Excha
     return Exchange(algorithm=algorithm, workers=workers, link=LINK, **changes)
 
 
-exchanges = st.builds(exchange, st.sampled_from(EXCHANGES), st.integers(2, 300))
+PIPELINED = (*FLAT, "nccl")
+"""Staging is one more stage of their pipeline of chunks; to any other exchange, its time adds."""
+ADDING = tuple(a for a in EXCHANGES if a not in PIPELINED)
+
+
+def exchanges_by(algorithms: Iterable[str]) -> st.SearchStrategy[Exchange]:
+    return st.builds(exchange, st.sampled_from(tuple(algorithms)), st.integers(2, 300))
+
+
+exchanges = exchanges_by(EXCHANGES)
 
 
 @pytest.mark.parametrize("algorithm", EXCHANGES)
@@ -88,7 +99,7 @@ def staged(algorithm: str = "ring", **changes: Any) -> Exchange:
     return exchange(algorithm, stages=given, **changes)
 
 
-@pytest.mark.parametrize("algorithm", [a for a in EXCHANGES if a not in (*FLAT, "nccl")])
+@pytest.mark.parametrize("algorithm", ADDING)
 def test_the_whole_message_of_every_worker_passes_its_host(algorithm: str) -> None:
     extra_s = staged(algorithm).curve().seconds(10**6) - exchange(algorithm).curve().seconds(10**6)
     assert extra_s == pytest.approx(1.1)
@@ -156,13 +167,26 @@ def test_a_stage_makes_nothing_cheaper(
 
 
 @some.few
-@given(some.curves(), exchanges, st.floats(1e3, 1e12), st.integers(0, 1 << 34))
+@given(some.curves(), exchanges_by(ADDING), st.floats(1e3, 1e12), st.integers(0, 1 << 34))
 def test_the_hosts_are_added_to_what_was_measured(
     curve: CostCurve, before: Exchange, rate: float, size: int
 ) -> None:
     after = msgspec.structs.replace(before, stages=(Stage(at="host", bytes_per_s=rate),))
     found = rescaled(curve, before, after, REFERENCE)
     assert found.seconds(size) == pytest.approx(curve.seconds(size) + size / rate)
+
+
+@some.few
+@given(some.curves(), exchanges_by(PIPELINED), st.floats(1e3, 1e12), st.sampled_from(SIZES))
+def test_a_measured_pipeline_with_slow_hosts_takes_the_ratio_of_the_formulas(
+    curve: CostCurve, before: Exchange, rate: float, size: int
+) -> None:
+    """At a size where the ratio is taken; no size costs less than a smaller one."""
+    after = msgspec.structs.replace(before, stages=(Stage(at="host", bytes_per_s=rate),))
+    found_s = rescaled(curve, before, after, REFERENCE).seconds(size)
+    ratio = after.curve().seconds(size) / before.curve().seconds(size)
+    assert found_s >= curve.seconds(size) * ratio * (1 - 1e-9)
+    assert found_s >= curve.seconds(size) * (1 - 1e-9)
 
 
 def test_a_slow_host_changes_nothing_of_a_measured_linear_pipeline() -> None:

@@ -166,8 +166,8 @@ def without_bursts(
 
     A token bucket, as of a shaped link or a cloud's interface, passes a small message for nothing
     after a pause. In training there is none. So a message costs at least its bytes at the fastest
-    rate of any row, if some message alone was clearly faster than that; and no lower bound is
-    below all bytes at that rate.
+    rate of any row, if the curve has some message alone clearly faster than that; and no lower
+    bound is below all bytes at that rate.
 
     Args:
         curve: fitted to ``alone``.
@@ -176,7 +176,8 @@ def without_bursts(
     """
     lasting = [p.time_s / p.size_bytes for p in rows if p.size_bytes >= LASTING_BYTES]
     rate = min(lasting, default=0.0)
-    if all(p.time_s >= BURST_SHARE * rate * p.size_bytes for p in alone):
+    largest_bytes = max(p.size_bytes for p in alone)
+    if curve.cheapest_s(largest_bytes) >= BURST_SHARE * rate * largest_bytes:
         return curve
     return curve.at_least(0.0, rate)
 
