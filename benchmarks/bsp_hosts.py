@@ -22,10 +22,10 @@ from torch.autograd.function import Function
 from torch.distributed import TCPStore
 
 from benchmarks.common import median, save
+from reproduce.bsp import BspSgd
 from syncline.comm.groups import Group
 from syncline.lab.processes import run_folder
 from syncline.lab.testbed import Cluster, Testbed
-from syncline.train.bsp import BspSgd
 
 HOSTS, RATE = 4, "200mbit"
 LAYERS, LAYER_BYTES = 12, 1 << 20

@@ -23,13 +23,13 @@ import matplotlib as mpl
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from reproduce.bsp.wrapper import WARM_UP_ITERATIONS
 from torch.nn.functional import cross_entropy
 
 from benchmarks.common import RESULTS, median, save
+from reproduce.bsp import BspSgd, IterationProfile
 from syncline.comm.groups import Group
 from syncline.lab.training.models.vision import AlexNet
-from syncline.train.bsp import BspSgd, IterationProfile
-from syncline.train.bsp.wrapper import WARM_UP_ITERATIONS
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

@@ -248,11 +248,6 @@ def all_gather_base(group: dist.ProcessGroup, gathered: torch.Tensor, own: torch
     return group._allgather_base(gathered, own)
 
 
-def default_store() -> Any:
-    """Return the store of the default group, for groups of our own."""
-    return dist.distributed_c10d._get_default_store()
-
-
 def device_types(group: dist.ProcessGroup) -> list[torch.device]:
     """Return the kinds of devices that a group has backends for."""
     types: list[torch.device] = group._device_types

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from syncline.cli import main
 from syncline.cli.train import train
-from syncline.lab.training.config import COLLECTIVES, STRATEGIES, TrainingConfig
+from syncline.lab.training.config import COMPRESSIONS, TrainingConfig
 from syncline.lab.training.data import DATA
 from syncline.lab.training.hyperparameters import Hyperparameters
 from syncline.lab.training.models import MODELS
@@ -37,14 +37,6 @@ from syncline.plan.planners import PLANNERS
         ("--schedule cosin", "did you mean 'cosine'"),
         ("--lr nan", "--lr must be a number above 0"),
         ("--workers 0", "--workers must be at least 1"),
-        ("--strategy bsp4", "unknown strategy 'bsp4'; did you mean 'bsp-"),
-        ("--collectives lp", "the strategy here is ddp, whose process group chooses"),
-        ("--strategy bsp-1 --collectives ring", "unknown collectives 'ring'"),
-        ("--strategy bsp-1 --planner merge", "--planner has no meaning with --strategy bsp-1"),
-        ("--strategy bsp-2 --no-overlap", "--no-overlap has no meaning with --strategy bsp-2"),
-        ("--strategy bsp-2 --planner p3", "take merge, mgwfbp, wfbp, buckets, ddp or single"),
-        ("--strategy bsp-2 --plan x", "--plan has no meaning with --strategy bsp-2"),
-        ("--strategy bsp-3 --device cuda --collectives be", "be do not run between GPUs"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -101,20 +93,10 @@ def test_every_field_of_the_configuration_has_an_option() -> None:
     assert {parameter.name for parameter in train.params} == fields | {"help_all"}
 
 
-def test_a_strategy_reaches_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[TrainingConfig] = []
-    monkeypatch.setattr("syncline.lab.training.launch.launch", launched.append)
-    report = str(tmp_path / "report")
-    main(f"train --report {report} --strategy bsp-2 --collectives mst --planner merge".split())
-    (config,) = launched
-    chosen = (config.strategy, config.collectives, config.planner, config.device)
-    assert chosen == ("bsp-2", "mst", "merge", "cpu")
-
-
 def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
     text = CliRunner().invoke(train, ["--help-all"]).output
     words = set(text[text.index("Models:") :].replace(",", " ").split())
-    assert {*MODELS, *DATA, *PLANNERS, *STRATEGIES, *COLLECTIVES} <= words
+    assert {*MODELS, *DATA, *PLANNERS, *COMPRESSIONS} <= words
 
 
 def test_the_command_is_listed_without_torch() -> None:

@@ -20,10 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 import syncline
+from reproduce.bsp import BspSgd
 from syncline.comm.devices import DeviceGroup
 from syncline.comm.groups import Group
-from syncline.torch_private import default_store
-from syncline.train.bsp import BspSgd
 from syncline.train.engine.dense_transport import CudaDenseTransport
 from tests.comm.devices.jobs import device_of
 from tests.train.overlap.overlap_plans import Style
@@ -175,7 +174,12 @@ def bsp(kind: str, folder: str, algorithm: int, steps: int) -> float:
     net, twin = network().to(device), network().to(device)
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name)
-    group = Group(default_store(), dist.get_rank(), dist.get_world_size(), name=name[0])
+    group = Group(
+        dist.distributed_c10d._get_default_store(),
+        dist.get_rank(),
+        dist.get_world_size(),
+        name=name[0],
+    )
     with DeviceGroup(group, device_of(kind, folder)) as devices:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
         model = BspSgd(net, optimizer, devices, algorithm=algorithm)

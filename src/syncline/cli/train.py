@@ -42,20 +42,6 @@ Under torchrun the command is one worker of torchrun's job and starts none itsel
 """
 
 DETAILS = f"""\b
-Strategies:
-  ddp    Syncline's DistributedDataParallel: all-reduces, planned
-  bsp-1  broadcast and reduce layer by layer, overlapped; the root updates
-  bsp-2  reduce, the root updates, broadcast; with --planner: merged messages
-  bsp-3  all-reduce; all update; the weights are broadcast now and then
-
-\b
-Collectives of the BSP strategies:
-  auto  what is fastest for each size
-  lp    linear pipeline
-  mst   minimum spanning tree
-  be    bidirectional exchange
-
-\b
 Compressions:
   gtopk       the largest gradients of all workers, by a butterfly
   gtopk-tree  the same, by the paper's tree and broadcast
@@ -75,9 +61,7 @@ OPTIONS = (
 GROUPS = {
     "What is trained": ("data_dir", "steps", "accumulate", "seed", "resume"),
     "Optimizer": ("momentum", "weight_decay", "schedule", "warmup_epochs", "clip_norm"),
-    "What is exchanged, and when": (
-        *("strategy", "collectives", "plan", "profile", "network", "check"),
-    ),
+    "What is exchanged, and when": ("plan", "profile", "network", "check"),
     "Lossy exchange": (*("compression", "density", "density_warmup", "dense_below", "step_ahead"),),
     "Measuring and output": ("block_steps", "timeout_s", "json"),
 }

@@ -282,8 +282,6 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
         ({"dense_below": 64}, "--dense-below is for sparse exchange"),
         ({"step_ahead": True}, "--step-ahead is for sparse exchange"),
         ({"compression": "bf16", "step_ahead": True}, "sends every element, so there is no dens"),
-        ({"compression": "bf16", "strategy": "bsp-1"}, "has no meaning with --strategy bsp-1"),
-        ({"check": False, "strategy": "bsp-1"}, "--no-check has no meaning with"),
     ],
 )
 def test_options_that_contradict_each_other(options: dict[str, Any], said: str) -> None:

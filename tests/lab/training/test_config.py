@@ -52,7 +52,6 @@ def test_a_configuration_survives_the_way_to_the_workers() -> None:
         ({"plan": "p", "planner": "merge"}, "--planner merge would make another"),
         ({"plan": "p", "cache": "c"}, "--cache remembers what was tried, and with --plan nothing"),
         ({"check": False, "cache": "c"}, "and with --no-check nothing is"),
-        ({"strategy": "bsp-1", "cache": "c"}, "--cache has no meaning with --strategy bsp-1"),
         ({"precision": "fp16"}, "unknown precision 'fp16'; did you mean 'bf16'"),
         ({"device": "gpu"}, "unknown device 'gpu'; did you mean 'cpu'"),
         ({"overrides": {"epochs": 0}}, "--epochs must be at least 1"),

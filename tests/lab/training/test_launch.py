@@ -122,17 +122,15 @@ def test_a_worker_killed_in_the_first_iteration_ends_all(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "says", "strategy"),
-    first_few(
-        [(signal.SIGKILL, -signal.SIGKILL, "", "bsp-1"), (signal.SIGINT, 130, "stopped", "ddp")], 0
-    ),
+    ("number", "code", "says"),
+    first_few([(signal.SIGKILL, -signal.SIGKILL, ""), (signal.SIGINT, 130, "stopped")], 0),
     ids=["killed", "ctrl-c"],
 )
 def test_when_the_command_ends_the_workers_end_and_the_checkpoint_stays(
-    tmp_path: Path, number: signal.Signals, code: int, says: str, strategy: str
+    tmp_path: Path, number: signal.Signals, code: int, says: str
 ) -> None:
     folder = tmp_path / "checkpoint"
-    options = ("--epochs", "500", "--batch-size", "64", "--strategy", strategy)
+    options = ("--epochs", "500", "--batch-size", "64")
     parent = start(tmp_path, *options, "--checkpoint", str(folder))
     wait_until(lambda: (folder / FILE_NAME).exists(), "a checkpoint")
     workers = workers_of(parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,15 +22,11 @@ from syncline.lab.training.result import (
     BASELINE,
     DIFFERENCE,
     SETTLING,
-    iteration_profile,
-    summary_json,
-    summary_text,
 )
 from syncline.plan.run import Run
 from tests.plan.documents import RUN
 from tests.workers import WorkerPool
 
-BSP = ("bsp-1", "bsp-2", "bsp-3")
 STEPS_PER_EPOCH = 11  # 1,438 digits, two workers, 64 a batch
 pytestmark = pytest.mark.xdist_group("trainings")  # which are made once
 
@@ -40,7 +35,6 @@ def trainings(folder: Path) -> dict[str, TrainingConfig]:
     """Return what is trained, by name; "resumed" goes on from what "stopped" has left."""
     words = {"data_dir": str(folder), "overrides": {"epochs": 2, "batch_size": 2}}
     digits = {"planner": "ddp", "overrides": {"epochs": 2, "batch_size": 64}}
-    bsp: dict[str, Any] = {"collectives": "lp", "overrides": digits["overrides"]}
 
     def config(name: str, model: str, data: str, **options: Any) -> TrainingConfig:
         parts = name.split()
@@ -74,30 +68,6 @@ def trainings(folder: Path) -> dict[str, TrainingConfig]:
             baseline=True,
             block_steps=1,
         ),
-        "bsp-1": config("bsp-1", "resnet20", "digits", **bsp, strategy="bsp-1", baseline=True),
-        "bsp-1 stopped": config(
-            "bsp-1 stopped",
-            "resnet20",
-            "digits",
-            **bsp,
-            strategy="bsp-1",
-            steps=STEPS_PER_EPOCH + 3,
-        ),
-        "bsp-1 resumed": config(
-            "bsp-1 resumed", "resnet20", "digits", **bsp, strategy="bsp-1", resume=True
-        ),
-        **{
-            strategy: config(
-                strategy,
-                "resnet20",
-                "digits",
-                **bsp,
-                strategy=strategy,
-                baseline=True,
-                steps=STEPS_PER_EPOCH,
-            )
-            for strategy in ("bsp-2", "bsp-3")
-        },
         "folder": config(
             "folder",
             "resnet20",
@@ -141,7 +111,7 @@ def checkpoint_of(trained: Trained, name: str) -> Checkpoint:
     return load_checkpoint(Path(trained[0][name].checkpoint or ""))[1]
 
 
-@pytest.mark.parametrize("name", ["digits", "bf16", *BSP])
+@pytest.mark.parametrize("name", ["digits", "bf16"])
 def test_the_twin_ends_with_the_same_bits(trained: Trained, name: str) -> None:
     assert trained[1][0][name].results[DIFFERENCE] == 0.0
 
@@ -162,7 +132,7 @@ def test_the_report_is_there(trained: Trained) -> None:
         assert Run.load(Path(config.report) / "run.json") == trained[1][0][name]
 
 
-@pytest.mark.parametrize("name", ["digits", "words", "bsp-1"])
+@pytest.mark.parametrize("name", ["digits", "words"])
 def test_a_resumed_training_has_the_bits_of_an_unbroken_one(trained: Trained, name: str) -> None:
     whole, parts = checkpoint_of(trained, name), checkpoint_of(trained, f"{name} resumed")
     assert (whole.epoch, whole.step) == (parts.epoch, parts.step)
@@ -176,21 +146,6 @@ def test_a_resumed_training_has_the_bits_of_an_unbroken_one(trained: Trained, na
     assert all(torch.equal(a, b) for a, b in zip(*momenta, strict=True))
     for a, b in zip(whole.random_states, parts.random_states, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.parametrize("name", BSP)
-def test_a_bsp_strategy_leaves_its_iteration_profile(trained: Trained, name: str) -> None:
-    run = trained[1][0][name]
-    divided = iteration_profile(run)
-    assert divided is not None
-    assert 0 < divided.communication_share < 1
-    assert run.messages == (39 if name == "bsp-1" else 1)
-    text = summary_text(trained[0][name], run)
-    assert f"comm % {divided.communication_share * 100:.1f}" in text
-    fields = json.loads(summary_json(trained[0][name], run))
-    assert fields["strategy"] == name
-    assert fields["iteration_profile"]["communication_s"] == divided.communication_s
-    assert fields["identical_parameters"] is True
 
 
 def test_workers_drop_out_different_units(trained: Trained) -> None:
@@ -248,7 +203,7 @@ def test_plans_are_kept_only_where_that_is_asked_for(
     monkeypatch.setattr(loop, "Replica", lambda **_: None)
     worker: Any = SimpleNamespace(device=torch.device("cpu"), device_ids=None, rank=0)
     config = TrainingConfig.of("resnet20", "digits", cache=cache)
-    loop._prepare(config, worker, None, TrainingProgress())
+    loop._prepare(config, worker, TrainingProgress())
     assert given["cache"] == expected
 
 

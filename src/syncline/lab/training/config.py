@@ -11,17 +11,14 @@ from syncline.errors import UserError, require_known
 from syncline.lab.training.hyperparameters import Hyperparameters, default_hyperparameters
 from syncline.plan.document import Value, described
 from syncline.plan.planners import planner_named
-from syncline.plan.planners.base import MergingPlanner
 from syncline.plan.quantities import require_count
 from syncline.plan.recipe import SPARSE_NAMES, Compression, Recipe, Rounded, SparseAlgorithm
 
 Precision = Literal["float32", "bf16"]
-Strategy = Literal["ddp", "bsp-1", "bsp-2", "bsp-3"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
-STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
     **SPARSE_NAMES,
@@ -34,14 +31,6 @@ FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.va
 DENSE_BELOW = 1024
 """Elements. The largest are selected from each parameter by itself, so a bias or a norm would send
 only one or two a step, and the rest late and all at once."""
-
-COLLECTIVES: dict[str, str | None] = {
-    "auto": None,
-    "lp": "linear-pipeline",
-    "mst": "minimum-spanning-tree",
-    "be": "bidirectional-exchange",
-}
-"""The papers' short names of collectives; ``auto``: what is fastest for each size."""
 
 
 class TrainingConfig(Value, frozen=True):
@@ -65,12 +54,6 @@ class TrainingConfig(Value, frozen=True):
     steps: Annotated[int | None, described("Stop after this many steps.")] = None
     """Unless the epochs end training before. The learning rate follows the epochs all the same."""
     device: Annotated[DeviceName, described("auto, cpu or cuda.")] = "auto"
-    strategy: Annotated[Strategy, described("How to exchange; one of those below.")] = "ddp"
-    """``ddp``: Syncline's DistributedDataParallel; ``bsp-1`` to ``bsp-3``: linear-pipeline's
-    Algorithms 1 to 3."""
-    collectives: Annotated[
-        str | None, described("Of a BSP strategy: auto, lp, mst or be.  [default: auto]")
-    ] = None
     planner: Annotated[str, described("How to cut the gradients.")] = "auto"
     plan: Annotated[str | None, described("Run the plan in this file.")] = None
     profile: Annotated[
@@ -146,9 +129,8 @@ class TrainingConfig(Value, frozen=True):
         for name, given in (("--plan", self.plan is not None), ("--no-check", not self.check)):
             if given and self.cache is not None:
                 raise UserError(f"--cache remembers what was tried, and with {name} nothing is")
-        self._check_strategy()
+        planner_named(self.planner)
         self._check_compression()
-        self.merging_planner()
 
     @property
     def samples_per_step(self) -> int:
@@ -194,23 +176,6 @@ class TrainingConfig(Value, frozen=True):
             dense_below_elements=self._dense_below,
         )
 
-    def merging_planner(self) -> MergingPlanner | None:
-        """Return the planner of ``--strategy bsp-2``, or None for the algorithm as published.
-
-        Raises:
-            UserError: it is unknown, or does not merge whole gradients.
-        """
-        planner = planner_named(self.planner)
-        if self.strategy != "bsp-2" or self.planner == "auto":
-            return None
-        if not isinstance(planner, MergingPlanner):
-            raise UserError(
-                f"--strategy bsp-2 pushes merged gradients in the order in which they become "
-                f"ready, and --planner {self.planner} plans more than that; take merge, mgwfbp, "
-                "wfbp, buckets, ddp or single"
-            )
-        return planner
-
     def _check_compression(self) -> None:
         sparse_only = (
             ("--density", self.density is not None),
@@ -226,11 +191,6 @@ class TrainingConfig(Value, frozen=True):
                     )
             return
         require_known("compression", self.compression, COMPRESSIONS, also=FULL_NAMES)
-        if self.strategy != "ddp":
-            raise UserError(
-                f"--compression {self.compression} has no meaning with --strategy "
-                f"{self.strategy}: it is for --strategy ddp"
-            )
         if not self.is_sparse and any(given for _, given in sparse_only):
             raise UserError(
                 f"--compression {self.compression} sends every element, so there is no density; "
@@ -242,36 +202,6 @@ class TrainingConfig(Value, frozen=True):
                 "that is sent, such as 0.001"
             )
         self.recipe(1)
-
-    def _check_strategy(self) -> None:
-        if self.strategy == "ddp":
-            if self.collectives is not None:
-                raise UserError(
-                    f"--collectives {self.collectives} is for --strategy bsp-1, bsp-2 or bsp-3; "
-                    "the strategy here is ddp, whose process group chooses: leave --collectives out"
-                )
-            return
-        if self.collectives is not None:
-            require_known("collectives", self.collectives, COLLECTIVES)
-        for option, given in (
-            ("--plan", self.plan is not None),
-            ("--profile", self.profile is not None),
-            ("--network", self.network is not None),
-            ("--no-overlap", not self.overlap),
-            ("--no-check", not self.check),
-            ("--cache", self.cache is not None),
-            ("--planner", self.planner != "auto" and self.strategy != "bsp-2"),
-        ):
-            if given:
-                raise UserError(
-                    f"{option} has no meaning with --strategy {self.strategy}: "
-                    "it is for --strategy ddp" + " or bsp-2" * (option == "--planner")
-                )
-        if self.device == "cuda" and self.collectives not in (None, "auto", "lp"):
-            raise UserError(
-                f"--collectives {self.collectives} do not run between GPUs; "
-                "take lp, or --device cpu"
-            )
 
     @classmethod
     def of(
@@ -289,16 +219,15 @@ class TrainingConfig(Value, frozen=True):
         ``options`` the other fields. None as ``report`` is ``runs/<model>-<data>``.
 
         Raises:
-            UserError: as on construction, and for a precision, device or strategy that does not
-                exist.
+            UserError: as on construction, and for a precision or device that does not exist.
         """
-        choices = {"precision": PRECISIONS, "device": DEVICES, "strategy": STRATEGIES}
+        choices = {"precision": PRECISIONS, "device": DEVICES}
         for option, known in choices.items():
             require_known(option, str(options.get(option, known[0])), known)
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         hyper = msgspec.structs.replace(default_hyperparameters(model, data), **given)
         report = report or f"runs/{model}-{data}"
-        on_cpu = options.get("strategy", "ddp") != "ddp" or options.get("compression") is not None
+        on_cpu = options.get("compression") is not None
         if on_cpu and options.get("device", "auto") == "auto":
             options["device"] = "cpu"
         return cls(model=model, data=data, hyper=hyper, report=report, **options)  # type: ignore[arg-type]

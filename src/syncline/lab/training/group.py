@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,11 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from syncline.comm.devices import CudaDevice, DeviceGroup
-from syncline.comm.groups import Group
 from syncline.errors import UserError
 from syncline.lab.training.config import DeviceName, Precision, TrainingConfig
-from syncline.torch_private import default_store
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -155,27 +151,3 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
         # Together: Gloo can abort a process that a peer leaves behind with its threads running.
         worker.barrier()
         dist.destroy_process_group()
-
-
-@contextmanager
-def bsp_group(config: TrainingConfig, worker: Worker) -> Iterator[Group | DeviceGroup | None]:
-    """Join the workers in a group for a BSP strategy, and leave it at the end; None for others.
-
-    Raises:
-        PeerError: a worker does not come within the timeout.
-        UserError: the workers have GPUs, and are on several hosts or cannot share their memory.
-    """
-    if config.strategy == "ddp":
-        yield None
-        return
-    # The store may have seen a group of another training.
-    name = [uuid.uuid4().hex]
-    dist.broadcast_object_list(name)
-    store = default_store()
-    group = Group(store, worker.rank, worker.workers, name=name[0], timeout_s=config.timeout_s)
-    on_gpu = worker.device.type == "cuda"
-    joined = DeviceGroup(group, CudaDevice(worker.device)) if on_gpu else group
-    yield joined
-    # Not after an error: the process ends anyway, and others learn of it by that.
-    worker.barrier()
-    joined.close()

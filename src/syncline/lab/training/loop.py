@@ -14,17 +14,15 @@ from typing import cast
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from syncline.comm.devices import DeviceGroup
-from syncline.comm.groups import Group
 from syncline.lab.training.checkpoint import (
     Checkpoint,
     OptimizerState,
     load_checkpoint,
     settings_of,
 )
-from syncline.lab.training.config import COLLECTIVES, TrainingConfig
+from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.data.sampling import Batch, seed_from
-from syncline.lab.training.group import Worker, bsp_group, process_group
+from syncline.lab.training.group import Worker, process_group
 from syncline.lab.training.progress import Snapshot, TrainingProgress
 from syncline.lab.training.replica import Replica, sgd
 from syncline.lab.training.residuals import drop_states, load_state, save_state, state_names
@@ -34,7 +32,6 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
 from syncline.plan.run import Run
-from syncline.train.bsp import BspSgd
 from syncline.train.ddp import DistributedDataParallel
 
 
@@ -57,22 +54,13 @@ def train(
     with process_group(config, store) as worker:
         shown = progress if progress is not None and worker.rank == 0 else TrainingProgress()
         try:
-            with bsp_group(config, worker) as group:
-                return _prepare(config, worker, group, shown).run()
+            return _prepare(config, worker, shown).run()
         finally:
             shown.close()
 
 
-def _prepare(
-    config: TrainingConfig,
-    worker: Worker,
-    group: Group | DeviceGroup | None,
-    progress: TrainingProgress,
-) -> _Training:
-    """Load the data, build the twins and bring them to where the checkpoint was written.
-
-    ``group`` is that of a BSP strategy.
-    """
+def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> _Training:
+    """Load the data, build the twins and bring them to where the checkpoint was written."""
     task = task_of(config)
     if config.baseline and worker.device.type == "cuda":
         _compute_alike()
@@ -91,28 +79,17 @@ def _prepare(
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
     optimizer = sgd(module, config)
-    ddp: DistributedDataParallel | BspSgd
-    if group is not None:
-        ddp = BspSgd(
-            module,
-            optimizer,
-            group,
-            algorithm=int(config.strategy.removeprefix("bsp-")),
-            collectives=COLLECTIVES[config.collectives or "auto"],
-            planner=config.merging_planner(),
-        )
-    else:
-        ddp = DistributedDataParallel(
-            module,
-            planner=config.planner,
-            plan=None if config.plan is None else Plan.load(config.plan),
-            profile=None if config.profile is None else Profile.load(config.profile),
-            network=None if config.network is None else Network.load(config.network),
-            check=config.check,
-            compression=config.recipe(task.steps_per_epoch),
-            cache=config.cache or False,
-            device_ids=worker.device_ids,
-        )
+    ddp = DistributedDataParallel(
+        module,
+        planner=config.planner,
+        plan=None if config.plan is None else Plan.load(config.plan),
+        profile=None if config.profile is None else Profile.load(config.profile),
+        network=None if config.network is None else Network.load(config.network),
+        check=config.check,
+        compression=config.recipe(task.steps_per_epoch),
+        cache=config.cache or False,
+        device_ids=worker.device_ids,
+    )
     replica = partial(Replica, task=task, config=config, worker=worker)
     replicas = [replica(name=SYNCLINE, ddp=ddp, optimizer=optimizer)]
     if twin is not None:
@@ -148,7 +125,7 @@ class _Training:
     config: TrainingConfig
     worker: Worker
     task: Task
-    ddp: DistributedDataParallel | BspSgd
+    ddp: DistributedDataParallel
     replicas: list[Replica]
     """That of ``ddp`` first; then, for comparison, its twin."""
     progress: TrainingProgress
@@ -247,7 +224,6 @@ class _Training:
         folder, worker = Path(self.config.checkpoint), self.worker
         files: list[str] = []
         if self.config.compression is not None:
-            assert not isinstance(self.ddp, BspSgd)
             files = state_names(self.step, worker.workers)
             save_state(folder / files[worker.rank], self.ddp.compression_state_dict())
             worker.barrier()  # all files are there before the checkpoint names them
@@ -272,7 +248,6 @@ class _Training:
             # An epoch is another number of steps for another number of workers.
             self.step = self.epoch * self.task.steps_per_epoch
         if checkpoint.compression_files:
-            assert not isinstance(self.ddp, BspSgd)
             assert self.config.checkpoint is not None
             self.ddp.load_compression_state_dict(
                 load_state(

@@ -21,7 +21,6 @@ from syncline.lab.training.data.sampling import Batch
 from syncline.lab.training.group import Worker
 from syncline.lab.training.hyperparameters import Hyperparameters
 from syncline.lab.training.task import Memory, Task
-from syncline.train.bsp import BspSgd
 from syncline.train.ddp import DistributedDataParallel
 
 
@@ -47,7 +46,7 @@ class Replica:
 
     name: str
     """Under which its rate is reported."""
-    ddp: TorchDistributedDataParallel | BspSgd
+    ddp: TorchDistributedDataParallel
     optimizer: SGD
     task: Task
     config: TrainingConfig
@@ -114,7 +113,7 @@ class Replica:
 
     def settle(self) -> None:
         """Finish the update that the last step left to the next forward pass."""
-        if isinstance(self.ddp, DistributedDataParallel | BspSgd):
+        if isinstance(self.ddp, DistributedDataParallel):
             self.ddp.settle()
         self.worker.synchronize()
 

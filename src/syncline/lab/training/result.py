@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.group import Worker
 from syncline.lab.training.replica import Replica, StepTime
 from syncline.plan.run import Rate, Run, Sent
-from syncline.train.bsp import BspSgd, IterationProfile
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.measure.statistics import median, standard_error
 
@@ -30,9 +28,6 @@ DIFFERENCE = "largest parameter difference"
 SETTLING = "settling seconds"
 """Time in which Syncline's model finished the last update of each of its turns: neither its steps
 nor those of its twin count it."""
-COMMUNICATION = "communication seconds an iteration"
-COMPUTATION = "computation seconds an iteration"
-"""The iteration profile of a BSP strategy (linear-pipeline, Table 2)."""
 
 
 def record(
@@ -40,7 +35,7 @@ def record(
     worker: Worker,
     replicas: Sequence[Replica],
     *,
-    ddp: DistributedDataParallel | BspSgd,
+    ddp: DistributedDataParallel,
     figures: Mapping[str, float],
     epochs: int,
     steps: int,
@@ -58,8 +53,6 @@ def record(
         difference = largest_difference(replicas[0].module, replicas[1].module)
         results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
-    if isinstance(ddp, BspSgd) and (divided := ddp.iteration_profile):
-        results |= {COMMUNICATION: divided.communication_s, COMPUTATION: divided.computation_s}
     measured = rates(
         {replica.name: of_all_workers(replica.times, worker) for replica in replicas},
         config.samples_per_step,
@@ -73,15 +66,6 @@ def record(
 def rate_named(run: Run, name: str) -> Rate | None:
     """Return the rate of one of the twins, or None if it was not measured."""
     return next((rate for rate in run.rates if rate.name == name), None)
-
-
-def iteration_profile(run: Run) -> IterationProfile | None:
-    """Return how an iteration of a BSP strategy divides, or None if that was not measured."""
-    if COMMUNICATION not in run.results:
-        return None
-    return IterationProfile(
-        communication_s=run.results[COMMUNICATION], computation_s=run.results[COMPUTATION]
-    )
 
 
 def speed_ratio(run: Run) -> tuple[float, float] | None:
@@ -181,11 +165,6 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
         error = f"{(predicted / measured - 1) * 100:+.1f} %"
         times = f"{_ms(predicted)} / {_ms(measured)} an iteration"
         rows.append(("predicted / measured", f"{times}: {error}"))
-    divided = iteration_profile(run)
-    if divided is not None:
-        times = f"comm {_ms(divided.communication_s)}, compt {_ms(divided.computation_s)}"
-        share = f"comm % {divided.communication_share * 100:.1f}"
-        rows.append(("iteration profile", f"{times}, {share}"))
     if run.compression is not None and run.sent is not None:
         rows.append(("compression", _compression(config, run.sent)))
     rows.append(("decision", f"{run.decision}: {run.reason}"))
@@ -209,17 +188,13 @@ def summary_json(config: TrainingConfig, run: Run) -> str:
     predicted, measured = _prediction(run)
     ratio = speed_ratio(run)
     difference = run.results.get(DIFFERENCE)
-    divided = iteration_profile(run)
     fields: dict[str, Any] = {
         "model": config.model,
         "data": config.data,
-        "strategy": config.strategy,
         **{name: getattr(run, name) for name in RECORDED},
         "speed_up": None if ratio is None else ratio[0],
         "speed_up_noise": None if ratio is None else ratio[1],
         "identical_parameters": None if difference is None else difference == 0,
-        "iteration_profile": divided
-        and asdict(divided) | {"communication_share": divided.communication_share},
         "predicted_s": predicted,
         "measured_s": measured,
         "prediction_error": run.prediction_error,
@@ -238,7 +213,7 @@ def _prediction(run: Run) -> tuple[float | None, float | None]:
 def _shown(name: str, run: Run) -> bool:
     if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
         return run.results.get(DIFFERENCE) != 0
-    return name not in ("epochs", "steps", SETTLING, DIFFERENCE, COMMUNICATION, COMPUTATION)
+    return name not in ("epochs", "steps", SETTLING, DIFFERENCE)
 
 
 def _figure(name: str, value: float) -> tuple[str, str]:

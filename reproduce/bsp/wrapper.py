@@ -8,27 +8,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from reproduce.bsp.algorithm import Algorithm, AllReduce, Job
+from reproduce.bsp.channel import Channel, Values
+from reproduce.bsp.overlapped import Overlapped
+from reproduce.bsp.reduce_broadcast import ReduceBroadcast
 from syncline.comm.devices import DeviceGroup
 from syncline.comm.groups import Group
 from syncline.errors import UserError
 from syncline.plan.planners.base import MergingPlanner
-from syncline.plan.run import Run
 from syncline.torch_private import queue_callback, tree_leaves
-from syncline.train.bsp.algorithm import Algorithm, AllReduce, Job
-from syncline.train.bsp.channel import Channel, Values
-from syncline.train.bsp.overlapped import Overlapped
-from syncline.train.bsp.reduce_broadcast import ReduceBroadcast
 from syncline.train.measure.gradient_hooks import weakly
 from syncline.train.measure.statistics import median
-from syncline.train.properties import with_own_errors
-from syncline.train.record import machine_line
 
 WARM_UP_ITERATIONS = 3
 """The first iterations allocate, and learn the order of the layers; the profile excludes them."""
@@ -53,7 +49,6 @@ class IterationProfile:
         return self.communication_s / whole_s if whole_s > 0 else 0.0
 
 
-@with_own_errors
 class BspSgd(nn.Module):
     """Bulk synchronous SGD with the collectives of linear-pipeline.
 
@@ -73,7 +68,7 @@ class BspSgd(nn.Module):
         algorithm: of linear-pipeline, section 3.3: 1, 2 or 3.
         collectives: ``"linear-pipeline"``, ``"minimum-spanning-tree"``,
             ``"bidirectional-exchange"`` or another of
-            :data:`~syncline.train.bsp.channel.FAMILIES`; None: the fastest for each size.
+            :data:`~reproduce.bsp.channel.FAMILIES`; None: the fastest for each size.
         planner: for algorithm 2, how to merge gradients into messages that are reduced during the
             backward pass (MG-WFBP, section 4.3); None: all after the backward pass, as published.
         synchronise_every: for algorithm 3, updates from one broadcast of the weights to the next.
@@ -192,16 +187,6 @@ class BspSgd(nn.Module):
         return self._iterations < WARM_UP_ITERATIONS or self._algorithm.measuring
 
     @property
-    def phase(self) -> str:
-        """The phase, for a progress line."""
-        return "measuring" if self._algorithm.measuring else "steady"
-
-    @property
-    def exposed_communication_s(self) -> float | None:
-        """Communication that the last iteration waited for."""
-        return self._samples[-1][0] if self._samples else None
-
-    @property
     def iteration_profile(self) -> IterationProfile | None:
         """Computation and communication of this rank's iterations; None if none was measured."""
         if not self._samples:
@@ -210,29 +195,6 @@ class BspSgd(nn.Module):
             communication_s=median(waited for waited, _ in self._samples),
             computation_s=median(whole - waited for waited, whole in self._samples),
         )
-
-    def run_record(self) -> Run:
-        """Return the record of this run so far."""
-        family = self._channel.family or "whichever collectives are fastest"
-        plan = "" if self._planner is None else f", planned by {self._planner.NAME}"
-        name = f"BSP-SGD, algorithm {self._number}{plan}"
-        return Run(
-            model=type(self.module).__name__,
-            workers=self._channel.group.ranks,
-            backend="syncline",
-            machine=machine_line(),
-            decision="planned",
-            reason=f"{name}, over {family}, was asked for",
-            planner=name,
-            messages=self.messages,
-        )
-
-    def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
-        """Write the record into a directory, as ``DistributedDataParallel.save_report``."""
-        from syncline.files.report.bundle import Bundle
-        from syncline.files.report.page import save
-
-        return save(Bundle(run=run or self.run_record()), directory)
 
     # ------------------------------------------------------------------ inside
 

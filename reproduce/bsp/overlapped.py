@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from reproduce.bsp.algorithm import Algorithm, Job
 from syncline.torch_private import tree_leaves
-from syncline.train.bsp.algorithm import Algorithm, Job
 
 
 class Overlapped(Algorithm):

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
+from reproduce.bsp.algorithm import Algorithm, Job
 from syncline.plan.fit import fit_cost_curve
 from syncline.plan.network import Measurement, Network
 from syncline.plan.planners.base import MergingPlanner
 from syncline.plan.profile import Gradient, Operation, Profile
-from syncline.train.bsp.algorithm import Algorithm, Job
 from syncline.train.measure.profiler import dtype_name
 from syncline.train.measure.statistics import lower_quartile, median
 

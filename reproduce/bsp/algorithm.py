@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from reproduce.bsp.channel import Channel, Gradients, Values
 from syncline.errors import UserError
-from syncline.train.bsp.channel import Channel, Gradients, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

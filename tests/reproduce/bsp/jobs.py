@@ -19,17 +19,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from reproduce.bsp import BspSgd, channel, wrapper
 from syncline.comm.devices import DeviceGroup
 from syncline.comm.groups import Group
 from syncline.comm.groups.group import Pending
 from syncline.errors import SynclineError, UserError
 from syncline.plan.planners import planner_named
 from syncline.plan.planners.base import MergingPlanner
-from syncline.train.bsp import BspSgd, channel, wrapper
 from tests.comm.devices.host_device import HostDevice
 from tests.mortal import Place
+from tests.reproduce.bsp.models import Odd, batch
 from tests.timeouts import DEADLINE_S, TIMEOUT
-from tests.train.bsp.models import Odd, batch
 
 STEPS = 18
 """More than the planned form of algorithm 2 observes."""

@@ -10,7 +10,7 @@ import torch
 
 from tests.cases import first_few
 from tests.mortal import Mortals
-from tests.train.bsp import jobs
+from tests.reproduce.bsp import jobs
 from tests.workers import WorkerPool
 
 

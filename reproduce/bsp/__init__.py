@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from syncline.train.bsp.wrapper import BspSgd, IterationProfile
+from reproduce.bsp.wrapper import BspSgd, IterationProfile
 
 __all__ = ["BspSgd", "IterationProfile"]
