@@ -60,6 +60,7 @@ def _hosts() -> None:
     require_namespaces()
 
 
+@pytest.mark.slow
 def test_the_scripts_run_for_a_few_steps(tmp_path: Path) -> None:
     script, count = re.subn(STEPS, "range(4)", blocks("python")[0])
     assert count == 1

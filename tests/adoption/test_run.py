@@ -55,14 +55,28 @@ def layer() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What each kind comes to without Syncline."""
-    found, _ = start(tmp_path_factory.mktemp("alone") / "stock", TORCHRUN, *KINDS, "compiled")
-    return found
+    """What the plain kind comes to without Syncline."""
+    found, _ = start(tmp_path_factory.mktemp("alone") / "stock", TORCHRUN, "plain")
+    return found["plain"]
 
 
 def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
     report = tmp_path / "report"
     options = [*OPTIONS, "--report", str(report)]
+    ours, said = start(tmp_path / "run", [*TORCHRUN, "-m", "syncline.run", *options], "plain")
+    assert {rank["class"] for rank in stock} == {"torch.nn.parallel.distributed"}
+    assert {rank["class"] for rank in ours["plain"]} == {"syncline.train.ddp"}
+    assert {rank["digest"] for rank in stock} == {rank["digest"] for rank in ours["plain"]}
+    assert all(all(rank["same"]) for rank in ours["plain"])
+    assert "trains as before" not in said
+    assert Run.load(report / "run.json").deferred
+
+
+@pytest.mark.slow
+def test_models_that_cannot_be_converted_and_several_train_as_alone(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    options = [*OPTIONS, "--report", str(report)]
+    stock, _ = start(tmp_path / "stock", TORCHRUN, *KINDS)
     ours, said = start(tmp_path / "run", [*TORCHRUN, "-m", "syncline.run", *options], *KINDS)
     for kind in KINDS:
         assert {rank["class"] for rank in stock[kind]} <= {"torch.nn.parallel.distributed", MAIN}
@@ -95,8 +109,9 @@ def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_blocks_are_compiled_instead_of_the_whole(stock: Any, tmp_path: Path) -> None:
+def test_blocks_are_compiled_instead_of_the_whole(tmp_path: Path) -> None:
     """With a backend that changes no number, bits stay; updates overlap, and names are short."""
+    stock, _ = start(tmp_path / "stock", TORCHRUN, "compiled")
     run = [*TORCHRUN, "-m", "syncline.run", *OPTIONS]
     whole, said = start(tmp_path / "whole", run, "compiled")
     assert "updates are synchronous: the whole model is compiled" in said
@@ -124,11 +139,12 @@ def test_repeated_blocks(model: nn.Module, count: int) -> None:
     assert len({type(block) for block in blocks}) <= 2
 
 
+@pytest.mark.slow
 def test_advice_is_given_and_training_goes_on(stock: Any, tmp_path: Path) -> None:
     folder = tmp_path / "advice"
     command = [*TORCHRUN, "-m", "syncline.advise", "--continue", "-o", str(folder)]
     observed, said = start(tmp_path / "observed", command, "plain")
-    assert observed["plain"][0]["digest"] == stock["plain"][0]["digest"]
+    assert observed["plain"][0]["digest"] == stock[0]["digest"]
     assert "trying" not in said
     found = Advice.load(folder / "advice.json")
     assert (found.workers, found.is_measured) == (2, True)

@@ -39,6 +39,7 @@ def test_a_table_and_a_report(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_json(tmp_path: Path) -> None:
     result = run(*QUICK, "--json", folder=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -63,6 +63,7 @@ def test_what_was_measured_is_kept_shown_and_used(cache: Path, tmp_path: Path) -
     assert versions["choices, 2 workers"] == f"measured {found.date}, {kept}"
 
 
+@pytest.mark.slow
 def test_a_file_of_its_own_as_json(cache: Path, tmp_path: Path) -> None:
     result = run("tune", *QUICK, "-o", "mine.json", "--json", folder=tmp_path)
     assert result.returncode == 0, result.stderr
