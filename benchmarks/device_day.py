@@ -28,6 +28,7 @@ import torch
 from benchmarks.common import median
 from benchmarks.day_worker import ALONE, BUCKETS_MB, CONTESTANTS, FOUND
 from benchmarks.gpu import ROOT, ended_after, facts
+from benchmarks.selection import FUSED, SELECT, TORCH, TORCH_FUSED, measure_selection
 from benchmarks.steady_gpu import steady_rows
 from benchmarks.step_cells import Cell
 from benchmarks.step_jobs import probe_cell, race_cell
@@ -36,8 +37,6 @@ from benchmarks.testbed_rates import measured as reached_rates
 from syncline.lab.bench.contest import measure_collectives
 from syncline.lab.bench.request import PLACES, BenchmarkRequest
 from syncline.lab.bench.result import GLOO, MPIS, OURS, ZERO_COPY
-from syncline.lab.bench.topk import measure_selection
-from syncline.lab.bench.topk_report import FUSED, SELECT, TORCH, TORCH_FUSED
 from syncline.lab.testbed import Cluster, Testbed
 
 __all__ = ["PARTS", "main"]

@@ -32,8 +32,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 import syncline
 from benchmarks.common import machine, median
 from benchmarks.device_collectives import finish, measured
-from syncline.lab.bench.topk import measure_selection
-from syncline.lab.bench.topk_report import FUSED, SELECT, TORCH, TORCH_FUSED
+from benchmarks.selection import FUSED, SELECT, TORCH, TORCH_FUSED, measure_selection
 
 __all__ = ["facts", "main"]
 

@@ -7,13 +7,20 @@ the targets speak.
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 import matplotlib as mpl
-import msgspec
 
 from benchmarks.common import RESULTS, save
-from syncline.lab.bench.topk import measure_selection
-from syncline.lab.bench.topk_report import FUSED, READ, SELECT, TORCH, TORCH_FUSED, Selections
+from benchmarks.selection import (
+    FUSED,
+    READ,
+    SELECT,
+    TORCH,
+    TORCH_FUSED,
+    Selections,
+    measure_selection,
+)
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -44,7 +51,7 @@ def main() -> None:
     ):
         print(f"{'met   ' if met else 'MISSED'} {what}: {found:.1f} ({target})")
     draw(measured)
-    save("topk", msgspec.to_builtins(measured))
+    save("topk", asdict(measured))
 
 
 def draw(measured: Selections) -> None:
@@ -52,7 +59,7 @@ def draw(measured: Selections) -> None:
     figure, axes = plt.subplots(1, len(DENSITIES), figsize=(14, 4.2), layout="constrained")
     for axis, density in zip(axes, DENSITIES, strict=True):
         for name, (label, colour, style) in LINES.items():
-            mine = [e for size in SIZES if (e := measured.of(name, size, density)) is not None]
+            mine = [measured.of(name, size, density) for size in SIZES]
             sizes = [e.elements for e in mine]
             axis.plot(sizes, [e.time_s for e in mine], style, ms=3, color=colour, label=label)
             low, high = ([f(e.rounds_s) for e in mine] for f in (min, max))

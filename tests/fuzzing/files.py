@@ -13,15 +13,6 @@ from syncline.files.report.advice import advice
 from syncline.files.report.bundle import DOCUMENTS
 from syncline.files.report.summary import summarise
 from syncline.files.traces.formats import FORMATS
-from syncline.lab.bench.topk_report import (
-    FUSED,
-    READ,
-    SELECT,
-    TORCH,
-    TORCH_FUSED,
-    Selections,
-    Timed,
-)
 from syncline.plan.advice import Interface, RankFacts
 from syncline.plan.document import Document
 from syncline.plan.network import PRESETS
@@ -193,19 +184,6 @@ def _what_ifs() -> list[bytes]:
     return [_document(b.what_if) for b in bundles if b.what_if is not None]
 
 
-def _selections() -> list[bytes]:
-    names = (SELECT, FUSED, TORCH, TORCH_FUSED, READ)
-    entries = [
-        Timed(contestant=n, elements=e, density=0.0 if n == READ else 0.01, rounds_s=(1e-3, 2e-3))
-        for n in names
-        for e in (1000, 100_000)
-    ]
-    found = Selections(
-        machine="a processor", versions={"torch": "2"}, instructions="AVX2", entries=tuple(entries)
-    )
-    return [_document(found)]
-
-
 def _advised() -> list[bytes]:
     rank = RankFacts(rank=0, host="host0", interface=Interface(name="eth0", mtu_bytes=1500))
     return [_document(advice(layered_profile(), PRESETS["10gbit"], [rank]))]
@@ -364,7 +342,6 @@ def _kinds() -> Iterator[Kind]:
     yield Kind("advice", _advised, "advice.json", _shown)
     yield Kind("collectives", lambda: [_document(BENCHMARK)], "collectives.json", _shown)
     yield Kind("choices", _measured_choices, "syncline/choices/site.json", _choices)
-    yield Kind("selections", _selections, "selections.json", _shown)
     yield Kind("report", lambda: [_document(summarise(make_bundle()))], "report.json", _shown)
     for name, content in traces().items():
         if name != "json":

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.selection import SELECT, TORCH, measure_selection
 
-from syncline.lab.bench.topk import measure_selection
-from syncline.lab.bench.topk_report import SELECT, TORCH
 from syncline.plan.profile import Norm
 from tests.gpu import jobs
 from tests.train.overlap.overlap_plans import Style

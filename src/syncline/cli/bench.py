@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -26,8 +25,6 @@ from syncline.lab.bench.contest import measure_collectives
 from syncline.lab.bench.page import print_benchmark, save_report
 from syncline.lab.bench.request import BenchmarkRequest, Local, parse_sizes
 from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
-from syncline.lab.bench.topk_report import print_selections
-from syncline.lab.bench.topk_report import save_report as save_selections
 from syncline.lab.processes import ended_by_signals
 
 EPILOG = """\b
@@ -41,7 +38,6 @@ tools/bench-mpi has set them up, or --mpi names an interpreter that has mpi4py. 
 what 'syncline emulate' needs.
 """
 WORKERS = (2, 3, 4)
-Number = TypeVar("Number", int, float)
 FIELDS = fields_of(BenchmarkRequest)
 DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 
@@ -128,55 +124,3 @@ def _mpi(text: str) -> tuple[str, Path]:
     if not (equals and python):
         raise UserError(f"--mpi {text!r}: expected NAME=PYTHON, such as mpich=env/bin/python")
     return name, Path(python)
-
-
-@bench.command()
-@click.option(
-    "--sizes",
-    default="1e4,1e5,1e6,1e7,1e8",
-    metavar="N,...",
-    help="Elements of the vectors.",
-)
-@click.option(
-    "--densities",
-    default="0.01,0.001,0.0001",
-    metavar="SHARE,...",
-    help="Shares that are selected.",
-)
-@click.option("--rounds", type=int, default=5, help="Turns of every contestant.")
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    help="One core, or a GPU.",
-)
-@report_option
-@json_option
-def topk(
-    sizes: str, densities: str, rounds: int, device: str, report: str | None, as_json: bool
-) -> None:
-    """Measure selection of the largest magnitudes beside torch.topk, on one core or a GPU."""
-    from syncline.lab.bench.topk import measure_selection
-
-    if report is not None:
-        require_place(Path(report))
-    with ProgressBar() as bar:
-        measured = measure_selection(
-            _numbers(sizes, "--sizes", lambda text: int(float(text))),
-            _numbers(densities, "--densities", float),
-            rounds=rounds,
-            device=device,
-            progress=bar,
-        )
-    if report is not None:
-        save_selections(measured, Path(report))
-    show(measured, print_selections, report, as_json=as_json)
-
-
-def _numbers(text: str, option: str, read: Callable[[str], Number]) -> list[Number]:
-    try:
-        return [read(part) for part in text.split(",")]
-    except (ValueError, OverflowError):
-        raise UserError(
-            f"{option} {text!r}: expected numbers with commas between them, such as 1e6,1e7"
-        ) from None

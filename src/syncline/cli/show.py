@@ -10,13 +10,11 @@ import click
 from rich.console import Console
 
 from syncline.comm.groups import Choices
-from syncline.errors import FileError, UserError
 from syncline.files.report.advice import print_advice
 from syncline.files.report.tables import TABLES, document_table
 from syncline.files.report.whatif_table import print_what_if
 from syncline.lab.bench.page import print_benchmark
 from syncline.lab.bench.result import Benchmark
-from syncline.lab.bench.topk_report import Selections, print_selections
 from syncline.lab.bench.tuning_report import print_choices
 from syncline.lab.replay.result import Replay
 from syncline.lab.replay.table import print_replay
@@ -30,7 +28,6 @@ PRINTERS: dict[type[Document], Callable[[Console, Any], None]] = {
     Replay: print_replay,
     Benchmark: print_benchmark,
     Choices: print_choices,
-    Selections: print_selections,
     Advice: print_advice,
 }
 
@@ -42,13 +39,10 @@ def show(file: Path, as_json: bool) -> None:
     """Show what is in FILE.
 
     A profile, network, plan, timeline, comparison, what-if, replay, benchmark of
-    collectives or of selection, choices of algorithms, advice, run or report.
+    collectives, choices of algorithms, advice, run or report.
     """
     document = read_document(file, tuple(PRINTERS))
     if as_json:
         click.echo(document.to_json(), nl=False)
         return
-    try:
-        PRINTERS[type(document)](Console(highlight=False), document)
-    except UserError as error:  # selections: what is compared was not all measured
-        raise FileError(f"{file}: {error}") from None
+    PRINTERS[type(document)](Console(highlight=False), document)

@@ -5,31 +5,73 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
+from statistics import median
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from syncline import _native
-from syncline.errors import UserError
-from syncline.lab.bench.topk_report import (
-    FUSED,
-    READ,
-    SELECT,
-    TORCH,
-    TORCH_FUSED,
-    Selections,
-    Timed,
-)
-from syncline.lab.workers import Progress
+from syncline.lab.bench.result import times_faster
 from syncline.train.measure.machine import machine_name
 from syncline.train.sparse.memory import INSTRUCTIONS, WIDEST, HostMemory, Memory, Tracked
 from syncline.train.sparse.torch_memory import selection_on
 
+SELECT = "select"
+"""The k largest of a vector."""
+FUSED = "fused"
+"""The check for NaN, the gradient added to the residual, and the k largest taken out of it."""
+TORCH = "torch"
+"""``torch.topk`` of the magnitudes."""
+TORCH_FUSED = "torch-fused"
+"""What ``fused`` does, in operations of torch."""
+READ = "read"
+"""One read of the vector: torch's sum."""
 LEAST_LAP_S = 0.02
 """Calls are repeated until a turn takes this long, so that the resolution of the clock does not
 matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """What one contestant took."""
+
+    contestant: str
+    elements: int
+    density: float
+    """0 where it selects nothing."""
+    rounds_s: tuple[float, ...]
+    """In each round: seconds of one call, all contestants having a turn."""
+
+    @property
+    def time_s(self) -> float:
+        """Median over the rounds."""
+        return median(self.rounds_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selections:
+    """What selecting took, by contestant, size and density."""
+
+    machine: str
+    versions: dict[str, str]
+    instructions: str
+    """The vector instructions that were used, on the CPU."""
+    device: str = "cpu"
+    """That, or the name of a GPU."""
+    entries: tuple[Timed, ...]
+
+    def of(self, contestant: str, elements: int, density: float) -> Timed:
+        """Return one entry."""
+        wanted = contestant, elements, 0.0 if contestant == READ else density
+        return next(e for e in self.entries if (e.contestant, e.elements, e.density) == wanted)
+
+    def times_faster(self, contestant: str, other: str, elements: int, density: float) -> float:
+        """Return the median over the rounds of the ratio: both had a turn in every round."""
+        a, b = (self.of(name, elements, density) for name in (contestant, other))
+        return times_faster(a.rounds_s, b.rounds_s)
 
 
 def measure_selection(
@@ -38,7 +80,6 @@ def measure_selection(
     *,
     rounds: int = 5,
     device: str = "cpu",
-    progress: Progress = lambda _what, _done, _total: None,
 ) -> Selections:
     """Measure every size at every density; every contestant has a turn in every round.
 
@@ -49,25 +90,15 @@ def measure_selection(
         densities: shares of them that are selected.
         rounds: turns of every contestant.
         device: ``"cpu"``, or ``"cuda"`` for torch's present GPU.
-        progress: called before every part.
-
-    Raises:
-        UserError: an argument is out of its range, or there is no such device.
     """
-    if not sizes or not densities or rounds < 1 or min(sizes) < 1:
-        raise UserError("a benchmark of selection needs sizes, densities and rounds of at least 1")
-    if not all(0 < density <= 1 for density in densities):
-        raise UserError(f"densities are above 0 and at most 1, found {list(densities)}")
-    place = _device_named(device)
+    place = torch.device(device)
     entries: list[Timed] = []
-    total = len(sizes) * len(densities) * rounds
     with _one_thread():
-        for number, (size, density) in enumerate(product(sizes, densities)):
+        for size, density in product(sizes, densities):
             calls = contestants(size, max(1, round(density * size)), place)
             times: dict[str, list[float]] = {name: [] for name in calls}
             laps = {name: _lap(call, place) for name, call in calls.items()}
-            for turn in range(rounds):
-                progress(f"{size} elements, {density:g}", number * rounds + turn, total)
+            for _ in range(rounds):
                 for name, call in calls.items():
                     times[name].append(_timed(call, laps[name], place))
             entries += [
@@ -91,17 +122,6 @@ def measure_selection(
         ),
         entries=tuple(entries),
     )
-
-
-def _device_named(device: str) -> torch.device:
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"selection is measured on 'cpu' or 'cuda', found {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"--device cuda: torch {torch.__version__} finds no GPU here; check 'nvidia-smi', "
-            "CUDA_VISIBLE_DEVICES, and that torch was built for CUDA, or take --device cpu"
-        )
-    return torch.device(device)
 
 
 def _lap(call: Call, device: torch.device) -> int:
