@@ -91,15 +91,15 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 {block}
 import syncline, syncline.cli
-for package in ("model", "planners", "simulator", "traces", "report"):
-    try:
-        found = importlib.import_module("syncline." + package)
-    except ModuleNotFoundError as error:
-        assert error.name == "syncline." + package, error
-        continue
-    for module in pkgutil.iter_modules(found.__path__, found.__name__ + "."):
+for room in ("plan", "files"):
+    found = importlib.import_module("syncline." + room)
+    for module in pkgutil.walk_packages(found.__path__, found.__name__ + "."):
         importlib.import_module(module.name)
-for command in ("plan", "simulate", "show", "report", "emulate", "replay"):
+for command in ("plan", "simulate", "report", "trace"):
+    importlib.import_module("syncline.cli." + command)
+higher = tuple("syncline." + room for room in ("comm", "train", "lab"))
+assert not [name for name in sys.modules if name.startswith(higher)]
+for command in ("show", "emulate", "replay"):
     importlib.import_module("syncline.cli." + command)
 for name in ("PLANNERS", "choose", "planner_named", "predict", "Profile", "Network", "Plan"):
     getattr(syncline, name)

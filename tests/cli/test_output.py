@@ -73,3 +73,20 @@ def test_a_closed_standard_error_is_not_a_file_of_ours(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "/dev/null /dev/null"
+
+
+def test_ctrl_c_stops_at_once_where_an_exception_would_be_lost() -> None:
+    code = """
+import os, signal, sys
+from syncline.cli import main
+sys.argv = ["syncline", "help", "network"]
+main()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except BaseException:
+    pass
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (130, "stopped\n")

@@ -99,22 +99,6 @@ def test_nohup_is_heeded() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_ctrl_c_stops_at_once_where_an_exception_would_be_lost() -> None:
-    code = """
-import os, signal
-from syncline.lab.processes import stop_on_ctrl_c
-stop_on_ctrl_c()
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-except BaseException:
-    pass
-"""
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stderr) == (130, "stopped\n")
-
-
 FAMILY = "sleep 100 & echo $! $$; wait"
 """A process with a child; it prints both."""
 LAUNCHER = """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
-
-from syncline.lab.processes import stop_on_ctrl_c
+from types import FrameType
 
 __all__ = ["main"]
 
@@ -16,7 +18,7 @@ def main(arguments: list[str] | None = None) -> None:
         arguments: None takes those of this process, and Ctrl-C with them.
     """
     if arguments is None:
-        stop_on_ctrl_c()
+        signal.signal(signal.SIGINT, _stop)
     # Imported after the line above, without which Ctrl-C would end an import with a traceback.
     import click
 
@@ -36,3 +38,13 @@ def main(arguments: list[str] | None = None) -> None:
     except SynclineError as error:
         click.echo("error: " + printable(str(error), "\n"), err=True)
         sys.exit(error.exit_code)
+
+
+def _stop(number: int, _: FrameType | None) -> None:
+    """End this process, which has nothing to clean up, at once, with the exit code of a shell.
+
+    A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
+    """
+    with contextlib.suppress(OSError):  # nobody reads any more
+        os.write(2, b"stopped\n")  # print() could be interrupted print()
+    os._exit(128 + number)

@@ -1,4 +1,4 @@
-"""What several commands accept: a profile, a place to measure, and options for either."""
+"""What several commands accept: a profile, the fields of a configuration, and common options."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ from msgspec.structs import FieldInfo
 from rich.console import Console
 
 from syncline.cli.progress import reading_bar
-from syncline.errors import UserError
 from syncline.files.traces.formats import TraceOptions, detect, read_trace
 from syncline.files.traces.trace import Trace
-from syncline.lab.bench.request import PLACES, Local
-from syncline.lab.testbed import Cluster
 from syncline.plan.document import Document
 from syncline.plan.profile import Profile
-from syncline.plan.quantities import parse_workers
 
 D = TypeVar("D", bound=Document)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -101,6 +97,9 @@ def show(
         click.echo(f"report written to {report}")
 
 
+overlap_option = click.option(
+    "--overlap/--no-overlap", default=True, help="Let messages go on under the next forward pass."
+)
 clip_option = click.option(
     "--clip",
     is_flag=True,
@@ -111,62 +110,3 @@ clip_option = click.option(
 def with_clipping(profile: Profile, *, clip: bool) -> Profile:
     """Return a profile whose updates wait for the 2-norm of all gradients, if ``clip`` says so."""
     return msgspec.structs.replace(profile, norm="2") if clip else profile
-
-
-place_options = with_options(
-    click.option(
-        "--place",
-        type=click.Choice(PLACES),
-        help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
-    ),
-    click.option("--hosts", type=int, help="On this many emulated hosts instead."),
-    click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
-)
-"""Give a command the options that :func:`place_of` reads."""
-
-cluster_options = with_options(
-    click.option("--hosts", type=int, default=2, help="How many hosts."),
-    click.option("--rate", help="Rate of every link, such as 1gbit.  [default: not limited]"),
-    click.option(
-        "--hosts-rate",
-        multiple=True,
-        metavar="HOST:RATE",
-        help="Rate of one host's link, such as 0:100mbit; may be repeated.",
-    ),
-    click.option("--latency", help="Added on the way between two hosts, such as 20us."),
-    click.option("--workers-per-host", type=int, default=1, help="Workers on each host."),
-    click.option("--mtu", "mtu_bytes", type=int, default=9000, help="Largest packet in bytes."),
-)
-"""Give a command the options that :meth:`Cluster.of` takes."""
-
-
-def place_of(
-    place: Local | None, hosts: int | None, rate: str | None, workers_per_host: int | None = None
-) -> Local | Cluster:
-    """Return where to measure.
-
-    Raises:
-        UserError: options contradict each other, or no such cluster can be emulated.
-    """
-    if hosts is None:
-        for option, value in (("--rate", rate), ("--workers-per-host", workers_per_host)):
-            if value is not None:
-                raise UserError(f"{option} is of emulated hosts; say how many with --hosts")
-        return place or PLACES[0]
-    if place is not None:
-        raise UserError(f"--place {place} is on this host, --hosts {hosts} is not; leave one out")
-    per_host = 1 if workers_per_host is None else workers_per_host
-    return Cluster.of(hosts=hosts, rate=rate, workers_per_host=per_host)
-
-
-def worker_counts(
-    text: str | None, place: Local | Cluster, usual: tuple[int, ...]
-) -> tuple[int, ...]:
-    """Return how many workers take part: as asked, else all of a cluster, or the usual counts.
-
-    Raises:
-        UserError: the text is no list of counts.
-    """
-    if text is not None:
-        return parse_workers(text)
-    return (place.workers,) if isinstance(place, Cluster) else usual

@@ -7,16 +7,8 @@ from typing import Any
 
 import click
 
-from syncline.cli.arguments import (
-    field_options,
-    fields_of,
-    json_option,
-    place_of,
-    place_options,
-    report_option,
-    show,
-    worker_counts,
-)
+from syncline.cli.arguments import field_options, fields_of, json_option, report_option, show
+from syncline.cli.places import place_of, place_options, worker_counts
 from syncline.cli.progress import ProgressBar
 from syncline.comm.collectives import PROGRAMS, Collective
 from syncline.errors import UserError

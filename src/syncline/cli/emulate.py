@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from syncline.cli.arguments import cluster_options
+from syncline.cli.places import cluster_options
 from syncline.errors import UserError
 from syncline.files.report.units import counted, percent, size
 from syncline.lab.processes import end_of, received_signals

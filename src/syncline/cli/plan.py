@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import clip_option, with_clipping
+from syncline.cli.arguments import clip_option, overlap_option, with_clipping
 from syncline.cli.networks import NETWORK_HELP, network_argument
-from syncline.cli.train import training_options
 from syncline.files.report.tables import document_table
 from syncline.plan.planners import PLANNERS, planned, planner_named
 from syncline.plan.profile import Profile
@@ -25,7 +24,7 @@ from syncline.plan.profile import Profile
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")
-@training_options("overlap")
+@overlap_option
 @clip_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")

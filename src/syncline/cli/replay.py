@@ -9,7 +9,6 @@ import click
 
 from syncline.cli.arguments import (
     clip_option,
-    cluster_options,
     field_options,
     fields_of,
     json_option,
@@ -19,6 +18,7 @@ from syncline.cli.arguments import (
     with_clipping,
 )
 from syncline.cli.networks import network_argument, states_workers
+from syncline.cli.places import cluster_options
 from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.files.report.page import require_place

@@ -10,7 +10,13 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from syncline.cli.arguments import Decorator, clip_option, profile_argument, with_clipping
+from syncline.cli.arguments import (
+    Decorator,
+    clip_option,
+    overlap_option,
+    profile_argument,
+    with_clipping,
+)
 from syncline.cli.groups import GroupedCommand
 from syncline.cli.networks import (
     ALGORITHM_ALIASES,
@@ -19,7 +25,6 @@ from syncline.cli.networks import (
     states_workers,
 )
 from syncline.cli.sweep import algorithms, is_plain, points_of, tracked, worker_counts
-from syncline.cli.train import training_options
 from syncline.errors import UserError
 from syncline.files.report import terminal
 from syncline.files.report.page import require_place, save_what_if
@@ -90,7 +95,7 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
 @_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
 @_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
-@training_options("overlap")
+@overlap_option
 @clip_option
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report with curves.")
 @click.option("--timeline", "timeline_file", metavar="FILE", help="Write the (best) timeline here.")

@@ -8,7 +8,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import field_options, fields_of, place_of, place_options, worker_counts
+from syncline.cli.arguments import field_options, fields_of
+from syncline.cli.places import place_of, place_options, worker_counts
 from syncline.cli.progress import ProgressBar
 from syncline.comm.collectives import PROGRAMS
 from syncline.comm.groups import Choices

@@ -161,20 +161,6 @@ def ended_by_signals() -> Iterator[None]:
         yield
 
 
-def stop_on_ctrl_c() -> None:
-    """Let Ctrl-C end this process, which has nothing to clean up, at once, with exit code 130.
-
-    A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
-    """
-
-    def stop(number: int, _: FrameType | None) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more
-            os.write(2, b"stopped\n")  # print() could be interrupted print()
-        os._exit(exit_code_of(-number))
-
-    signal.signal(signal.SIGINT, stop)
-
-
 def _not_ignored() -> list[signal.Signals]:
     """Return the ending signals, without SIGHUP if nohup has this process ignore it."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
