@@ -54,7 +54,7 @@ def calls(gloo: Any, ours: Any) -> dict[str, dict[str, Call]]:
     given, all_of_it, one = (elements_of(t, copies=False) for t in (values, whole, part))
 
     def waited(begin: Callable[..., Any], *arguments: Any) -> Call:
-        return lambda: begin(*arguments, attended=True).wait()
+        return lambda: begin(*arguments, blocking=True).wait()
 
     by_torch: dict[str, Callable[[Any], Any]] = {
         "all_reduce": lambda group: dist.all_reduce(values, group=group),

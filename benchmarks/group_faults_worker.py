@@ -77,7 +77,7 @@ def exchange(group: Group, count: int, choice: Choice | None) -> None:
     """All-reduce ones, and check the result."""
     values = torch.ones(count)
     elements = Elements(values.data_ptr(), count, "float32", values)
-    group.all_reduce(elements, choice=choice, attended=True).wait()
+    group.all_reduce(elements, choice=choice, blocking=True).wait()
     if not torch.equal(values, torch.full((count,), float(group.ranks))):
         raise AssertionError("the result is wrong")
 

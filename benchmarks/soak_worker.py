@@ -92,7 +92,7 @@ def work(rank: int, folder: Path, soak: Soak) -> None:
         if rounds == WARM_ROUNDS:
             before = _held()
         over.fill_(time.monotonic() > until_s and rounds > WARM_ROUNDS)
-        groups[0].all_reduce(_elements(over), reduction="max", attended=True).wait()
+        groups[0].all_reduce(_elements(over), reduction="max", blocking=True).wait()
     after = _held()
     for group in groups:
         group.close()
@@ -124,7 +124,7 @@ def _begin(
     """Begin a collective; return it, and what checks its result."""
     dtype, count = chance.choice(DTYPES), chance.choice(COUNTS)
     reduction, root = chance.choice(REDUCTIONS), chance.randrange(group.ranks)
-    attended, choice = chance.random() < 0.5, _choice(collective, chance)
+    blocking, choice = chance.random() < 0.5, _choice(collective, chance)
     whole = count * group.ranks
     low, high = 0, group.ranks - 1
     reduced = {
@@ -136,31 +136,31 @@ def _begin(
         case "all-reduce":
             result = _given(count, group.rank, dtype)
             pending = group.all_reduce(
-                _elements(result), reduction=reduction, choice=choice, attended=attended
+                _elements(result), reduction=reduction, choice=choice, blocking=blocking
             )
             expected = reduced(count)
         case "broadcast":
             result = _given(count, group.rank, dtype)
             pending = group.broadcast(
-                _elements(result), root=root, choice=choice, attended=attended
+                _elements(result), root=root, choice=choice, blocking=blocking
             )
             expected = _given(count, root, dtype)
         case "reduce":
             result = _given(count, group.rank, dtype)
             pending = group.reduce(
-                _elements(result), reduction=reduction, root=root, choice=choice, attended=attended
+                _elements(result), reduction=reduction, root=root, choice=choice, blocking=blocking
             )
             expected = reduced(count) if group.rank == root else _given(count, group.rank, dtype)
         case "reduce-scatter":
             given, result = _given(whole, group.rank, dtype), torch.zeros(count, dtype=dtype)
             pending = group.reduce_scatter(
-                _elements(given), _elements(result), reduction, choice=choice, attended=attended
+                _elements(given), _elements(result), reduction, choice=choice, blocking=blocking
             )
             expected = reduced(whole)[group.rank * count : (group.rank + 1) * count]
         case "all-gather":
             given, result = _given(count, group.rank, dtype), torch.zeros(whole, dtype=dtype)
             pending = group.all_gather(
-                _elements(given), _elements(result), choice=choice, attended=attended
+                _elements(given), _elements(result), choice=choice, blocking=blocking
             )
             expected = torch.cat([_given(count, rank, dtype) for rank in range(group.ranks)])
 

@@ -292,12 +292,12 @@ class NativeCall {
                    nullptr} {}
 
     // Returns null if it is done. `output` is 0 where the result stays in `work`.
-    Handle start(std::uintptr_t input, std::uintptr_t work, std::uintptr_t output, bool attended) {
+    Handle start(std::uintptr_t input, std::uintptr_t work, std::uintptr_t output, bool blocking) {
         Operation::Request request = request_;
         request.input = memory(input);
         request.work = writable(work);
         request.output = output == 0 ? nullptr : writable(output);
-        Handle handle = group_->group().start(std::move(request), attended);
+        Handle handle = group_->group().start(std::move(request), blocking);
         return handle->done() ? nullptr : std::move(handle);
     }
 

@@ -15,7 +15,7 @@ namespace {
 // Without FUTEX_PRIVATE_FLAG: other processes wake.
 void futex(std::atomic<std::uint32_t>* word, int operation, std::uint32_t value,
            const timespec* timeout) {
-    // An error is a wake-up for nothing: the caller looks again anyway.
+    // An error is a spurious wake-up: the caller polls again anyway.
     (void)syscall(SYS_futex, word, operation, value, timeout, nullptr, 0);
 }
 

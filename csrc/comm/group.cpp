@@ -17,12 +17,12 @@ namespace {
 constexpr std::size_t bulk_bytes = 1 << 20;
 constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono::microseconds(20)};
 // As many polls as take as long as one pass over everything.
-constexpr int looks = 16;
-// How long a rank that has given up waits for peers to hear why.
-constexpr std::chrono::seconds longest_farewell{2};
-// How long a rank that blames a silent one waits to hear whether that waits for another.
-constexpr std::chrono::milliseconds longest_answer{500};
-constexpr std::chrono::microseconds between_looks{50};
+constexpr int polls_a_pass = 16;
+// How long a closing group waits until its peers have its last notice.
+constexpr std::chrono::seconds shutdown_grace{2};
+// How long a rank that blames a silent one waits for its answer: it may wait for another itself.
+constexpr std::chrono::milliseconds answer_timeout{500};
+constexpr std::chrono::microseconds poll_interval{50};
 
 std::string listed(const std::vector<std::int32_t>& ranks) {
     std::string text;
@@ -124,10 +124,10 @@ void Group::close() {
         closing_ = true;
         if (!failure_) failure_ = {{-1, Fault::lost}, "the group was closed"};
     }
-    attend_.notify_all();
+    work_.notify_all();
     done_.notify_all();
     sleeper_->wake();
-    if (attendant_.joinable()) attendant_.join();
+    if (progress_thread_.joinable()) progress_thread_.join();
     std::unique_lock lock(mutex_);
     done_.wait(lock, [&] { return !driven_; });  // another thread may drive, and be in the sleeper
     mailbox_.close();
@@ -136,9 +136,9 @@ void Group::close() {
         if (peer.link != nullptr) peer.link->end();
     }
     try {
-        const auto deadline = Clock::now() + longest_farewell;
+        const auto deadline = Clock::now() + shutdown_grace;
         while (!std::ranges::all_of(links_, ended) && Clock::now() < deadline) {
-            if (!transport_->progress()) std::this_thread::sleep_for(between_looks);
+            if (!transport_->progress()) std::this_thread::sleep_for(poll_interval);
         }
     } catch (const std::exception&) {
         // Memory has run out, or a peer is faulty: it will see that the connection ends.
@@ -146,7 +146,7 @@ void Group::close() {
     for (Peer& peer : links_) peer.link.reset();
 }
 
-Handle Group::start(Operation::Request request, bool attended) {
+Handle Group::start(Operation::Request request, bool blocking) {
     if (forked()) {
         throw Forked("rank " + std::to_string(rank_) + ": a fork of its process called " +
                      describe(request.call));
@@ -169,11 +169,11 @@ Handle Group::start(Operation::Request request, bool attended) {
             progress();
             require_peers();                              // the driver may sleep
             if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
-        } else if (attended) {
+        } else if (blocking) {
             drive(lock, operation.get(), std::nullopt);
         } else {
             progress();
-            if (!operation->done()) call_attendant();
+            if (!operation->done()) wake_progress_thread();
         }
     } catch (...) {  // its memory may be in use, so the caller gets what keeps it
         fail_for_exception();
@@ -206,7 +206,7 @@ void Group::post(const MessageHandle& message, void (Mailbox::*begin)(const Mess
             require_peers();                              // the driver may sleep
             if (transport_ != nullptr) sleeper_->wake();  // what it waits for may have passed
         } else if (!message->done()) {
-            call_attendant();
+            wake_progress_thread();
         }
     } catch (...) {  // as in start()
         fail_for_exception();
@@ -259,7 +259,7 @@ std::vector<std::int32_t> Group::cut_off() {
     std::vector<std::int32_t> found;
     if (forked()) return found;
     const std::lock_guard lock(mutex_);
-    if (!driven_ && !closing_) progress();  // nobody looks while nothing is under way
+    if (!driven_ && !closing_) progress();  // nobody polls while nothing is in flight
     for (const Peer& peer : links_) {
         if (peer.link == nullptr || !peer.link->cut_off()) continue;
         found.push_back(static_cast<std::int32_t>(&peer - links_.data()));
@@ -273,7 +273,7 @@ void Group::lose(std::int32_t rank, const std::string& what) {
     if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
     Peer& peer = links_.at(static_cast<std::size_t>(rank));
     try {
-        hear(rank);  // why it left, if it said so
+        poll_verdict(rank);  // why it left, if it said so
     } catch (...) {
         fail_for_exception();
     }
@@ -296,7 +296,7 @@ void Group::require_peers() {
 }
 
 void Group::find_missing() {
-    for (std::int32_t rank = 0; rank < ranks(); ++rank) hear(rank);
+    for (std::int32_t rank = 0; rank < ranks(); ++rank) poll_verdict(rank);
     if (!any_lost_) return;
     // Who waits in vain for this rank, or for several, knows less than who names another.
     for (const bool vague : {false, true}) {
@@ -332,7 +332,7 @@ PeerFailure Group::loss(std::int32_t rank, const Call& call) const {
     return {verdict.culprit, verdict.fault, peer.lost + ", in " + describe(call)};
 }
 
-void Group::hear(std::int32_t rank) {
+void Group::poll_verdict(std::int32_t rank) {
     Peer& peer = links_[static_cast<std::size_t>(rank)];
     if (peer.link == nullptr || !peer.lost.empty()) return;
     const std::optional<Verdict> verdict = peer.link->given_up();
@@ -366,7 +366,7 @@ bool Group::awaits(const Operation& operation, std::int32_t rank) const {
     const Peer& peer = links_[static_cast<std::size_t>(rank)];
     if (peer.link == nullptr) return false;
     const Program& program = *operation.request_.program;
-    // What has come and waits for its turn, behind another rank's, is not missing.
+    // What has arrived and waits for its turn, behind another rank's, is not missing.
     const bool silent = !peer.link->has_come() && operation.open(program.receives_from(rank));
     const bool full = !peer.link->can_send() || !peer.sends.under_way.empty();
     return silent || (full && operation.open(program.sends_to(rank)));
@@ -376,7 +376,7 @@ void Group::fail(std::int32_t rank, Fault fault, std::string what) {
     if (failure_) return;
     failure_ = {{rank, fault}, std::move(what)};
     done_.notify_all();
-    attend_.notify_all();
+    work_.notify_all();
     sleeper_->wake();  // another thread may drive
     for (const Peer& peer : links_) {
         if (peer.link == nullptr) continue;
@@ -401,7 +401,7 @@ void Group::name_silent(std::vector<std::int32_t> silent) {
         std::vector<bool> known(links_.size());
         known.at(static_cast<std::size_t>(rank_)) = true;
         for (const std::int32_t rank : silent) known.at(static_cast<std::size_t>(rank)) = true;
-        const auto deadline = Clock::now() + longest_answer;
+        const auto deadline = Clock::now() + answer_timeout;
         while (!silent.empty() && Clock::now() < deadline) {
             if (transport_ != nullptr) transport_->progress();
             std::vector<std::int32_t> next;
@@ -416,7 +416,7 @@ void Group::name_silent(std::vector<std::int32_t> silent) {
                 }
             }
             silent = std::move(next);
-            std::this_thread::sleep_for(between_looks);
+            std::this_thread::sleep_for(poll_interval);
         }
         if (silent.size() != 1 || silent == blamed) return;
         failure_->verdict.culprit = silent[0];
@@ -463,7 +463,8 @@ bool Group::progress() {
                 more |= progress_sends(peer);
                 more |= progress_receives(peer);
                 if (peer.lost.empty() && !peer.link->broken().empty()) {
-                    hear(static_cast<std::int32_t>(&peer - links_.data()));  // why, if it said so
+                    poll_verdict(
+                        static_cast<std::int32_t>(&peer - links_.data()));  // why, if it said so
                     if (peer.lost.empty()) peer.lost = peer.link->broken();
                     any_lost_ = true;
                 }
@@ -586,7 +587,7 @@ Group::Patience Group::patience() const {
     return bulk ? bulk_patience : patience_;
 }
 
-bool Group::has_news() {
+bool Group::has_arrivals() {
     return mailbox_.has_come() || std::ranges::any_of(links_, [](const Peer& peer) {
                return peer.link != nullptr && peer.link->has_come();
            });
@@ -608,7 +609,7 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Task* until,
     const std::size_t own = !deadline && until != nullptr && !until->done() ? 1 : 0;
     if (until != nullptr && (active_.size() > own || !mailbox_.idle()) && !failure_) {
         done_.notify_all();
-        call_attendant();
+        wake_progress_thread();
     }
     return in_time;
 }
@@ -618,7 +619,7 @@ bool Group::drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
     const auto finished = [&] {
         return failure_ || closing_ || (until != nullptr ? until->done() : all_done());
     };
-    bool quiet = false;  // no news, since:
+    bool quiet = false;  // nothing has arrived since:
     Clock::time_point quiet_since{};
     while (!finished()) {
         if (progress()) {
@@ -635,7 +636,7 @@ bool Group::drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
         if (deadline ? now >= *deadline : !spins) return false;
         if (spins) {
             const bool pauses = now - quiet_since < patient.pause;
-            for (int look = 0; pauses && look < looks && !has_news(); ++look) {
+            for (int poll = 0; pauses && poll < polls_a_pass && !has_arrivals(); ++poll) {
 #if defined(__x86_64__)
                 __builtin_ia32_pause();
 #endif
@@ -660,20 +661,21 @@ bool Group::drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
     return true;
 }
 
-void Group::call_attendant() {
+void Group::wake_progress_thread() {
     if (driven_) return;
     try {
-        if (!attendant_.joinable()) attendant_ = std::thread([this] { attend(); });
+        if (!progress_thread_.joinable())
+            progress_thread_ = std::thread([this] { run_progress(); });
     } catch (const std::system_error&) {  // too many threads
         return fail_for_exception();
     }
-    attend_.notify_one();
+    work_.notify_one();
 }
 
-void Group::attend() {
+void Group::run_progress() {
     std::unique_lock lock(mutex_);
     while (true) {
-        attend_.wait(lock, [&] { return closing_ || (!driven_ && !failure_ && !all_done()); });
+        work_.wait(lock, [&] { return closing_ || (!driven_ && !failure_ && !all_done()); });
         if (closing_) return;
         drive(lock, nullptr, Clock::time_point::max());
     }
@@ -690,7 +692,7 @@ std::string Group::waited_for(const Task& task) const {
     std::vector<std::int32_t> ranks = silent_in(task);
     if (ranks.empty()) ranks = awaited(task);
     if (!ranks.empty()) return where + "rank " + listed(ranks) + missed;
-    // What it waits for has come, and is behind an earlier collective with the same ranks.
+    // What it waits for has arrived, and is behind an earlier collective with the same ranks.
     for (const Handle& earlier : active_) {
         const std::vector<std::int32_t> before = awaited(*earlier);
         if (!before.empty()) {

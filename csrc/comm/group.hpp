@@ -100,10 +100,10 @@ class Group {
     [[nodiscard]] std::int32_t rank() const { return rank_; }
     [[nodiscard]] std::int32_t ranks() const { return static_cast<std::int32_t>(links_.size()); }
 
-    // Begin a collective. `attended`: the caller will wait for it at once, so no other thread is
+    // Begin a collective. `blocking`: the caller will wait for it at once, so no other thread is
     // woken, and this one works on it until it is done or would block. Throws an earlier failure of
     // the group, or Forked; wait() throws a failure of this collective.
-    Handle start(Operation::Request request, bool attended);
+    Handle start(Operation::Request request, bool blocking);
 
     // Return once it is done. Throws Forked, PeerFailure, after which the group is of no use, or
     // Timeout. Then the collective stays under way, unless the rank gives up: that ends the group.
@@ -166,7 +166,7 @@ class Group {
     [[nodiscard]] bool names_no_other(const Peer& peer) const;
     [[nodiscard]] PeerFailure loss(std::int32_t rank, const Call& call) const;
     // Throws PeerFailure if the peer's verdict cannot be.
-    void hear(std::int32_t rank);
+    void poll_verdict(std::int32_t rank);
     // Whether the operation needs more of the rank.
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
     // Whether the operation waits for the rank now.
@@ -174,8 +174,8 @@ class Group {
     void fail(std::int32_t rank, Fault fault, std::string what);
     // Fail for what a task waits for.
     void give_up_on(const Task& task);
-    // After a failure for ranks that are silent: a rank that is alive says at once, when it hears
-    // that it is blamed, for whom it waits itself. Name the rank that says nothing.
+    // After a failure for ranks that are silent: a rank that is alive answers a notice that
+    // blames it by naming the rank that it waits for itself. Name the rank that says nothing.
     void name_silent(std::vector<std::int32_t> silent);
     // Fail for the exception that is being handled.
     void fail_for_exception();
@@ -191,7 +191,7 @@ class Group {
     // How to poll, for the collectives under way.
     [[nodiscard]] Patience patience() const;
     // Whether a peer has sent something that this rank has not received.
-    [[nodiscard]] bool has_news();
+    [[nodiscard]] bool has_arrivals();
     // Drive all collectives until `until` is done, or all are (null). Returns false at the
     // deadline, or instead of blocking if there is none: then the caller will wait at once.
     bool drive(std::unique_lock<std::mutex>& lock, const Task* until,
@@ -200,8 +200,8 @@ class Group {
                   std::optional<Clock::time_point> deadline);
     // Append a collective to those under way.
     void enlist(const Handle& operation);
-    void call_attendant();
-    void attend();
+    void wake_progress_thread();
+    void run_progress();
 
     struct Failure {
         Verdict verdict;
@@ -217,8 +217,8 @@ class Group {
     Patience patience_;
 
     std::mutex mutex_;
-    std::condition_variable done_;    // for those who wait while another thread drives
-    std::condition_variable attend_;  // for the group's own thread
+    std::condition_variable done_;  // for those who wait while another thread drives
+    std::condition_variable work_;  // for the group's own thread
     std::uint32_t sequence_ = 0;
     bool driven_ = false;
     bool any_lost_ = false;
@@ -226,7 +226,7 @@ class Group {
     std::vector<Handle> active_;
     Handle last_;  // that was started
     std::optional<Failure> failure_;
-    std::thread attendant_;
+    std::thread progress_thread_;
 };
 
 }  // namespace syncline

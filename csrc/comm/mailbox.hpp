@@ -54,7 +54,7 @@ class Mailbox {
     explicit Mailbox(std::vector<Link*> links);
 
     void send(const MessageHandle& message);
-    // Throws PeerFailure if what has come for it is something else.
+    // Throws PeerFailure if what arrived for it is something else.
     void receive(const MessageHandle& message);
 
     // Returns whether anything moved. Throws PeerFailure.
@@ -69,7 +69,7 @@ class Mailbox {
     void close();
 
   private:
-    // A message that has come before the program asks for it, or is about to.
+    // A message that arrived before the program asks for it, or is about to.
     struct Aside {
         Call call;
         RecycledVector<std::byte> data;
@@ -109,7 +109,7 @@ class Mailbox {
     void finish(Message& message);
 
     std::vector<Lane> lanes_;
-    std::deque<MessageHandle> wanted_;  // receives that nothing has come for
+    std::deque<MessageHandle> wanted_;  // receives that nothing has arrived for
     std::size_t open_ = 0;              // messages that are not done
 };
 

@@ -129,7 +129,7 @@ class SharedLink final : public Link {
         std::uint32_t slot;
     };
     using SaidWords = std::array<std::uint64_t, sizeof(Said) / sizeof(std::uint64_t)>;
-    // That in one line, so that to see that it has come is to have it all, and in the lines after
+    // That in one line, so that whoever sees it arrive has it all, and in the lines after
     // it what it holds, if that is little.
     struct Fragment {
         std::atomic<std::uint64_t> number;  // of the fragment that lies here, from 1; written last

@@ -235,7 +235,7 @@ bool TcpLink::write() {
 }
 
 // Notices overtake fragments.
-void TcpLink::say(Header header) {
+void TcpLink::notify(Header header) {
     header.taken = collectives_.acknowledged = collectives_.received;
     header.taken_messages = messages_.acknowledged = messages_.received;
     auto place = out_.begin() + (written_ > 0 ? 1 : 0);
@@ -251,7 +251,7 @@ void TcpLink::give_up(const Verdict& verdict) {
     // A peer that knows it receives nothing more; but it must find the end of this frame.
     const std::size_t begun = written_ > 0 ? 1 : 0;
     while (out_.size() > begun && out_.back().header.kind <= Kind::message) out_.pop_back();
-    say({.kind = Kind::given_up, .culprit = verdict.culprit, .fault = verdict.fault});
+    notify({.kind = Kind::given_up, .culprit = verdict.culprit, .fault = verdict.fault});
 }
 
 // ---------------------------------------------------------------------- receiving
@@ -317,7 +317,7 @@ void TcpLink::keep() {
 std::uint64_t TcpLink::received(Lane& lane) {
     const std::uint64_t at_once = std::max<std::uint64_t>(most_ahead_ / 4, 1);
     if (lane.received - lane.acknowledged >= at_once && broken_.empty() && !gave_up_ && !refused_) {
-        say({.kind = Kind::taken});
+        notify({.kind = Kind::taken});
     }
     return lane.received;
 }
@@ -470,7 +470,7 @@ void TcpLink::begin(const Header& header) {
         refuse("a frame", "one of kind " + std::to_string(kind) + " and " +
                               std::to_string(static_cast<std::uint32_t>(header.fault)));
     }
-    hear(header);
+    accept(header);
     const bool fragment = header.kind <= Kind::message;
     const std::size_t most = fragment ? fragment_bytes_ : 0;
     if (header.bytes > most || (fragment && !is_possible(header.call))) {
@@ -493,7 +493,7 @@ void TcpLink::begin(const Header& header) {
     if (into_ == Into::unknown) match(lane);
 }
 
-void TcpLink::hear(const Header& header) {
+void TcpLink::accept(const Header& header) {
     if (header.taken > collectives_.sent || header.taken_messages > messages_.sent) {
         refuse("at most " + std::to_string(collectives_.sent) + " fragments taken, and " +
                    std::to_string(messages_.sent) + " of messages",
@@ -536,7 +536,7 @@ void TcpLink::end() {
         lane->receipts.clear();
         lane->come.clear();
     }
-    if (broken_.empty() && !gave_up_) say({.kind = Kind::left});
+    if (broken_.empty() && !gave_up_) notify({.kind = Kind::left});
 }
 
 // A socket that is closed with something unread, or to which something comes later, is reset, and

@@ -29,7 +29,8 @@ class TcpTransport final : public Transport {
     ~TcpTransport() override;
 
     bool progress() override;
-    // The set of epoll. poll() on it ends when a socket has news, and leaves them there.
+    // The set of epoll. poll() on it returns when a socket has an event, and leaves the event
+    // there.
     [[nodiscard]] int event() const override { return epoll_; }
     [[nodiscard]] bool arm() override;
     void close() override;
@@ -128,7 +129,7 @@ class TcpLink final : public Link {
         const std::byte* data;
         RecycledVector<std::byte> copy;  // of memory that may not be borrowed
     };
-    // A fragment that has come before it was asked for.
+    // A fragment that arrived before it was asked for.
     struct Come {
         Call call;
         RecycledVector<std::byte> data;
@@ -178,13 +179,13 @@ class TcpLink final : public Link {
     void landed(std::size_t bytes);
     // Where its next bytes are read to.
     [[nodiscard]] iovec destination();
-    // Receive what has come where it is asked for.
+    // Receive what has arrived into where it is asked for.
     void match(Lane& lane);
     // Keep the fragment that nobody has asked for.
     void keep();
-    void hear(const Header& header);
+    void accept(const Header& header);
     bool write();
-    void say(Header header);
+    void notify(Header header);
     void failed(int error);
     void fail();
     [[noreturn]] void refuse(const std::string& expected, const std::string& found);

@@ -112,14 +112,14 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
         throw failure(ucx_, ("reach rank " + std::to_string(peer)).c_str(), status);
     }
     handle(true);
-    listen();
+    receive_notice();
     greet();
     const ucp_request_param_t nothing{};
     connecting_ = ucx_.ep_flush_nbx(endpoint_, &nothing);
 }
 
-// An active message goes without a copy only once UCX has heard of the peer's end, for which the
-// peer must look at what has come. The first fragment must not depend on that.
+// An active message goes without a copy only once UCX knows the peer's end, for which the
+// peer must read what has arrived. The first fragment must not depend on that.
 void UcxLink::greet() {
     static constexpr std::byte nothing{};
     ucp_request_param_t parameters{};
@@ -128,13 +128,14 @@ void UcxLink::greet() {
     if (UCS_PTR_IS_ERR(request)) {
         fail(UCS_PTR_STATUS(request));
     } else if (request != nullptr) {
-        saying_.push_back({nullptr, request});
+        notifications_.push_back({nullptr, request});
     }
 }
 
 UcxLink::~UcxLink() {
     const auto saying = [&] {
-        return std::ranges::any_of(saying_, [&](const auto& s) { return pending(s.request); });
+        return std::ranges::any_of(notifications_,
+                                   [&](const auto& s) { return pending(s.request); });
     };
     const auto progress_while = [&](auto&& any) {
         const auto deadline = Clock::now() + longest_close;
@@ -143,12 +144,12 @@ UcxLink::~UcxLink() {
     end();
     closing_ = true;
     try {
-        if (broken_.empty() && !gave_up_) say({Word::left});
+        if (broken_.empty() && !gave_up_) notify({Word::left});
     } catch (const std::bad_alloc&) {
         // The peer will see that the connection ends.
     }
     handle(false);
-    if (listening_ != nullptr) ucx_.request_cancel(worker_->handle(), listening_);
+    if (receiving_notice_ != nullptr) ucx_.request_cancel(worker_->handle(), receiving_notice_);
     // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
     // a peer that knows that this rank has given up receives nothing more.
     const ucp_request_param_t nothing{};
@@ -163,7 +164,7 @@ UcxLink::~UcxLink() {
     void* closing = ucx_.ep_close_nbx(endpoint_, &parameters);
     progress_while([&] {
         return messages_.pending() || pending(closing) || pending(flushing) ||
-               pending(listening_) || pending(connecting_) || saying() ||
+               pending(receiving_notice_) || pending(connecting_) || saying() ||
                std::ranges::any_of(sends_, [&](const auto& s) { return pending(s.request); }) ||
                std::ranges::any_of(receipts_, [&](const auto& r) { return pending(r.fetching); });
     });
@@ -172,8 +173,8 @@ UcxLink::~UcxLink() {
         if (UCS_PTR_IS_PTR(request)) ucx_.request_free(request);
     }
     if (UCS_PTR_IS_PTR(connecting_)) ucx_.request_free(connecting_);
-    if (listening_ != nullptr) ucx_.request_free(listening_);
-    for (const Saying& each : saying_) ucx_.request_free(each.request);
+    if (receiving_notice_ != nullptr) ucx_.request_free(receiving_notice_);
+    for (const Notification& each : notifications_) ucx_.request_free(each.request);
     for (const Sending& sending : sends_) {
         if (sending.request != nullptr) ucx_.request_free(sending.request);
     }
@@ -200,7 +201,7 @@ void UcxLink::end() {
 // Without an answer, the notice may be lost: closing an endpoint may reset the connection, and UCX
 // reads nothing more from a connection that it finds reset when it sends.
 bool UcxLink::ended() {
-    hear();
+    poll_notices();
     return !gave_up_ || verdict_ || left_ || refusal_ || !broken_.empty();
 }
 
@@ -229,7 +230,7 @@ void UcxLink::handle(bool on) {
 
 void UcxLink::fail(ucs_status_t status) {
     if (!broken_.empty()) return;
-    hear();  // it may have said that it was about to
+    poll_notices();  // it may have said that it was about to
     const std::string rank = "rank " + std::to_string(peer_);
     broken_ = left_ ? rank + " has left the group"
                     : rank + " has ended, or cannot be reached any more (" +
@@ -240,10 +241,10 @@ bool UcxLink::pending(void* request) const {
     return UCS_PTR_IS_PTR(request) && ucx_.request_check_status(request) == UCS_INPROGRESS;
 }
 
-void UcxLink::say(const Notice& notice) {
-    while (!saying_.empty() && !pending(saying_.front().request)) {
-        ucx_.request_free(saying_.front().request);
-        saying_.pop_front();
+void UcxLink::notify(const Notice& notice) {
+    while (!notifications_.empty() && !pending(notifications_.front().request)) {
+        ucx_.request_free(notifications_.front().request);
+        notifications_.pop_front();
     }
     auto kept = std::make_unique<Notice>(notice);
     ucp_request_param_t parameters{};
@@ -252,46 +253,46 @@ void UcxLink::say(const Notice& notice) {
     if (UCS_PTR_IS_ERR(request)) {
         fail(UCS_PTR_STATUS(request));
     } else if (request != nullptr) {
-        saying_.push_back({std::move(kept), request});
+        notifications_.push_back({std::move(kept), request});
     }
 }
 
-void UcxLink::listen() {
-    heard_ = {};
+void UcxLink::receive_notice() {
+    notice_ = {};
     ucp_request_param_t parameters{};
     parameters.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-    void* request = ucx_.tag_recv_nbx(worker_->handle(), &heard_, sizeof heard_, notice_tag(peer_),
-                                      ~ucp_tag_t{0}, &parameters);
+    void* request = ucx_.tag_recv_nbx(worker_->handle(), &notice_, sizeof notice_,
+                                      notice_tag(peer_), ~ucp_tag_t{0}, &parameters);
     if (UCS_PTR_IS_ERR(request)) {
-        listening_ = nullptr;
+        receiving_notice_ = nullptr;
         fail(UCS_PTR_STATUS(request));
     } else {
-        listening_ = request;
+        receiving_notice_ = request;
     }
 }
 
-void UcxLink::hear() {
-    while (listening_ != nullptr) {
-        const ucs_status_t status = ucx_.request_check_status(listening_);
+void UcxLink::poll_notices() {
+    while (receiving_notice_ != nullptr) {
+        const ucs_status_t status = ucx_.request_check_status(receiving_notice_);
         if (status == UCS_INPROGRESS) return;
-        ucx_.request_free(listening_);
-        listening_ = nullptr;
+        ucx_.request_free(receiving_notice_);
+        receiving_notice_ = nullptr;
         if (status == UCS_ERR_MESSAGE_TRUNCATED) {
-            return refuse("a notice of " + std::to_string(sizeof heard_) + " bytes", "more");
+            return refuse("a notice of " + std::to_string(sizeof notice_) + " bytes", "more");
         }
         if (status != UCS_OK) return fail(status);
-        hear(heard_);
-        if (!closing_ && !refusal_) listen();
+        accept(notice_);
+        if (!closing_ && !refusal_) receive_notice();
     }
 }
 
-void UcxLink::hear(const Notice& notice) {
+void UcxLink::accept(const Notice& notice) {
     if (notice.word < Word::ready || notice.word > Word::left || notice.fault > Fault::disagrees) {
         return refuse("a notice",
                       "one of kind " + std::to_string(static_cast<std::uint32_t>(notice.word)) +
                           " and " + std::to_string(static_cast<std::uint32_t>(notice.fault)));
     }
-    if (notice.taken > sent_ || !messages_.hear(notice.taken_messages)) {
+    if (notice.taken > sent_ || !messages_.acknowledge(notice.taken_messages)) {
         return refuse(
             "at most " + std::to_string(sent_) + " fragments taken, and " +
                 std::to_string(messages_.sent()) + " of messages",
@@ -308,7 +309,7 @@ void UcxLink::refuse(const std::string& expected, const std::string& found) {
 }
 
 bool UcxLink::connected() {
-    hear();
+    poll_notices();
     if (refusal_) throw PeerFailure(*refusal_);
     if (UCS_PTR_IS_PTR(connecting_)) {
         const ucs_status_t status = ucx_.request_check_status(connecting_);
@@ -320,25 +321,26 @@ bool UcxLink::connected() {
     }
     if (!ready_ && broken_.empty()) {
         ready_ = true;
-        say({Word::ready});
+        notify({Word::ready});
     }
-    return greeted_ &&
-           std::ranges::none_of(saying_, [&](const Saying& each) { return pending(each.request); });
+    return greeted_ && std::ranges::none_of(notifications_, [&](const Notification& each) {
+               return pending(each.request);
+           });
 }
 
 void UcxLink::give_up(const Verdict& verdict) {
     gave_up_ = true;
-    if (broken_.empty()) say({Word::given_up, verdict.culprit, verdict.fault});
+    if (broken_.empty()) notify({Word::given_up, verdict.culprit, verdict.fault});
 }
 
 std::optional<Verdict> UcxLink::given_up() {
-    hear();
+    poll_notices();
     return verdict_;
 }
 
 bool UcxLink::can_send() {
     if (sends_.size() >= window_) reap();
-    if (sent_ - taken_ >= most_ahead) hear();
+    if (sent_ - taken_ >= most_ahead) poll_notices();
     return broken_.empty() && sends_.size() < window_ && sent_ - taken_ < most_ahead;
 }
 
@@ -485,7 +487,7 @@ std::uint64_t UcxLink::received() {
     if (refusal_) throw PeerFailure(*refusal_);
     if (received_ - acknowledged_ >= acknowledged_at_once && broken_.empty() && !gave_up_) {
         acknowledged_ = received_;
-        say({.word = Word::taken, .taken = received_});
+        notify({.word = Word::taken, .taken = received_});
     }
     return received_;
 }

@@ -131,19 +131,19 @@ class UcxLink final : public Link {
         std::uint64_t taken = 0;           // fragments of collectives
         std::uint64_t taken_messages = 0;  // and of messages
     };
-    struct Saying {
+    struct Notification {
         std::unique_ptr<Notice> notice;  // which UCX is still reading; null: a greeting
         void* request;
     };
 
     // Make UCX connect the two.
     void greet();
-    void say(const Notice& notice);
+    void notify(const Notice& notice);
     [[nodiscard]] bool pending(void* request) const;
-    void listen();
+    void receive_notice();
     // Read the peer's notices.
-    void hear();
-    void hear(const Notice& notice);
+    void poll_notices();
+    void accept(const Notice& notice);
     // The peer has said what cannot be: take nothing more. received() throws it.
     void refuse(const std::string& expected, const std::string& found);
     void reap();
@@ -170,9 +170,9 @@ class UcxLink final : public Link {
     ucp_ep_h endpoint_ = nullptr;
     std::string broken_;
 
-    std::deque<Saying> saying_;
-    Notice heard_{};
-    void* listening_ = nullptr;  // null: for nothing more
+    std::deque<Notification> notifications_;
+    Notice notice_{};
+    void* receiving_notice_ = nullptr;  // null: for nothing more
     std::optional<Verdict> verdict_;
     void* connecting_ = nullptr;  // null: connected
     bool ready_ = false;          // said so

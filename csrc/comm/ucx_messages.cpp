@@ -14,7 +14,7 @@ const std::string& UcxMessages::broken() const { return link_.broken(); }
 
 bool UcxMessages::can_send() {
     (void)released();
-    if (sent_ - taken_ >= UcxLink::most_ahead) link_.hear();
+    if (sent_ - taken_ >= UcxLink::most_ahead) link_.poll_notices();
     return broken().empty() && sends_.size() < link_.window_ &&
            sent_ - taken_ < UcxLink::most_ahead;
 }
@@ -100,12 +100,12 @@ std::uint64_t UcxMessages::received() {
     if (received_ - acknowledged_ >= UcxLink::acknowledged_at_once && broken().empty() &&
         !link_.gave_up_) {
         acknowledged_ = received_;
-        link_.say({.word = UcxLink::Word::taken, .taken_messages = received_});
+        link_.notify({.word = UcxLink::Word::taken, .taken_messages = received_});
     }
     return received_;
 }
 
-bool UcxMessages::hear(std::uint64_t taken) {
+bool UcxMessages::acknowledge(std::uint64_t taken) {
     if (taken > sent_) return false;
     taken_ = std::max(taken_, taken);
     return true;

@@ -39,7 +39,7 @@ class UcxMessages final : public Link {
     // UCX has a fragment of the peer.
     ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
     // How many fragments the peer has taken, as it has said; false if that cannot be.
-    [[nodiscard]] bool hear(std::uint64_t taken);
+    [[nodiscard]] bool acknowledge(std::uint64_t taken);
     [[nodiscard]] std::uint64_t sent() const { return sent_; }
     // How many have come that the peer cannot know to be taken.
     [[nodiscard]] std::uint64_t ahead() const { return received_ + come_.size() - acknowledged_; }

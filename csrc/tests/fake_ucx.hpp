@@ -47,8 +47,8 @@ struct Request {
 // What the functions below share; they have no argument of ours.
 struct Fake {
     std::list<Request> requests;
-    Request* listening = nullptr;  // the last that takes a notice
-    Request* said = nullptr;       // the last that sends one
+    Request* receiving_notice = nullptr;  // the last that takes a notice
+    Request* said = nullptr;              // the last that sends one
     Request* flush = nullptr;
     void* notice = nullptr;  // where the next one goes
     ucp_am_handler_param_t handler{};
@@ -120,7 +120,7 @@ inline UcxLibrary library() {
     ucx.tag_send_nbx = [](auto...) -> ucs_status_ptr_t { return fake->said = fake->begun(); };
     ucx.tag_recv_nbx = [](ucp_worker_h, void* buffer, auto...) -> ucs_status_ptr_t {
         fake->notice = buffer;
-        return fake->listening = fake->begun();
+        return fake->receiving_notice = fake->begun();
     };
     ucx.request_check_status = [](void* request) { return static_cast<Request*>(request)->status; };
     ucx.request_cancel = [](ucp_worker_h, void* request) {
@@ -169,7 +169,7 @@ struct Pair {
     // What the peer says.
     void notice(const Notice& said, ucs_status_t status = UCS_OK) {
         std::memcpy(ucx.notice, &said, sizeof said);
-        ucx.listening->status = status;
+        ucx.receiving_notice->status = status;
     }
     // What comes as an active message.
     ucs_status_t arrive(const void* header, std::size_t header_bytes, void* data, std::size_t bytes,

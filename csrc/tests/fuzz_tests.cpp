@@ -1,7 +1,7 @@
 // A peer whose memory is damaged, or that is hostile: whatever it says, the others go on or report
 // it, before their deadline, and leave the group.
 //
-// `syncline_fuzz_tests [seconds [words of a kind [seed]]]`: how long, 6 unless told; the rest is to
+// `syncline_fuzz_tests [seconds [words of a kind [seed]]]`: how long, 6 by default; the rest is to
 // repeat what failed.
 #include <sys/socket.h>
 #include <unistd.h>
@@ -190,14 +190,15 @@ void a_peer_says_anything(std::uint64_t seed) {
     pair.ucx.on_progress = [&] {
         if (ending) return pair.ucx.end_all(UCS_OK);
         for (Request& each : pair.ucx.requests) {
-            if (each.status == UCS_INPROGRESS && &each != pair.ucx.listening && random() % 2 == 0) {
+            if (each.status == UCS_INPROGRESS && &each != pair.ucx.receiving_notice &&
+                random() % 2 == 0) {
                 each.status = random() % 200 == 0 ? UCS_ERR_CONNECTION_RESET : UCS_OK;
             }
         }
         if (random() % 50 == 0) memory_left = uniform(random, 0, 3);
         if (!notices_only && random() % 2 == 0) speak();
-        if (pair.ucx.listening != nullptr && pair.ucx.listening->status == UCS_INPROGRESS &&
-            random() % 8 == 0) {
+        if (pair.ucx.receiving_notice != nullptr &&
+            pair.ucx.receiving_notice->status == UCS_INPROGRESS && random() % 8 == 0) {
             Notice said{.word = uniform<std::uint32_t>(random, 1, 4)};
             if (random() % 3 == 0) said.word = static_cast<std::uint32_t>(any_word(random, 1));
             if (random() % 3 == 0) said.taken = any_word(random, 10);

@@ -1,6 +1,6 @@
 // Tests of elements, programs, shared links and groups, for the sanitizers: ranks are threads.
 //
-// `syncline_group_tests [seconds]` says how long the soak at the end takes; 10 unless told.
+// `syncline_group_tests [seconds]` says how long the soak at the end takes; 10 by default.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -418,7 +418,7 @@ bool correct(const Shape& shape, std::int32_t rank, std::int32_t ranks, std::spa
 // The ways in which a collective can be started.
 struct Way {
     bool in_place;
-    bool attended;
+    bool blocking;
     bool borrowed;  // from memory that the others can read
 };
 
@@ -449,12 +449,12 @@ void run_once(Team& team, const Shape& shape, std::size_t count, const Way& way)
             std::ranges::copy(input, work.begin());
             asked.work = reinterpret_cast<std::byte*>(work.data());
         }
-        const Handle handle = team.at(rank).start(std::move(asked), way.attended);
+        const Handle handle = team.at(rank).start(std::move(asked), way.blocking);
         team.at(rank).wait(handle, soon());
         if (!correct<T>(shape, rank, ranks, work)) {
             std::fprintf(stderr, "%s, %d ranks, %zu elements, rank %d%s%s%s\n", shape.name.c_str(),
                          ranks, count, rank, way.in_place ? ", in place" : "",
-                         way.attended ? ", attended" : "", way.borrowed ? ", borrowed" : "");
+                         way.blocking ? ", blocking" : "", way.borrowed ? ", borrowed" : "");
             ++failed;
         }
         for (std::size_t i = 0; elsewhere && i < count; ++i) CHECK(input[i] == given<T>(rank, i));
@@ -479,7 +479,7 @@ void every_shape_gives_the_right_result() {
             for (const std::size_t count : {0, 1, 2, 5, 17, 68, 69, 1023, 1024, 20'001}) {
                 for (const Way& way : ways) {
                     // Large ones in two ways out of six: each takes a thread a rank.
-                    if (count > 1024 && way.attended != way.borrowed) continue;
+                    if (count > 1024 && way.blocking != way.borrowed) continue;
                     run_once<float>(team, shape, count, way);
                 }
             }
@@ -523,7 +523,7 @@ void averages_are_divided_and_results_go_where_they_should() {
 
 // Some threads of a rank wait for collectives that another has started, in any order.
 void several_are_in_flight_from_several_threads() {
-    for (const bool attended : {false, true}) {
+    for (const bool blocking : {false, true}) {
         for (const auto spin : {std::chrono::nanoseconds(0), std::chrono::nanoseconds(20'000)}) {
             Team team(3, 4096, 2, spin);
             const std::vector<Shape> all = shapes(3);
@@ -542,7 +542,7 @@ void several_are_in_flight_from_several_threads() {
                         handles.push_back(
                             group.start(request<float>(all[n % all.size()], rank, 3, buffer,
                                                        std::span<float>(buffer)),
-                                        attended));
+                                        blocking));
                     }
                     std::vector<std::jthread> waiting;
                     for (std::size_t thread = 0; thread < 3; ++thread) {
@@ -613,7 +613,7 @@ void a_lost_peer_fails_who_misses_it() {
         }
     });
     CHECK(says(ends[0], "it is gone"));
-    // Rank 1 may hear of it from rank 0 first.
+    // Rank 1 may learn of it from rank 0 first.
     CHECK(says(ends[1], "it is gone") || says(ends[1], "rank 0 has given up"));
     for (const std::size_t rank : {0U, 1U}) {
         CHECK(ends[rank].rank == 2);
@@ -734,13 +734,13 @@ void a_wait_names_whom_an_earlier_collective_misses() {
 
 // A wait that does not give up leaves the collective under way, whoever drives it afterwards.
 void a_wait_may_be_repeated() {
-    for (const bool attended : {true, false}) {
+    for (const bool blocking : {true, false}) {
         Team team(2);
         std::vector<std::vector<float>> work(2, std::vector<float>(20'000, 1.0F));
         const auto start = [&](std::int32_t rank) {
             auto& own = work[static_cast<std::size_t>(rank)];
             return team.at(rank).start(
-                request<float>(direct(2), rank, 2, own, std::span<float>(own)), attended);
+                request<float>(direct(2), rank, 2, own, std::span<float>(own)), blocking);
         };
         const Handle handle = start(0);
         const auto wait = [&](Clock::time_point deadline) {
@@ -810,9 +810,9 @@ struct Alone {
         group = std::make_unique<Group>(0, std::move(links), std::move(slow), nullptr,
                                         Group::Patience{});
     }
-    [[nodiscard]] Handle start(bool attended) {
+    [[nodiscard]] Handle start(bool blocking) {
         return group->start(request<float>(direct(2), 0, 2, work, std::span<float>(work)),
-                            attended);
+                            blocking);
     }
 };
 
@@ -826,12 +826,12 @@ void an_error_while_driving_fails_the_group() {
         CHECK(outcome([&] { (void)alone.start(true); }).rank == -1);
         alone.group->close();
     };
-    for (const bool attended : {true, false}) {
+    for (const bool blocking : {true, false}) {
         Alone at_once;
         at_once.link->sends = true;
-        fails(at_once, at_once.start(attended));
+        fails(at_once, at_once.start(blocking));
         Alone later;
-        const Handle handle = later.start(attended);
+        const Handle handle = later.start(blocking);
         later.link->sends = true;
         later.group->lose(1, "it is gone");  // wakes who drives
         fails(later, handle);
@@ -840,9 +840,9 @@ void an_error_while_driving_fails_the_group() {
 
 // What a sleeper sleeps on may be closed once the group is.
 void closing_waits_for_who_sleeps() {
-    for (const bool attended : {true, false}) {
+    for (const bool blocking : {true, false}) {
         Alone alone;
-        const Handle handle = alone.start(attended);
+        const Handle handle = alone.start(blocking);
         Outcome end;
         std::jthread waiting([&] { end = outcome([&] { alone.group->wait(handle, soon()); }); });
         while (alone.sleeper->sleeping == 0) std::this_thread::yield();
@@ -901,10 +901,10 @@ void a_buffer_may_be_forgotten_while_it_is_read() {
 void a_fork_takes_no_part() {
     Team team(2);
     std::vector<std::vector<float>> work(2, std::vector<float>(100, 1.0F));
-    const auto start = [&](std::int32_t rank, bool attended) {
+    const auto start = [&](std::int32_t rank, bool blocking) {
         auto& own = work[static_cast<std::size_t>(rank)];
         return team.at(rank).start(request<float>(direct(2), rank, 2, own, std::span<float>(own)),
-                                   attended);
+                                   blocking);
     };
     const Handle begun = start(0, false);  // a thread drives it
     const pid_t child = fork();
@@ -953,18 +953,18 @@ void a_buffer_of_a_rank_that_has_given_up_is_not_believed() {
 
 // A thread that sleeps for a peer must wake when another fails the group.
 void a_failure_wakes_whoever_drives() {
-    for (const bool attended : {true, false}) {
+    for (const bool blocking : {true, false}) {
         Team team(2, 4096, 2, std::chrono::nanoseconds(0));
         Group& group = team.at(0);
         std::vector<float> one(10), two(10);
         const Handle first =
-            group.start(request<float>(direct(2), 0, 2, one, std::span<float>(one)), attended);
+            group.start(request<float>(direct(2), 0, 2, one, std::span<float>(one)), blocking);
         Outcome end;
         const auto began = Clock::now();
         std::jthread driving([&] { end = outcome([&] { group.wait(first, soon()); }); });
         std::this_thread::sleep_for(milliseconds(20));
         const Handle second =
-            group.start(request<float>(direct(2), 0, 2, two, std::span<float>(two)), attended);
+            group.start(request<float>(direct(2), 0, 2, two, std::span<float>(two)), blocking);
         CHECK(outcome([&] { group.wait(second, Clock::now() + milliseconds(20)); }).rank != -2);
         driving.join();
         CHECK(end.rank != -2 && Clock::now() - began < seconds(30));
@@ -1115,14 +1115,14 @@ void a_start_notices_a_lost_peer_while_another_thread_sleeps() {
 }
 
 void closing_ends_all_waits() {
-    for (const bool attended : {true, false}) {
+    for (const bool blocking : {true, false}) {
         Team team(2);
         Group& group = team.at(0);
         std::vector<std::vector<float>> work(4, std::vector<float>(50'000));
         std::vector<Handle> handles;
         for (auto& buffer : work) {
             handles.push_back(group.start(
-                request<float>(ring(2), 0, 2, buffer, std::span<float>(buffer)), attended));
+                request<float>(ring(2), 0, 2, buffer, std::span<float>(buffer)), blocking));
         }
         std::vector<std::jthread> waiting;
         std::atomic<int> ended = 0;

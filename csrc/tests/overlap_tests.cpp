@@ -127,12 +127,12 @@ void an_outlook_tells_what_sending_does() {
         syncline::Channel channel;
         channel.transmission_free_ns = uniform(random, 0, 80);
         channel.startup_free_ns = overlap ? uniform(random, 0, 80) : channel.transmission_free_ns;
-        const std::int64_t told = outlook(channel);
+        const std::int64_t found = outlook(channel);
         std::int64_t end = syncline::never;
         for (const syncline::Transfer& transfer : transfers) {
             end = std::max(end, channel.send(transfer, startup, overlap) + transfer.tail_ns);
         }
-        CHECK(transfers.empty() ? told < 0 : told == end);
+        CHECK(transfers.empty() ? found < 0 : found == end);
     }
 }
 

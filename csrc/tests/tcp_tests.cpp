@@ -41,16 +41,16 @@ struct Peer {
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
 
-    void say(const void* data, std::size_t bytes) const {
+    void write(const void* data, std::size_t bytes) const {
         CHECK(::send(socket, data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
     }
-    void say(const Header& header, std::size_t bytes = 0) const {
+    void write(const Header& header, std::size_t bytes = 0) const {
         std::vector<std::byte> frame(sizeof header + bytes, std::byte{1});
         std::memcpy(frame.data(), &header, sizeof header);
-        say(frame.data(), frame.size());
+        write(frame.data(), frame.size());
     }
     void hang_up() { close(std::exchange(socket, -1)); }
-    // What the link says of what has come; empty if nothing is wrong.
+    // What the link says of what has arrived; empty if nothing is wrong.
     [[nodiscard]] std::string refusal() const {
         return outcome([&] {
                    const auto until = Clock::now() + milliseconds(20);
@@ -77,7 +77,7 @@ void what_no_rank_says_is_refused() {
         for (int i = 0; i < 3; ++i) {
             peer.link->send(data.data(), data.size(), {.count = 2}, true, std::nullopt);
         }
-        peer.say(header, bytes);
+        peer.write(header, bytes);
         return peer.refusal().starts_with("rank 1 is faulty: expected ");
     };
     CHECK(!refused({.kind = taken, .taken = 3}));
@@ -106,9 +106,9 @@ void a_peer_that_does_not_wait_is_refused() {
         Peer peer;
         Header header{.call = {.count = 1}, .kind = kind, .bytes = 4};
         if (kind == of_message) header.call.collective = syncline::exchange;
-        for (std::size_t i = 0; i < most_ahead; ++i) peer.say(header, 4);
+        for (std::size_t i = 0; i < most_ahead; ++i) peer.write(header, 4);
         CHECK(peer.refusal().empty());
-        peer.say(header, 4);
+        peer.write(header, 4);
         CHECK(peer.refusal().starts_with("rank 1 is faulty: expected at most 512 fragments ahead"));
     }
 }
@@ -143,7 +143,7 @@ void a_fragment_comes_in_any_parts() {
         for (std::size_t at = 0; at < stream.size();) {
             const std::size_t bytes =
                 std::min(stream.size() - at, uniform<std::size_t>(random, 1, 3000));
-            peer.say(stream.data() + at, bytes);
+            peer.write(stream.data() + at, bytes);
             at += bytes;
             peer.transport->progress();
         }
@@ -160,13 +160,13 @@ void a_fragment_comes_in_any_parts() {
 void notices_come_behind_what_nobody_takes() {
     Peer peer;
     for (std::size_t i = 0; i < most_ahead; ++i) {
-        peer.say({.call = {.count = 1}, .bytes = 4}, 4);
-        peer.say({.call = {.count = 1, .collective = syncline::exchange},
-                  .kind = of_message,
-                  .bytes = 4},
-                 4);
+        peer.write({.call = {.count = 1}, .bytes = 4}, 4);
+        peer.write({.call = {.count = 1, .collective = syncline::exchange},
+                    .kind = of_message,
+                    .bytes = 4},
+                   4);
     }
-    peer.say({.kind = given_up, .culprit = 2});
+    peer.write({.kind = given_up, .culprit = 2});
     peer.until([&] { return peer.link->given_up().has_value(); });
     CHECK(peer.link->given_up()->culprit == 2);
     peer.link->give_up({2, syncline::Fault::lost});
@@ -178,9 +178,9 @@ void notices_come_behind_what_nobody_takes() {
 void what_came_before_the_end_is_received() {
     Peer peer;
     const Call call{.count = 1};
-    peer.say({.call = call, .bytes = 4}, 4);
+    peer.write({.call = call, .bytes = 4}, 4);
     const Header half{.call = call, .bytes = 4};
-    peer.say(&half, sizeof half);
+    peer.write(&half, sizeof half);
     peer.hang_up();
     peer.until([&] { return !peer.link->broken().empty(); });
     CHECK(peer.link->cut_off() && !peer.link->can_send() && peer.link->has_come());
@@ -191,7 +191,7 @@ void what_came_before_the_end_is_received() {
 
 void a_peer_that_leaves_is_not_cut_off() {
     Peer peer;
-    peer.say({.kind = left});
+    peer.write({.kind = left});
     peer.hang_up();
     peer.until([&] { return !peer.link->broken().empty(); });
     CHECK(!peer.link->cut_off() && peer.link->broken() == "rank 1 has left the group");
@@ -205,7 +205,7 @@ void what_was_sent_last_arrives() {
     for (; peer.link->can_send() && sent < 8; ++sent) {
         peer.link->send(data.data(), data.size(), {.count = 10'000}, true, std::nullopt);
     }
-    peer.say({.call = {.count = 1}, .bytes = 4}, 4);
+    peer.write({.call = {.count = 1}, .bytes = 4}, 4);
     peer.link->end();
     peer.until([&] { return peer.link->ended(); });
     peer.link.reset();

@@ -13,19 +13,19 @@
 
 namespace {
 
-// A notice has come, and nobody has heard it, when the connection breaks while the link ends: it
-// must not listen for another one, which would come into memory that is gone.
+// A notice has arrived, and nobody has polled it, when the connection breaks while the link ends:
+// it must not listen for another one, which would come into memory that is gone.
 void a_link_that_ends_listens_no_more() {
     Pair pair;
     pair.link->give_up({-1, syncline::Fault::lost});
-    Request* heard = pair.ucx.listening;
+    Request* notice = pair.ucx.receiving_notice;
     pair.notice({.word = taken});
     pair.ucx.on_progress = [&] {
         pair.ucx.on_error.cb(pair.ucx.on_error.arg, nullptr, UCS_ERR_CONNECTION_RESET);
         pair.ucx.end_all(UCS_ERR_CONNECTION_RESET);
     };
     pair.link.reset();
-    CHECK(pair.ucx.listening == heard && heard->freed);
+    CHECK(pair.ucx.receiving_notice == notice && notice->freed);
     CHECK(pair.ucx.freed_in_progress == 0);
 }
 
@@ -127,7 +127,7 @@ void memory_that_runs_out_in_a_callback_is_an_error() {
         try {
             pair.worker->progress();
         } catch (const std::bad_alloc&) {
-            pair.worker->progress();  // told once
+            pair.worker->progress();  // reported once
             return true;
         }
         return false;

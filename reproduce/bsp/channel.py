@@ -67,11 +67,11 @@ class Channel:
         """Whether this rank is the root."""
         return self.group.rank == ROOT
 
-    def start(self, collective: Kind, buffer: Tensor, *, attended: bool = False) -> Started:
+    def start(self, collective: Kind, buffer: Tensor, *, blocking: bool = False) -> Started:
         """Start to copy the root's elements to all ranks, or to add those of all ranks.
 
         A reduce replaces the root's elements by the sums and leaves the other ranks' undefined; an
-        all-reduce replaces those of every rank. If ``attended``, the caller will wait at once, and
+        all-reduce replaces those of every rank. If ``blocking``, the caller will wait at once, and
         then does the work itself.
         """
         if isinstance(self.group, DeviceGroup):
@@ -79,11 +79,11 @@ class Channel:
         elements = elements_of(buffer, copies=collective == "broadcast")
         choice = self._choice(collective, elements)
         if collective == "broadcast":
-            return self.group.broadcast(elements, root=ROOT, choice=choice, attended=attended)
+            return self.group.broadcast(elements, root=ROOT, choice=choice, blocking=blocking)
         if collective == "reduce":
             to = elements  # in place on every rank: no other memory is needed
-            return self.group.reduce(elements, to, root=ROOT, choice=choice, attended=attended)
-        return self.group.all_reduce(elements, choice=choice, attended=attended)
+            return self.group.reduce(elements, to, root=ROOT, choice=choice, blocking=blocking)
+        return self.group.all_reduce(elements, choice=choice, blocking=blocking)
 
     def _choice(self, collective: Kind, elements: Elements) -> Choice | None:
         if self.family is None:
@@ -128,9 +128,9 @@ class _Packed:
                 self._marks[i] = marks[number : number + 1]
             self._buffers.append(buffer)
 
-    def _start(self, collective: Kind, *, attended: bool) -> None:
+    def _start(self, collective: Kind, *, blocking: bool) -> None:
         self._pending = [
-            self._channel.start(collective, buffer, attended=attended) for buffer in self._buffers
+            self._channel.start(collective, buffer, blocking=blocking) for buffer in self._buffers
         ]
 
     def _wait(self) -> None:
@@ -146,12 +146,12 @@ class Values(_Packed):
         self._tensors = tensors
 
     @torch.no_grad()
-    def start_broadcast(self, *, attended: bool = False) -> None:
+    def start_broadcast(self, *, blocking: bool = False) -> None:
         """Start to broadcast the root's values."""
         if self._channel.is_root:
             for place, tensor in zip(self._places, self._tensors, strict=True):
                 place.copy_(tensor)
-        self._start("broadcast", attended=attended)
+        self._start("broadcast", blocking=blocking)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -163,7 +163,7 @@ class Values(_Packed):
 
     def broadcast(self) -> None:
         """Replace every rank's values by the root's."""
-        self.start_broadcast(attended=True)
+        self.start_broadcast(blocking=True)
         self.finish()
 
 
@@ -183,7 +183,7 @@ class Gradients(_Packed):
         self._averages: list[Tensor] = []
         """Gradients that hold averages, until the update."""
 
-    def start_reduce(self, *, attended: bool = False) -> None:
+    def start_reduce(self, *, blocking: bool = False) -> None:
         """Start to reduce this rank's gradients to the root.
 
         Raises:
@@ -196,7 +196,7 @@ class Gradients(_Packed):
                     "the update; run all but the last pass under no_sync(), or call zero_grad()"
                 )
         self._pack()
-        self._start("reduce", attended=attended)
+        self._start("reduce", blocking=blocking)
 
     def finish_reduce(self) -> None:
         """Wait; the root gets the averages, and the other ranks have no gradients.
@@ -218,7 +218,7 @@ class Gradients(_Packed):
     def all_reduce(self) -> None:
         """Replace every rank's gradients by the averages."""
         self._pack()
-        self._start("all-reduce", attended=True)
+        self._start("all-reduce", blocking=True)
         self._wait()
         self._unpack()
 

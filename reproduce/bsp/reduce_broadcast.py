@@ -60,16 +60,16 @@ class ReduceBroadcast(Algorithm):
         self._ready.add(index)
         # A single message is sent after the backward pass: algorithm 2 as published.
         while 1 < self.messages > self._sent and self._members[self._sent] <= self._ready:
-            self._push_next(attended=False)
+            self._push_next(blocking=False)
 
-    def _push_next(self, *, attended: bool) -> None:
-        self._gradients[self._sent].start_reduce(attended=attended)
+    def _push_next(self, *, blocking: bool) -> None:
+        self._gradients[self._sent].start_reduce(blocking=blocking)
         self._sent += 1
 
     def after_backward(self) -> None:
         """Reduce the gradients to the root (line 3)."""
         while self._sent < self.messages:
-            self._push_next(attended=True)
+            self._push_next(blocking=True)
         for gradients in self._gradients:
             gradients.finish_reduce()
         self._ready.clear()
@@ -80,7 +80,7 @@ class ReduceBroadcast(Algorithm):
         for gradients in self._gradients:
             gradients.forget()
         for weights in self._weights:
-            weights.start_broadcast(attended=True)
+            weights.start_broadcast(blocking=True)
         for weights in self._weights:
             weights.finish()
         if self._observation is not None and self._observation.update_ends():

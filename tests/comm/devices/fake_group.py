@@ -103,8 +103,8 @@ class FakeGroup:
 
         return Pending(finish)
 
-    def all_gather(self, given: Elements, result: Elements, *, attended: bool) -> Pending:
-        assert attended
+    def all_gather(self, given: Elements, result: Elements, *, blocking: bool) -> Pending:
+        assert blocking
         # The real group sends these through the same channels.
         left = [key for key, channel in self._turns.channels.items() if channel]
         assert not any(to == self.rank for _, to, _ in left), (

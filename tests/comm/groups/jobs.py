@@ -139,7 +139,7 @@ def run_collective(
     root: int = 0,
     choice: Choice | None = None,
     in_place: bool = True,
-    attended: bool = False,
+    blocking: bool = False,
     salt: int = 0,
 ) -> Callable[[], list[str]]:
     """Start a collective; return what waits for it and says what is wrong with its result."""
@@ -148,7 +148,7 @@ def run_collective(
         count = -(-count // ranks) * ranks
     parts = [whole_numbers(each, count, dtype, salt) for each in range(ranks)]
     given = parts[rank].clone()
-    kwargs: dict[str, Any] = {"choice": choice, "attended": attended}
+    kwargs: dict[str, Any] = {"choice": choice, "blocking": blocking}
     expected: torch.Tensor | None
     if collective == "all-reduce":
         result = given if in_place else torch.empty_like(given)
@@ -213,7 +213,7 @@ def every_collective(folder: str) -> list[str]:
                         choice=choice,
                         in_place=in_place,
                         root=root,
-                        attended=chance.random() < 0.5,
+                        blocking=chance.random() < 0.5,
                     )()
         for dtype, reduction in itertools.product(DTYPES, OPERATORS):
             if exists(reduction, dtype):

@@ -38,7 +38,7 @@ calls = st.fixed_dictionaries(
         "reduction": st.sampled_from(["sum", "max", "product"]),
         "root": st.integers(0, 3),
         "in_place": st.booleans(),
-        "attended": st.booleans(),
+        "blocking": st.booleans(),
     }
 )
 

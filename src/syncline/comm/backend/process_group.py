@@ -262,14 +262,14 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> BackendWork | None:
         """Reduce each tensor over all ranks, in place."""
-        reduction, attended = reduction_of(opts, tensors), _attended(opts)
-        if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
+        reduction, blocking = reduction_of(opts, tensors), _blocking(opts)
+        if blocking and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
             record = self.flight_recorder.begin("all_reduce", tensors)
-            pending = self._group.all_reduce(given, None, reduction, attended=True)
+            pending = self._group.all_reduce(given, None, reduction, blocking=True)
             return _waited(pending, record)
         if other := self._other(tensors):
             return other.allreduce(tensors, *_options(opts))
-        start = partial(self._group.all_reduce, reduction=reduction, attended=attended)
+        start = partial(self._group.all_reduce, reduction=reduction, blocking=blocking)
         linear = Linear("all-reduce", reduction)
         return self._begun(
             "all_reduce", tensors, partial(self._each, tensors, start, linear=linear)
@@ -279,44 +279,44 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def broadcast(self, tensors: list[Tensor], opts: Any) -> BackendWork | None:
         """Copy the root's tensors to all ranks."""
-        root, attended = opts.rootRank, _attended(opts)
-        if attended and _alone(tensors) and (given := plain(tensors[0], MOVED)):
+        root, blocking = opts.rootRank, _blocking(opts)
+        if blocking and _alone(tensors) and (given := plain(tensors[0], MOVED)):
             record = self.flight_recorder.begin("broadcast", tensors)
-            return _waited(self._group.broadcast(given, root=root, attended=True), record)
+            return _waited(self._group.broadcast(given, root=root, blocking=True), record)
         if other := self._other(tensors):
             return other.broadcast(tensors, *_options(opts))
-        start = partial(self._group.broadcast, root=root, attended=attended)
+        start = partial(self._group.broadcast, root=root, blocking=blocking)
         linear, changes = Linear("broadcast", root=root), self._rank != root
         begin = partial(self._each, tensors, start, copies=True, changes=changes, linear=linear)
         return self._begun("broadcast", tensors, begin)
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> BackendWork | None:
         """Reduce each tensor over all ranks; the root gets the result, in place."""
-        reduction, root, attended = reduction_of(opts, tensors), opts.rootRank, _attended(opts)
-        if attended and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
+        reduction, root, blocking = reduction_of(opts, tensors), opts.rootRank, _blocking(opts)
+        if blocking and _alone(tensors) and (given := plain(tensors[0], REDUCED)):
             record = self.flight_recorder.begin("reduce", tensors)
-            pending = self._group.reduce(given, None, reduction, root=root, attended=True)
+            pending = self._group.reduce(given, None, reduction, root=root, blocking=True)
             return _waited(pending, record)
         if other := self._other(tensors):
             return other.reduce(tensors, *_options(opts))
-        start = partial(self._group.reduce, reduction=reduction, root=root, attended=attended)
+        start = partial(self._group.reduce, reduction=reduction, root=root, blocking=blocking)
         linear, changes = Linear("reduce", reduction, root), self._rank == root
         begin = partial(self._each, tensors, start, changes=changes, linear=linear)
         return self._begun("reduce", tensors, begin)
 
     def barrier(self, opts: Any = None) -> BackendWork | None:
         """Return once all ranks have called this."""
-        attended = _attended(opts)
+        blocking = _blocking(opts)
         mark = bytearray(1)  # cheaper than a tensor
         address = ctypes.addressof(ctypes.c_char.from_buffer(mark))
         given = Elements(address, 1, "uint8", mark)
         group = self._group
-        if attended and not profiling():
+        if blocking and not profiling():
             record = self.flight_recorder.begin("barrier")
-            return _waited(group.all_reduce(given, attended=True), record)
+            return _waited(group.all_reduce(given, blocking=True), record)
 
         def begin() -> BackendWork:
-            return BackendWork([group.all_reduce(given, attended=attended)], [], self._completer)
+            return BackendWork([group.all_reduce(given, blocking=blocking)], [], self._completer)
 
         return self._begun("barrier", [], begin)
 
@@ -347,24 +347,24 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, output: Tensor, given: Tensor, opts: Any = None
     ) -> BackendWork | None:
         """Collect every rank's tensor in one, in the order of ranks."""
-        attended = _attended(opts)
+        blocking = _blocking(opts)
         if (
-            attended
+            blocking
             and not profiling()
             and (part := plain(given, MOVED))
             and (whole := plain(output, MOVED))
         ):
             record = self.flight_recorder.begin("_all_gather_base", [given], [output])
-            return _waited(self._group.all_gather(part, whole, attended=True), record)
+            return _waited(self._group.all_gather(part, whole, blocking=True), record)
         if other := self._other([given]):
             return other._allgather_base(output, given, *_options(opts))
-        begin = partial(self._gather_single, output, given, attended)
+        begin = partial(self._gather_single, output, given, blocking)
         return self._begun("_all_gather_base", [given], begin, outputs=[output])
 
     _allgather_base = all_gather_single
 
-    def _gather_single(self, output: Tensor, given: Tensor, attended: bool) -> BackendWork:
-        start = partial(self._group.all_gather, attended=attended)
+    def _gather_single(self, output: Tensor, given: Tensor, blocking: bool) -> BackendWork:
+        start = partial(self._group.all_gather, blocking=blocking)
         return self._into(output, given, start, copies=True)
 
     def allgather(
@@ -395,7 +395,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if other := self._other(inputs):
             return other.allgather_into_tensor_coalesced(outputs, inputs, *_options(opts))
         pairs = zip(outputs, inputs, strict=True)
-        works = (self._gather_single(*pair, _attended(opts)) for pair in pairs)
+        works = (self._gather_single(*pair, _blocking(opts)) for pair in pairs)
         return self._all_begun("all_gather_into_tensor_coalesced", inputs, works, outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -404,27 +404,27 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         self, output: Tensor, given: Tensor, opts: Any = None
     ) -> BackendWork | None:
         """Reduce a tensor over all ranks; rank r gets the r-th part."""
-        reduction, attended = reduction_of(opts, [given]), _attended(opts)
+        reduction, blocking = reduction_of(opts, [given]), _blocking(opts)
         if (
-            attended
+            blocking
             and not profiling()
             and (whole := plain(given, REDUCED))
             and (part := plain(output, REDUCED))
         ):
             record = self.flight_recorder.begin("_reduce_scatter_base", [given], [output])
-            pending = self._group.reduce_scatter(whole, part, reduction, attended=True)
+            pending = self._group.reduce_scatter(whole, part, reduction, blocking=True)
             return _waited(pending, record)
         if other := self._other([given]):
             return other._reduce_scatter_base(output, given, *_options(opts))
-        begin = partial(self._scatter_single, output, given, reduction, attended)
+        begin = partial(self._scatter_single, output, given, reduction, blocking)
         return self._begun("_reduce_scatter_base", [given], begin, outputs=[output])
 
     _reduce_scatter_base = reduce_scatter_single
 
     def _scatter_single(
-        self, output: Tensor, given: Tensor, reduction: str, attended: bool
+        self, output: Tensor, given: Tensor, reduction: str, blocking: bool
     ) -> BackendWork:
-        start = partial(self._group.reduce_scatter, reduction=reduction, attended=attended)
+        start = partial(self._group.reduce_scatter, reduction=reduction, blocking=blocking)
         return self._into(output, given, start)
 
     def reduce_scatter(
@@ -439,7 +439,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             if len({part.numel() for part in parts}) != 1:
                 return self._reduce_to_each(output, parts, reduction)
             whole = torch.cat([part.reshape(-1) for part in parts])
-            return self._scatter_single(output, whole, reduction, _attended(opts))
+            return self._scatter_single(output, whole, reduction, _blocking(opts))
 
         works = (begin(*pair) for pair in zip(outputs, inputs, strict=True))
         return self._all_begun("reduce_scatter", _flat(inputs), works, outputs)
@@ -451,7 +451,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         if other := self._other(inputs):
             return other.reduce_scatter_tensor_coalesced(outputs, inputs, *_options(opts))
         works = (
-            self._scatter_single(output, given, reduction_of(opts, [given]), _attended(opts))
+            self._scatter_single(output, given, reduction_of(opts, [given]), _blocking(opts))
             for output, given in zip(outputs, inputs, strict=True)
         )
         return self._all_begun("reduce_scatter_tensor_coalesced", inputs, works, outputs)
@@ -636,7 +636,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def _gather_all(self, parts: Sequence[Tensor], given: Tensor) -> BackendWork:
         if all(part.numel() == given.numel() for part in parts):
             whole = given.new_empty(len(parts) * given.numel())
-            work = self._gather_single(whole, given.reshape(-1), attended=False)
+            work = self._gather_single(whole, given.reshape(-1), blocking=False)
             chunks = whole.view(len(parts), given.numel())
             pairs = zip(parts, chunks, strict=True)
             finishes = [copying(part, chunk.view(part.shape)) for part, chunk in pairs]
@@ -746,6 +746,6 @@ def _options(opts: Any) -> tuple[Any, ...]:
     return () if opts is None else (opts,)
 
 
-def _attended(opts: Any) -> bool:
+def _blocking(opts: Any) -> bool:
     """Say whether the caller waits at once, so that no other thread is woken."""
     return not getattr(opts, "asyncOp", True)

@@ -28,7 +28,7 @@ def gather(group: Group, note: bytes) -> list[bytes]:
 def _gather_equal(group: Group, note: bytes) -> list[bytes]:
     given = ctypes.create_string_buffer(note, len(note))
     result = ctypes.create_string_buffer(len(note) * group.ranks)
-    group.all_gather(_elements(given), _elements(result), attended=True).wait()
+    group.all_gather(_elements(given), _elements(result), blocking=True).wait()
     size = len(note)
     return [result.raw[rank * size : (rank + 1) * size] for rank in range(group.ranks)]
 

@@ -261,7 +261,7 @@ class Group:
         reduction: str = "sum",
         *,
         choice: Choice | None = None,
-        attended: bool = False,
+        blocking: bool = False,
     ) -> Pending:
         """Reduce elements over all ranks; every rank gets the result.
 
@@ -270,7 +270,7 @@ class Group:
             result: where the result goes, as many elements; None: in place.
             reduction: sum, avg, min, max, product, band, bor or bxor.
             choice: the algorithm; None: what :attr:`chooser` says for the size.
-            attended: whether the caller will wait at once. Otherwise a thread of the group works
+            blocking: whether the caller will wait at once. Otherwise a thread of the group works
                 on it.
 
         Raises:
@@ -282,7 +282,7 @@ class Group:
         call = self._calls.get(key) or self._prepared(key, result=(0, given.count))
         if work is not given:
             given = _placed(given, work, call.code, self.ranks)
-        return self._start(call, given.address, work.address, attended, given.owner, work.owner)
+        return self._start(call, given.address, work.address, blocking, given.owner, work.owner)
 
     def broadcast(
         self,
@@ -290,12 +290,12 @@ class Group:
         *,
         root: int = 0,
         choice: Choice | None = None,
-        attended: bool = False,
+        blocking: bool = False,
     ) -> Pending:
         """Copy the root's elements to all ranks; see :meth:`all_reduce`."""
         key = "broadcast", buffer.count, buffer.dtype, choice, "sum", root
         call = self._calls.get(key) or self._prepared(key, root)
-        return self._start(call, buffer.address, buffer.address, attended, buffer.owner)
+        return self._start(call, buffer.address, buffer.address, blocking, buffer.owner)
 
     def reduce(
         self,
@@ -305,7 +305,7 @@ class Group:
         *,
         root: int = 0,
         choice: Choice | None = None,
-        attended: bool = False,
+        blocking: bool = False,
     ) -> Pending:
         """Reduce over all ranks; the root alone gets the result, and needs a place for it.
 
@@ -321,7 +321,7 @@ class Group:
         else:
             work = _fitting(given, result, 1)
         given = _placed(given, work, call.code, self.ranks)
-        return self._start(call, given.address, work.address, attended, given.owner, work.owner)
+        return self._start(call, given.address, work.address, blocking, given.owner, work.owner)
 
     def all_gather(
         self,
@@ -329,7 +329,7 @@ class Group:
         result: Elements,
         *,
         choice: Choice | None = None,
-        attended: bool = False,
+        blocking: bool = False,
     ) -> Pending:
         """Collect every rank's elements, in the order of ranks, on all ranks.
 
@@ -344,7 +344,7 @@ class Group:
         own = result.address + self.rank * call.part_bytes
         if own != given.address:
             _native.move(own, given.address, call.part_bytes)
-        return self._start(call, result.address, result.address, attended, result.owner)
+        return self._start(call, result.address, result.address, blocking, result.owner)
 
     def reduce_scatter(
         self,
@@ -353,7 +353,7 @@ class Group:
         reduction: str = "sum",
         *,
         choice: Choice | None = None,
-        attended: bool = False,
+        blocking: bool = False,
     ) -> Pending:
         """Reduce over all ranks; rank r gets the r-th of equal parts.
 
@@ -372,10 +372,10 @@ class Group:
             work = _scratch(given)
             owners = given.owner, work.owner, result.owner
             placed = _placed(given, work, code, self.ranks).address
-            return self._start(call, placed, work.address, attended, owners, None, result.address)
+            return self._start(call, placed, work.address, blocking, owners, None, result.address)
         # The program writes only this rank's part, directly to its place.
         before = result.address - self.rank * call.part_bytes
-        return self._start(call, given.address, before, attended, given.owner, result.owner)
+        return self._start(call, given.address, before, blocking, given.owner, result.owner)
 
     def send(
         self, given: Elements, *, peer: int, tag: int = 0, part_of: Parted | None = None
@@ -527,7 +527,7 @@ class Group:
         call: PreparedCall,
         given: int,
         work: int,
-        attended: bool,
+        blocking: bool,
         owner: object,
         other: object = None,
         output: int = 0,
@@ -537,7 +537,7 @@ class Group:
         Both owners keep their memory alive. The result goes to the address ``output``, if not 0.
         """
         try:
-            native = call.start(given, work, output, attended)
+            native = call.start(given, work, output, blocking)
         except (_native.LinkFailure, _native.Forked) as error:
             raise self._not_begun(error) from None
         return DONE if native is None else self._under_way(native, (owner, other))

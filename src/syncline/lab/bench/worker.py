@@ -111,8 +111,8 @@ def by_group(group: Group, order: Order, *, zero_copy: bool = False) -> tuple[Ve
     given, result = _elements(vectors.given), _elements(vectors.result)
     choice = None if order.algorithm is None else Choice(order.algorithm, order.blocks)
     if order.collective in ("reduce-scatter", "all-gather"):
-        return vectors, lambda: collective(given, result, choice=choice, attended=True).wait()
-    return vectors, lambda: collective(given, choice=choice, attended=True).wait()
+        return vectors, lambda: collective(given, result, choice=choice, blocking=True).wait()
+    return vectors, lambda: collective(given, choice=choice, blocking=True).wait()
 
 
 def _elements(vector: Vector) -> Elements:
@@ -230,7 +230,7 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
         version=f"torch {torch.__version__}", site=group.site, choices=group.chooser.source
     )
     member = Member(
-        rank, setup.ranks, contestants, lambda: group.all_reduce(element, attended=True).wait()
+        rank, setup.ranks, contestants, lambda: group.all_reduce(element, blocking=True).wait()
     )
     return member, ready
 
