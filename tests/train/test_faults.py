@@ -146,7 +146,7 @@ def test_a_rank_skips_a_step(mortals: Mortals, tmp_path: Path, wait: str) -> Non
     ranks = mortals.run(jobs.skips_a_step, 2, wait, folder=tmp_path)
     for number, rank in enumerate(ranks):
         ends_by_itself(rank, "MismatchError")
-        assert f"rank {number}: the ranks have parted" in last_line(rank)
+        assert f"rank {number}: the ranks are desynchronized" in last_line(rank)
 
 
 def test_a_rank_skips_an_iteration(mortals: Mortals, tmp_path: Path) -> None:

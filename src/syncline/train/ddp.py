@@ -261,7 +261,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
         Raises:
             PeerError: a rank failed or did not answer within the group's timeout.
-            MismatchError: the ranks have parted.
+            MismatchError: the ranks are desynchronized.
         """
         self._training.settle()
 

@@ -45,7 +45,7 @@ class EngineExecutor(Executor):
         plan: whose messages are exchanged.
         group: the engine's own.
         updates: those that the optimizers had made when the ranks agreed on the plan. Under join,
-            ranks make different numbers of updates; the roll call counts from here.
+            ranks make different numbers of updates; the desync check counts from here.
         finished: as for any executor.
     """
 
@@ -185,7 +185,7 @@ class EngineExecutor(Executor):
             if self._expected:
                 raise PeerError(
                     "the last backward pass broke off while gradients were exchanged, so the ranks "
-                    "have parted; resume all of them from the last checkpoint"
+                    "are desynchronized; resume all of them from the last checkpoint"
                 )
             return
         if self.deferral.pending:

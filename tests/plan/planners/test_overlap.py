@@ -150,11 +150,11 @@ def test_no_other_planner_is_better(profile: Profile, curve: some.IntegerCurve) 
     network = curve.network(profile.workers)
     plan = Overlap().plan(profile, network)
     ours = predict_iteration_s(profile, network, plan)
-    for rival in PUBLISHED:
-        other = rival.plan(profile, network)
-        assert ours <= predict_iteration_s(profile, network, other), rival.NAME
+    for planner in PUBLISHED:
+        other = planner.plan(profile, network)
+        assert ours <= predict_iteration_s(profile, network, other), planner.NAME
         on_need = msgspec.structs.replace(other, wait="need")
-        assert ours <= predict_iteration_s(profile, network, on_need), rival.NAME
+        assert ours <= predict_iteration_s(profile, network, on_need), planner.NAME
 
 
 @some.few
@@ -167,13 +167,13 @@ def test_no_other_planner_is_better_where_two_at_once_were_measured(
     )
     forecast = predict(profile, network, Overlap().plan(profile, network)).prediction
     assert forecast.lower_bound_s <= forecast.iteration_s
-    for rival in PUBLISHED:
-        plan = rival.plan(profile, network)
+    for planner in PUBLISHED:
+        plan = planner.plan(profile, network)
         if plan.wait == "need":  # sent in a row, two at once: as measured
             plan = msgspec.structs.replace(plan, in_flight=max(plan.in_flight, 2))
         if plan.in_flight <= 2:
             other = predict_iteration_s(profile, network, plan)
-            assert forecast.iteration_s <= other, rival.NAME
+            assert forecast.iteration_s <= other, planner.NAME
 
 
 def test_halves_may_be_sent_in_rows_as_well() -> None:
@@ -194,8 +194,8 @@ def test_no_other_planner_is_better_under_contention(
 ) -> None:
     network = msgspec.structs.replace(curve.network(profile.workers), contention=contention)
     ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))
-    for rival in PUBLISHED:
-        assert ours <= predict_iteration_s(profile, network, rival.plan(profile, network))
+    for planner in PUBLISHED:
+        assert ours <= predict_iteration_s(profile, network, planner.plan(profile, network))
 
 
 @some.many
@@ -209,8 +209,8 @@ def test_it_plans_empty_tensors_and_updates(profile: Profile, curve: some.Intege
         simulated = predict_iteration_s(profile, network, own)
         assert simulated == pytest.approx(one_period_s(profile, own, network), abs=1e-12)
     ours = predict_iteration_s(profile, network, Overlap().plan(profile, network))
-    for rival in PUBLISHED:
-        assert ours <= predict_iteration_s(profile, network, rival.plan(profile, network))
+    for planner in PUBLISHED:
+        assert ours <= predict_iteration_s(profile, network, planner.plan(profile, network))
 
 
 @some.few
@@ -234,9 +234,9 @@ def test_it_is_near_the_bound_on_measured_traces(network: Network) -> None:
         ours = predict_iteration_s(profile, network, plan)
         bound_ns = lower_bound_ns(terms(profile), network.all_reduce)
         assert bound_ns / 1e9 <= ours <= 1.01 * bound_ns / 1e9, profile.model
-        for rival in PUBLISHED:
-            other = rival.plan(profile, network)
-            assert ours <= predict_iteration_s(profile, network, other), rival.NAME
+        for planner in PUBLISHED:
+            other = planner.plan(profile, network)
+            assert ours <= predict_iteration_s(profile, network, other), planner.NAME
 
 
 def test_a_large_tensor_is_cut_for_the_one_that_is_needed_first() -> None:

@@ -24,4 +24,6 @@ def test_drawn_scripts(workers: WorkerPool, ranks: int, first: int, scripts: int
     for number, *everyone in zip(numbers, *results, strict=True):
         for result in everyone:
             assert result["differences"] == [], f"{drawn(number)}\n{result['errors'][0]}"
-            assert result["parameters"] == everyone[0]["parameters"], f"{drawn(number)}: parted"
+            assert result["parameters"] == everyone[0]["parameters"], (
+                f"{drawn(number)}: desynchronized"
+            )

@@ -179,12 +179,12 @@ class Overlap(Planner, frozen=True, kw_only=True):
         if network.density is not None and self.in_flight > 1:
             # Sparse messages travel one at a time.
             return msgspec.structs.replace(self, in_flight=1).plan(profile, network)
-        rivals = list(_plans(profile, network))
+        others = list(_plans(profile, network))
         contention = network.contention_under(by_need=True)
         per_message_s = contention.per_message_s
         handling_s = [times * per_message_s for times in HANDLING] if per_message_s else [0.0]
         if profile.norm is None:
-            compared = [self.own_plan(profile, network, rivals, handling_s=s) for s in handling_s]
+            compared = [self.own_plan(profile, network, others, handling_s=s) for s in handling_s]
         else:
             compared = [
                 plan_in_halves(self.NAME, profile, network, in_flight=in_flight, handling_s=s)
@@ -203,16 +203,16 @@ class Overlap(Planner, frozen=True, kw_only=True):
             or profile.norm is not None
             or not profile.is_one_round_after_another
         )
-        for rival in rivals:
-            if rival.in_flight > self.in_flight:
+        for other in others:
+            if other.in_flight > self.in_flight:
                 continue
             # Plain ones that wait on need are seeds, which it judges as the simulator does.
-            if unknown or (rival.wait == "need" and not _is_plain(rival)):
-                at_once = self.in_flight if in_rows else rival.in_flight
+            if unknown or (other.wait == "need" and not _is_plain(other)):
+                at_once = self.in_flight if in_rows else other.in_flight
                 changes = {"wait": "need", "in_flight": at_once, "norm": profile.norm}
-                compared.append(msgspec.structs.replace(rival, **changes))
-            if rival.wait == "update":
-                compared.append(rival)
+                compared.append(msgspec.structs.replace(other, **changes))
+            if other.wait == "update":
+                compared.append(other)
         best = min(
             compared,
             key=lambda p: (

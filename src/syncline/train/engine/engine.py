@@ -6,7 +6,7 @@ What runs in which thread:
 |---|---|---|
 | training | ``begin``, ``ready``; ``wait`` and what calls it | messages |
 | any other | ``wait``, for gradients of a round whose backward pass is over | messages |
-| "syncline issuer" | ``_issue``: the roll call, then each message and norms, in order | gradients |
+| "syncline issuer" | ``_issue``: the desync check, then messages and norms, in order | gradients |
 | "syncline completer" | ``_complete``: waits for each message, then notes its end | peers |
 """
 
@@ -31,8 +31,8 @@ class Engine(MessageThreads):
     The training thread says what is ready and asks for what it needs.
 
     Every method that waits raises a PeerError if a rank failed or did not answer within
-    ``timeout_s``, which is that of the transport's group, and a MismatchError if the ranks have
-    parted.
+    ``timeout_s``, which is that of the transport's group, and a MismatchError if the ranks
+    are desynchronized.
     """
 
     @property
@@ -45,7 +45,7 @@ class Engine(MessageThreads):
 
         Raises:
             PeerError: the last backward pass missed a gradient, or a rank failed.
-            MismatchError: the ranks have parted.
+            MismatchError: the ranks are desynchronized.
         """
         self.check()
         if self.round is not None and any(self.round.missing):
@@ -148,8 +148,8 @@ class Engine(MessageThreads):
                 name = next(self.plan.tensors[t].name for t in tensors if not round_.ready[t])
                 raise PeerError(
                     f"rank {self.rank}: the last backward pass did not reach the gradient of "
-                    f"{name!r}, so the ranks have parted: was there an exception in it, or was "
-                    "this parameter not used (then give find_unused_parameters=True)? Resume all "
+                    f"{name!r}, so the ranks are desynchronized: was there an exception in it, or "
+                    "was this parameter not used (then give find_unused_parameters=True)? Resume all "
                     "ranks from the last checkpoint"
                 )
 

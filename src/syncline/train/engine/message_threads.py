@@ -68,8 +68,8 @@ class MessageThreads:
     """Issues a message once its gradients are ready and few enough others are under way.
 
     All ranks issue the same collectives in the same order, so ranks never wait for each other in a
-    circle. Every round begins with a roll call, during the backward pass: ranks that count
-    different rounds or updates have parted, and raise instead of averaging gradients of different
+    circle. Every round begins with a desync check, during the backward pass: ranks that count
+    different rounds or updates raise instead of averaging gradients of different
     parameters.
     """
 
@@ -96,7 +96,7 @@ class MessageThreads:
         self._next: Round | None = None
         """The present one, until the issuer takes it."""
         self._rounds = 0
-        self._roll: tuple[int, ...] = ()
+        self._desync_numbers: tuple[int, ...] = ()
         self._transport = transport
         self._compressor = compressor
         self._process = os.getpid()
@@ -143,10 +143,10 @@ class MessageThreads:
 
     # ------------------------------------------------------------------ called by other threads
 
-    def begin(self, roll: Iterable[int] = ()) -> None:
+    def begin(self, numbers: Iterable[int] = ()) -> None:
         """Begin a round, when the one before is finished.
 
-        The numbers of ``roll``, such as how many updates each rank has made, must be equal on all.
+        ``numbers``, such as how many updates each rank has made, must be equal on all ranks.
         """
         self._require_own_process()
         with self._lock:
@@ -154,7 +154,7 @@ class MessageThreads:
             assert self.round is None or self.round.unsent == 0
             self._before = self.round
             self._rounds += 1
-            self._roll = (self._rounds, *roll)
+            self._desync_numbers = (self._rounds, *numbers)
             self.round = self._next = Round(self.layout, norms=self.share_norms is not None)
             self._for_issuer.notify()
 
@@ -277,15 +277,15 @@ class MessageThreads:
         self._issued_queue.put(None)
 
     def _call_roll(self) -> None:
-        work, tell = self._transport.gather_numbers(self._roll)
+        work, tell = self._transport.gather_numbers(self._desync_numbers)
 
         def compare() -> None:
             everyone = tell()
             for rank, answer in enumerate(everyone):
                 if tuple(answer) != tuple(everyone[0]):
                     raise MismatchError(
-                        f"rank {self.rank}: the ranks have parted: in exchange {everyone[0][0]} "
-                        f"rank 0 has made {sum(everyone[0][1:])} updates, in its exchange "
+                        f"rank {self.rank}: the ranks are desynchronized: in exchange "
+                        f"{everyone[0][0]} rank 0 has made {sum(everyone[0][1:])} updates, in its exchange "
                         f"{answer[0]} "
                         f"rank {rank} has made {sum(answer[1:])}; one of them skipped a step or a "
                         "backward pass. Resume from the last checkpoint"

@@ -202,7 +202,7 @@ class Deferral(PendingGradients):
 
         Raises:
             PeerError: a rank failed; the due updates are lost.
-            MismatchError: the ranks have parted.
+            MismatchError: the ranks are desynchronized.
         """
         if self._makes_here:
             return

@@ -22,7 +22,6 @@ from syncline.torch_private import (
     update_many_at_once,
 )
 from syncline.train.log import warn
-from syncline.train.overlap.canaries import StepCheck
 from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.deferred_step import DeferredStep, foreign_hooks
 from syncline.train.overlap.guard import KeptParameter
@@ -33,6 +32,7 @@ from syncline.train.overlap.pending import (
     finish,
     is_pending,
 )
+from syncline.train.overlap.probe_parameters import StepCheck
 from syncline.train.overlap.separable import STEP_COMPILED, separability
 from syncline.train.overlap.trial import calls_closure_first
 

@@ -37,8 +37,8 @@ def separability(optimizer: Optimizer) -> Trial:
     generators are left as they were. Steps with a closure are not tried.
 
     The trial cannot see what depends on sizes above three elements a dimension, on more than five
-    steps, or on hyper-parameters that are not set yet: ``canaries.StepCheck`` looks for that before
-    each step. What ``step`` reaches through global variables, it also reaches in the trial.
+    steps, or on hyper-parameters that are not set yet: ``probe_parameters.StepCheck`` looks for
+    that before each step. What ``step`` reaches through global variables, it reaches in the trial.
     """
     why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
     return Trial(why_not) if why_not else trial(optimizer)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from syncline.train.overlap import canaries
-from syncline.train.overlap.canaries import StepCheck, kind_of
+from syncline.train.overlap import probe_parameters
+from syncline.train.overlap.probe_parameters import StepCheck, kind_of
 from syncline.train.overlap.trial import Trial
 
 
@@ -81,7 +81,7 @@ def test_nothing_couples_and_nothing_is_changed() -> None:
     assert [check.why_not() for _ in range(20)] == [None] * 20
     assert torch.equal(random, torch.get_rng_state())
     after = [optimizer.state_dict(), optimizer.param_groups]
-    assert canaries.same(before, after)
+    assert probe_parameters.same(before, after)
 
 
 class Stateless(torch.optim.Optimizer):
@@ -100,7 +100,7 @@ class Stateless(torch.optim.Optimizer):
 
 def test_an_optimizer_without_state_stays_separable() -> None:
     optimizer = Stateless(parameters())
-    assert step_until_refused(optimizer, StepCheck(optimizer), 3 * canaries.CYCLE) is None
+    assert step_until_refused(optimizer, StepCheck(optimizer), 3 * probe_parameters.CYCLE) is None
     assert not optimizer.state
 
 
@@ -120,7 +120,7 @@ def test_a_state_without_a_corner_is_left_out() -> None:
     assert [check.why_not() for _ in range(3)] == [None] * 3
 
 
-def test_a_step_that_fails_on_canaries_is_refused_with_its_error() -> None:
+def test_a_step_that_fails_on_probe_parameters_is_refused_with_its_error() -> None:
     optimizer = Own(parameters())
     optimizer.param_groups[0]["lr"] = None
     found = StepCheck(optimizer).why_not()
@@ -135,7 +135,7 @@ def trials(monkeypatch: pytest.MonkeyPatch, optimizer: torch.optim.Optimizer) ->
         made.append(1)
         return Trial(None)
 
-    monkeypatch.setattr(canaries, "separability", separability)
+    monkeypatch.setattr(probe_parameters, "separability", separability)
     return made
 
 
@@ -162,7 +162,8 @@ def test_a_trial_for_each_kind_of_settings(monkeypatch: pytest.MonkeyPatch) -> N
     assert tried() == 1
     optimizer.mode = "other"  # type: ignore[attr-defined]
     assert tried() == 1
-    assert sum(tried(label=f"step {number}") for number in range(100)) < canaries.MOST_TRIALS
+    trials = sum(tried(label=f"step {number}") for number in range(100))
+    assert trials < probe_parameters.MOST_TRIALS
 
 
 KINDS: list[tuple[Any, Any, bool]] = [
@@ -200,7 +201,7 @@ def test_torchs_own_classes_are_not_stepped(
     def never(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(canaries, "Canaries", never)
+    monkeypatch.setattr(probe_parameters, "ProbeParameters", never)
     assert StepCheck(make(parameters())).why_not() is None
 
     class Derived(make):  # type: ignore[misc, valid-type]

@@ -30,10 +30,10 @@ from syncline.train.overlap.trial import (
     small,
 )
 
-RIVAL_SCALE = 1e3
-"""The size of the rivals' gradients; the canaries' own are about 1."""
+OTHERS_SCALE = 1e3
+"""The size of the others' gradients; the probes' own are about 1."""
 CYCLE = 8
-"""In each eighth check rivals have infinite gradients, for which some optimizers skip a step."""
+"""In each eighth check the others' gradients are infinite; some optimizers then skip a step."""
 MOST_TRIALS = 32
 """The most kinds of settings that are tried: some (a label) never repeat."""
 MOST_ITEMS = 16
@@ -45,18 +45,18 @@ class StepCheck:
 
     The trial that an optimizer has passed is repeated when its settings change in kind. That is
     enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
-    settings. The step of any other class is first made on :class:`Canaries`.
+    settings. The step of any other class is first made on :class:`ProbeParameters`.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._tried = {_kinds(optimizer)}
         self._known = _is_of_torch(optimizer)
-        self._canaries: Canaries | None = None
+        self._probes: ProbeParameters | None = None
 
     def skip(self) -> None:
         """Call when a step is made without a check, or the state is replaced."""
-        self._canaries = None
+        self._probes = None
 
     def why_not(self) -> str | None:
         """Say why this step cannot be made parameter by parameter, or None if it can.
@@ -65,7 +65,7 @@ class StepCheck:
         """
         kinds = _kinds(self._optimizer)
         if kinds not in self._tried:
-            self._canaries = None
+            self._probes = None
             if len(self._tried) < MOST_TRIALS:
                 reason = separability(self._optimizer).why_not
                 if reason is not None:
@@ -74,44 +74,44 @@ class StepCheck:
         return None if self._known else self._why_coupled()
 
     def _why_coupled(self) -> str | None:
-        if self._canaries is not None:
-            return self._canaries.why_coupled()
+        if self._probes is not None:
+            return self._probes.why_coupled()
         # Comparing on the CPU waits for no device. Where a corner of the state cannot be used (it
-        # is in blocks), the canaries begin without.
+        # is in blocks), the probe parameters begin without.
         cpu = torch.device("cpu")
         parameters = (p for group in self._optimizer.param_groups for p in group["params"])
         places = (None,) if all(p.device == cpu for p in parameters) else (cpu, None)
         failure = ""
         for device, with_state in itertools.product(places, (True, False)):
             try:
-                canaries = Canaries(self._optimizer, device, with_state=with_state)
-                reason = canaries.why_coupled()
+                probes = ProbeParameters(self._optimizer, device, with_state=with_state)
+                reason = probes.why_coupled()
             # The step of an unknown optimizer may raise anything; all of it ends in the answer.
             except Exception as error:
                 failure = failed(error)
             else:
-                self._canaries = canaries
+                self._probes = probes
                 return reason
         return failure
 
 
-class _Canary(NamedTuple):
+class _Probe(NamedTuple):
     """Small parameters that stand for those of one kind in one kind of group."""
 
     group: int
     alone: nn.Parameter
-    """Stepped beside other canaries only."""
+    """Stepped beside other probes only."""
     beside: nn.Parameter
-    """Equal to it, and stepped beside rivals too."""
-    rival: nn.Parameter
+    """Equal to it, and stepped beside ``other`` too."""
+    other: nn.Parameter
     """Has other values, and larger gradients."""
 
 
-class Canaries:
+class ProbeParameters:
     """Small parameters that are stepped with an optimizer before each of its deferred steps.
 
     Two equal ones for each kind of parameter in each kind of group: one set is stepped by itself,
-    the other beside rivals with far larger gradients. Where the updates of parameters depend on
+    the second beside others with far larger gradients. Where the updates of parameters depend on
     each other the two sets come out differently, and no update of the model has been made yet.
 
     With ``with_state`` they begin with a corner of the real state. So it is as many steps old, and
@@ -125,21 +125,21 @@ class Canaries:
         self._optimizer = optimizer
         self._attributes = PendingState(optimizer, settle=lambda: None)
         self._checks = 0
-        self._canaries: list[_Canary] = []
+        self._probes: list[_Probe] = []
         self._state: defaultdict[Any, Any] = defaultdict(dict)
         self._written: list[torch.Tensor] = []
         self._values: tuple[list[torch.Tensor], ...] = ([], [], [])
         """Values written before a check: an even one, an odd one, one with infinite gradients."""
         generator = torch.Generator().manual_seed(0)
         for group, real in _representatives(optimizer):
-            alone, beside, rival = (small(real, generator, device) for _ in range(3))
+            alone, beside, other = (small(real, generator, device) for _ in range(3))
             beside.data.copy_(alone.data)
-            self._canaries.append(_Canary(group, alone, beside, rival))
+            self._probes.append(_Probe(group, alone, beside, other))
             gradient = normal(alone, generator)
-            great = RIVAL_SCALE * normal(alone, generator)
+            great = OTHERS_SCALE * normal(alone, generator)
             own = gradient, -gradient / 2, gradient
-            others = great, -great / 2, torch.full_like(great, math.inf)
-            for parameter, gradients in ((alone, own), (beside, own), (rival, others)):
+            great_gradients = great, -great / 2, torch.full_like(great, math.inf)
+            for parameter, gradients in ((alone, own), (beside, own), (other, great_gradients)):
                 parameter.grad = torch.empty_like(parameter)
                 self._written += [parameter.data, parameter.grad]
                 initial = parameter.detach().clone()
@@ -149,28 +149,28 @@ class Canaries:
                     self._state[parameter] = corner(optimizer.state[real], device)
 
     def why_coupled(self) -> str | None:
-        """Step the canaries; say how those beside rivals differ from those alone, or None."""
+        """Step the probe parameters; say how others change what becomes of one, or None."""
         self._checks += 1
         infinite = self._checks % CYCLE == 0
         values = self._values[2 if infinite else self._checks % 2]
         foreach_copy_(self._written, values)
-        self._step_all(lambda canary: (canary.alone,))
-        self._step_all(lambda canary: (canary.beside, canary.rival))
-        for canary in self._canaries:
-            if not _agree(canary.alone.detach(), canary.beside.detach()):
+        self._step_all(lambda probe: (probe.alone,))
+        self._step_all(lambda probe: (probe.beside, probe.other))
+        for probe in self._probes:
+            if not _agree(probe.alone.detach(), probe.beside.detach()):
                 return "it updates a parameter otherwise when others are stepped with it"
             # An optimizer without state makes no entry; the copy below makes an empty one.
-            if not _agree(self._state.get(canary.alone, {}), self._state.get(canary.beside, {})):
+            if not _agree(self._state.get(probe.alone, {}), self._state.get(probe.beside, {})):
                 return "it leaves another state of a parameter when others are stepped with it"
         if infinite:  # what that left in their state would hide what other gradients do
-            for canary in self._canaries:
-                self._state[canary.rival] = copy.deepcopy(self._state[canary.alone])
+            for probe in self._probes:
+                self._state[probe.other] = copy.deepcopy(self._state[probe.alone])
         return None
 
-    def _step_all(self, chosen: Callable[[_Canary], Sequence[nn.Parameter]]) -> None:
+    def _step_all(self, chosen: Callable[[_Probe], Sequence[nn.Parameter]]) -> None:
         members: dict[int, list[nn.Parameter]] = {}
-        for canary in self._canaries:
-            members.setdefault(canary.group, []).extend(chosen(canary))
+        for probe in self._probes:
+            members.setdefault(probe.group, []).extend(chosen(probe))
         real = self._optimizer.param_groups
         groups = [moving({**real[number], "params": members[number]}) for number in sorted(members)]
         with self._attributes.stepping(groups, self._state):
