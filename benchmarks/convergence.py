@@ -129,7 +129,7 @@ def train(rank: int, job: Job, seed: int) -> Curve:
         replica.start_epoch()
         losses: list[float] = []
         for step in task.steps(epoch, worker):
-            losses += replica.run_block([step], after_twin=False)
+            losses += replica.run_block([step], beside_another=False)
         loss = worker.sum(sum(losses) / len(losses))[0] / WORKERS
         curve.append({"training loss": loss, **replica.evaluate()})
     return curve

@@ -17,7 +17,7 @@ from syncline.plan.profile import Norm
 from syncline.plan.run import Rate
 from syncline.plan.simulator.contention import Measured
 from syncline.train import experiments, trials
-from syncline.train.notebook import News
+from syncline.train.notebook import LogLine
 from syncline.train.policy import RECORDED_ITERATIONS, Policy
 from syncline.train.stages import (
     Deferring,
@@ -152,8 +152,8 @@ def names(stages: list[Stage]) -> list[str]:
     return [stage.name for stage in stages if not stage.goes_on]
 
 
-def said(run: Policy, text: str) -> list[News]:
-    return [news for news in run.notes.news if text in news.text]
+def said(run: Policy, text: str) -> list[LogLine]:
+    return [line for line in run.notes.log_lines if text in line.text]
 
 
 def trying(stages: list[Stage]) -> list[str]:

@@ -111,7 +111,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Reply(msgspec.Struct, frozen=True):
     """A message of a worker that has an order."""
 
-    news: Literal["answer", "progress", "failure"]
+    kind: Literal["answer", "progress", "failure"]
     body: msgspec.Raw
 
 
@@ -266,19 +266,19 @@ class WorkerGroup:
         self._busy = True
         while waiting:
             wait_s = None if deadline_s is None else max(deadline_s - time.monotonic(), 0)
-            news = list(self._news(waiting, wait_s))
-            if not news and deadline_s is not None and time.monotonic() >= deadline_s:
+            replies = list(self._replies(waiting, wait_s))
+            if not replies and deadline_s is not None and time.monotonic() >= deadline_s:
                 if failures:
                     break
                 missing = ", ".join(map(str, sorted(waiting)))
                 raise PeerError(f"{overdue} (no answer from {self.name} {missing})")
-            for rank, reply in news:
-                if isinstance(reply, Reply) and reply.news == "progress":
+            for rank, reply in replies:
+                if isinstance(reply, Reply) and reply.kind == "progress":
                     if progress is not None:
                         progress(*msgspec.json.decode(reply.body, type=tuple[str, int, int]))
                     continue
                 del waiting[rank]
-                if isinstance(reply, Reply) and reply.news == "answer":
+                if isinstance(reply, Reply) and reply.kind == "answer":
                     answers[rank] = msgspec.json.decode(reply.body, type=kind)
                     continue
                 if not failures:
@@ -292,7 +292,7 @@ class WorkerGroup:
             raise error_of(self.name, failures)
         return [answers[rank] for rank in sorted(answers)]
 
-    def _news(
+    def _replies(
         self, waiting: Mapping[int, Connection], wait_s: float | None
     ) -> Iterator[tuple[int, Reply | Lost]]:
         """Yield what workers report, or that they have ended; nothing after ``wait_s``."""
@@ -393,9 +393,9 @@ def serve(path: str, rank: int, kind: Any, act: Callable[[Any, Progress], object
     """
     with _connected(path, Hello(rank)) as connection:
 
-        def reply(news: Literal["answer", "progress", "failure"], body: object) -> None:
+        def reply(kind: Literal["answer", "progress", "failure"], body: object) -> None:
             encoded = msgspec.Raw(msgspec.json.encode(body))
-            connection.send_bytes(msgspec.json.encode(Reply(news, encoded)))
+            connection.send_bytes(msgspec.json.encode(Reply(kind, encoded)))
 
         def progress(stage: str, done: int, total: int) -> None:
             reply("progress", (stage, done, total))

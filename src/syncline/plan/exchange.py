@@ -512,8 +512,8 @@ def _same(one: CostCurve, other: CostCurve) -> bool:
         return False
     return all(
         math.isclose(x, y, rel_tol=1e-9)
-        for row, twin in zip(one.rows(), other.rows(), strict=True)
-        for x, y in zip(row, twin, strict=True)
+        for row, other_row in zip(one.rows(), other.rows(), strict=True)
+        for x, y in zip(row, other_row, strict=True)
     )
 
 

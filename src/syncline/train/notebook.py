@@ -10,7 +10,7 @@ import msgspec
 from syncline.train.stages import Findings
 
 
-class News(NamedTuple):
+class LogLine(NamedTuple):
     """Something to report."""
 
     text: str
@@ -20,11 +20,11 @@ class News(NamedTuple):
 
 
 class Notebook:
-    """The findings, of which the last are valid, and the news, which whoever reports them takes."""
+    """The findings, of which the last are valid, and lines to log, taken by whoever logs them."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
-        self.news: list[News] = []
+        self.log_lines: list[LogLine] = []
 
     def find(self, **found: object) -> None:
         """Note findings, by name."""
@@ -32,8 +32,8 @@ class Notebook:
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Report something."""
-        self.news.append(News(text, level))
+        self.log_lines.append(LogLine(text, level))
 
     def announce(self, text: str, level: int = logging.INFO) -> None:
         """Report something also to users who have not configured logging."""
-        self.news.append(News(text, level, is_for_users=True))
+        self.log_lines.append(LogLine(text, level, is_for_users=True))

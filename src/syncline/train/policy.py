@@ -376,8 +376,8 @@ class Policy:
             reason=reason,
         )
         level = logging.WARNING if decision == "reverted" else logging.INFO
-        is_news = forecasts is not None or trial is not None
-        (self.notes.announce if is_news else self.notes.say)(reason, level)
+        is_for_users = forecasts is not None or trial is not None
+        (self.notes.announce if is_for_users else self.notes.say)(reason, level)
 
 
 def _mean(one: Rate, other: Rate) -> Rate:

@@ -23,7 +23,7 @@ from syncline.train.experiments import Steps
 from syncline.train.log import announce, logger
 from syncline.train.measure.statistics import median
 from syncline.train.memory import Memory
-from syncline.train.notebook import News
+from syncline.train.notebook import LogLine
 from syncline.train.policy import Policy
 from syncline.train.rank_measurements import RankMeasurements, StageResult
 from syncline.train.stages import Findings, Measurement, Settings, Stage, Step
@@ -36,7 +36,7 @@ class _Answer(msgspec.Struct):
     step: Step
     findings: dict[str, Any] = {}
     """Those that have changed, by name."""
-    news: list[News] = []
+    log_lines: list[LogLine] = []
 
 
 class Tuning:
@@ -114,7 +114,7 @@ class Tuning:
             elif answer.findings:
                 known = {**msgspec.to_builtins(self.findings), **answer.findings}
                 self.findings = msgspec.convert(known, Findings)
-            self._report(answer.news)
+            self._report(answer.log_lines)
             step = answer.step
             if isinstance(step, Stage):
                 return step
@@ -127,17 +127,17 @@ class Tuning:
             raise InternalError("rank 0 has no policy")
         step = next(steps) if found is None else steps.send(found)
         notes = policy.notes
-        news, notes.news = notes.news, []
+        log_lines, notes.log_lines = notes.log_lines, []
         before, self._sent = self._sent, policy.findings
         changed = {
             name: getattr(policy.findings, name)
             for name in Findings.__struct_fields__
             if getattr(policy.findings, name) is not getattr(before, name)
         }
-        return msgspec.to_builtins(_Answer(step=step, findings=changed, news=news))
+        return msgspec.to_builtins(_Answer(step=step, findings=changed, log_lines=log_lines))
 
-    def _report(self, news: Sequence[News]) -> None:
-        for text, level, is_for_users in news:
+    def _report(self, log_lines: Sequence[LogLine]) -> None:
+        for text, level, is_for_users in log_lines:
             self.events.append(Event(iteration=self.iteration, text=text))
             if self._measurements.rank == 0:
                 if is_for_users and level < logging.WARNING:

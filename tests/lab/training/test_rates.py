@@ -1,4 +1,4 @@
-"""Rates count the same steady steps of both twins."""
+"""Rates count the same steady steps of both replicas."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ def losses_with_and_without_a_twin() -> list[list[float]]:
         )
 
     alone = replica()
-    losses = [alone.run_block(steps, after_twin=False)]
-    twins = replica(), replica()
+    losses = [alone.run_block(steps, beside_another=False)]
+    both = replica(), replica()
     in_turns: tuple[list[float], list[float]] = ([], [])
     for block in (steps[:1], steps[1:3], steps[3:]):
-        for twin, results in zip(twins, in_turns, strict=True):
-            results += twin.run_block(block, after_twin=True)
+        for each, results in zip(both, in_turns, strict=True):
+            results += each.run_block(block, beside_another=True)
             torch.rand(5)  # whatever happens between the turns must not matter
-    assert [step.first_of_block for step in twins[0].times] == [True, True, False, True]
+    assert [step.first_of_block for step in both[0].times] == [True, True, False, True]
     assert not any(step.first_of_block for step in alone.times)
     return [*losses, *in_turns]
 
@@ -73,7 +73,7 @@ def held_back(module: torch.nn.Module) -> Plan:
     )
 
 
-def what_is_pending_after_a_block(*, after_twin: bool, overlap: bool) -> dict[str, Any]:
+def what_is_pending_after_a_block(*, beside_another: bool, overlap: bool) -> dict[str, Any]:
     config = TrainingConfig.of("resnet20", "digits", overrides={"batch_size": 8}, overlap=overlap)
     task = task_of(config)
     worker = Worker(rank=torch.distributed.get_rank(), workers=2, device=CPU)
@@ -89,7 +89,7 @@ def what_is_pending_after_a_block(*, after_twin: bool, overlap: bool) -> dict[st
         config=config,
         worker=worker,
     )
-    replica.run_block(steps, after_twin=after_twin)
+    replica.run_block(steps, beside_another=beside_another)
     deferral = ddp._training.deferral
     pending = deferral is not None and deferral.pending
     replica.settle()
@@ -104,20 +104,20 @@ def what_is_pending_after_a_block(*, after_twin: bool, overlap: bool) -> dict[st
 
 def test_a_turn_ends_with_nothing_left_to_do(workers: WorkerPool) -> None:
     for result in workers.run(turns, 2):
-        alone, before_twin, plain = result["alone"], result["before twin"], result["plain"]
+        alone, beside_another, plain = result["alone"], result["beside another"], result["plain"]
         assert (alone["pending"], alone["settled"], alone["deferred"]) == (True, False, True)
-        assert (before_twin["pending"], before_twin["settled"]) == (False, True)
+        assert (beside_another["pending"], beside_another["settled"]) == (False, True)
         assert (plain["pending"], plain["deferred"]) == (False, False)
-        assert alone["weight"] == before_twin["weight"] == plain["weight"]
+        assert alone["weight"] == beside_another["weight"] == plain["weight"]
 
 
 def turns() -> dict[str, dict[str, Any]]:
     found = {}
-    for name, after_twin, overlap in (
+    for name, beside_another, overlap in (
         ("alone", False, True),
-        ("before twin", True, True),
+        ("beside another", True, True),
         ("plain", False, False),
     ):
         torch.manual_seed(0)
-        found[name] = what_is_pending_after_a_block(after_twin=after_twin, overlap=overlap)
+        found[name] = what_is_pending_after_a_block(beside_another=beside_another, overlap=overlap)
     return found

@@ -162,8 +162,8 @@ def test_a_trial_for_each_kind_of_settings(monkeypatch: pytest.MonkeyPatch) -> N
     assert tried() == 1
     optimizer.mode = "other"  # type: ignore[attr-defined]
     assert tried() == 1
-    trials = sum(tried(label=f"step {number}") for number in range(100))
-    assert trials < probe_parameters.MOST_TRIALS
+    made_for_labels = sum(tried(label=f"step {number}") for number in range(100))
+    assert made_for_labels < probe_parameters.MOST_TRIALS
 
 
 KINDS: list[tuple[Any, Any, bool]] = [

@@ -131,7 +131,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         """Give a new optimizer the momentum and the learning rate of the one that was saved."""
         (group,) = optimizer.state_dict()["param_groups"]
         (saved,) = self.optimizer["param_groups"]
-        # The optimizer keeps the tensors that it is given, and twins must not share them.
+        # The optimizer keeps the tensors that it is given, and replicas must not share them.
         state = copy.deepcopy(self.optimizer["state"])
         optimizer.load_state_dict({"state": state, "param_groups": [{**group, **saved}]})
 

@@ -88,8 +88,8 @@ class TrainingConfig(Value, frozen=True):
     cache: Annotated[
         str | None, described("Folder that keeps the plan for the next start of this training.")
     ] = None
-    baseline: Annotated[bool, described("Train a twin under torch's DDP, and compare.")] = False
-    block_steps: Annotated[int, described("Steps a turn of each twin.")] = 10
+    baseline: Annotated[bool, described("Train a replica under torch's DDP, and compare.")] = False
+    block_steps: Annotated[int, described("Steps a turn of each replica.")] = 10
     checkpoint: Annotated[
         str | None, described("Folder to write a checkpoint to after every epoch.")
     ] = None

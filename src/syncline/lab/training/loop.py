@@ -60,7 +60,7 @@ def train(
 
 
 def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> _Training:
-    """Load the data, build the twins and bring them to where the checkpoint was written."""
+    """Load the data, build the replicas and bring them to where the checkpoint was written."""
     task = task_of(config)
     if config.baseline and worker.device.type == "cuda":
         _compute_alike()
@@ -71,10 +71,10 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
         module.load_state_dict(checkpoint.weights)
-    twin = None
+    baseline = None
     if config.baseline:
-        twin = task.build().to(worker.device)
-        twin.load_state_dict(module.state_dict())
+        baseline = task.build().to(worker.device)
+        baseline.load_state_dict(module.state_dict())
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
@@ -92,9 +92,9 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
     )
     replica = partial(Replica, task=task, config=config, worker=worker)
     replicas = [replica(name=SYNCLINE, ddp=ddp, optimizer=optimizer)]
-    if twin is not None:
-        stock = TorchDistributedDataParallel(twin, device_ids=worker.device_ids)
-        replicas.append(replica(name=BASELINE, ddp=stock, optimizer=sgd(twin, config)))
+    if baseline is not None:
+        under_torch = TorchDistributedDataParallel(baseline, device_ids=worker.device_ids)
+        replicas.append(replica(name=BASELINE, ddp=under_torch, optimizer=sgd(baseline, config)))
     training = _Training(
         config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
     )
@@ -107,7 +107,7 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
 
 
 def _compute_alike() -> None:
-    """Let twins on a GPU get the same bits from the same numbers.
+    """Let replicas on a GPU get the same bits from the same numbers.
 
     Many of CUDA's algorithms add in an order that varies, and training multiplies the difference.
     torch warns of an operation that has no other.
@@ -127,7 +127,7 @@ class _Training:
     task: Task
     ddp: DistributedDataParallel
     replicas: list[Replica]
-    """That of ``ddp`` first; then, for comparison, its twin."""
+    """That of ``ddp`` first; then, for comparison, the DDP baseline."""
     progress: TrainingProgress
     epoch: int = 0
     """Epochs done."""
@@ -138,7 +138,7 @@ class _Training:
     _phase: tuple[str, str] = ("", "")
     """The phase that training was in at the last step, and its words."""
     _swaps: Iterator[bool] = field(default_factory=lambda: itertools.cycle((False, True)))
-    """Whether the twin goes first, block by block."""
+    """Whether the baseline goes first, block by block."""
 
     def run(self) -> Run:
         """Train to the end; return the record."""
@@ -190,14 +190,14 @@ class _Training:
             yield block
 
     def _run_block(self, block: list[tuple[Batch, ...]], *, swapped: bool) -> list[float]:
-        """Let every twin take the steps; return the losses of Syncline's.
+        """Let every replica take the steps; return the losses of Syncline's.
 
-        The twins take turns in going first, so that neither always finds the batches in the caches,
-        or an evaluation just before.
+        The replicas take turns in going first, so that neither always finds the batches in the
+        caches, or an evaluation just before.
         """
-        after_twin = len(self.replicas) > 1
+        beside_another = len(self.replicas) > 1
         order = reversed(self.replicas) if swapped else iter(self.replicas)
-        losses = {r.name: r.run_block(block, after_twin=after_twin) for r in order}
+        losses = {r.name: r.run_block(block, beside_another=beside_another) for r in order}
         return losses[SYNCLINE]
 
     def _snapshot(self, loss: float, samples_per_s: float) -> Snapshot:

@@ -32,14 +32,14 @@ class StepTime:
     measuring: bool
     """The step was one of those with which Syncline measures, or checks its plan."""
     first_of_block: bool
-    """The twin had its turn before this step, and left its own data in the caches."""
+    """The other replica had its turn before this step, and left its own data in the caches."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Replica:
     """A model in training under one kind of wrapper.
 
-    Twins that are trained in turns each keep their own random state, so that neither sees that
+    Replicas that are trained in turns each keep their own random state, so that neither sees that
     there is another. Under Syncline's wrapper the updates are deferred, unless the configuration
     says otherwise.
     """
@@ -55,7 +55,7 @@ class Replica:
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
     settling_s: float = field(init=False, default=0.0)
-    """Seconds spent on finishing a turn's last update, so that the twin's turn does not pay for it.
+    """Seconds spent on finishing a turn's last update, so that the next turn does not pay for it.
 
     They are no part of a step: each but the first of a turn finishes the update of the one before.
     """
@@ -80,16 +80,16 @@ class Replica:
         """Forget the state carried from window to window: the text starts again."""
         self._memory = None
 
-    def run_block(self, block: Sequence[tuple[Batch, ...]], *, after_twin: bool) -> list[float]:
+    def run_block(self, block: Sequence[tuple[Batch, ...]], *, beside_another: bool) -> list[float]:
         """Take a step with each group of batches; return this worker's losses.
 
-        ``after_twin`` says whether there is a twin that had its turn before.
+        ``beside_another`` says whether another replica had its turn before.
 
         Raises:
             UserError: the loss is no longer a finite number.
         """
         losses: list[float] = []
-        if after_twin:
+        if beside_another:
             self.ddp.train()
         with self._own_random_state():
             for index, batches in enumerate(block):
@@ -100,15 +100,15 @@ class Replica:
                 step = StepTime(
                     seconds=time.perf_counter() - start,
                     measuring=measuring or self._measuring(),
-                    first_of_block=after_twin and index == 0,
+                    first_of_block=beside_another and index == 0,
                 )
                 self.times.append(step)
                 losses.append(self._checked(float(loss)))
-        if after_twin:
+        if beside_another:
             start = time.perf_counter()
             self.settle()
             self.settling_s += time.perf_counter() - start
-            self.ddp.eval()  # so that Syncline does not count the twin's turn
+            self.ddp.eval()  # so that Syncline does not count the other's turn
         return losses
 
     def settle(self) -> None:

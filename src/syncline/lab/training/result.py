@@ -19,15 +19,15 @@ from syncline.train.measure.statistics import median, standard_error
 
 SYNCLINE = "syncline"
 BASELINE = "torch ddp"
-"""Names of the rates of the model under our DistributedDataParallel, and of its twin under torch's.
+"""Names of the rates of the replicas under our DistributedDataParallel and under torch's.
 
 The others are names of results.
 """
 DIFFERENCE = "largest parameter difference"
-"""Between the twins; 0 means that they are identical bit by bit."""
+"""Between the replicas; 0 means that they are identical bit by bit."""
 SETTLING = "settling seconds"
 """Time in which Syncline's model finished the last update of each of its turns: neither its steps
-nor those of its twin count it."""
+nor those of the baseline count it."""
 
 
 def record(
@@ -42,14 +42,14 @@ def record(
 ) -> Run:
     """Return the record of a training; all workers take part, and rank 0 writes the report.
 
-    ``replicas`` are Syncline's model, of which ``ddp`` is the wrapper, and its twin if there is
-    one; ``figures`` are those of merit, and ``epochs`` and ``steps`` what was done.
+    ``replicas`` are Syncline's model, of which ``ddp`` is the wrapper, and the baseline if there
+    is one; ``figures`` are those of merit, and ``epochs`` and ``steps`` what was done.
     """
     results = {**figures, "epochs": float(epochs), "steps": float(steps)}
     results["training seconds"] = sum(step.seconds for step in replicas[0].times)
     if len(replicas) > 1:
-        twin = replicas[1].evaluate()
-        results |= {f"{BASELINE} {name}": value for name, value in twin.items()}
+        baseline = replicas[1].evaluate()
+        results |= {f"{BASELINE} {name}": value for name, value in baseline.items()}
         difference = largest_difference(replicas[0].module, replicas[1].module)
         results[SETTLING] = replicas[0].settling_s
         results[DIFFERENCE] = worker.largest([difference])[0]
@@ -64,7 +64,7 @@ def record(
 
 
 def rate_named(run: Run, name: str) -> Rate | None:
-    """Return the rate of one of the twins, or None if it was not measured."""
+    """Return the rate of one of the replicas, or None if it was not measured."""
     return next((rate for rate in run.rates if rate.name == name), None)
 
 
@@ -102,24 +102,24 @@ def largest_difference(one: nn.Module, other: nn.Module) -> float:
     largest = 0.0
     others = other.state_dict()
     for name, value in one.state_dict().items():
-        own, twin = value.double(), others[name].double()
-        differs = (own != twin) & ~(own.isnan() & twin.isnan())
+        own, its = value.double(), others[name].double()
+        differs = (own != its) & ~(own.isnan() & its.isnan())
         if differs.any():
-            found = (own - twin)[differs].abs().nan_to_num(math.inf, posinf=math.inf)
+            found = (own - its)[differs].abs().nan_to_num(math.inf, posinf=math.inf)
             largest = max(largest, float(found.max()))
     return largest
 
 
 def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[Rate, ...]:
-    """Return the iteration time of each twin, in the order of ``times``.
+    """Return the iteration time of each replica, in the order of ``times``.
 
-    The first step of each block is left out, since it pays for the caches that the other twin has
-    filled. So are the steps during which the first twin was measuring, of all twins alike: all are
-    judged by the same batches at the same time. A twin of which no step is left has no rate; none
-    has one if training ended while the first was measuring.
+    The first step of each block is left out, since it pays for the caches that the other replica
+    has filled. So are the steps during which the first replica was measuring, of all alike: all are
+    judged by the same batches at the same time. A replica of which no step is left has no rate;
+    none has one if training ended while the first was measuring.
 
     Args:
-        times: name of a twin -> its steps, with the mean of the workers' times.
+        times: name of a replica -> its steps, with the mean of the workers' times.
         samples_per_step: samples of all workers together.
     """
     reference = next(iter(times.values()))

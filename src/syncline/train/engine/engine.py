@@ -149,8 +149,8 @@ class Engine(MessageThreads):
                 raise PeerError(
                     f"rank {self.rank}: the last backward pass did not reach the gradient of "
                     f"{name!r}, so the ranks are desynchronized: was there an exception in it, or "
-                    "was this parameter not used (then give find_unused_parameters=True)? Resume all "
-                    "ranks from the last checkpoint"
+                    "was this parameter not used (then give find_unused_parameters=True)? Resume "
+                    "all ranks from the last checkpoint"
                 )
 
     def _wait_for(self, done: Callable[[], bool], messages: Sequence[int]) -> None:

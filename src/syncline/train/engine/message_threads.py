@@ -285,10 +285,9 @@ class MessageThreads:
                 if tuple(answer) != tuple(everyone[0]):
                     raise MismatchError(
                         f"rank {self.rank}: the ranks are desynchronized: in exchange "
-                        f"{everyone[0][0]} rank 0 has made {sum(everyone[0][1:])} updates, in its exchange "
-                        f"{answer[0]} "
-                        f"rank {rank} has made {sum(answer[1:])}; one of them skipped a step or a "
-                        "backward pass. Resume from the last checkpoint"
+                        f"{everyone[0][0]} rank 0 has made {sum(everyone[0][1:])} updates, in its "
+                        f"exchange {answer[0]} rank {rank} has made {sum(answer[1:])}; one of them "
+                        "skipped a step or a backward pass. Resume from the last checkpoint"
                     )
 
         self._issued_queue.put(_Issued(work, compare))
