@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 
 from benchmarks.common import RESULTS, save
 from syncline.comm.collectives import PROGRAMS, Collective
-from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.collectives import measure_collectives
 from syncline.lab.bench.page import binary_size
 from syncline.lab.bench.request import BenchmarkRequest, Local, parse_sizes
 from syncline.lab.bench.result import (

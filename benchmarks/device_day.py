@@ -34,7 +34,7 @@ from benchmarks.step_cells import Cell
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_race import planned
 from benchmarks.testbed_rates import measured as reached_rates
-from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.collectives import measure_collectives
 from syncline.lab.bench.request import PLACES, BenchmarkRequest
 from syncline.lab.bench.result import GLOO, MPIS, OURS, ZERO_COPY
 from syncline.lab.testbed import Cluster, Testbed

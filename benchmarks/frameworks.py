@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def contest(bed: Testbed, framework: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Make a plan, then train with it and with stock DDP in turns."""
+    """Make a plan, then train with it and with stock DDP, interleaved."""
     with tempfile.TemporaryDirectory() as folder:
         run(bed, framework, "measured", MEASURED_STEPS, folder)
         record = Run.load(Path(folder) / "report" / "run.json")

@@ -24,7 +24,7 @@ from benchmarks.common import save
 from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
 from syncline.lab.processes import run_folder
-from syncline.lab.replay.contest import planned, run_contest
+from syncline.lab.replay.interleaved import planned, run_interleaved
 from syncline.lab.testbed import Cluster, Testbed
 from syncline.lab.testbed.cluster import DEVICE
 from syncline.lab.training.config import TrainingConfig
@@ -99,7 +99,7 @@ def work(name: str, to: Path) -> None:
     planner = Overlap() if name == Overlap.NAME else planner_named(name)
     contestant = planned(planner.plan(profile, network))
     sampler = Sampler()
-    laps = run_contest(
+    laps = run_interleaved(
         profile,
         [contestant],
         rounds=1,

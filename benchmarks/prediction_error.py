@@ -1,10 +1,10 @@
-"""Predicted against measured iteration time of whole trainings, beside stock DDP in turns.
+"""Predicted against measured iteration time of whole trainings, beside stock DDP, interleaved.
 
 Two workers train in this host's memory, or on two emulated hosts (docs/emulate.md) with links of
 1 Gbit/s and 100 Mbit/s. `syncline train --baseline` measures, plans, and then trains under the plan
-and under stock DDP in turns on the same batches; the cases take turns, too. An iteration computes
-for 60 ms or more: one of 25 ms depends on how fast two processes on a virtual machine wake each
-other up, and stock DDP itself then changes by 4 to 11 % from one 20 seconds to the next.
+and under stock DDP on the same batches, interleaved; the cases take turns, too. An iteration
+computes for 60 ms or more: one of 25 ms depends on how fast two processes on a virtual machine wake
+each other up, and stock DDP itself then changes by 4 to 11 % from one 20 seconds to the next.
 
 The prediction is the one made before the plan was tried (or, where DDP's buckets stay, the one that
 the decision rests on); the measurement is the median of the steady iterations that follow. A

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.step_models import Model
-from syncline.lab.replay.contest import Contestant, stock_ddp
+from syncline.lab.replay.interleaved import Contestant, stock_ddp
 from syncline.lab.replay.model import Replayed, ReplayedOptimizer
 from syncline.lab.testbed.cluster import DEVICE
 

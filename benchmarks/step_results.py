@@ -27,7 +27,7 @@ at 1 Gbit/s eight hosts use 0.93 to 0.96 of two cores, four use 0.60 to 0.66."""
 
 
 class Turn(Value, frozen=True, kw_only=True):
-    """One contestant's iterations in one round; see :class:`syncline.lab.replay.contest.Lap`."""
+    """One contestant's iterations in one round; see :class:`syncline.lab.replay.job.Lap`."""
 
     round: int
     iteration_s: float

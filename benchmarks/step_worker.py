@@ -24,7 +24,7 @@ from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
 from benchmarks.step_peers import PEERS
 from benchmarks.step_results import Turn
-from syncline.lab.replay.contest import Contestant, planned, run_contest
+from syncline.lab.replay.interleaved import Contestant, planned, run_interleaved
 from syncline.plan.network import Contention
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
@@ -93,7 +93,9 @@ def update_alone_s(cell: Cell) -> float:
 
     def step_s(profile: Profile, *, scaled: bool) -> float:
         shapes = MODELS[cell.model].shapes()
-        laps = run_contest(profile, [alone], rounds=ALONE_REPETITIONS, shapes=shapes, scaled=scaled)
+        laps = run_interleaved(
+            profile, [alone], rounds=ALONE_REPETITIONS, shapes=shapes, scaled=scaled
+        )
         return median([lap.iteration_s for lap in laps[alone.name]])
 
     plain = msgspec.structs.replace(clipped, norm=None)
@@ -119,7 +121,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
         if name not in known:
             known[name] = contestant_of(name, job, cell)
         began_s, before = time.perf_counter(), processor_time()
-        laps = run_contest(
+        laps = run_interleaved(
             profile,
             [known[name]],
             rounds=1,

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from benchmarks.common import median, save
 from benchmarks.step_cells import NOMINAL_RATE, Cell
 from benchmarks.step_models import MODELS
-from syncline.lab.replay.contest import train_step
+from syncline.lab.replay.interleaved import train_step
 from syncline.lab.replay.model import Replayed
 from syncline.lab.testbed import Cluster, Testbed
 from syncline.train.ddp import DistributedDataParallel, planned_training

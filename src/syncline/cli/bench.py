@@ -13,7 +13,7 @@ from syncline.cli.progress import ProgressBar
 from syncline.comm.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
 from syncline.files.report.page import require_place
-from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.collectives import measure_collectives
 from syncline.lab.bench.page import print_benchmark, save_report
 from syncline.lab.bench.request import BenchmarkRequest, Local, parse_sizes
 from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
@@ -84,7 +84,7 @@ def collectives(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Measure collectives: ours, Gloo's and MPI's, in turns."""
+    """Measure collectives: ours, Gloo's and MPI's, interleaved."""
     where = place_of(place, hosts, rate)
     request = BenchmarkRequest(
         collective=collective,

@@ -12,7 +12,7 @@ from syncline.comm.collectives import PROGRAMS
 from syncline.comm.groups import Choice, Choices
 from syncline.comm.groups.choices import Region, Timing, choices_path
 from syncline.errors import UserError
-from syncline.lab.bench.contest import race
+from syncline.lab.bench.collectives import race
 from syncline.lab.bench.messages import LapTimes
 from syncline.lab.bench.request import TuneRequest
 from syncline.lab.bench.tuning import HOPELESS, tune

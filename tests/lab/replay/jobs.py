@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import UserError
-from syncline.lab.replay.contest import Contestant, planned, run_contest, stock_ddp, train_step
+from syncline.lab.replay.interleaved import (
+    Contestant,
+    planned,
+    run_interleaved,
+    stock_ddp,
+    train_step,
+)
 from syncline.lab.replay.model import Replayed, ReplayedOptimizer, gradient_value
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -68,7 +74,7 @@ def averages(planners: Sequence[str]) -> dict[str, tuple[list[float], list[float
     seen: dict[str, list[float]] = {}
     contestants = [stock_ddp()]
     contestants += [planned(plan_of(p, profile())) for p in planners]
-    run_contest(
+    run_interleaved(
         profile(),
         [_watched(contestant, seen) for contestant in contestants],
         rounds=1,
@@ -85,7 +91,7 @@ def turns() -> tuple[list[tuple[str, int, int, int]], dict[str, Any]]:
     """Return the order of the laps of three contestants, and what the laps hold."""
     told: list[tuple[str, int, int, int]] = []
     plan = plan_of("merge", profile())
-    laps = run_contest(
+    laps = run_interleaved(
         profile(),
         [stock_ddp(), stock_ddp("small", bucket_cap_mb=1e-4), planned(plan, "mine")],
         rounds=3,
@@ -111,7 +117,7 @@ def overlapped() -> tuple[list[str], float]:
     plan = plan_of("tictac", profile(1.0))
     assert plan.wait == "need"
     # On a loaded machine, all messages of an iteration may be late, and none lie in it.
-    laps = run_contest(
+    laps = run_interleaved(
         profile(1.0), [planned(plan)], rounds=3, iterations=ITERATIONS, warmup=WARMUP
     )[plan.planner]
     return sorted({span.kind for lap in laps for span in lap.timeline.spans}), laps[0].iteration_s
@@ -121,7 +127,7 @@ def left_behind() -> tuple[set[str], int]:
     """Return threads and modules that a contest leaves."""
     before = {thread.name for thread in threading.enumerate()}
     plan = plan_of("tictac", profile())
-    run_contest(profile(), [stock_ddp(), planned(plan)], rounds=2, iterations=1, warmup=WARMUP)
+    run_interleaved(profile(), [stock_ddp(), planned(plan)], rounds=2, iterations=1, warmup=WARMUP)
     gc.collect()
     modules = sum(type(thing) is Replayed for thing in gc.get_objects())
     return {thread.name for thread in threading.enumerate()} - before, modules
@@ -136,7 +142,9 @@ def refusals() -> list[str]:
     ):
         try:
             rounds, iterations, warmup = numbers
-            run_contest(profile(), contestants, rounds=rounds, iterations=iterations, warmup=warmup)
+            run_interleaved(
+                profile(), contestants, rounds=rounds, iterations=iterations, warmup=warmup
+            )
         except UserError as error:
             said.append(str(error))
     return said
@@ -146,7 +154,7 @@ def never_ready() -> str:
     plain = stock_ddp()
     slow = Contestant(name="slow", wrap=plain.wrap, is_ready=lambda _: False)
     try:
-        run_contest(profile(0.001), [slow], rounds=1, iterations=1, warmup=1)
+        run_interleaved(profile(0.001), [slow], rounds=1, iterations=1, warmup=1)
     except UserError as error:
         return str(error)
     return ""
@@ -157,7 +165,7 @@ def unplannable() -> str:
     mixed = profile(dtypes=("float32", "bfloat16", "float32", "float32"))
     plan = plan_of("wfbp", mixed)
     try:
-        run_contest(mixed, [planned(plan)], rounds=1, iterations=1, warmup=WARMUP)
+        run_interleaved(mixed, [planned(plan)], rounds=1, iterations=1, warmup=WARMUP)
     except UserError as error:
         return str(error)
     return ""
@@ -171,6 +179,6 @@ def own_contestant() -> list[float]:
         return module, torch.optim.SGD(module.parameters(), lr=0.1)
 
     alone = Contestant(name="alone", wrap=wrap, close=closed.append)
-    [lap] = run_contest(profile(), [alone], rounds=1, iterations=3, warmup=1)["alone"]
+    [lap] = run_interleaved(profile(), [alone], rounds=1, iterations=3, warmup=1)["alone"]
     assert len(closed) == 1
     return [lap.iteration_s, lap.settled_s, lap.idle_s]

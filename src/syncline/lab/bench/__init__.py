@@ -1,1 +1,1 @@
-"""Collectives measured beside those of others, in turns."""
+"""Collectives measured beside those of others, interleaved."""

@@ -52,7 +52,7 @@ def _where(entry: CollectiveTimes) -> str:
 
 def measured_how(benchmark: Benchmark) -> str:
     """Return how the medians came about."""
-    return f"medians of {units.counted(benchmark.rounds, 'round')}, in turns"
+    return f"medians of {units.counted(benchmark.rounds, 'round')}, interleaved"
 
 
 def _spread(entry: CollectiveTimes) -> str:

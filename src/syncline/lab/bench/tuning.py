@@ -1,4 +1,4 @@
-"""Measuring which algorithm is fastest where: all of them in turns, on the group's own workers."""
+"""Measuring which algorithm is fastest where: all, interleaved, on the group's own workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syncline.comm.groups import Choice, Choices
 from syncline.comm.groups.choices import Region, Timing, release
 from syncline.comm.groups.site import Site
 from syncline.errors import PeerError, UserError
-from syncline.lab.bench.contest import TRIALS, Reported, race
+from syncline.lab.bench.collectives import TRIALS, Reported, race
 from syncline.lab.bench.launch import Team, meeting, torch_team
 from syncline.lab.bench.messages import LapTimes, Order, Refused
 from syncline.lab.bench.request import TuneRequest, name_of_place

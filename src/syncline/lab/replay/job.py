@@ -35,8 +35,8 @@ class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):
     """Size of the largest message to measure."""
 
 
-class ContestJob(Value, frozen=True, kw_only=True, tag="contest"):
-    """Replay a profile under several plans in turns."""
+class InterleavedJob(Value, frozen=True, kw_only=True, tag="interleaved"):
+    """Replay a profile under several plans, interleaved."""
 
     profile: Profile
     contenders: dict[str, Plan | None]
@@ -46,4 +46,4 @@ class ContestJob(Value, frozen=True, kw_only=True, tag="contest"):
     warmup: int
 
 
-Job = ProbeJob | ContestJob
+Job = ProbeJob | InterleavedJob

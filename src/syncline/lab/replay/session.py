@@ -14,7 +14,7 @@ import msgspec
 from syncline.errors import MismatchError, UserError, quoted
 from syncline.files.report.units import size
 from syncline.lab.processes import run_folder
-from syncline.lab.replay.job import ContestJob, Job, Lap, Laps, ProbeJob
+from syncline.lab.replay.job import InterleavedJob, Job, Lap, Laps, ProbeJob
 from syncline.lab.replay.result import PlanTimes, Replay
 from syncline.lab.testbed import Cluster, Testbed
 from syncline.lab.testbed.job import worker_environment
@@ -144,7 +144,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         contenders: dict[str, Plan | None] = dict(zip(names, plans, strict=True))
         if Ddp.NAME in request.planners:
             contenders[Ddp.NAME] = None  # torch's own class, not its buckets as a plan
-        job = ContestJob(
+        job = InterleavedJob(
             profile=request.profile,
             contenders=contenders,
             rounds=request.rounds,

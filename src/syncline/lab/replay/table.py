@@ -27,7 +27,7 @@ def measured_how(replay: Replay) -> str:
     """Return how many rounds and iterations the medians cover."""
     rounds = units.counted(replay.rounds, "round")
     iterations = units.counted(replay.iterations, "iteration")
-    return f"medians of {rounds} of {iterations}, in turns"
+    return f"medians of {rounds} of {iterations}, interleaved"
 
 
 LESS = frozenset({"messages", "rounds", "above bound"})

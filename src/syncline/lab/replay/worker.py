@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError
-from syncline.lab.replay.contest import planned, run_contest, stock_ddp
+from syncline.lab.replay.interleaved import planned, run_interleaved, stock_ddp
 from syncline.lab.replay.job import Job, Laps, ProbeJob
 from syncline.lab.workers import Progress, leave, serve
 from syncline.plan.network import Network
@@ -33,7 +33,7 @@ def run_job(job: Job, progress: Progress) -> Network | Laps | None:
     if isinstance(job, ProbeJob):
         network = probe(largest_bytes=job.largest_bytes, name="emulated cluster, probed")
         return network if first else None
-    laps = run_contest(
+    laps = run_interleaved(
         job.profile,
         [
             stock_ddp(name) if plan is None else planned(plan, name)

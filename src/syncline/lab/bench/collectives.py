@@ -117,7 +117,7 @@ class Reported:
 def measure_collectives(
     request: BenchmarkRequest, *, progress: Progress = lambda _what, _done, _total: None
 ) -> Benchmark:
-    """Measure contestants in turns.
+    """Measure contestants, interleaved.
 
     Every size is a :func:`race` of its own. Progress is reported before every part.
 

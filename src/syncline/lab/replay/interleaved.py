@@ -1,8 +1,8 @@
-"""A contest: several ways to exchange gradients, in turns, on the same replayed profile.
+"""Interleaved A/B: several ways to exchange gradients take turns on the same replayed profile.
 
 Whatever trains a module can take part: a :class:`Contestant` says how to wrap a module and an
 optimizer, and how to take a step where that is not ``zero_grad``, forward, ``backward``, ``step``.
-All ranks call :func:`run_contest` with the same arguments.
+All ranks call :func:`run_interleaved` with the same arguments.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Contestant:
     """Ends the model's threads and process groups."""
 
 
-def run_contest(
+def run_interleaved(
     profile: Profile,
     contestants: Sequence[Contestant],
     *,
@@ -112,10 +112,10 @@ def run_contest(
     """
     names = [contestant.name for contestant in contestants]
     if len(set(names)) < len(names) or not names:
-        raise UserError(f"a contest needs contestants of different names, found {names}")
+        raise UserError(f"interleaving needs contestants of different names, found {names}")
     if min(rounds, iterations, warmup) < 1:
         raise UserError(
-            "a contest needs at least 1 round, 1 iteration and 1 iteration of warm-up, found "
+            "interleaving needs at least 1 round, 1 iteration and 1 iteration of warm-up, found "
             f"{rounds}, {iterations} and {warmup}"
         )
     own = [c.name for c in contestants if c.step is not None]

@@ -8,7 +8,7 @@ import pytest
 
 from syncline.comm.collectives import PROGRAMS, Collective
 from syncline.errors import UserError
-from syncline.lab.bench.contest import measure_collectives
+from syncline.lab.bench.collectives import measure_collectives
 from syncline.lab.bench.request import BenchmarkRequest
 from syncline.lab.bench.result import COPY, GLOO, OURS, TORCH, ZERO_COPY
 from syncline.lab.testbed import Cluster
