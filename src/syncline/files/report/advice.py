@@ -63,6 +63,9 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
     noise = baseline.noise_s / iteration_s if baseline else 0.0
     # What the simulator does not explain of today's iteration, it may miss elsewhere too.
     error = math.hypot(MODEL_ERROR, noise, as_it_is_s / iteration_s - 1)
+    simulator = WhatIfSimulator(
+        profile, network, {name: partial(planned, name) for name in ("ddp", "auto")}
+    )
     remedies = [
         Remedy(
             name=name,
@@ -71,7 +74,7 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
             error=error,
             how=how,
         )
-        for name, seconds, how in _remedies(profile, network)
+        for name, seconds, how in _remedies(profile, network, simulator)
     ]
     return Advice(
         model=profile.model,
@@ -86,7 +89,7 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
         ranks=tuple(ranks),
         suspects=tuple(_suspects(network, ranks)),
         remedies=tuple(sorted(remedies, key=lambda r: -r.gain)),
-        scaling=tuple(_scaling(profile, network, iteration_s / as_it_is_s)),
+        scaling=tuple(_scaling(network, simulator, iteration_s / as_it_is_s)),
     )
 
 
@@ -120,18 +123,15 @@ def _limit(parts: Sequence[Part], iteration_s: float) -> str:
     return f"{by_share[0][1]} limits: {', '.join(noted)} of an iteration"
 
 
-def _remedies(profile: Profile, network: Network) -> Iterator[tuple[str, float, str]]:
+def _remedies(
+    profile: Profile, network: Network, simulator: WhatIfSimulator
+) -> Iterator[tuple[str, float, str]]:
     """Yield names, predicted seconds for one iteration's samples, and what to do."""
     if network.workers == 1:
         return
     chosen = choose(profile, network)
     best = min(chosen.comparison.predictions, key=lambda p: p.iteration_s)
     yield "overlap", best.iteration_s, "torchrun ... -m syncline.run script.py, or two lines"
-    simulator = WhatIfSimulator(
-        profile,
-        network,
-        {name: partial(planned, name) for name in ("ddp", "auto")},
-    )
 
     def ddp_s(change: Change) -> float:
         return simulator.plan_at(change, "ddp").prediction.iteration_s
@@ -185,12 +185,9 @@ def _exchanges(network: Network) -> Iterator[Exchange]:
             )
 
 
-def _scaling(profile: Profile, network: Network, scale: float) -> Iterator[Scale]:
+def _scaling(network: Network, simulator: WhatIfSimulator, scale: float) -> Iterator[Scale]:
     if network.workers == 1:
         return
-    simulator = WhatIfSimulator(
-        profile, network, {name: partial(planned, name) for name in ("ddp", "auto")}
-    )
     counts = {max(network.workers // 2, 2), *(network.workers * n for n in (1, 2, 4, 8, 16))}
     for workers in sorted(counts):
         point = simulator.point(Change(workers=workers))
