@@ -35,7 +35,7 @@ def train(kind: str, which: str, folder: Path) -> None:
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
     )
-    lines = 2000 if kind == "checkpointed" else 800
+    lines = 1000 if kind == "checkpointed" else 800
     words = torch.randint(WORDS, (lines, LENGTH), generator=torch.Generator().manual_seed(1))
     data: Any = [{"input_ids": line, "labels": line} for line in words]
     options: dict[str, Any] = {"max_grad_norm": 100.0, "gradient_accumulation_steps": 2}

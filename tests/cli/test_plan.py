@@ -16,7 +16,10 @@ from syncline.errors import UserError
 from syncline.plan.network import PRESETS, Link, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.merge import Merge
 from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 from tests import strategies as some
 
 
@@ -73,7 +76,19 @@ def test_a_plan_is_shown(run: Run, profile: Path) -> None:
     result = run("plan", profile, "10gbe-k80", "--planner", "merge")
     assert result.code == 0
     assert "merge" in result.out
+    ddp_s, merge_s = (
+        predict_iteration_s(PROFILE, PRESETS["10gbe-k80"], plan.plan(PROFILE, PRESETS["10gbe-k80"]))
+        for plan in (Ddp(), Merge())
+    )
+    assert result.out.splitlines()[-1].endswith(f": {ddp_s / merge_s:.2f} times as fast")
     assert result.err == ""
+
+
+def test_sparse_exchange_is_not_compared_with_ddp(run: Run, profile: Path) -> None:
+    sparse = "bandwidth=10gbit,workers=4,algorithm=top-k,density=0.001"
+    result = run("plan", profile, sparse)
+    assert result.code == 0
+    assert "times as fast" not in result.out
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

@@ -12,10 +12,14 @@ from msgspec.structs import FieldInfo
 from rich.console import Console
 
 from syncline.cli.progress import reading_bar
+from syncline.files.report import terminal, units
 from syncline.files.traces.formats import TraceOptions, detect, read_trace
 from syncline.files.traces.trace import Trace
 from syncline.plan.document import Document
+from syncline.plan.network import Network
+from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 
 D = TypeVar("D", bound=Document)
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -110,3 +114,17 @@ clip_option = click.option(
 def with_clipping(profile: Profile, *, clip: bool) -> Profile:
     """Return a profile whose updates wait for the 2-norm of all gradients, if ``clip`` says so."""
     return msgspec.structs.replace(profile, norm="2") if clip else profile
+
+
+def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float) -> None:
+    """Print how a predicted iteration compares with DDP's default buckets.
+
+    Where the network says what sparse messages cost, nothing is known of DDP's.
+    """
+    if network.density is not None:
+        return
+    ddp_s = predict_iteration_s(profile, network, Ddp().plan(profile, network))
+    click.echo(
+        f"\npredicted: {terminal.plain(name)} {units.duration(iteration_s)} an iteration, DDP's "
+        f"default buckets {units.duration(ddp_s)}: {ddp_s / iteration_s:.2f} times as fast"
+    )

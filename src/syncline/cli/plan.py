@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import clip_option, overlap_option, with_clipping
+from syncline.cli.arguments import clip_option, echo_gain, overlap_option, with_clipping
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.files.report.tables import document_table
 from syncline.plan.planners import PLANNERS, planned, planner_named
 from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
 
 
 @click.command(epilog=NETWORK_HELP)
@@ -44,17 +45,16 @@ def plan(
     'auto' chooses as 'syncline train' does before it tries a plan.
     """
     planner_named(planner)  # a mistake is said before files are read
-    made = planned(
-        planner,
-        with_clipping(Profile.load(profile), clip=clip),
-        network_argument(network, workers=workers, algorithm=algorithm),
-        defers=overlap,
-    )
+    measured = with_clipping(Profile.load(profile), clip=clip)
+    exchange = network_argument(network, workers=workers, algorithm=algorithm)
+    made = planned(planner, measured, exchange, defers=overlap)
     if output is not None:
         made.save(output)
     if as_json:
         click.echo(made.to_json(), nl=False)
     else:
         Console(highlight=False).print(document_table(made))
+        predicted_s = predict_iteration_s(measured, exchange, made)
+        echo_gain(measured, exchange, made.planner, predicted_s)
         if output is not None:
             click.echo(f"plan written to {Path(output)}")

@@ -13,6 +13,7 @@ from rich.text import Text
 from syncline.cli.arguments import (
     Decorator,
     clip_option,
+    echo_gain,
     overlap_option,
     profile_argument,
     with_clipping,
@@ -157,6 +158,9 @@ def simulate(
         click.echo(output.to_json(), nl=False)
     else:
         _print(output)
+        if isinstance(output, Comparison):
+            best_s = min(each.iteration_s for each in output.predictions)
+            echo_gain(loaded, net, output.chosen, best_s)
     for note in notes if isinstance(output, Comparison) else ():
         click.echo(f"note: {terminal.plain(note)}", err=as_json)
     if as_json:
