@@ -140,7 +140,7 @@ class Trials:
         if not self._reads.defers or any(t is None or t.plan.wait == "need" for t in trials):
             return None
         best_s = min(r.iteration_s for r in (self._experiments.baseline, *_rates(trials)))
-        found = self.forecast(known.profile, _with_half_of_contention(fitted), [])
+        found = self.forecast(known.profile, _contended(fitted, 0.5), [])
         if found.plan is None or found.plan.wait != "need":
             return None
         gain_s = best_s - found.predicted_s(found.plan.planner)
@@ -200,7 +200,7 @@ class Trials:
         if not self._reads.defers:
             return []
         if plan is None or plan.wait != "need":
-            free = self.forecast(first.profile, _without_contention(first.network), [])
+            free = self.forecast(first.profile, _contended(first.network, 0.0), [])
             stock_s = free.predicted_s(Ddp.NAME)
             gain_s = stock_s - free.predicted_s(free.comparison.chosen)
             plan = free.plan if gain_s >= CALIBRATION_GAIN * stock_s else None
@@ -239,23 +239,21 @@ def _rates(trials: Sequence[Trial | None]) -> list[Rate]:
     return [trial.rate for trial in trials if trial is not None]
 
 
-def _with_half_of_contention(network: Network) -> Network:
-    def half(found: Contention | None) -> Contention | None:
+def _contended(network: Network, share: float) -> Network:
+    """Return a network with this share of its contention."""
+
+    def part(found: Contention | None) -> Contention | None:
         if found is None:
             return None
         return msgspec.structs.replace(
             found,
-            computing=(1 + found.computing) / 2,
-            exchange=(1 + found.exchange) / 2,
-            per_message_s=found.per_message_s / 2,
+            computing=1 + (found.computing - 1) * share,
+            exchange=1 + (found.exchange - 1) * share,
+            per_message_s=found.per_message_s * share,
         )
 
     return msgspec.structs.replace(
         network,
-        contention=half(network.contention),
-        contention_by_need=half(network.contention_by_need),
+        contention=part(network.contention),
+        contention_by_need=part(network.contention_by_need),
     )
-
-
-def _without_contention(network: Network) -> Network:
-    return msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
