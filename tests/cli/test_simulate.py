@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from syncline.plan.network import PRESETS
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.auto import choose
-from syncline.plan.planners.compressed import compressed
+from syncline.plan.planners.compressed import compressed, planned_in
 from syncline.plan.planners.overlap import candidates
 from syncline.plan.prediction import Comparison
-from syncline.plan.recipe import Compression, Recipe
+from syncline.plan.recipe import Recipe
 from syncline.plan.simulator.predict import predict
 from syncline.plan.timeline import Timeline
 from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
@@ -93,25 +94,30 @@ def test_a_plan_of_ones_own(run: Run, profile: Path, tmp_path: Path) -> None:
     assert comparison.reason == f"the plan in {path}"
 
 
-@pytest.mark.parametrize(
-    ("compression", "said"),
-    [
-        (Recipe(density=0.001), "the plan's messages are sparse, and the network says what dense"),
-        ("bfloat16", "the plan's messages travel as bfloat16, which is simulated with --wire"),
-    ],
-    ids=["sparse", "16 bits"],
-)
-def test_a_lossy_plan_is_not_simulated_at_what_dense_messages_cost(
-    run: Run, profile: Path, network: Path, tmp_path: Path, compression: Compression, said: str
+def test_a_sparse_plan_is_not_simulated_at_what_dense_messages_cost(
+    run: Run, profile: Path, network: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.json"
-    compressed(PLANNERS["merge"].plan(PROFILE, LINKED), compression).save(path)
+    compressed(PLANNERS["merge"].plan(PROFILE, LINKED), Recipe(density=0.001)).save(path)
     result = run("simulate", profile, network, "--plan", path)
     assert (result.code, result.out) == (2, "")
-    assert said in result.err
+    assert "the plan's messages are sparse, and the network says what dense" in result.err
     sparse = ("--algorithm", "gtop-k", "--density", "0.001")
-    result = run("simulate", profile, network, "--plan", path, *sparse)
-    assert result.code == (0 if isinstance(compression, Recipe) else 2)
+    assert run("simulate", profile, network, "--plan", path, *sparse).code == 0
+
+
+def test_a_plan_of_16_bits_is_simulated_at_its_bytes_on_the_wire(
+    run: Run, profile: Path, network: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    plan = planned_in(PLANNERS["merge"], PROFILE, LINKED, "bfloat16")
+    plan.save(path)
+    result = run("simulate", profile, network, "--plan", path, "--json")
+    (found,) = Comparison.from_json(result.out).predictions
+    assert found == predict(PROFILE, LINKED, plan).prediction
+    messages = tuple(msgspec.structs.replace(m, payload="dense") for m in plan.messages)
+    dense = predict(PROFILE, LINKED, msgspec.structs.replace(plan, messages=messages)).prediction
+    assert 0 < found.communication_s < dense.communication_s
 
 
 def test_a_plan_and_a_planner(run: Run, profile: Path, tmp_path: Path) -> None:

@@ -229,17 +229,11 @@ def _by_name(names: Iterable[str], overlap: bool) -> Planners:
 
 
 def _require_priced(plan: Plan | None, densities: Iterable[float | None]) -> None:
-    """Refuse to simulate a plan of lossy messages at the cost of dense ones."""
-    payloads = {message.payload for message in plan.messages} - {"dense"} if plan else set()
-    if payloads == {"sparse"} and None in set(densities):
+    """Refuse to simulate a plan of sparse messages at the cost of dense ones."""
+    if plan is not None and plan.is_sparse and None in set(densities):
         raise UserError(
             "the plan's messages are sparse, and the network says what dense ones cost; give "
             "--density 0.001, or whichever the recipe has, and --algorithm"
-        )
-    if payloads - {"sparse"}:
-        raise UserError(
-            f"the plan's messages travel as {', '.join(sorted(payloads))}, which is simulated with "
-            "--wire and a planner instead of --plan"
         )
 
 

@@ -317,6 +317,23 @@ class Network(Document, frozen=True, kw_only=True):
             return whole.rebased(whole.startup_s / 2, 0.5)
         raise UserError(unknown("collective", kind, ("all-reduce", "reduce-scatter", "all-gather")))
 
+    def casting(self) -> Network:
+        """Return the costs of messages that travel in 16 bits, by their bytes on the wire.
+
+        Beside the exchange each costs one pass over its float32 elements, twice the bytes, as fast
+        as adding (gamma; free where that is unknown): what has arrived is cast back. What is sent
+        is cast while the message before is under way.
+        """
+        per_byte_s = 0.0 if self.link is None else 2 * self.link.gamma_s_per_byte
+        if self.workers == 1 or not per_byte_s:
+            return self
+        cast = CostCurve.line(0.0, per_byte_s)
+        all_reduce, pipelined = (
+            None if curve is None else CostCurve.in_turn((curve, cast))
+            for curve in (self.all_reduce, self.pipelined)
+        )
+        return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
+
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
         """Return this network's prediction for another worker count; see :meth:`with_`."""
         return self.with_(workers=workers, algorithm=algorithm)

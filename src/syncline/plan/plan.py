@@ -24,6 +24,7 @@ from syncline.plan.quantities import (
     require_count,
     require_time,
 )
+from syncline.plan.recipe import Rounded
 
 __all__ = ["Message", "MessageCollective", "Payload", "Plan", "Tensor", "Wait"]
 
@@ -56,14 +57,20 @@ class Message(Value, frozen=True, kw_only=True):
     """From when its last gradient is ready until it may be sent (Horovod's cycle)."""
     payload: Payload = "dense"
 
+    @property
+    def wire(self) -> Rounded | None:
+        """The type in which every element travels, if that is not its own."""
+        return None if self.payload == "dense" or self.payload == "sparse" else self.payload
+
 
 class Plan(Document, frozen=True, kw_only=True):
     """An ordered list of messages that covers every gradient element exactly once.
 
     Raises:
         UserError: on construction, if there is no tensor, two tensors share a name, the messages
-            overlap or leave a gap, what is scattered is not gathered later, a lossy message is no
-            all-reduce of float32, or a sparse one holds a part of a tensor.
+            overlap or leave a gap, what is scattered is not gathered later, a lossy message holds
+            other elements than float32, halves are rounded differently, or a sparse message is no
+            all-reduce of whole tensors.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -109,10 +116,9 @@ class Plan(Document, frozen=True, kw_only=True):
         self._check_gathering()
         if self.is_lossy:
             self._check_payloads()
-        if self.norm is not None and (self.wait == "update" or self.is_lossy):
+        if self.norm is not None and (self.wait == "update" or self.is_sparse):
             raise UserError(
-                "plan: norms are exchanged only where updates wait on need and all messages are "
-                "dense"
+                "plan: norms are exchanged only where updates wait on need and no message is sparse"
             )
 
     def _check_payloads(self) -> None:
@@ -123,7 +129,7 @@ class Plan(Document, frozen=True, kw_only=True):
             if message.payload == "dense":
                 continue
             where = f"plan: messages[{index}] travels as {message.payload}"
-            if message.collective != "all-reduce":
+            if message.payload == "sparse" and message.collective != "all-reduce":
                 raise UserError(f"{where}, which no {message.collective} can; all-reduce it")
             if message.payload == "sparse" and not {message.start, message.stop} <= ends:
                 raise UserError(
@@ -136,6 +142,13 @@ class Plan(Document, frozen=True, kw_only=True):
                         f"{where} and holds {quoted(tensor.name)} of {tensor.dtype}; only float32 "
                         "can"
                     )
+        # A share that was summed unrounded would be gathered as other values than its owner has.
+        halves = {m.payload for m in self.messages if m.collective != "all-reduce"}
+        if len(halves) > 1:
+            raise UserError(
+                f"plan: halves of all-reduces travel as {' and '.join(sorted(halves))}; let all of "
+                "them travel alike"
+            )
 
     def _check_gathering(self) -> None:
         scattered: list[tuple[int, int]] = []
@@ -215,6 +228,11 @@ class Plan(Document, frozen=True, kw_only=True):
         """Whether any message leaves elements out or rounds them."""
         return any(message.payload != "dense" for message in self.messages)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether any message leaves elements out."""
+        return any(message.payload == "sparse" for message in self.messages)
+
     def waiting_for_all(self) -> Plan:
         """Return the plan whose update waits for all messages, and so needs no norm."""
         return msgspec.structs.replace(self, wait="update", norm=None)
@@ -232,15 +250,16 @@ class Plan(Document, frozen=True, kw_only=True):
         return tuple(_tensors_between(ends, message) for message in self.messages)
 
     def message_bytes(self) -> tuple[int, ...]:
-        """Return the bytes of each message."""
+        """Return the bytes of each message on the wire; of a sparse one, of all its elements."""
         spans = [
-            (end - tensor.elements, end, bytes_per_element(tensor.dtype))
+            (end - tensor.elements, end, tensor.dtype)
             for tensor, end in zip(self.tensors, self._ends(), strict=True)
         ]
         return tuple(
             sum(
-                max(min(message.stop, stop) - max(message.start, start), 0) * element_bytes
-                for start, stop, element_bytes in spans[tensors.start : tensors.stop]
+                max(min(message.stop, stop) - max(message.start, start), 0)
+                * bytes_per_element(message.wire or dtype)
+                for start, stop, dtype in spans[tensors.start : tensors.stop]
             )
             for message, tensors in zip(self.messages, self.message_tensors(), strict=True)
         )

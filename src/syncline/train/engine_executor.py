@@ -65,10 +65,10 @@ class EngineExecutor(Executor):
         self._waits_by_need = plan.wait == "need"
         self.defers = self._waits_by_need and wrapped.can_defer
         """Whether the exchange is left running when backward ends; else backward waits for it."""
+        self._compressing = wrapped.compressing if plan.is_lossy else None
         self._compressor = None
-        if plan.is_lossy:
-            assert wrapped.compressing is not None
-            self._compressor = wrapped.compressing.compressor_for(plan)
+        if self._compressing is not None:
+            self._compressor = self._compressing.compressor_for(plan)
         self._engine = Engine(
             plan,
             layout,
@@ -228,6 +228,8 @@ class EngineExecutor(Executor):
                 self.deferral.wait_for_all()
             if self._compressor is not None:
                 self._compressor.close([p.grad for p in self.deferral.parameters])
+        if self._compressing is not None:
+            self._compressing.end_round(self._engine.plan)
         self._finished()
 
     # ------------------------------------------------------------------ what was observed

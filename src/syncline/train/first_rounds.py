@@ -1,6 +1,8 @@
 """``FirstRounds``: what a plan's engine does until the reducer has its final buckets."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
+import itertools
+
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
@@ -23,7 +25,7 @@ class FirstRounds:
 
     Args:
         deferral: of the engine, which learns the final buckets.
-        compressor: exchanges the plan's messages while the engine does not, if the plan is lossy.
+        compressor: of the plan's sparse messages, if it has any.
         group: for DDP's own exchange.
     """
 
@@ -85,8 +87,8 @@ class FirstRounds:
 
         C++ code would wrap errors of futures and hooks in its own messages.
         """
-        if self._compressor is not None:
-            return self._hold(bucket, self._compressor)
+        if self._engine.plan.is_lossy:
+            return self._hold(bucket)
         buffer: torch.Tensor = bucket.buffer()
 
         def first(future: Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -103,7 +105,7 @@ class FirstRounds:
             self._engine.lose(error)
             return done(buffer)
 
-    def _hold(self, bucket: GradBucket, compressor: Compressor) -> Future[torch.Tensor]:
+    def _hold(self, bucket: GradBucket) -> Future[torch.Tensor]:
         """Hold a bucket until the last one is there, then exchange the plan's messages."""
         future = _future_of(bucket.buffer())
         self._futures.append((future, bucket.buffer()))
@@ -112,7 +114,7 @@ class FirstRounds:
         if len(self._held) < len(self._deferral.parameters):
             return future
         try:
-            self._exchange_held(compressor)
+            self._exchange_held()
         except Exception as error:
             self._engine.lose(error)
         self._held.clear()
@@ -121,17 +123,21 @@ class FirstRounds:
             each.set_result(buffer)
         return future
 
-    def _exchange_held(self, compressor: Compressor) -> None:
-        for number, message in enumerate(self._engine.plan.messages):
-            gradients = [self._held[tensor] for tensor in self._engine.layout.tensors[number]]
-            if message.payload != "dense":
-                compressor.prepare(number, gradients)()
+    def _exchange_held(self) -> None:
+        plan, layout = self._engine.plan, self._engine.layout
+        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+        for number, message in enumerate(plan.messages):
+            parts = [
+                self._held[t][max(message.start - first[t], 0) : message.stop - first[t]]
+                for t in layout.tensors[number]
+            ]
+            if self._compressor is not None and message.payload == "sparse":
+                self._compressor.prepare(number, parts)()
                 continue
-            together = torch.cat(gradients).mul_(1.0 / dist.get_world_size(self._group))
-            dist.all_reduce(together, group=self._group)
-            parts = together.split([gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part)
+            together = torch.cat(parts) if parts else self._held[0].new_empty(0)
+            self._engine.exchange(number, together)
+            for part, average in zip(parts, together.split([len(p) for p in parts]), strict=True):
+                part.copy_(average)
 
 
 def done(buffer: torch.Tensor) -> Future[torch.Tensor]:

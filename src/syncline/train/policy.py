@@ -23,6 +23,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Baseline
+from syncline.plan.recipe import Recipe
 from syncline.plan.run import Decision, Rate
 from syncline.plan.simulator.contention import as_under_stock
 from syncline.train.experiments import Experiments, Steps, Trial, in_ms
@@ -71,7 +72,7 @@ class Policy:
             deferring,
             self.notes.say,
             norm=None if settings.profile is None else settings.profile.norm,
-            plans_norm=settings.plan is None and settings.compression is None,
+            plans_norm=settings.plan is None and not isinstance(settings.compression, Recipe),
             heed=settings.check,
         )
         self._experiments = Experiments(settings, single, self._reads, self.notes)
@@ -259,7 +260,7 @@ class Policy:
             measured, trials = [known.own], []
             first = self._trials.forecast(known.profile, known.network, measured)
             self._trials.report_held_back(first)
-            if self._settings.compression is None:
+            if not isinstance(self._settings.compression, Recipe):
                 first, measured = yield from self._trials.calibrate(first, known, measured)
             if self._reads.state == reads:
                 trials = yield from self._trials.try_best(first, known, measured)
@@ -326,7 +327,7 @@ class Policy:
         )
         if trial.rate.iteration_s > baseline.iteration_s:
             reason = f"{figures}; back to DDP's own buckets"
-            if trial.plan.is_lossy:
+            if trial.plan.is_sparse:
                 reason += ", dense; what is left of the gradients goes out with the next ones"
             self._conclude("reverted", reason, trial=trial, forecasts=trial.forecasts)
             return
@@ -361,7 +362,7 @@ class Policy:
                 comparison=msgspec.structs.replace(
                     forecasts.comparison, chosen=running.planner, reason=reason
                 ),
-                costs=forecasts.compressing if running.is_lossy else None,
+                costs=forecasts.compressing if running.is_sparse else None,
                 predicted_baseline_s=forecasts.predicted_s(Ddp.NAME),
                 predicted_planned_s=forecasts.predicted_s(chosen.planner) if chosen else None,
             )

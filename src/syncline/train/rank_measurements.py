@@ -15,6 +15,7 @@ from syncline.plan.planners.compressed import compressing
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.profile import COMPUTING, WAIT, Norm, Profile
 from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.messages import message_costs_ns
 from syncline.train.engine.recording import Recorded
 from syncline.train.measure.exchange import gather_json, share_json
 from syncline.train.measure.observer import ObservedIteration
@@ -109,10 +110,12 @@ class RankMeasurements:
         if stage.turns and not stage.record:
             network = findings.network or settings.network
             assert network is not None
-            if stage.plan is not None and stage.plan.is_lossy:
+            assert stage.plan is not None
+            if stage.plan.is_lossy:
                 assert settings.compression is not None
                 network = compressing(network, settings.compression)
-            profile = self._profile(result, network)
+            sent_s = sum(message_costs_ns(network, stage.plan)) / NS_PER_S
+            profile = self._profile(result, sent_s)
         return Measurement(
             times_s=medians("times_s"),
             passes_s=medians("passes_s"),
@@ -145,11 +148,11 @@ class RankMeasurements:
         )
         return Network.from_json(self.shared(found.to_json))
 
-    def _profile(self, result: StageResult, network: Network) -> Profile:
+    def _profile(self, result: StageResult, sent_s: float) -> Profile:
         """Build the profile from iterations in which everything was sent after the last gradient.
 
-        The time between the last gradient and the update is the exchange. The network explains a
-        part of it; the rest is waiting for the slowest worker and unpacking the buckets, which
+        The time between the last gradient and the update is the exchange. Its messages explain
+        ``sent_s``; the rest is waiting for the slowest worker and unpacking the buckets, which
         every plan has.
         """
         job = self._job
@@ -157,7 +160,7 @@ class RankMeasurements:
         trace = across_ranks(own, job.group, job.device)
         unpack_s = 0.0 if job.wants_views else unpack_seconds(job.parameters)
         exchange_ns = sum(s.duration_ns for s in trace.segments if s.phase == "finalize")
-        explained_s = unpack_s + network.all_reduce.seconds(self.gradient_bytes)
+        explained_s = unpack_s + sent_s
         waiting_s = max(exchange_ns / NS_PER_S - explained_s, 0.0)
 
         def build() -> str:

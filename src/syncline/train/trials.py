@@ -14,9 +14,11 @@ import msgspec
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE, Auto
+from syncline.plan.planners.compressed import compressed
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.halves import in_equal_parts
 from syncline.plan.profile import Profile
+from syncline.plan.recipe import Recipe
 from syncline.plan.run import Rate
 from syncline.plan.simulator.contention import MANY, Measured
 from syncline.train.engine.layout import needs_engine
@@ -99,7 +101,7 @@ class Trials:
         while expected.plan is not None and len(trials) < TRIALS:
             trial = yield from self._try(expected)
             trials.append(trial)
-            if trial is None or settings.compression is not None:
+            if trial is None or isinstance(settings.compression, Recipe):
                 break
             if settings.planner != Auto.NAME or self._is_as_predicted(trial):
                 break
@@ -135,7 +137,7 @@ class Trials:
         it alone speaks against deferring updates, a trial has the last word.
         """
         settings = self._settings
-        if settings.planner != Auto.NAME or settings.compression is not None:
+        if settings.planner != Auto.NAME or isinstance(settings.compression, Recipe):
             return None
         if not self._reads.defers or any(t is None or t.plan.wait == "need" for t in trials):
             return None
@@ -217,7 +219,9 @@ class Trials:
         found: list[Measured] = []
         iterations = math.ceil(CALIBRATED_S / self._experiments.baseline.iteration_s)
         least = min(max(iterations, LEAST_CALIBRATED), MOST_COMPARED[1])
-        for plan in plans:
+        wire = self._settings.compression
+        for each in plans:
+            plan = each if wire is None else compressed(each, wire)
             stage = self._experiments.stage(f"calibrating with {plan.planner}", plan)
             most = max(least, MOST_CALIBRATED)
             measured = yield from self._experiments.measure(

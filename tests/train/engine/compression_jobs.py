@@ -21,7 +21,7 @@ from syncline.plan.planners.compressed import compressed
 from syncline.plan.recipe import Compression, Recipe
 from syncline.train import engine_executor
 from syncline.train.ddp import DistributedDataParallel
-from syncline.train.engine.dense_transport import DenseTransport, Work
+from syncline.train.engine.dense_transport import DenseTransport, Slice, Work
 from syncline.train.engine.layout import Shares
 from syncline.train.stages import Stage
 from tests.timeouts import TIMEOUT
@@ -386,12 +386,12 @@ class Unbounded(DenseTransport):
     def mark(self) -> str:
         return MARK
 
-    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+    def prepare(self, given: Slice, collective: MessageCollective) -> None:
         pass
 
     def send(
         self,
-        buffer: torch.Tensor,
+        given: Slice,
         collective: MessageCollective,
         shares: Shares,
         after: Any,
@@ -399,8 +399,8 @@ class Unbounded(DenseTransport):
     ) -> Work:
         assert after
         assert all(mark == MARK for mark in after)
-        super().prepare(buffer, collective)
-        work = super().send(buffer, collective, shares, after, on_sent)
+        super().prepare(given, collective)
+        work = super().send(given, collective, shares, after, on_sent)
         return Work(work.wait, work.wait)
 
 
@@ -418,7 +418,9 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
             stack.enter_context(measured_as(lambda _: 0.1))  # the plan begins in the same step
             for patch in patches if on_device else ():
                 stack.enter_context(patch)
-            ddp, optimizer = begun(given, check=False)
+            # What is measured decides where halves are, whose sums a ring rounds otherwise.
+            plan = compressed(plain_plan(), given) if isinstance(given, str) else None  # type: ignore[arg-type]
+            ddp, optimizer = begun(given, check=False, plan=plan)
             if overlap:
                 ddp.overlap(optimizer)
             steps = steps_to_steady(ddp, optimizer)

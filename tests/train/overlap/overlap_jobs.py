@@ -88,7 +88,7 @@ def _beside_stock(
     near: bool = False,
     steps: int = STEPS,
 ) -> dict[str, Any]:
-    sides = Ours(style, guard=guard), Stock()
+    sides = Ours(style, guard=guard), Stock(style.wire)
     for side in sides:
         side.near, side.length = near, steps
         torch.manual_seed(1)

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.plan.plan import Message, Plan, Tensor, Wait
+from syncline.plan.planners.compressed import compressed
 from syncline.plan.profile import Norm
+from syncline.plan.recipe import Rounded
 from syncline.train.measure.profiler import dtype_name
 
 __all__ = ["Style", "plan_of", "ready_order"]
@@ -36,6 +38,8 @@ class Style:
     in_flight: int = 2
     delay_s: float = 0.0
     norm: Norm | None = None
+    wire: Rounded | None = None
+    """The type in which gradients travel, if not their own; stock DDP has a hook that does so."""
 
 
 def ready_order(module: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> list[str]:
@@ -82,7 +86,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         pairs += [(span, "all-gather") for span in spans]
     else:
         pairs = [(span, "all-reduce") for span in spans]
-    return Plan(
+    plan = Plan(
         planner="by hand",
         model=type(module).__name__,
         workers=workers,
@@ -95,6 +99,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         in_flight=style.in_flight,
         norm=style.norm if style.wait == "need" else None,
     )
+    return plan if style.wire is None else compressed(plan, style.wire)
 
 
 def _cuts(tensors: Sequence[Tensor], style: Style) -> list[int]:

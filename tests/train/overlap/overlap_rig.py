@@ -155,15 +155,30 @@ class Side:
 
 
 class Stock(Side):
-    """Torch's own class."""
+    """Torch's own class, with a hook where gradients are to travel in another type."""
+
+    def __init__(self, wire: str | None = None) -> None:
+        super().__init__()
+        self._wire = wire
 
     def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:  # noqa: ARG002 - as the other side
         ddp = TorchDDP(module, **arguments)
+        if self._wire is not None:
+            wire = getattr(torch, self._wire)
+            ddp.register_comm_hook(wire, lambda state, bucket: rounded(state, bucket))
         self.wrapped.append(ddp)
         return ddp
 
     def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002 - as the other side
         return optimizer
+
+
+def rounded(wire: torch.dtype, bucket: Any) -> Any:
+    """Average a bucket in another type; torch's own hook divides after the cast."""
+    buffer = bucket.buffer()
+    sent = buffer.mul_(1 / dist.get_world_size()).to(wire)
+    future = dist.all_reduce(sent, async_op=True).get_future()
+    return future.then(lambda _: buffer.copy_(sent))
 
 
 class Ours(Side):
@@ -214,7 +229,7 @@ class Ours(Side):
         if not plans:
             order = ready_order(module, loss)
             plan = plan_of(module, order, dist.get_world_size(), self.style)
-            plans = {"plan": plan, "check": False}
+            plans = {"plan": plan, "check": False, "compression": self.style.wire}
         ddp = DistributedDataParallel(module, **plans, **arguments)
         self.wrapped.append(ddp)
         return ddp
@@ -367,6 +382,7 @@ def holding(let_through: float) -> Iterator[None]:
         let_through: the part of each round's messages that lands before ``backward`` ends.
     """
     wait, wait_all, begin, norms = Engine.wait, Engine.wait_all, Engine.begin, Engine.norms
+    exchange = Engine.exchange
     transport_for, suspend = vars(engine_executor)["transport_for"], Deferral.suspend_gradients
 
     def held(engine: Engine) -> HeldTransport:
@@ -380,6 +396,10 @@ def holding(let_through: float) -> Iterator[None]:
     def held_begin(self: Engine, *args: Any) -> None:
         held(self).begin(at_first(self), self.plan.in_flight)
         begin(self, *args)
+
+    def held_exchange(self: Engine, *args: Any) -> None:
+        held(self).begin(1, 1)
+        exchange(self, *args)
 
     def held_wait(self: Engine, tensors: Iterable[int], of: Round | None = None) -> None:
         tensors = list(tensors)
@@ -406,6 +426,7 @@ def holding(let_through: float) -> Iterator[None]:
 
     patches = {
         (Engine, "begin"): held_begin,
+        (Engine, "exchange"): held_exchange,
         (Engine, "wait"): held_wait,
         (Engine, "wait_all"): held_wait_all,
         (Engine, "norms"): held_norms,

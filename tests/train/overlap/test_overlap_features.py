@@ -10,6 +10,7 @@ from tests.cases import first_few
 from tests.train.overlap import overlap_jobs
 from tests.train.overlap.features import GROUPS, features, table
 from tests.train.overlap.overlap_plans import Style
+from tests.train.overlap.overlap_rig import STEPS
 from tests.workers import WorkerPool
 
 PAGE = Path(__file__).parents[3] / "docs" / "overlap-features.md"
@@ -34,6 +35,24 @@ def chunks(group: str) -> list[list[str]]:
 
 ALL = [chunk for group in GROUPS for chunk in chunks(group)]
 NUMBERS = sorted(range(len(ALL)), key=lambda number: "compile" in " ".join(ALL[number]))
+ROUNDED = first_few(
+    [
+        [
+            "`clip_grad_norm_`",
+            "gradient accumulation without `no_sync`",
+            "unused parameters, other ones on every rank (`find_unused_parameters=True`)",
+            "a language model's script (nanoGPT): `require_backward_grad_sync`, clipping, "
+            "`GradScaler`, decay for matrices only, shared embedding",
+        ],
+        [
+            "gradient accumulation under `no_sync`",
+            "`static_graph=True`, shared and tied parameters",
+            "two optimizers on one model, stepped in turns",
+            "reinforcement learning (PPO): rollouts without gradients, several backward passes and "
+            "steps for each, clipping",
+        ],
+    ]
+)
 FEW = 14
 """How many of these run with every change under other plans: none that compiles."""
 
@@ -59,6 +78,30 @@ def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
         assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
             row: [] for row in rows
         }
+
+
+@pytest.mark.parametrize(
+    ("style", "let_through"),
+    [
+        (Style(wire="bfloat16"), HELD),
+        (Style(wire="float16", halves=True, order="7", piece_elements=77, in_flight=3), 0.3),
+    ],
+    ids=["bfloat16", "float16 in halves"],
+)
+@pytest.mark.parametrize("rows", ROUNDED, ids=lambda rows: rows[0])
+def test_bits_in_16_bits_are_those_of_a_hook(
+    workers: WorkerPool, rows: list[str], style: Style, let_through: float
+) -> None:
+    """On our backend two ranks add up exactly alike, whole or in halves."""
+    job, steps = overlap_jobs.beside_stock, STEPS if let_through == HELD else SHORT
+    for results in workers.run(job, 2, rows, style, let_through, steps, backend="syncline"):
+        assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
+            row: [] for row in rows
+        }
+        if let_through == HELD:
+            assert {row: r["happened"] for row, r in zip(rows, results, strict=True)} == {
+                row: features()[row].happens for row in rows
+            }
 
 
 def test_bits_with_the_guard(workers: WorkerPool) -> None:

@@ -91,20 +91,6 @@ def a_rank_that_does_not_come(name: str) -> str:
     return "delivered"
 
 
-def averages(dtype: str, elements: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a rounded average, and the average of what every rank has rounded."""
-    transport = SparseTransport(own_group(), TIMEOUT)
-    rows = [
-        torch.randn(elements, generator=torch.Generator().manual_seed(rank)).to(
-            getattr(torch, dtype)
-        )
-        for rank in range(transport.ranks)
-    ]
-    found = transport.average_rounded(rows[transport.rank])
-    expected = sum(row.float() for row in rows) / transport.ranks  # type: ignore[union-attr]
-    return found.float().numpy(), expected.to(found.dtype).float().numpy()
-
-
 # Training
 
 MODEL_SEED = 7

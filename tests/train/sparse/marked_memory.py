@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest import mock
 
-from syncline.train.engine import compression
 from syncline.train.sparse import session
 from syncline.train.sparse.torch_memory import TorchMemory
 
@@ -26,8 +25,5 @@ class MarkedMemory(TorchMemory):
 @contextmanager
 def marked_memories() -> Iterator[None]:
     """Let exchanges that are made within work by operations of torch."""
-    with (
-        mock.patch.object(session, "memory_of", MarkedMemory),
-        mock.patch.object(compression, "memory_of", MarkedMemory),
-    ):
+    with mock.patch.object(session, "memory_of", MarkedMemory):
         yield

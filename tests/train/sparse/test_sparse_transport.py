@@ -45,13 +45,3 @@ def test_a_rank_that_does_not_come_is_a_lost_peer(workers: WorkerPool, name: str
         "PeerError: rank 0 lost a peer while sparse gradients were exchanged with rank 1" in first
     )
     assert last == "absent"
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("elements", [0, 1, 1000])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_rounded_averages_are_those_of_float32_sums(
-    workers: WorkerPool, ranks: int, elements: int, dtype: str
-) -> None:
-    for found, expected in workers.run(jobs.averages, ranks, dtype, elements):
-        np.testing.assert_array_equal(found, expected)

@@ -13,12 +13,13 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Message, Payload, Plan
 from syncline.plan.planners.base import Planner
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.planners.overlap import candidates
+from syncline.plan.planners.overlap import MOST_IN_FLIGHT, candidates
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
-from syncline.plan.recipe import Compression, Recipe, compression_name
+from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name
 from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.transformations import with_wire
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
 
 
@@ -35,24 +36,18 @@ class CompressedChoice(NamedTuple):
 
 
 def compressing(network: Network, compression: Compression) -> Network:
-    """Return the cost of compressed messages of so many dense bytes on a network.
+    """Return the network on which a plan's compressed messages are simulated.
 
-    A sparse message costs what :mod:`syncline.plan.sparse_costs` says, one of 16 bits as much as
-    half its bytes, and a dense one beside compressed ones as much as before (``Network.whole``).
-    The naive algorithm's merge costs as much as the all-gather before it.
+    Of 16 bits, the same: a plan says what its messages put on the wire. A sparse message of so many
+    dense bytes costs what :mod:`syncline.plan.sparse_costs` says, and a dense one beside it as much
+    as before (``Network.whole``). The naive algorithm's merge costs as much as the all-gather
+    before it.
 
     Raises:
         UserError: the network's curve says nothing of its link.
     """
-    if network.workers == 1:
+    if network.workers == 1 or not isinstance(compression, Recipe):
         return network
-    if not isinstance(compression, Recipe):
-        dense = network.all_reduce
-        halved = dense.rebased(dense.startup_s, 0.5)
-        name = f"{network.name} in {compression}"
-        return msgspec.structs.replace(
-            network, name=name, all_reduce=halved, pipelined=None, whole=dense
-        )
     known = compression.algorithm in SPARSE_ALGORITHMS
     sparse = network.with_(
         algorithm=compression.algorithm if known else "top-k", density=compression.density
@@ -63,8 +58,9 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    Messages become whole ones (:func:`uncut`). Those of tensors that the recipe exchanges whole
-    stay dense. The engine selects from the next message while one travels.
+    Any message can travel in 16 bits. Sparse messages become whole ones (:func:`uncut`); those of
+    tensors that the recipe exchanges whole stay dense. The engine selects from the next message
+    while one travels.
 
     Raises:
         UserError: the recipe selects from the whole model, and the plan has several messages.
@@ -78,16 +74,18 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
                 f"{compression_name(compression)}; give the one that the plan was made for"
             )
         return plan
+    name = f"{plan.planner}+{compression_name(compression)}"
+    if not isinstance(compression, Recipe):
+        rounded = (msgspec.structs.replace(m, payload=compression) for m in plan.messages)
+        return msgspec.structs.replace(plan, planner=name, messages=tuple(rounded))
     whole = uncut(plan)
-    if isinstance(compression, Recipe) and compression.unit == "model" and len(whole.messages) > 1:
+    if compression.unit == "model" and len(whole.messages) > 1:
         raise UserError(
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
             f"message; this plan has {len(whole.messages)}: take the planner 'single'"
         )
 
     def payload(tensors: range) -> Payload:
-        if not isinstance(compression, Recipe):
-            return compression
         members = (plan.tensors[index] for index in tensors)
         dense = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
         return "dense" if dense else "sparse"
@@ -96,12 +94,19 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
         msgspec.structs.replace(message, payload=payload(tensors))
         for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
     )
-    name = f"{plan.planner}+{compression_name(compression)}"
     return msgspec.structs.replace(whole, planner=name, messages=messages)
 
 
+def planned_in(planner: Planner, profile: Profile, network: Network, wire: Rounded) -> Plan:
+    """Return a planner's plan of messages that travel in 16 bits."""
+    narrow = planner.plan(with_wire(profile, wire), network.casting())
+    own = {gradient.name: gradient.dtype for gradient in profile.gradients}
+    tensors = tuple(msgspec.structs.replace(t, dtype=own[t.name]) for t in narrow.tensors)
+    return compressed(msgspec.structs.replace(narrow, tensors=tensors), wire)
+
+
 def uncut(plan: Plan) -> Plan:
-    """Return the plan in the form in which its messages can be compressed.
+    """Return the plan in the form in which its messages can be sparse.
 
     Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
     nearest end of a tensor. One message travels at a time.
@@ -118,7 +123,7 @@ def uncut(plan: Plan) -> Plan:
         if m.collective != "reduce-scatter"
     ]
     messages = [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
-    # Norms of lossy messages are not exchanged: an update that needs one waits for everything.
+    # Norms of sparse messages are not exchanged: an update that needs one waits for everything.
     base = plan if plan.norm is None else plan.waiting_for_all()
     return msgspec.structs.replace(base, messages=tuple(messages), in_flight=1)
 
@@ -141,17 +146,25 @@ def choose_compressed(
         UserError: the recipe selects from the whole model, and the planner makes several messages.
     """
     costs = compressing(network, compression)
-    planners = candidates(defers=defers, in_flight=1) if planner is None else (planner,)
-    if planner is None and isinstance(compression, Recipe) and compression.unit == "model":
+    sparse = isinstance(compression, Recipe)
+    planners = candidates(defers=defers, in_flight=1 if sparse else MOST_IN_FLIGHT)
+    if planner is not None:
+        planners = (planner,)
+    elif isinstance(compression, Recipe) and compression.unit == "model":
         planners = (Single(),)
-    made = [compressed(each.plan(profile, costs), compression) for each in planners]
+    made = [
+        compressed(each.plan(profile, costs), compression)
+        if isinstance(compression, Recipe)
+        else planned_in(each, profile, network, compression)
+        for each in planners
+    ]
     plans = {plan.planner: plan for plan in made}
     deferring = {plan.planner for plan in made if plan.wait == "need"}
     if not defers:
         plans = {name: plan.waiting_for_all() for name, plan in plans.items()}
     predictions = [
         # A recipe may keep everything dense.
-        predict(profile, costs if plan.is_lossy else network, plan).prediction
+        predict(profile, costs if plan.is_sparse else network, plan).prediction
         for plan in plans.values()
     ]
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))

@@ -45,20 +45,23 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds.
 
     An engine sends the plans whose forward pass waits on need. With one message in flight, each
-    also takes the gap until the engine issues it after the one before. On a network of a compressed
-    exchange only the dense messages of a plan with compressed ones cost what dense messages do.
+    also takes the gap until the engine issues it after the one before. On a network of a sparse
+    exchange only the dense messages of a plan with sparse ones cost what dense messages do.
 
     Raises:
         UserError: all together they take longer than 19.5 hours, or the network does not say what
             some of them cost.
     """
-    lossy, sizes = plan.is_lossy, plan.message_bytes()
-    # By collective, and whether a message is dense in a plan that also has compressed ones.
-    kinds = [(m.collective, lossy and m.payload == "dense") for m in plan.messages]
-    costs_ns: dict[tuple[str, bool], Iterator[int]] = {}
+    sparse, sizes = plan.is_sparse, plan.message_bytes()
+    # By collective, whether a message is dense in a plan that also has sparse ones, and whether it
+    # is cast.
+    kinds = [(m.collective, sparse and m.payload == "dense", bool(m.wire)) for m in plan.messages]
+    costs_ns: dict[tuple[str, bool, bool], Iterator[int]] = {}
     for kind in set(kinds):
-        collective, whole = kind
-        curve = _pricing(network, whole=whole).collective(collective, in_flight=plan.in_flight)
+        collective, whole, casts = kind
+        pricing = _pricing(network, whole=whole or casts)
+        pricing = pricing.casting() if casts else pricing
+        curve = pricing.collective(collective, in_flight=plan.in_flight)
         chosen = [size for size, other in zip(sizes, kinds, strict=True) if other == kind]
         costs_ns[kind] = iter(_native.costs(chosen, curve.rows()))
     one_by_one = plan.in_flight == 1 and plan.wait == "need"
@@ -157,9 +160,9 @@ def message_tasks(
 
 def _busy_ns(network: Network, plan: Plan) -> list[float]:
     busy_of = {every: _links_busy(network, every_element=every) for every in (False, True)}
-    lossy = plan.is_lossy
+    sparse = plan.is_sparse
     return [
-        busy_of[lossy and message.payload == "dense"].seconds(size)
+        busy_of[sparse and message.payload == "dense"].seconds(size)
         * (1.0 if message.collective == "all-reduce" else 0.5)
         * NS_PER_S
         for message, size in zip(plan.messages, plan.message_bytes(), strict=True)

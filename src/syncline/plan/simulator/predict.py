@@ -29,7 +29,7 @@ from syncline.plan.simulator.layout import Slot
 from syncline.plan.simulator.messages import MessageTask
 from syncline.plan.simulator.steady import Steady, steady_state
 from syncline.plan.simulator.strategy import STRATEGIES, Strategy
-from syncline.plan.simulator.transformations import as_planned
+from syncline.plan.simulator.transformations import as_planned, with_wire
 from syncline.plan.simulator.workers import ALIKE, Workers
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 
@@ -175,6 +175,11 @@ def _communication_bound_s(
     if strategy.exchange != "all-reduce" or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
+    wires = {message.wire for message in plan.messages}
+    if not wires <= {None}:
+        # Rounded messages cost no less than their bytes in the narrowest type, without casts.
+        profile = with_wire(profile, max(filter(None, wires)))
+        network = network if None in wires else network.casting()
     network = _undercut_by_none(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
@@ -188,7 +193,7 @@ def _communication_bound_s(
 
 
 def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
-    """Return a network on which no message, dense or compressed, costs more than on the given one.
+    """Return a network on which no message, dense or sparse, costs more than on the given one.
 
     ``size_bytes`` is the size of all messages together.
     """

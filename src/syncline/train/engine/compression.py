@@ -1,4 +1,4 @@
-"""Exchanging lossy messages, and what a compressed training keeps whatever plan runs."""
+"""Exchanging sparse messages, and what a compressed training keeps whatever plan runs."""
 
 from __future__ import annotations
 
@@ -19,58 +19,30 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import Auto
 from syncline.plan.planners.compressed import compressed
 from syncline.plan.planners.wfbp import Single
+from syncline.plan.quantities import bytes_per_element
 from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name
 from syncline.plan.run import Sent
 from syncline.torch_private import ignored_by_ddp
 from syncline.train.engine.dense_transport import Work
-from syncline.train.measure.exchange import timeout_of
 from syncline.train.measure.gradient_hooks import take_off
-from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
+from syncline.train.sparse.gradients import NamedGradient, require_exchangeable, shaped
 from syncline.train.sparse.session import Scaler, Session
-from syncline.train.sparse.sparse_transport import SparseTransport, own_group, ring_bytes
-from syncline.train.sparse.torch_memory import memory_of
+from syncline.train.sparse.sparse_transport import SparseTransport, ring_bytes
 
 
 class _Rounding:
-    """Exchanges every element in 16 bits, in place of a :class:`Session`.
+    """Counts the steps of an exchange in 16 bits, in place of a :class:`Session`."""
 
-    It adds up in float32, and keeps nothing but the count of its steps. All ranks of the wrapper's
-    group make one.
-    """
-
-    def __init__(
-        self, compression: Rounded, group: dist.ProcessGroup, device: torch.device
-    ) -> None:
-        self.transport = SparseTransport(own_group(group), timeout_of(group))
-        self.memory = memory_of(device)
+    def __init__(self, compression: Rounded) -> None:
         self.step = 0
+        self.sent_bytes = 0
         self._compression = compression
-        self._dtype: torch.dtype = getattr(torch, compression)
 
-    def prepare(
-        self,
-        gradients: Sequence[NamedGradient],
-        *,
-        message: int,  # noqa: ARG002 - as a session's
-        after: Sequence[Any],
-    ) -> Callable[[], None]:
-        """Round what one message sends; return what exchanges it."""
-        with self.memory.after(after):
-            rounded = torch.cat([g.values.to(self._dtype) for g in gradients]).cpu()
-
-        def exchange() -> None:
-            averages = self.transport.average_rounded(rounded)
-            with self.memory.after(()):
-                there = averages.to(self.memory.device)
-                parts = there.split([g.values.numel() for g in gradients])
-                for gradient, part in zip(gradients, parts, strict=True):
-                    gradient.values.copy_(part)
-
-        return exchange
-
-    def end_step(self) -> None:
-        """Call when all messages of a step have been exchanged."""
+    def count(self, plan: Plan) -> None:
+        """Count a step under a plan."""
         self.step += 1
+        wire_bytes = plan.elements * bytes_per_element(self._compression)
+        self.sent_bytes += ring_bytes(wire_bytes, plan.workers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save."""
@@ -82,19 +54,19 @@ class _Rounding:
 
 
 class Compressor:
-    """Exchanges a plan's lossy messages, one after the other in the order of the plan.
+    """Exchanges a plan's sparse messages, one after the other in the order of the plan.
 
     :meth:`prepare` may be called for the next message while one is exchanged on another thread.
     """
 
-    def __init__(self, plan: Plan, exchange: Session | _Rounding) -> None:
+    def __init__(self, plan: Plan, exchange: Session) -> None:
         self._exchange = exchange
         sizes = zip(plan.messages, plan.message_bytes(), strict=True)
         self._dense_bytes = sum(size for message, size in sizes if message.payload == "dense")
         self._tensors = [
             [plan.tensors[index] for index in tensors] for tensors in plan.message_tensors()
         ]
-        self._last = max(n for n, m in enumerate(plan.messages) if m.payload != "dense")
+        self._last = max(n for n, m in enumerate(plan.messages) if m.payload == "sparse")
 
     def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
         """Begin to exchange a message: its gradients one after the other, averaged in place.
@@ -137,7 +109,7 @@ class Compressor:
         Where a scaler is to skip the step, all gradients become infinite.
         """
         session = self._exchange
-        if not isinstance(session, Session) or session.scaler is None:
+        if session.scaler is None:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         finite = [gradient.isfinite().all() for gradient in present]
@@ -149,7 +121,7 @@ class Compressor:
 
 
 class Compressing:
-    """The residuals of a compressed training, and what exchanges its messages.
+    """The residuals of a compressed training, what exchanges sparse messages, and what was sent.
 
     All ranks of the wrapper's group make one, of the exchanged parameters by name.
     """
@@ -165,10 +137,12 @@ class Compressing:
         self._session: Session | None = None
         """Keeps residuals; None where nothing is left over."""
         self._exchange: Session | _Rounding
+        self._counter: SparseTransport | _Rounding
         if isinstance(compression, Recipe):
             self._exchange = self._session = Session(compression, parameters, group)
+            self._counter = self._session.transport
         else:
-            self._exchange = _Rounding(compression, group, device_of(parameters))
+            self._exchange = self._counter = _Rounding(compression)
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
@@ -179,20 +153,27 @@ class Compressing:
         # Parameters outlive their wrapper.
         weakref.finalize(self, _remove, self._takers).atexit = False
 
-    def compressor_for(self, plan: Plan) -> Compressor:
-        """Return what exchanges the lossy messages of a plan; residuals go out with these again."""
-        if self._session is not None:
-            self._session.residuals.are_delivered = False
+    def compressor_for(self, plan: Plan) -> Compressor | None:
+        """Return what exchanges a plan's sparse messages, if any; residuals go out with these."""
+        if not plan.is_sparse:
+            return None
+        assert self._session is not None
+        self._session.residuals.are_delivered = False
         _remove(self._takers)
         self._delivered.clear()
-        return Compressor(plan, self._exchange)
+        return Compressor(plan, self._session)
+
+    def end_round(self, plan: Plan) -> None:
+        """Call when a backward pass has ended whose gradients a lossy plan exchanges."""
+        if isinstance(self._exchange, _Rounding):
+            self._exchange.count(plan)
 
     @property
     def sent(self) -> Sent:
         """What this rank has sent since the wrapper was made."""
         return Sent(
             steps=self._exchange.step - self._first_step,
-            sent_bytes=self._exchange.transport.sent_bytes,
+            sent_bytes=self._counter.sent_bytes,
             gradient_bytes=sum(p.nbytes for p in self._parameters.values()),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -56,8 +57,34 @@ class Work(NamedTuple):
     """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
 
+CAST_ELEMENTS = 64 * 1024
+"""Cast at once: what was just divided is still in the cache."""
+
+
+@dataclass(slots=True)
+class Slice:
+    """Contiguous elements that one message exchanges."""
+
+    elements: torch.Tensor
+    """Where they are, in the gradients' own type."""
+    wire: torch.dtype | None = None
+    """The type in which they travel, if not their own."""
+    sent: torch.Tensor | None = None
+    """A copy in the wire's type, where the backend itself sums them; see
+    :meth:`DenseTransport.prepare`."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which they travel."""
+        return self.wire or self.elements.dtype
+
+
 class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
+
+    Slices of float32 may travel in 16 bits. They are divided before they are cast, so no sum
+    overflows whose average does not. All workers end with the same bits, and a reduce-scatter
+    leaves each worker its share rounded as the all-gather sends it.
 
     Args:
         group: a process group that nobody else uses: collectives must be issued in the same order
@@ -80,26 +107,33 @@ class DenseTransport:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
         return None
 
-    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+    def prepare(self, given: Slice, collective: MessageCollective) -> None:
         """Prepare a slice for sending: once, as soon as it is complete.
 
         This reads and writes the whole slice, which takes several per cent of the time of sending
         it: do it while another message is under way.
 
         Args:
-            buffer: the slice; before a sum it is divided by the number of workers.
+            given: the slice; before a sum it is divided by the number of workers.
             collective: what will be done with it.
         """
+        elements = given.elements
         # The multiplication of the reducer itself comes before its sum: so must ours, or results
         # differ in the last bit.
-        if collective == "all-reduce" or (
-            collective == "reduce-scatter" and not self.halves_are_rings
+        if collective == "all-gather" or (collective == "reduce-scatter" and self.halves_are_rings):
+            return
+        if given.wire is None:
+            elements.mul_(self._share)
+            return
+        given.sent = torch.empty_like(elements, dtype=given.wire)
+        for part, cast in zip(
+            elements.split(CAST_ELEMENTS), given.sent.split(CAST_ELEMENTS), strict=True
         ):
-            buffer.mul_(self._share)
+            cast.copy_(part.mul_(self._share))
 
     def send(
         self,
-        buffer: torch.Tensor,
+        given: Slice,
         collective: MessageCollective,
         shares: Shares,
         after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
@@ -108,7 +142,7 @@ class DenseTransport:
         """Begin to exchange a contiguous slice.
 
         Args:
-            buffer: the slice, of n elements, prepared; averaged in place. For an all-gather, each
+            given: the slice, of n elements, prepared; averaged in place. For an all-gather, each
                 worker's shares hold averages already.
             collective: what to do with it.
             shares: for halves, the workers' shares in it (:mod:`syncline.train.engine.layout`).
@@ -116,12 +150,20 @@ class DenseTransport:
             on_sent: called, on any thread, once all that this worker sends for it has been given to
                 the backend, if :attr:`halves_are_rings`: what is sent then is behind it.
         """
-        if collective == "all-reduce":
-            elements = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-            return Work(self.group.allreduce([keepalive(elements)]).wait)
         if collective == "reduce-scatter":
-            return self._scatter(buffer, shares, on_sent)
-        return self._gather(buffer, shares, on_sent)
+            return self._scatter(given, shares, on_sent)
+        if collective == "all-gather":
+            return self._gather(given, shares, on_sent)
+        elements, sent = given.elements, given.sent
+        if sent is None:
+            return Work(self.group.allreduce([_given(elements)]).wait)
+        work = self.group.allreduce([_given(sent)])
+
+        def complete() -> None:
+            work.wait()
+            elements.copy_(sent)
+
+        return Work(complete)
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
         """Begin to collect integers from every worker; the second result reads them afterwards."""
@@ -141,34 +183,40 @@ class DenseTransport:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
         return Work(work.wait)
 
-    def _scatter(self, buffer: torch.Tensor, shares: Shares, _: Callable[[], None]) -> Work:
+    def _scatter(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
 
         It sends as much as a ring does. Every backend has an all-to-all.
         """
+        buffer = given.elements
+        sent = buffer if given.sent is None else given.sent
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
-        arrived = torch.empty(own * self.workers, dtype=buffer.dtype, device=buffer.device)
+        arrived = sent.new_empty(own * self.workers)
         shares_in = [own] * self.workers
-        work = self.group.alltoall_base(_given(arrived), _given(buffer), shares_in, sizes)
+        work = self.group.alltoall_base(_given(arrived), _given(sent), shares_in, sizes)
 
         def complete() -> None:
             work.wait()
             if own:
                 start = shares[self.rank][0][0]
-                rows, share = arrived.view(self.workers, own), buffer[start : start + own]
+                share = buffer[start : start + own]
+                rows = arrived.view(self.workers, own).to(buffer.dtype)
                 # Two are added as an all-reduce adds them, which keeps the sign of zeros.
                 if self.workers == 2:
                     torch.add(rows[0], rows[1], out=share)
                 else:
                     torch.sum(rows, 0, out=share)
+                if given.wire is not None:
+                    share.copy_(share.to(given.wire))
 
         return Work(complete)
 
-    def _gather(self, buffer: torch.Tensor, shares: Shares, _: Callable[[], None]) -> Work:
+    def _gather(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
         """Send every worker all shares, each padded to the longest."""
+        buffer = given.elements
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
-        sent = buffer.new_empty(longest)
+        sent = buffer.new_empty(longest, dtype=given.dtype)
         arrived = [torch.empty_like(sent) for _ in shares]
         for part, place in _parts(shares[self.rank], buffer, sent):
             place.copy_(part)
@@ -196,11 +244,15 @@ class RingDenseTransport(DenseTransport):
     def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
         return Work(self._ring.gather_rows(sent, rows))
 
-    def _scatter(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
-        return Work(self._ring.reduce_scatter(buffer, shares, self._share, on_sent=on_sent))
+    def _scatter(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
+        return Work(
+            self._ring.reduce_scatter(
+                given.elements, shares, self._share, wire=given.wire, on_sent=on_sent
+            )
+        )
 
-    def _gather(self, buffer: torch.Tensor, shares: Shares, on_sent: Callable[[], None]) -> Work:
-        return Work(self._ring.all_gather(buffer, shares, on_sent=on_sent))
+    def _gather(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
+        return Work(self._ring.all_gather(given.elements, shares, wire=given.wire, on_sent=on_sent))
 
 
 class CudaDenseTransport(DenseTransport):
@@ -222,12 +274,12 @@ class CudaDenseTransport(DenseTransport):
         event.record(torch.cuda.current_stream(self._cuda))
         return event
 
-    def prepare(self, buffer: torch.Tensor, collective: MessageCollective) -> None:
+    def prepare(self, given: Slice, collective: MessageCollective) -> None:
         """Do nothing: :meth:`send` does this on its stream, in order."""
 
     def send(
         self,
-        buffer: torch.Tensor,
+        given: Slice,
         collective: MessageCollective,
         shares: Shares,
         after: Any,
@@ -237,9 +289,9 @@ class CudaDenseTransport(DenseTransport):
         with torch.cuda.stream(self._stream):
             for event in after:
                 self._stream.wait_event(event)
-            super().prepare(buffer, collective)
+            super().prepare(given, collective)
             # This makes the stream wait, not the host.
-            super().send(buffer, collective, shares, after, on_sent).wait()
+            super().send(given, collective, shares, after, on_sent).wait()
             return self._all_of_stream()
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:

@@ -20,7 +20,7 @@ import torch
 from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
 from syncline.plan.plan import Message, Plan
 from syncline.train.engine.compression import Compressor
-from syncline.train.engine.dense_transport import DenseTransport, Work
+from syncline.train.engine.dense_transport import DenseTransport, Slice, Work
 from syncline.train.engine.layout import BucketLayout, shares_of
 from syncline.train.engine.norms import ShareNorms
 from syncline.train.engine.pacing import Pacing
@@ -56,6 +56,11 @@ class Round:
         """Return the times of the finished messages, in ns."""
         rows = zip(self.ready_ns, self.issued_ns, self.finished_ns, strict=True)
         return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
+
+
+def wire_of(message: Message) -> torch.dtype | None:
+    """Return the type in which a message travels, if not that of its gradients."""
+    return None if message.wire is None else getattr(torch, message.wire)
 
 
 class _Issued(NamedTuple):
@@ -103,11 +108,11 @@ class MessageThreads:
         self._shares = shares_of(plan)
         self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
         self._norms_after = self._sums[-1] if self.share_norms is not None else None
-        # Lossy messages are sent one at a time; the next is prepared meanwhile.
+        # Sparse messages are sent one at a time; the next is prepared meanwhile.
         bounded = transport.bounded or compressor is not None
         in_flight = plan.in_flight if bounded else len(plan.messages) + 1
         self._most_in_flight = in_flight + (compressor is not None)
-        self._host_waits = [transport.bounded or m.payload != "dense" for m in plan.messages]
+        self._host_waits = [transport.bounded or m.payload == "sparse" for m in plan.messages]
         """Of each message: whether the host waits until it is complete, or only the device."""
         self._lock = threading.Lock()
         self._for_issuer = threading.Condition(self._lock)
@@ -295,7 +300,7 @@ class MessageThreads:
     def _issue_message(self, round_: Round, number: int) -> bool:
         """Send a message once it may be; return False if the engine is closing."""
         message, transport, compressor = self.plan.messages[number], self._transport, None
-        if message.payload != "dense":
+        if message.payload == "sparse":
             compressor = self._compressor
             assert compressor is not None
         # An all-gather sends sums, of which several may still be under way.
@@ -315,9 +320,9 @@ class MessageThreads:
             if self._closing or round_.missing[number]:
                 return False
         place = self.layout.places[number]
-        elements = self.buffers[place.bucket][place.start : place.stop]
+        given = Slice(self.buffers[place.bucket][place.start : place.stop], wire_of(message))
         if compressor is None:
-            transport.prepare(elements, message.collective)
+            transport.prepare(given, message.collective)
         if not self._may_send():
             return False
         held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
@@ -327,10 +332,10 @@ class MessageThreads:
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
         if compressor is not None:
-            work = compressor.send(number, elements, round_.marks[number])
+            work = compressor.send(number, given.elements, round_.marks[number])
         else:
             work = transport.send(
-                elements,
+                given,
                 message.collective,
                 self._shares[number],
                 round_.marks[number],
@@ -344,6 +349,19 @@ class MessageThreads:
                 self._for_trainer.notify_all()
         self._issued_queue.put(_Issued(work, functools.partial(self._arrive, round_, number)))
         return True
+
+    def exchange(self, number: int, elements: torch.Tensor) -> None:
+        """Exchange a dense message's elements on this thread, between rounds; all ranks must call.
+
+        On CUDA the current stream waits for the result.
+        """
+        message, transport = self.plan.messages[number], self._transport
+        given = Slice(elements, wire_of(message))
+        after = [] if transport.bounded else [transport.mark()]
+        transport.prepare(given, message.collective)
+        work = transport.send(given, message.collective, self._shares[number], after, lambda: None)
+        work.wait()
+        work.wait_on_stream()
 
     def _may_send(self) -> bool:
         """Wait until one more message may be under way; return False if the engine is closing."""

@@ -43,6 +43,7 @@ class Ring:
         shares: Shares,
         factor: float = 1.0,
         *,
+        wire: torch.dtype | None = None,
         on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
         """Begin to sum a buffer's elements over all workers, each worker its own share.
@@ -55,6 +56,8 @@ class Ring:
             shares: of each worker, the elements ``[start, stop)`` of which it gets the sum.
             factor: of every worker's elements. A segment is multiplied just before it is added,
                 which leaves it in the cache.
+            wire: the type in which they travel, if not their own. Each worker adds its own elements
+                unrounded to the rounded sum that arrives; the last sum is rounded, too.
             on_sent: called once all that this worker sends has been given to the backend, by the
                 thread that then runs here or in the returned function.
 
@@ -68,7 +71,7 @@ class Ring:
         # This worker's own share arrives last, with what all others have added.
         steps = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        arriving = [[torch.empty_like(part) for part in segments] for segments in parts[1:]]
+        arriving = _like(parts[1:], wire)
 
         for part in parts[0]:
             part.mul_(factor)
@@ -76,18 +79,31 @@ class Ring:
         def add(part: torch.Tensor, arrived: torch.Tensor) -> None:
             # Not in one instruction: it does not round the product, and then equal gradients of
             # opposite signs do not cancel, as they do in an all-reduce.
-            part.mul_(factor).add_(arrived)
+            part.mul_(factor).add_(arrived.to(part.dtype))
 
-        return self._pass_on(parts, arriving, add, on_sent)
+        complete = self._pass_on(parts, arriving, add, on_sent, wire)
+
+        def rounded() -> None:
+            complete()
+            for part in parts[-1]:
+                part.copy_(part.to(wire))
+
+        return complete if wire is None else rounded
 
     def all_gather(
-        self, buffer: torch.Tensor, shares: Shares, *, on_sent: Callable[[], None] = lambda: None
+        self,
+        buffer: torch.Tensor,
+        shares: Shares,
+        *,
+        wire: torch.dtype | None = None,
+        on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
         """Begin to fill a buffer with the shares of all workers.
 
         Args:
             buffer: contiguous; holds this worker's own share.
             shares: of each worker.
+            wire: the type in which they travel, if not their own, which holds them exactly.
             on_sent: as for :meth:`reduce_scatter`.
 
         Returns:
@@ -95,7 +111,9 @@ class Ring:
         """
         steps = [(self._rank - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        return self._pass_on(parts, parts[1:], lambda *_: None, on_sent)
+        if wire is None:
+            return self._pass_on(parts, parts[1:], lambda *_: None, on_sent, wire)
+        return self._pass_on(parts, _like(parts[1:], wire), torch.Tensor.copy_, on_sent, wire)
 
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """Begin to collect a row of every worker, each sent directly to all others.
@@ -126,8 +144,9 @@ class Ring:
         self,
         parts: list[list[torch.Tensor]],
         arriving: list[list[torch.Tensor]],
-        take: Callable[[torch.Tensor, torch.Tensor], None],
+        take: Callable[[torch.Tensor, torch.Tensor], object],
         on_sent: Callable[[], None],
+        wire: torch.dtype | None,
     ) -> Callable[[], None]:
         """Send the first parts, and each part after it once it has arrived and was taken.
 
@@ -136,12 +155,13 @@ class Ring:
             arriving: of each step but the first, where what the worker before sends arrives.
             take: is given a segment, and what has arrived for it.
             on_sent: called once the last part has been sent.
+            wire: the type in which parts are sent, if not their own.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
-            return self.group.send([keepalive(part)], after, tag)
+            return self.group.send([keepalive(part.to(wire or part.dtype))], after, tag)
 
         # What is expected is announced first: a sender that finds no receiver has to ask for one.
         receiving = [
@@ -177,3 +197,8 @@ class Ring:
             count = -(-(stop - start) // most)
             segments += buffer[start:stop].tensor_split(count)
         return segments
+
+
+def _like(parts: list[list[torch.Tensor]], wire: torch.dtype | None) -> list[list[torch.Tensor]]:
+    """Return new tensors of the lengths of some segments, in the wire's type."""
+    return [[torch.empty_like(part, dtype=wire) for part in segments] for segments in parts]

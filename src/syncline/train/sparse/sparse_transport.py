@@ -81,36 +81,6 @@ class SparseTransport:
         except RuntimeError as error:
             raise self._lost("dense gradients were exchanged", error) from None
 
-    def average_rounded(self, values: Tensor) -> Tensor:
-        """Return the average over all ranks of values of 16 bits.
-
-        Every rank gets everybody's values of its share, adds them up in float32 in the order of the
-        ranks, and sends the average to all, so that a value is rounded twice however many ranks
-        there are, and all ranks get the same bits. As much is sent as in a ring. The values are
-        contiguous bfloat16 or float16 on the CPU, of shape (elements,), and so are the averages.
-
-        Raises:
-            PeerError: a rank failed, or did not answer in time.
-        """
-        share = -(-values.numel() // self.ranks)
-        sent = values.new_zeros(share * self.ranks)
-        sent[: values.numel()] = values
-        arrived = torch.empty_like(sent)
-        averages = torch.empty_like(sent)
-        try:
-            # As bytes: not every backend knows the types of 16 bits.
-            work = self._group.alltoall_base(_bytes(arrived), _bytes(sent), [], [])
-            work.wait(self._timeout)
-            total = arrived.view(self.ranks, share).sum(0, dtype=torch.float32)
-            own = (total / self.ranks).to(values.dtype)
-            shares = averages.view(self.ranks, share)
-            work = self._group.allgather([[_bytes(part) for part in shares]], [_bytes(own)])
-            work.wait(self._timeout)
-        except RuntimeError as error:
-            raise self._lost("rounded gradients were exchanged", error) from None
-        self.sent_bytes += 2 * (self.ranks - 1) * own.numel() * own.element_size()
-        return averages[: values.numel()]
-
     def _lost(self, doing: str, error: RuntimeError) -> PeerError:
         return PeerError(
             f"rank {self.rank} lost a peer while {doing}: "
@@ -160,11 +130,6 @@ def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
 def serves_the_cpu(group: dist.ProcessGroup) -> bool:
     """Say whether a group's backend exchanges tensors of the CPU."""
     return "cpu" in {device.type for device in device_types(group)}
-
-
-def _bytes(values: Tensor) -> Tensor:
-    """Return contiguous values as bytes, without a copy, for a collective."""
-    return keepalive(values.view(torch.uint8))
 
 
 def ring_bytes(size_bytes: int, ranks: int) -> int:
