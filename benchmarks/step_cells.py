@@ -16,6 +16,7 @@ from syncline.plan.quantities import parse_bandwidth
 __all__ = [
     "CONTESTANTS",
     "DDP_NAMES",
+    "IN_16_BITS",
     "NOMINAL_RATE",
     "OURS",
     "RATES",
@@ -42,9 +43,12 @@ OURS = (
     "p3",
     "bytescheduler",
     "pace",
+    "overlap-bf16",
     "overlap",
 )
 """Plans that run on our engine, by planner. DDP's buckets are there as torch runs them."""
+IN_16_BITS = "-bf16"
+"""What the name of a planner ends with where gradients travel in bfloat16."""
 DDP_NAMES = ("ddp", "ddp-1mb", "ddp-5mb", "ddp-100mb")
 """Stock DDP with each size of bucket; the first is its default."""
 CONTESTANTS = (*PEERS, *OURS)
@@ -122,4 +126,4 @@ def table(models: list[str], workers: list[int], rates: list[str]) -> list[Cell]
     return [c for c in TARGET_CELLS if c in asked] + [c for c in asked if c not in TARGET_CELLS]
 
 
-assert set(OURS) <= set(PLANNERS)
+assert {name.removesuffix(IN_16_BITS) for name in OURS} <= set(PLANNERS)

@@ -12,13 +12,14 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.common import median
-from benchmarks.step_cells import NOMINAL_RATE, OURS, TITLES, Cell
+from benchmarks.step_cells import IN_16_BITS, NOMINAL_RATE, OURS, TITLES, Cell
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_report import print_cell, summary
 from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s, save, today
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
+from syncline.plan.planners.compressed import planned_in
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.halves import in_equal_parts
 from syncline.plan.profile import Profile
@@ -235,7 +236,12 @@ def planned(
     their number, which a factor does not tell a planner.
     """
     probed = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
-    plans = {name: planner_named(name).plan(profile, probed) for name in names}
+    plans = {}
+    for name in names:
+        planner = planner_named(name.removesuffix(IN_16_BITS))
+        rounds = name.endswith(IN_16_BITS)
+        plan = planned_in(planner, profile, probed, "bfloat16") if rounds else None
+        plans[name] = plan or planner.plan(profile, probed)
     forecasts = {}
     for name, plan in plans.items():
         prediction = predict(profile, network, plan).prediction

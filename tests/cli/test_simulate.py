@@ -193,7 +193,7 @@ def test_a_network_slower_than_can_be_simulated(run: Run, profile: Path) -> None
 @pytest.mark.parametrize(
     ("link", "said"),
     [
-        ("bandwidth=1mbit,workers=8", "gtop-k-butterfly at density 0.001 would take"),
+        ("bandwidth=1mbit,workers=8", "bfloat16 would take"),
         ("bandwidth=1000gbit,latency=0us,workers=8", "would gain nothing: dense is as fast"),
     ],
 )

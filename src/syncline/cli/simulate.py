@@ -264,7 +264,7 @@ def _compare(
         predictions=tuple(forecast.prediction for forecast in forecasts),
         chosen=best.prediction.planner,
         reason=reason,
-        suggestion=suggestion(profile, network, best.prediction.iteration_s),
+        suggestion=suggestion(profile, network, best.prediction.iteration_s, defers=overlap),
     )
     return comparison, best.timeline
 

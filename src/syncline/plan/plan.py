@@ -229,6 +229,11 @@ class Plan(Document, frozen=True, kw_only=True):
         return any(message.payload != "dense" for message in self.messages)
 
     @property
+    def wire(self) -> Rounded | None:
+        """The type in which messages travel whose elements are rounded, if any are."""
+        return next((message.wire for message in self.messages if message.wire), None)
+
+    @property
     def is_sparse(self) -> bool:
         """Whether any message leaves elements out."""
         return any(message.payload == "sparse" for message in self.messages)

@@ -99,7 +99,9 @@ class Compressible:
         if plan is not None:
             require_fitting(plan, training.wrapped, "plan of the state")
         # Without the check no step is dense, so an earlier decision for dense buckets is ignored.
-        if decided and (plan is not None or training.tuning.settings.check):
+        # In 16 bits it may have been one for torch's hook, and nothing is left to be delivered.
+        settings = training.tuning.settings
+        if decided and (plan is not None or (settings.check and settings.wire is None)):
             training.tuning.resume(plan)
 
     def _compressed(self, method: str | None = None) -> tuple[PlannedTraining, Compressing]:

@@ -21,7 +21,7 @@ import msgspec
 
 from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE
-from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.compressed import compressed
 from syncline.plan.profile import Baseline
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Decision, Rate
@@ -228,7 +228,7 @@ class Policy:
                 "gradients; training goes on meanwhile"
             )
         found = yield from self._experiments.measure_baseline()
-        rate = self._experiments.baseline
+        rate = found.rate("stock DDP")
         profile, network = yield from self._experiments.measure_job(rate.iteration_s)
         if profile.baseline is None:
             stock = Baseline(
@@ -322,11 +322,12 @@ class Policy:
         """Conclude on what was measured last; ``then`` says what was expected earlier."""
         baseline = self._experiments.baseline
         figures = (
-            f"{trial.plan.planner} took {in_ms(trial.rate.iteration_s)} an iteration, stock DDP "
-            f"{in_ms(baseline.iteration_s)} (noise {in_ms(self._noise_s(trial))})"
+            f"{trial.plan.planner} took {in_ms(trial.rate.iteration_s)} an iteration, "
+            f"{baseline.name} {in_ms(baseline.iteration_s)} (noise {in_ms(self._noise_s(trial))})"
         )
         if trial.rate.iteration_s > baseline.iteration_s:
             reason = f"{figures}; back to DDP's own buckets"
+            reason += "" if self._experiments.hook is None else " and the hook"
             if trial.plan.is_sparse:
                 reason += ", dense; what is left of the gradients goes out with the next ones"
             self._conclude("reverted", reason, trial=trial, forecasts=trial.forecasts)
@@ -356,14 +357,16 @@ class Policy:
         network = self.findings.network
         if forecasts is not None:
             network = forecasts.network
-            running = plan or self._settings.ddp.plan(forecasts.profile, network)
+            own = self._settings.ddp.plan(forecasts.profile, network)
+            own = own if self._experiments.hook is None else compressed(own, self._experiments.hook)
+            running = plan or own
             chosen = trial.plan if trial is not None else plan
             expected = Findings(
                 comparison=msgspec.structs.replace(
                     forecasts.comparison, chosen=running.planner, reason=reason
                 ),
                 costs=forecasts.compressing if running.is_sparse else None,
-                predicted_baseline_s=forecasts.predicted_s(Ddp.NAME),
+                predicted_baseline_s=forecasts.predicted_s(own.planner),
                 predicted_planned_s=forecasts.predicted_s(chosen.planner) if chosen else None,
             )
         self.notes.findings = msgspec.structs.replace(
@@ -371,6 +374,7 @@ class Policy:
             profile=self.findings.profile,
             network=network,
             plan=plan,
+            hook=self._experiments.hook,
             baseline=self.findings.baseline,
             planned=trial.rate if trial else None,
             decision=decision,

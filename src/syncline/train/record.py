@@ -58,7 +58,7 @@ def record_of(
     if len(times_s) >= MIN_STEADY:
         iteration_s, noise_s = typical(times_s)
         steady = Rate(
-            name=plan.planner if plan else "stock DDP",
+            name=plan.planner if plan else baseline.name if baseline else "stock DDP",
             iteration_s=iteration_s,
             noise_s=noise_s,
             iterations=len(times_s),

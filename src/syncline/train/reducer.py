@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from syncline.plan.plan import Plan
+from syncline.plan.recipe import Rounded
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
     caps_for_buckets,
@@ -92,10 +93,13 @@ class Reducer:
             with self.executor.keeping_gradients():
                 make_final_buckets(ddp)
 
-    def use(self, plan: Plan | None, *, record: bool, updates: int) -> None:
+    def use(
+        self, plan: Plan | None, hook: Rounded | None = None, *, record: bool, updates: int
+    ) -> None:
         """Make a new reducer, with the plan's messages as its buckets.
 
-        ``updates`` is how often the optimizers had been stepped when the ranks agreed on the plan.
+        Without a plan, ``hook`` is the type of torch's hook that is to run. ``updates`` is how
+        often the optimizers had been stepped when the ranks agreed on the plan.
 
         Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
         has attached to it. A plan that the reducer cannot run by itself is run by the engine over
@@ -111,9 +115,9 @@ class Reducer:
                 wrapped, plan, self._engine_group, updates, self._finished
             )
         else:
-            self.executor = ReducerExecutor(wrapped, plan, self._finished, record=record)
+            self.executor = ReducerExecutor(wrapped, plan, self._finished, wire=hook, record=record)
         buckets, sizes = self.executor.buckets, self.executor.bucket_bytes
-        hook = self.executor.hook()
+        take_bucket = self.executor.hook()
         self._order = list(range(len(self._parameters)))
         if plan is not None and wrapped.keeps_first_buckets:
             # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
@@ -127,8 +131,8 @@ class Reducer:
             changed["gradient_as_bucket_view"] = True
         with _changed(wrapped.ddp, changed), self.executor.keeping_gradients():
             self._make_reducer()
-        if hook is not None:
-            TorchDDP.register_comm_hook(wrapped.ddp, None, hook)  # ours refuses hooks
+        if take_bucket is not None:
+            TorchDDP.register_comm_hook(wrapped.ddp, None, take_bucket)  # ours refuses hooks
         self._is_ours = True
         self.executor.start(self._names_in_order())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from syncline.plan.plan import Plan
 from syncline.plan.quantities import NS_PER_S
+from syncline.plan.recipe import Rounded
 from syncline.torch_private import (
     bucket_sizes,
     current_graph_task,
@@ -18,7 +19,7 @@ from syncline.torch_private import (
     tree_leaves,
 )
 from syncline.train.engine.layout import difference_from_plan
-from syncline.train.engine.recording import BucketRecorder, Recorded
+from syncline.train.engine.recording import BucketRecorder, Recorded, exchange_in
 from syncline.train.executor import Executor
 from syncline.train.measure.gradient_hooks import GradientHooks, weakly
 from syncline.train.watches import PaceSample
@@ -35,6 +36,7 @@ class ReducerExecutor(Executor):
         wrapped: the module.
         plan: whose messages are the buckets; None for DDP's own.
         finished: as for any executor.
+        wire: the type of torch's hook through which the buckets travel; None: without a hook.
         record: note when each bucket is issued and complete, through a communication hook.
     """
 
@@ -44,6 +46,7 @@ class ReducerExecutor(Executor):
         plan: Plan | None,
         finished: Callable[[], None],
         *,
+        wire: Rounded | None = None,
         record: bool = False,
     ) -> None:
         planned = () if plan is None else (plan.message_tensors(), plan.message_bytes())
@@ -51,7 +54,9 @@ class ReducerExecutor(Executor):
         self._plan = plan
         self._order: list[str] = []
         """The names of the reducer's parameters, in their order."""
-        self._recorder = BucketRecorder(wrapped.group, wrapped.clock) if record else None
+        self._exchange = exchange_in(wire, wrapped.group)
+        self._hooked = wire is not None
+        self._recorder = BucketRecorder(self._exchange, wrapped.clock) if record else None
         self._hooks = GradientHooks()
         self._reducer: Any = None
         self._begun = False
@@ -67,8 +72,10 @@ class ReducerExecutor(Executor):
         it from being freed, and then free it during a backward pass."""
 
     def hook(self) -> Callable[..., Any] | None:
-        """Return the hook that records, if it is to."""
-        return None if self._recorder is None else self._recorder.hook
+        """Return the hook that records, if it is to, or torch's own; None for no hook."""
+        if self._recorder is not None:
+            return self._recorder.hook
+        return self._exchange if self._hooked else None
 
     def start(self, order: list[str]) -> None:
         """Follow the reducer as it is now."""

@@ -12,6 +12,7 @@ import msgspec
 import torch.distributed as dist
 
 from syncline.plan.plan import Plan
+from syncline.plan.recipe import Rounded
 from syncline.plan.run import PhaseSpan
 from syncline.train.engine.layout import needs_engine
 from syncline.train.log import announce
@@ -68,7 +69,7 @@ class StageRunner:
         self.tuning = tuning
         self._reducer = reducer
         self.iterations = MeasuredIterations(job, reducer, STARTING)
-        self._running: tuple[Plan | None, bool] = (None, False)
+        self._running: tuple[Plan | None, Rounded | None, bool] = (None, None, False)
         self._drift = DriftWatch()
         self._losses = LossWatch()
         self._left = False
@@ -109,13 +110,13 @@ class StageRunner:
         """
         if self.stage.plan is not None and needs_engine(self.stage.plan) and not self._left:
             self._left = True
-            self._change_buckets(None, record=False)
+            self._change_buckets(None, None, record=False)
 
     def return_to_engine(self) -> None:
         """Go back to the stage's plan after :meth:`leave_engine`."""
         if self._left:
             self._left = False
-            self._change_buckets(self.stage.plan, record=False)
+            self._change_buckets(self.stage.plan, None, record=False)
 
     def begin(self, batch: int | None) -> None:
         """Enter the first stage. Call before the first forward pass, of a batch of that size."""
@@ -230,21 +231,21 @@ class StageRunner:
         self._noted_tuning = self.tuning.snapshot()
         # The engine notes its messages all the time; only the reducer's need a hook.
         record = stage.record and not (stage.plan is not None and needs_engine(stage.plan))
-        if (stage.plan, record) != self._running:
-            self._change_buckets(stage.plan, record=record)
-            self._running = (stage.plan, record)
+        if (stage.plan, stage.hook, record) != self._running:
+            self._change_buckets(stage.plan, stage.hook, record=record)
+            self._running = (stage.plan, stage.hook, record)
         if stage.is_steady:
             self._history.clear()
             self._drift.restart()
         self.iterations.start()
 
-    def _change_buckets(self, plan: Plan | None, *, record: bool) -> None:
+    def _change_buckets(self, plan: Plan | None, hook: Rounded | None, *, record: bool) -> None:
         if plan is not None:
             self._reducer.meet(plan)  # on all ranks; the change itself may come later on one
         updates = self._job.updates
 
         def change() -> None:
-            self._reducer.use(plan, record=record, updates=updates)
+            self._reducer.use(plan, hook, record=record, updates=updates)
             self.progress = self._progress()
 
         self._reducer.change(change)

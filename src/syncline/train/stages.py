@@ -13,10 +13,11 @@ from syncline.plan.document import Value
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE, Auto
+from syncline.plan.planners.compressed import compressed
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import ACCUMULATING, COMPUTING, WAIT, Norm, Profile
-from syncline.plan.recipe import Compression
+from syncline.plan.recipe import Compression, Recipe, Rounded
 from syncline.plan.run import Decision, Rate
 from syncline.plan.simulator.predict import predict
 from syncline.plan.timeline import Timeline
@@ -37,6 +38,11 @@ class Settings:
     ddp: Ddp = field(default_factory=Ddp)
     """DDP's own buckets under the user's arguments."""
 
+    @property
+    def wire(self) -> Rounded | None:
+        """The type in which all gradients are to travel, if the user has asked for one."""
+        return None if isinstance(self.compression, Recipe) else self.compression
+
 
 MOST_NOISE = 0.005
 """Share of the passes that counts as their error at most. By Student's t it is 6 % of two that
@@ -52,6 +58,8 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     name: str
     plan: Plan | None = None
     """The messages; None for DDP's own buckets."""
+    hook: Rounded | None = None
+    """Without a plan: the type of torch's hook under which DDP's own buckets travel; None: none."""
     warmup: int = 0
     """Iterations that are not measured."""
     iterations: int = 0
@@ -192,6 +200,8 @@ class Findings(Value, frozen=True, kw_only=True):
     """The plan whose messages run; None for DDP's own buckets."""
     baseline: Rate | None = None
     """The DDP baseline."""
+    hook: Rounded | None = None
+    """The type of torch's hook under which that runs; None: none."""
     planned: Rate | None = None
     """The plan, as measured when it was decided on."""
     comparison: Comparison | None = None
@@ -209,7 +219,8 @@ class Findings(Value, frozen=True, kw_only=True):
         """
         if self.plan is not None or self.profile is None or self.network is None:
             return self.plan
-        return ddp.plan(self.profile, self.network)
+        own = ddp.plan(self.profile, self.network)
+        return own if self.hook is None else compressed(own, self.hook)
 
     def predicted_timeline(self, ddp: Ddp) -> Timeline | None:
         """Return the prediction for what runs, where one was made."""

@@ -124,7 +124,8 @@ class Trials:
         predicted_s = expected.predicted_s(expected.plan.planner)
         self._notes.announce(
             f"trying {expected.plan.planner}, which is predicted to take {in_ms(predicted_s)} an "
-            f"iteration; stock DDP takes {in_ms(self._experiments.baseline.iteration_s)}"
+            f"iteration; {self._experiments.baseline.name} takes "
+            f"{in_ms(self._experiments.baseline.iteration_s)}"
         )
         return (yield from self._experiments.try_plan(expected.plan, expected))
 
@@ -219,7 +220,7 @@ class Trials:
         found: list[Measured] = []
         iterations = math.ceil(CALIBRATED_S / self._experiments.baseline.iteration_s)
         least = min(max(iterations, LEAST_CALIBRATED), MOST_COMPARED[1])
-        wire = self._settings.compression
+        wire = self._settings.wire
         for each in plans:
             plan = each if wire is None else compressed(each, wire)
             stage = self._experiments.stage(f"calibrating with {plan.planner}", plan)

@@ -7,6 +7,8 @@ import pytest
 
 from syncline.plan.network import Link, Network
 from syncline.plan.planners.auto import choose, suggestion
+from syncline.plan.planners.compressed import planned_in
+from syncline.plan.planners.overlap import Overlap
 from syncline.plan.prediction import Suggestion
 from syncline.plan.profile import Gradient, Operation, Profile
 from syncline.plan.simulator.predict import predict
@@ -44,6 +46,10 @@ def test_a_slow_network_gets_a_suggestion_and_a_dense_plan() -> None:
     assert choice.forecast == predict(PROFILE, network, choice.plan)
     assert "gtop-k-butterfly at density 0.001 would take" in found.sentence
     assert "lossy" in found.sentence
+    rounded = planned_in(Overlap(), PROFILE, network, "bfloat16")
+    assert found.rounded_s == predict(PROFILE, network, rounded).prediction.iteration_s
+    assert found.sentence.startswith("bfloat16 would take")
+    assert "ask for it by compression='bfloat16'; gtop-k" in found.sentence
     assert choice.comparison.from_json(choice.comparison.to_json()) == choice.comparison
 
 
@@ -64,11 +70,13 @@ def test_where_communication_is_hidden_nothing_is_gained() -> None:
 
 
 def test_slow_selection_gains_nothing_either() -> None:
+    """16 bits still do, if nothing else is said."""
     slow = SparseSpeeds(select_s_per_element=1e-6, merge_s_per_entry=0.0)
     found = choose(PROFILE, on(GBIT, 8, slow)).comparison.suggestion
     assert found is not None
     assert found.gain < 1
     assert not found.pays
+    assert found.sentence.endswith("ask for it by compression='bfloat16'")
 
 
 def test_speeds_that_are_not_known_are_said_to_be_left_out() -> None:

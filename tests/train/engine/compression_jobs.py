@@ -213,6 +213,26 @@ def decides(given: str | dict[str, Any], slow: bool) -> dict[str, Any]:
     }
 
 
+def hooked(wire: str) -> dict[str, Any]:
+    """Train where torch's hook is faster than a plan and than no hook, and look at a gradient."""
+    ddp, optimizer = begun(wire)
+
+    def takes(stage: Stage) -> float:
+        return 0.1 if stage.hook is not None else 0.2
+
+    with measured_as(takes):
+        steps = steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 3, first=steps)
+    gradients = [p.grad for p in ddp.parameters() if p.grad is not None]
+    run = ddp.run_record()
+    assert run.baseline is not None
+    return {
+        "baseline": run.baseline.name,
+        "rounded": all(g.to(getattr(torch, wire)).float().equal(g) for g in gradients),
+        "parameters": {n: p.detach().numpy().copy() for n, p in ddp.module.named_parameters()},
+    }
+
+
 def resumed_without_dense_steps() -> bool:
     """Say whether a training that dense buckets had won compresses where no step may be dense."""
     ddp, optimizer = begun({"density": 0.05}, check=False)

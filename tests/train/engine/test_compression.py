@@ -121,6 +121,15 @@ def test_a_compressed_plan_that_is_faster_stays(workers: WorkerPool) -> None:
         assert found["decided"] == (True, True)
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_torch_s_hook_stays_where_it_is_the_fastest(workers: WorkerPool, wire: str) -> None:
+    first, second = workers.run(jobs.hooked, 2, wire)
+    assert first["baseline"] == f"DDP with a {wire} hook"
+    assert first["rounded"]
+    for name, values in first["parameters"].items():
+        np.testing.assert_array_equal(values, second["parameters"][name])
+
+
 @pytest.mark.parametrize("unit", ["layer", "model"])
 def test_what_no_rank_uses_in_a_step_keeps_its_residual(workers: WorkerPool, unit: str) -> None:
     """DDP would not hand it what the exchange delivers."""

@@ -136,10 +136,10 @@ def _remedies(
     def ddp_s(change: Change) -> float:
         return simulator.plan_at(change, "ddp").prediction.iteration_s
 
-    how = "run --compression bf16"
-    if profile.device.startswith("cuda"):  # torch's hook needs NCCL
-        how = f"model.register_comm_hook(None, default_hooks.bf16_compress_hook), or {how}"
-    yield "16-bit gradients", ddp_s(Change(wire="bfloat16")), how
+    found: Suggestion | None = chosen.comparison.suggestion
+    rounded_s = None if found is None else found.rounded_s
+    rounded_s = ddp_s(Change(wire="bfloat16")) if rounded_s is None else rounded_s
+    yield "16-bit gradients", rounded_s, "run --compression bf16"
     sizes = {
         mib: predict_iteration_s(
             profile,
@@ -157,7 +157,6 @@ def _remedies(
         accumulated_s,
         "with model.no_sync(): for all but the last; the batch grows with it",
     )
-    found: Suggestion | None = chosen.comparison.suggestion
     if found is not None:
         how = "run --compression gtopk --density 0.001; lossy"
         yield f"sparse, {found.algorithm}", found.iteration_s, how

@@ -145,9 +145,9 @@ def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
             planned = units.with_noise(run.planned.iteration_s, run.planned.noise_s)
             headline = {
                 "planned": f"With the {run.planner} plan, {where} trains in {planned} an "
-                f"iteration, {change} than the {baseline} of stock DDP",
+                f"iteration, {change} than the {baseline} of {run.baseline.name}",
                 "reverted": f"The plan for {where} took {planned} an iteration, {change} than "
-                f"the {baseline} of stock DDP, and was dropped",
+                f"the {baseline} of {run.baseline.name}, and was dropped",
             }[run.decision]
     if run.decision == "planned" and run.messages:
         reason = f"the plan of {units.counted(run.messages, 'message')} stays: {reason}"

@@ -209,7 +209,9 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
 
     def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
         fitting = renamed_plan(plan, module.gradient_names)
-        model = DistributedDataParallel(module, plan=fitting, check=False, init_sync=False)
+        model = DistributedDataParallel(
+            module, plan=fitting, check=False, compression=plan.wire, init_sync=False
+        )
         return model, model.overlap(optimizer) if plan.wait == "need" else optimizer
 
     def messages(model: DistributedDataParallel) -> list[SentMessage]:

@@ -12,10 +12,10 @@ from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.base import Planner
-from syncline.plan.planners.compressed import uncut
+from syncline.plan.planners.compressed import planned_in, uncut
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.merge import Merge
-from syncline.plan.planners.overlap import candidates
+from syncline.plan.planners.overlap import Overlap, candidates
 from syncline.plan.prediction import Comparison, Suggestion
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import Forecast, predict, predict_iteration_s
@@ -25,8 +25,12 @@ SUGGESTED_DENSITY = 0.001
 """The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
 
 
-def suggestion(profile: Profile, network: Network, dense_s: float) -> Suggestion | None:
+def suggestion(
+    profile: Profile, network: Network, dense_s: float, *, defers: bool = True
+) -> Suggestion | None:
     """Return the sparse exchange of the shortest iteration, its messages merged for it.
+
+    Beside it, one in bfloat16 under a plan made for that.
 
     That is an all-gather (``top-k``) where it is cheaper than gTop-k, as with few workers or on a
     fast link. None for a single worker, for a network that is sparse already, has no known link or
@@ -37,6 +41,7 @@ def suggestion(profile: Profile, network: Network, dense_s: float) -> Suggestion
         profile: what the worker computes.
         network: what dense messages cost.
         dense_s: seconds an iteration without compression.
+        defers: whether the forward pass can wait for single gradients.
     """
     if dense_s <= 0 or not _can_be_sparse(network):
         return None
@@ -48,11 +53,17 @@ def suggestion(profile: Profile, network: Network, dense_s: float) -> Suggestion
     best = min(found, key=lambda name: found[name])
     if found[best] <= 0:
         return None
+    rounded_s = None
+    if all(gradient.dtype == "float32" for gradient in profile.gradients):
+        planner = Overlap() if defers else Merge()
+        rounded = planned_in(planner, profile, network, "bfloat16")
+        rounded_s = predict_iteration_s(profile, network, rounded)
     return Suggestion(
         algorithm=best,
         density=SUGGESTED_DENSITY,
         iteration_s=found[best],
         dense_s=dense_s,
+        rounded_s=rounded_s,
         selecting_counted=network.sparse is not None,
         on_gpu=profile.device.startswith("cuda"),
     )
@@ -159,7 +170,9 @@ def choose(
         predictions=predictions,
         chosen=chosen,
         reason=reason,
-        suggestion=suggestion(profile, network, forecasts[chosen].prediction.iteration_s),
+        suggestion=suggestion(
+            profile, network, forecasts[chosen].prediction.iteration_s, defers=defers
+        ),
     )
     return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
 

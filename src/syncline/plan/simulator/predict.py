@@ -175,11 +175,10 @@ def _communication_bound_s(
     if strategy.exchange != "all-reduce" or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
-    wires = {message.wire for message in plan.messages}
-    if not wires <= {None}:
-        # Rounded messages cost no less than their bytes in the narrowest type, without casts.
-        profile = with_wire(profile, max(filter(None, wires)))
-        network = network if None in wires else network.casting()
+    if plan.wire is not None:
+        # Others than these cost no less than they would in 16 bits without casts.
+        profile = with_wire(profile, plan.wire)
+        network = network.casting() if all(m.wire for m in plan.messages) else network
     network = _undercut_by_none(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -63,20 +63,20 @@ CAST_ELEMENTS = 64 * 1024
 
 @dataclass(slots=True)
 class Slice:
-    """Contiguous elements that one message exchanges."""
+    """Contiguous elements that one message exchanges, and the type in which they travel."""
 
     elements: torch.Tensor
-    """Where they are, in the gradients' own type."""
-    wire: torch.dtype | None = None
-    """The type in which they travel, if not their own."""
-    sent: torch.Tensor | None = None
-    """A copy in the wire's type, where the backend itself sums them; see
-    :meth:`DenseTransport.prepare`."""
+    wire: torch.dtype
+    sent: torch.Tensor = field(init=False)
+    """What a backend sums: the elements, or a copy in the wire's type."""
+
+    def __post_init__(self) -> None:
+        self.sent = self.elements
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The type in which they travel."""
-        return self.wire or self.elements.dtype
+    def casts(self) -> bool:
+        """Whether they travel in another type than their own."""
+        return self.wire != self.elements.dtype
 
 
 class DenseTransport:
@@ -122,7 +122,7 @@ class DenseTransport:
         # differ in the last bit.
         if collective == "all-gather" or (collective == "reduce-scatter" and self.halves_are_rings):
             return
-        if given.wire is None:
+        if not given.casts:
             elements.mul_(self._share)
             return
         given.sent = torch.empty_like(elements, dtype=given.wire)
@@ -154,14 +154,12 @@ class DenseTransport:
             return self._scatter(given, shares, on_sent)
         if collective == "all-gather":
             return self._gather(given, shares, on_sent)
-        elements, sent = given.elements, given.sent
-        if sent is None:
-            return Work(self.group.allreduce([_given(elements)]).wait)
-        work = self.group.allreduce([_given(sent)])
+        work = self.group.allreduce([_given(given.sent)])
 
         def complete() -> None:
             work.wait()
-            elements.copy_(sent)
+            if given.casts:
+                given.elements.copy_(given.sent)
 
         return Work(complete)
 
@@ -188,8 +186,7 @@ class DenseTransport:
 
         It sends as much as a ring does. Every backend has an all-to-all.
         """
-        buffer = given.elements
-        sent = buffer if given.sent is None else given.sent
+        buffer, sent = given.elements, given.sent
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
         arrived = sent.new_empty(own * self.workers)
@@ -207,7 +204,7 @@ class DenseTransport:
                     torch.add(rows[0], rows[1], out=share)
                 else:
                     torch.sum(rows, 0, out=share)
-                if given.wire is not None:
+                if given.casts:
                     share.copy_(share.to(given.wire))
 
         return Work(complete)
@@ -216,7 +213,7 @@ class DenseTransport:
         """Send every worker all shares, each padded to the longest."""
         buffer = given.elements
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
-        sent = buffer.new_empty(longest, dtype=given.dtype)
+        sent = buffer.new_empty(longest, dtype=given.wire)
         arrived = [torch.empty_like(sent) for _ in shares]
         for part, place in _parts(shares[self.rank], buffer, sent):
             place.copy_(part)
@@ -245,14 +242,11 @@ class RingDenseTransport(DenseTransport):
         return Work(self._ring.gather_rows(sent, rows))
 
     def _scatter(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
-        return Work(
-            self._ring.reduce_scatter(
-                given.elements, shares, self._share, wire=given.wire, on_sent=on_sent
-            )
-        )
+        ring, factor = self._ring, self._share
+        return Work(ring.reduce_scatter(given.elements, shares, factor, given.wire, on_sent))
 
     def _gather(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
-        return Work(self._ring.all_gather(given.elements, shares, wire=given.wire, on_sent=on_sent))
+        return Work(self._ring.all_gather(given.elements, shares, given.wire, on_sent))
 
 
 class CudaDenseTransport(DenseTransport):

@@ -58,9 +58,10 @@ class Round:
         return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
 
-def wire_of(message: Message) -> torch.dtype | None:
-    """Return the type in which a message travels, if not that of its gradients."""
-    return None if message.wire is None else getattr(torch, message.wire)
+def slice_of(message: Message, elements: torch.Tensor) -> Slice:
+    """Return what a message of a plan exchanges."""
+    wire = elements.dtype if message.wire is None else getattr(torch, message.wire)
+    return Slice(elements, wire)
 
 
 class _Issued(NamedTuple):
@@ -320,7 +321,7 @@ class MessageThreads:
             if self._closing or round_.missing[number]:
                 return False
         place = self.layout.places[number]
-        given = Slice(self.buffers[place.bucket][place.start : place.stop], wire_of(message))
+        given = slice_of(message, self.buffers[place.bucket][place.start : place.stop])
         if compressor is None:
             transport.prepare(given, message.collective)
         if not self._may_send():
@@ -356,7 +357,7 @@ class MessageThreads:
         On CUDA the current stream waits for the result.
         """
         message, transport = self.plan.messages[number], self._transport
-        given = Slice(elements, wire_of(message))
+        given = slice_of(message, elements)
         after = [] if transport.bounded else [transport.mark()]
         transport.prepare(given, message.collective)
         work = transport.send(given, message.collective, self._shares[number], after, lambda: None)

@@ -3,15 +3,17 @@
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 
 from syncline.plan.plan import Plan
+from syncline.plan.recipe import Rounded
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 from syncline.train.engine.dense_transport import scale, sum_then
 from syncline.train.measure.clock import Clock, CpuClock
@@ -65,11 +67,29 @@ Recorded = list[BucketStamps] | EngineTimes
 """What is recorded of an exchange: by the reducer's hook, or by the engine."""
 
 
-class BucketRecorder:
-    """A DDP communication hook that does what DDP does without one, and records the time."""
+BucketHook = Callable[[object, GradBucket], Future[torch.Tensor]]
 
-    def __init__(self, group: dist.ProcessGroup, clock: Clock) -> None:
-        self._group = group
+
+def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
+    """Return torch's communication hook of a type, or what DDP does without one, for a group."""
+
+    def exchange(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
+        if wire is not None:
+            torchs = default_hooks.bf16_compress_hook
+            if wire == "float16":
+                torchs = default_hooks.fp16_compress_hook
+            return torchs(group, bucket)
+        scale(bucket, group)
+        return sum_then(bucket, group, lambda future: future.value()[0])
+
+    return exchange
+
+
+class BucketRecorder:
+    """A DDP communication hook that does what another one does, and records the time."""
+
+    def __init__(self, exchange: BucketHook, clock: Clock) -> None:
+        self._exchange = exchange
         self._clock = clock
         self._exchanges: list[BucketStamps] = []
 
@@ -80,15 +100,14 @@ class BucketRecorder:
 
     def hook(self, _: object, bucket: GradBucket) -> Future[torch.Tensor]:
         """Average the bucket over the group. Registered with ``register_comm_hook``."""
-        scale(bucket, self._group)
         exchange = BucketStamps(bucket.index(), self._clock.stamp(), [])
         self._exchanges.append(exchange)
 
-        def finish(future: Future[list[torch.Tensor]]) -> torch.Tensor:
+        def finish(future: Future[torch.Tensor]) -> torch.Tensor:
             exchange.finished.append(self._clock.stamp())
-            return future.value()[0]
+            return future.value()
 
-        return sum_then(bucket, self._group, finish)
+        return self._exchange(None, bucket).then(finish)
 
 
 def recorded_timeline(

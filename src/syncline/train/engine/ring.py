@@ -42,7 +42,6 @@ class Ring:
         buffer: torch.Tensor,
         shares: Shares,
         factor: float = 1.0,
-        *,
         wire: torch.dtype | None = None,
         on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
@@ -71,8 +70,6 @@ class Ring:
         # This worker's own share arrives last, with what all others have added.
         steps = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        arriving = _like(parts[1:], wire)
-
         for part in parts[0]:
             part.mul_(factor)
 
@@ -81,20 +78,19 @@ class Ring:
             # opposite signs do not cancel, as they do in an all-reduce.
             part.mul_(factor).add_(arrived.to(part.dtype))
 
-        complete = self._pass_on(parts, arriving, add, on_sent, wire)
+        pass_on = self._pass_on(parts, wire or buffer.dtype, add, on_sent, in_place=False)
 
-        def rounded() -> None:
-            complete()
+        def complete() -> None:
+            pass_on()
             for part in parts[-1]:
-                part.copy_(part.to(wire))
+                part.copy_(part.to(wire or buffer.dtype))  # nothing, if that is their own
 
-        return complete if wire is None else rounded
+        return complete
 
     def all_gather(
         self,
         buffer: torch.Tensor,
         shares: Shares,
-        *,
         wire: torch.dtype | None = None,
         on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
@@ -111,9 +107,9 @@ class Ring:
         """
         steps = [(self._rank - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        if wire is None:
-            return self._pass_on(parts, parts[1:], lambda *_: None, on_sent, wire)
-        return self._pass_on(parts, _like(parts[1:], wire), torch.Tensor.copy_, on_sent, wire)
+        wire = wire or buffer.dtype
+        in_place = wire == buffer.dtype
+        return self._pass_on(parts, wire, torch.Tensor.copy_, on_sent, in_place=in_place)
 
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """Begin to collect a row of every worker, each sent directly to all others.
@@ -143,31 +139,33 @@ class Ring:
     def _pass_on(
         self,
         parts: list[list[torch.Tensor]],
-        arriving: list[list[torch.Tensor]],
+        wire: torch.dtype,
         take: Callable[[torch.Tensor, torch.Tensor], object],
         on_sent: Callable[[], None],
-        wire: torch.dtype | None,
+        *,
+        in_place: bool,
     ) -> Callable[[], None]:
         """Send the first parts, and each part after it once it has arrived and was taken.
 
         Args:
             parts: of each step, the segments that are sent in it; those of the last one stay here.
-            arriving: of each step but the first, where what the worker before sends arrives.
+            wire: the type in which they are sent.
             take: is given a segment, and what has arrived for it.
             on_sent: called once the last part has been sent.
-            wire: the type in which parts are sent, if not their own.
+            in_place: whether what arrives replaces a segment at once.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
-            return self.group.send([keepalive(part.to(wire or part.dtype))], after, tag)
+            return self.group.send([keepalive(part.to(wire))], after, tag)
 
         # What is expected is announced first: a sender that finds no receiver has to ask for one.
         receiving = [
             (self.group.recv([keepalive(arrived)], before, tag), part, arrived, step)
-            for step, segments in enumerate(arriving, 1)
-            for part, arrived in zip(parts[step], segments, strict=True)
+            for step, segments in enumerate(parts[1:], 1)
+            for part in segments
+            for arrived in (part if in_place else torch.empty_like(part, dtype=wire),)
         ]
         sending = [send(part) for part in parts[0]]
         unsent = sum(map(len, parts[1:-1]))
@@ -197,8 +195,3 @@ class Ring:
             count = -(-(stop - start) // most)
             segments += buffer[start:stop].tensor_split(count)
         return segments
-
-
-def _like(parts: list[list[torch.Tensor]], wire: torch.dtype | None) -> list[list[torch.Tensor]]:
-    """Return new tensors of the lengths of some segments, in the wire's type."""
-    return [[torch.empty_like(part, dtype=wire) for part in segments] for segments in parts]
