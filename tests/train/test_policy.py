@@ -852,6 +852,18 @@ def test_a_plan_that_is_slower_than_a_hook_gives_way_to_it() -> None:
     assert {m.payload for m in plan.messages} == {"bfloat16"}
 
 
+def test_after_drift_ddp_is_measured_with_and_without_the_hook_again() -> None:
+    run, _ = in_16_bits(hooked_s=0.16, planned_s=0.14)
+    drifted = Measurement(times_s=(0.14,) * 9, drifted=True, deferring=run.now)
+    stages = play(
+        run, lambda s: 0.16 if s.hook else STOCK_S if s.plan is None else 0.2, before=drifted
+    )
+    first, second = [s.hook for s in stages if s.name.startswith("measuring") and not s.goes_on]
+    assert (first, second) == (None, "bfloat16")
+    assert run.findings.decision == "reverted"
+    assert stages[-1].hook == "bfloat16"
+
+
 def test_a_hook_that_is_slower_than_none_is_no_baseline() -> None:
     run, stages = in_16_bits(hooked_s=0.25, planned_s=0.22)
     found = run.findings

@@ -154,15 +154,19 @@ class Experiments:
         return rate.noise_s <= COMPARED_NOISE * rate.iteration_s
 
     def measure_baseline(
-        self, name: str = "measuring DDP", iteration_s: float | None = None
+        self,
+        name: str = "measuring DDP",
+        iteration_s: float | None = None,
+        *,
+        anew: bool = True,
     ) -> Found:
         """Train under DDP's own buckets; ``iteration_s``, if known, is what one may take.
 
-        Where 16 bits were asked for, users would run DDP with torch's hook otherwise: the first
-        time it is measured, too, and the faster of the two is the baseline from then on. Return
-        what was measured without the hook, or what was measured last.
+        Where 16 bits were asked for, users would run DDP with torch's hook otherwise. ``anew`` it
+        is measured, too, and the faster of the two is the baseline from then on; what is returned
+        is of DDP without it.
         """
-        is_first = not self.baseline_s
+        self.hook = None if anew else self.hook
         warmup = REBUILT  # the buckets of a plan ran before
         if self.baseline_s:
             iteration_s = self.baseline_s[-1]
@@ -176,7 +180,7 @@ class Experiments:
         self.broadcast_s = found.broadcast_s
         self._take_as_baseline(found)
         wire = self.settings.wire
-        if is_first and wire is not None:
+        if anew and wire is not None:
             stage = Stage(name=f"{name} with a {wire} hook", hook=wire, warmup=REBUILT)
             hooked = yield from self.measure_until(stage, found.times_s[-1], self.is_known)
             if hooked.rate("").iteration_s < self.baseline.iteration_s:

@@ -212,7 +212,9 @@ class Policy:
         if known and plan is not None and change <= CHANGED:
             self.notes.say(f"{figures}; comparing it with DDP again")
             self.notes.findings = msgspec.structs.replace(then, plan=None)
-            yield from self._experiments.measure_baseline("comparing with DDP", rate.iteration_s)
+            yield from self._experiments.measure_baseline(
+                "comparing with DDP", rate.iteration_s, anew=False
+            )
             if compare(found.times_s, self._experiments.baseline_s) > 0:
                 self._keep_or_drop(Trial(plan, found, rate, None), then)
                 return
@@ -304,7 +306,7 @@ class Policy:
         baseline = self._experiments.baseline
         judged, faster = trial, [trial.rate.iteration_s <= baseline.iteration_s]
         while faster.count(faster[-1]) < 2:
-            yield from self._experiments.measure_baseline("comparing with DDP")
+            yield from self._experiments.measure_baseline("comparing with DDP", anew=False)
             reads = self._reads.state
             again = yield from self._experiments.try_plan(trial.plan, trial.forecasts, "comparing")
             if self._reads.state != reads:

@@ -13,7 +13,7 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Message, Payload, Plan
 from syncline.plan.planners.base import Planner
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.planners.overlap import MOST_IN_FLIGHT, candidates
+from syncline.plan.planners.overlap import candidates
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
@@ -147,19 +147,16 @@ def choose_compressed(
         UserError: the recipe selects from the whole model, and the planner makes several messages.
     """
     costs = compressing(network, compression)
-    sparse = isinstance(compression, Recipe)
-    planners = candidates(defers=defers, in_flight=1 if sparse else MOST_IN_FLIGHT)
-    if planner is not None:
-        planners = (planner,)
-    elif isinstance(compression, Recipe) and compression.unit == "model":
-        planners = (Single(),)
-    made = [
-        compressed(each.plan(profile, costs), compression)
-        if isinstance(compression, Recipe)
-        else planned_in(each, profile, network, compression)
-        for each in planners
-        if sparse or planner is not None or each.NAME != Ddp.NAME
-    ]
+    if isinstance(compression, Recipe):
+        whole = compression.unit == "model"
+        planners = (Single(),) if whole else candidates(defers=defers, in_flight=1)
+        planners = planners if planner is None else (planner,)
+        made = [compressed(each.plan(profile, costs), compression) for each in planners]
+    else:
+        # DDP's own buckets are compared with below, as torch's hook sends them.
+        known = tuple(p for p in candidates(defers=defers) if p.NAME != Ddp.NAME)
+        planners = known if planner is None else (planner,)
+        made = [planned_in(each, profile, network, compression) for each in planners]
     plans = {plan.planner: plan for plan in made}
     deferring = {plan.planner for plan in made if plan.wait == "need"}
     if not defers:
@@ -170,11 +167,10 @@ def choose_compressed(
         for plan in plans.values()
     ]
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
-    own = [ddp.plan(profile, network)]
-    buckets = "dense buckets"
+    own, buckets = [ddp.plan(profile, network)], "dense buckets"
     if not isinstance(compression, Recipe):
         own.insert(0, compressed(own[0], compression))
-        buckets = "buckets, dense or with a hook,"
+        buckets = "buckets with or without a hook"
     stock = [predict(profile, network, plan).prediction for plan in own]
     least_s = min(each.iteration_s for each in stock)
     gain_s = least_s - best.iteration_s
@@ -182,7 +178,7 @@ def choose_compressed(
     if gain_s > 0:
         reason = (
             f"{name} was asked for, and is predicted to take {gain_s * 1e3:.2f} ms "
-            f"({gain_s / least_s:.1%}) less an iteration than DDP's {buckets.rstrip(',')}"
+            f"({gain_s / least_s:.1%}) less an iteration than DDP's {buckets}"
         )
     else:
         reason = f"{name} was asked for; DDP's {buckets} are predicted to be as fast"

@@ -27,7 +27,7 @@ from syncline.train.engine.dense_transport import Work
 from syncline.train.measure.gradient_hooks import take_off
 from syncline.train.sparse.gradients import NamedGradient, require_exchangeable, shaped
 from syncline.train.sparse.session import Scaler, Session
-from syncline.train.sparse.sparse_transport import SparseTransport, ring_bytes
+from syncline.train.sparse.sparse_transport import ring_bytes
 
 
 class _Rounding:
@@ -137,12 +137,10 @@ class Compressing:
         self._session: Session | None = None
         """Keeps residuals; None where nothing is left over."""
         self._exchange: Session | _Rounding
-        self._counter: SparseTransport | _Rounding
         if isinstance(compression, Recipe):
             self._exchange = self._session = Session(compression, parameters, group)
-            self._counter = self._session.transport
         else:
-            self._exchange = self._counter = _Rounding(compression)
+            self._exchange = _Rounding(compression)
         self._first_step = 0
         """The steps that had been made when this training went on from a checkpoint."""
         self._resumed = "not decided"
@@ -173,7 +171,7 @@ class Compressing:
         """What this rank has sent since the wrapper was made."""
         return Sent(
             steps=self._exchange.step - self._first_step,
-            sent_bytes=self._counter.sent_bytes,
+            sent_bytes=self._exchange.sent_bytes,
             gradient_bytes=sum(p.nbytes for p in self._parameters.values()),
         )
 

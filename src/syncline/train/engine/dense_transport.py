@@ -126,9 +126,8 @@ class DenseTransport:
             elements.mul_(self._share)
             return
         given.sent = torch.empty_like(elements, dtype=given.wire)
-        for part, cast in zip(
-            elements.split(CAST_ELEMENTS), given.sent.split(CAST_ELEMENTS), strict=True
-        ):
+        parts = zip(elements.split(CAST_ELEMENTS), given.sent.split(CAST_ELEMENTS), strict=True)
+        for part, cast in parts:
             cast.copy_(part.mul_(self._share))
 
     def send(

@@ -74,11 +74,10 @@ def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
     """Return torch's communication hook of a type, or what DDP does without one, for a group."""
 
     def exchange(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
-        if wire is not None:
-            torchs = default_hooks.bf16_compress_hook
-            if wire == "float16":
-                torchs = default_hooks.fp16_compress_hook
-            return torchs(group, bucket)
+        if wire == "bfloat16":
+            return default_hooks.bf16_compress_hook(group, bucket)
+        if wire == "float16":
+            return default_hooks.fp16_compress_hook(group, bucket)
         scale(bucket, group)
         return sum_then(bucket, group, lambda future: future.value()[0])
 

@@ -108,6 +108,11 @@ class Session:
         self._before: dict[str, list[torch.Tensor]] = {}
         """With a scaler: copies of the residuals from before the present or last step."""
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has given to the backend so far."""
+        return self.transport.sent_bytes
+
     def follow(self, scaler: Scaler) -> None:
         """Let a scaler skip steps: a gradient that is not finite is no error from now on.
 
