@@ -91,6 +91,9 @@ class Plan(Document, frozen=True, kw_only=True):
     """The norm of the averaged gradients that every update waits for, as for clipping; None if none
     does. Each worker computes it for its share of the sums, and one more message after the last sum
     exchanges these norms: 8 bytes for each tensor."""
+    sharded: bool = False
+    """Each worker updates its share of the parameters once all sums are there, and the all-gathers
+    carry parameters instead of gradients (ZeRO-1)."""
 
     def __post_init__(self) -> None:
         require_count("plan: workers", self.workers)
@@ -116,6 +119,18 @@ class Plan(Document, frozen=True, kw_only=True):
         self._check_gathering()
         if self.is_lossy:
             self._check_payloads()
+        if self.sharded:
+            if self.is_lossy:
+                raise UserError(
+                    "plan: a sharded plan gathers parameters, which must not be rounded; let its "
+                    "messages be dense"
+                )
+            halves = [message.collective for message in self.messages]
+            if self.wait == "update" or "all-reduce" in halves or halves != sorted(halves)[::-1]:
+                raise UserError(
+                    "plan: a sharded plan waits on need, and has all of its reduce-scatters before "
+                    "its all-gathers"
+                )
         if self.norm is not None and (self.wait == "update" or self.is_sparse):
             raise UserError(
                 "plan: norms are exchanged only where updates wait on need and no message is sparse"
@@ -240,7 +255,26 @@ class Plan(Document, frozen=True, kw_only=True):
 
     def waiting_for_all(self) -> Plan:
         """Return the plan whose update waits for all messages, and so needs no norm."""
-        return msgspec.structs.replace(self, wait="update", norm=None)
+        return msgspec.structs.replace(self, wait="update", norm=None, sharded=False)
+
+    def in_shards(self) -> Plan:
+        """Return the plan in which workers update shares: all sums in order, then all gathers."""
+        if self.sharded:
+            return self
+        summed = [m for m in self.messages if m.collective != "all-gather"]
+        gathered = [m for m in self.messages if m.collective != "reduce-scatter"]
+        return msgspec.structs.replace(
+            self,
+            messages=(
+                *(msgspec.structs.replace(m, collective="reduce-scatter") for m in summed),
+                *(
+                    msgspec.structs.replace(m, collective="all-gather", delay_s=0.0)
+                    for m in gathered
+                ),
+            ),
+            wait="need",
+            sharded=True,
+        )
 
     def _ends(self) -> list[int]:
         """Return the element after the last one of each tensor."""

@@ -182,6 +182,9 @@ class Profile(Document, frozen=True, kw_only=True):
     norm: Norm | None = None
     """The norm of the averaged gradients that every update waits for, as for clipping; None if
     updates wait for their own gradients only."""
+    sharded: bool = False
+    """Whether each worker updates its share of the parameters alone. The update's duration is then
+    that of a share."""
 
     def __post_init__(self) -> None:
         require_count("profile: workers", self.workers)

@@ -34,6 +34,7 @@ from syncline.train.memory import Memory
 from syncline.train.monitoring import Monitored
 from syncline.train.overlap.averages import average_weights
 from syncline.train.overlap.deferred_optimizer import innermost
+from syncline.train.overlap.sharded_optimizer import ShardedOptimizer
 from syncline.train.planned_training import PlannedTraining, UnplannedTraining
 from syncline.train.properties import with_own_errors
 from syncline.train.requirements import COPIED, require_given_fits, require_same, why_untried
@@ -213,7 +214,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     # ------------------------------------------------------------------ the update
 
     def overlap(
-        self, optimizer: torch.optim.Optimizer, *, guard: bool = False
+        self, optimizer: torch.optim.Optimizer, *, guard: bool = False, shard: bool = False
     ) -> torch.optim.Optimizer:
         """Let the exchange go on under the next forward pass, and update each parameter there.
 
@@ -236,17 +237,45 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
                 place in the code that does so. It costs about 25 us per parameter and iteration;
                 use it to look for such reads, or where they cannot be changed. It applies to all
                 optimizers of this wrapper, and works on CPUs only.
+            shard: let each rank keep the optimizer's state for its share of the parameters alone,
+                and update only that (ZeRO, stage 1). ``optimizer.state[p]`` is this rank's share,
+                of shape ``(elements,)``; :meth:`full_state_dict` collects the whole. All optimizers
+                of a model are sharded, or none.
 
         Returns:
             The same optimizer.
 
         Raises:
             UserError: called twice for this optimizer or after training has begun, or the optimizer
-                holds no parameter of this model.
+                holds no parameter of this model; or it cannot be sharded.
         """
         self._training.require_not_begun("overlap")
-        self._training.overlap(innermost(optimizer), guard=guard)
+        self._training.overlap(innermost(optimizer), guard=guard, shard=shard)
         return optimizer
+
+    def full_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Collect the state of a sharded optimizer, in the format of its own ``state_dict``.
+
+        Call on all ranks. Load it with ``optimizer.load_state_dict`` on all ranks, of any number,
+        sharded or not.
+
+        Args:
+            optimizer: given to :meth:`overlap` with ``shard=True``.
+
+        Returns:
+            The whole state on rank 0, its tensors on the CPU; ``{}`` on other ranks.
+
+        Raises:
+            UserError: this optimizer of this model is not sharded.
+        """
+        inner = innermost(optimizer)
+        for known in self._training.wrapped.optimizers:
+            if known.optimizer is inner and isinstance(known, ShardedOptimizer):
+                return known.full_state_dict()
+        raise UserError(
+            "full_state_dict is for optimizers that this model shards; call "
+            "optimizer.state_dict(), or model.overlap(optimizer, shard=True) before training"
+        )
 
     @property
     def defers(self) -> bool:

@@ -28,6 +28,7 @@ from syncline.train.measure.exchange import timeout_of
 from syncline.train.measure.gradient_hooks import GradientHooks, weakly
 from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.gates import Gates
+from syncline.train.overlap.sharded_deferral import ShardedDeferral
 from syncline.train.shutdown import finish_on_shutdown
 from syncline.train.watches import PaceSample
 from syncline.train.wrapped import Wrapped
@@ -77,7 +78,8 @@ class EngineExecutor(Executor):
             timeout_s=timeout_of(wrapped.group).total_seconds(),
         )
         parameters = {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}
-        self.deferral = Deferral(parameters, self._engine, wrapped.guard)
+        kind = ShardedDeferral if plan.sharded else Deferral
+        self.deferral = kind(parameters, self._engine, wrapped.guard)
         self._shutdown = finish_on_shutdown(self.deferral, self._engine)
         self._first_rounds = FirstRounds(self.deferral, self._compressor, wrapped.group)
         self._rounds = 0
@@ -104,7 +106,7 @@ class EngineExecutor(Executor):
 
     def stop(self) -> None:
         """Finish what is pending and take everything off again."""
-        self.deferral.settle()
+        self.deferral.stop()
         self._engine.wait_all(on_host=True)
         self._gates.detach()
         self._hooks.remove()
@@ -190,7 +192,9 @@ class EngineExecutor(Executor):
             return
         if self.deferral.pending:
             self.deferral.settle()
-        if not self._expected:
+        self.deferral.begin_backward()
+        self.mixed = not self._expected
+        if self.mixed:
             return
         self._expected = False
         by_engine = self._first_rounds.usable
@@ -219,7 +223,7 @@ class EngineExecutor(Executor):
         self._rounds += 1
         self._engine.check()
         if by_engine:
-            self._engine.wait(self._views.foreign)
+            self.deferral.wait_for(self._views.foreign)
         self._views.end(known=self._first_rounds.usable)
         if by_engine and self.defers:
             self.deferral.suspend_gradients()

@@ -45,6 +45,8 @@ class Executor:
         self.bucket_bytes = bucket_bytes
         self._expected = False
         """Whether the next backward pass will be exchanged."""
+        self.mixed = False
+        """Whether a backward pass that was not exchanged came after the last one that was."""
 
     def hook(self) -> Callable[..., Any] | None:
         """Return the communication hook that takes full buckets, if it needs one."""

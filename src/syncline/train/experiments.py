@@ -242,7 +242,9 @@ class Experiments:
             found = yield msgspec.structs.replace(stage, warmup=0, iterations=more, goes_on=True)
             count += more
         assert found.profile is not None
-        return msgspec.structs.replace(found.profile, norm=self.reads.norm)
+        return msgspec.structs.replace(
+            found.profile, norm=self.reads.norm, sharded=self.reads.deferring.sharded
+        )
 
     def mismatches(self, plan: Plan, found: Measurement) -> bool:
         """Report if DDP's reducer would not take a plan's messages; return whether that is so."""

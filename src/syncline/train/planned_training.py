@@ -27,8 +27,15 @@ from syncline.train.overlap.averages import average_with_torch
 from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.train.overlap.guard import Guard
+from syncline.train.overlap.sharded_optimizer import ShardedOptimizer
+from syncline.train.overlap.sharding import Sharding
 from syncline.train.reducer import Reducer
-from syncline.train.requirements import TENSOR_PARALLEL, require_outermost, why_not_compiled
+from syncline.train.requirements import (
+    TENSOR_PARALLEL,
+    require_outermost,
+    require_shardable,
+    why_not_compiled,
+)
 from syncline.train.stage_runner import StageRunner
 from syncline.train.stages import Findings, Settings, Stage
 from syncline.train.tuning import Tuning
@@ -130,8 +137,16 @@ class UnplannedTraining:
         """Return a context for the making of buckets, in which gradients stay what they are."""
         return self.executor.keeping_gradients()
 
-    def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:  # noqa: ARG002
+    def overlap(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        guard: bool = False,  # noqa: ARG002
+        shard: bool = False,
+    ) -> None:
         """Defer the updates of an optimizer."""
+        if shard and self.why is not None:
+            raise UserError(f"overlap(shard=True): nothing can be sharded here: {self.why}")
         known = {id(parameter) for parameter in self.wrapped.module.parameters()}
         if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
             raise UserError(
@@ -214,6 +229,11 @@ class PlannedTraining(UnplannedTraining):
         super().begin_forward(batch, compiled=compiled)
         self.executor.look()
         if self._joins():
+            if self.wrapped.sharding is not None:
+                raise UserError(
+                    "join cannot be used with overlap(shard=True): every rank must make every "
+                    "step, to gather the parameters; leave shard out"
+                )
             runner.leave_engine()
         else:
             runner.return_to_engine()
@@ -304,14 +324,28 @@ class PlannedTraining(UnplannedTraining):
 
     # ------------------------------------------------------------------ the update
 
-    def overlap(self, optimizer: torch.optim.Optimizer, *, guard: bool = False) -> None:
+    def overlap(
+        self, optimizer: torch.optim.Optimizer, *, guard: bool = False, shard: bool = False
+    ) -> None:
         """Defer the updates of an optimizer."""
-        super().overlap(optimizer, guard=guard)
+        super().overlap(optimizer, guard=guard, shard=shard)
         wrapped = self.wrapped
+        if shard or wrapped.sharding is not None:
+            require_shardable(wrapped, optimizer, shard=shard)
         if guard and wrapped.guard is None:
             wrapped.guard = Guard()
         deferral = weakref.WeakMethod(self._deferral_now)
-        wrapped.optimizers.append(DeferredOptimizer.of(optimizer, deferral))
+        if shard:
+            wrapped.sharding = wrapped.sharding or Sharding(
+                wrapped.parameters, wrapped.tensors(), wrapped.group
+            )
+            sharded = ShardedOptimizer(optimizer, wrapped.sharding)
+            sharded.attach(deferral, weakref.WeakMethod(self._mixed))
+            wrapped.optimizers.append(sharded)
+            if len(wrapped.optimizers) > 1:
+                self.stop_deferring("several sharded optimizers update this model")
+        else:
+            wrapped.optimizers.append(DeferredOptimizer.of(optimizer, deferral))
         if is_compiled(wrapped.module) and wrapped.why_not_deferred is None:
             self.stop_deferring(why_not_compiled(wrapped.module))
         if is_tensor_parallel(wrapped.parameters.values()):
@@ -322,6 +356,9 @@ class PlannedTraining(UnplannedTraining):
 
     def _deferral_now(self) -> Deferral | None:
         return self.deferral
+
+    def _mixed(self) -> bool:
+        return self.executor.mixed
 
     def _overlap_at_first_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Overlap an optimizer of this model's parameters that was not given to ``overlap``."""

@@ -274,7 +274,9 @@ class Policy:
     def _with_norm(self) -> Known:
         """Take the norm that the program asks for into the profile."""
         assert self._known is not None
-        profile = msgspec.structs.replace(self._known.profile, norm=self._reads.norm)
+        profile = msgspec.structs.replace(
+            self._known.profile, norm=self._reads.norm, sharded=self._reads.deferring.sharded
+        )
         self._known = self._known._replace(profile=profile)
         self.notes.find(profile=profile)
         return self._known

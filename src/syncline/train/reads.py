@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm
 from syncline.train.stages import Deferring, Measurement
@@ -92,7 +94,10 @@ class Reads:
 
     def as_it_can_run(self, plan: Plan) -> Plan:
         """Return a given plan; if no update can be deferred, with one that waits for everything."""
-        if plan.wait == "update" or self.defers:
+        if plan.wait == "need" and self.defers:
+            sharded = self.deferring.sharded
+            return plan.in_shards() if sharded else msgspec.structs.replace(plan, sharded=False)
+        if plan.wait == "update":
             return plan
         self.report_held_back(plan.planner)
         return plan.waiting_for_all()

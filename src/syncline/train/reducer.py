@@ -111,6 +111,9 @@ class Reducer:
             wrapped.compressing.deliver_residuals()
         if plan is not None and needs_engine(plan):
             assert self._engine_group is not None  # made by :meth:`meet`
+            if plan.sharded:
+                assert wrapped.sharding is not None
+                wrapped.sharding.follow(plan)
             self.executor = EngineExecutor(
                 wrapped, plan, self._engine_group, updates, self._finished
             )

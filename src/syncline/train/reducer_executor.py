@@ -122,7 +122,8 @@ class ReducerExecutor(Executor):
 
     @disable_dynamo
     def _reached(self, *_: Any) -> None:
-        if not self._expected:
+        self.mixed = not self._expected
+        if self.mixed:
             return
         self._begun = True
         task = current_graph_task()

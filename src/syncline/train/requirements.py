@@ -14,9 +14,15 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
 from syncline.torch_entry import advice, untried
 from syncline.torch_private import Ddp as TorchDDP
-from syncline.torch_private import active_ddp, ignored_by_ddp, reducer_parameters
+from syncline.torch_private import (
+    active_ddp,
+    ignored_by_ddp,
+    is_tensor_parallel,
+    reducer_parameters,
+)
 from syncline.train.agreement import require_same_training
 from syncline.train.engine.compression import require_compression
+from syncline.train.overlap.deferred_optimizer import is_overlapped
 from syncline.train.stages import Settings
 from syncline.train.wrapped import Wrapped
 
@@ -79,6 +85,23 @@ def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: S
     require_compression(
         module, settings.compression, plan, planner=settings.planner, check=settings.check
     )
+
+
+def require_shardable(wrapped: Wrapped, optimizer: torch.optim.Optimizer, *, shard: bool) -> None:
+    """Raise UserError if an optimizer of a model cannot be sharded, whatever its step does."""
+    reason = None
+    if wrapped.optimizers and not (shard and wrapped.sharding is not None):
+        reason = "all optimizers of a model are sharded, or none"
+    elif any(known.optimizer is optimizer for known in wrapped.optimizers):
+        reason = "it was called twice for this optimizer"
+    elif is_overlapped(optimizer):
+        reason = "another model overlaps this optimizer"
+    elif wrapped.compressing is not None:
+        reason = "compressed gradients have residuals on every rank; leave compression out"
+    elif is_tensor_parallel(wrapped.parameters.values()):
+        reason = TENSOR_PARALLEL
+    if reason is not None:
+        raise UserError(f"overlap(shard=True): {reason}")
 
 
 def require_given_fits(wrapped: Wrapped, settings: Settings) -> None:

@@ -112,6 +112,8 @@ class Deferring(NamedTuple):
     """Why all updates are synchronous, if they are."""
     was_asked: bool = False
     """Whether an optimizer was, or will be, given to ``overlap``."""
+    sharded: bool = False
+    """Whether each rank updates a share of the parameters."""
 
 
 class Typical(NamedTuple):

@@ -18,6 +18,7 @@ from syncline.train.measure.clock import Clock, clock_for
 from syncline.train.measure.profiler import dtype_name
 from syncline.train.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.train.overlap.guard import Guard
+from syncline.train.overlap.sharding import Sharding
 from syncline.train.stages import Deferring
 
 
@@ -44,6 +45,8 @@ class Wrapped:
         self.will_overlap = False
         """Whether optimizers are overlapped when they first step; until then they are not known."""
         self.guard: Guard | None = None
+        self.sharding: Sharding | None = None
+        """Which elements each rank updates, where optimizers are sharded."""
         self.why_not_deferred: str | None = None
         """Why all updates are synchronous, if they are."""
         self.broadcast_ns = 0
@@ -87,7 +90,8 @@ class Wrapped:
     def deferring(self) -> Deferring:
         """The same with the reason, for whoever plans."""
         asked = self.will_overlap or bool(self.optimizers)
-        return Deferring(self.can_defer, self.why_not_deferred, asked)
+        sharded = self.sharding is not None
+        return Deferring(self.can_defer, self.why_not_deferred, asked, sharded)
 
     @property
     def updates(self) -> int:

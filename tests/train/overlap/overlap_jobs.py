@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from syncline.errors import UserError
 from syncline.plan.plan import Plan
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from tests.train.overlap.drawn_scripts import drawn
@@ -42,6 +43,28 @@ def beside_stock(
 def _row_beside_stock(row: Feature, style: Style, let_through: float, steps: int) -> dict[str, Any]:
     style = replace(style, norm=row.norm)
     return _beside_stock(row.script, style, let_through, near=row.near, steps=steps)
+
+
+def sharded_beside_stock(
+    rows: list[str], style: Style, let_through: float, steps: int = STEPS
+) -> list[dict[str, Any]]:
+    """Do so with sharded optimizers; results may differ by 1e-6, or the reason may be said."""
+    results = []
+    for name in rows:
+        row = features()[name]
+        try:
+            result = _beside_stock(
+                row.script,
+                replace(style, norm=row.norm),
+                let_through,
+                shard=True,
+                near=True,
+                steps=steps,
+            )
+        except UserError as error:
+            result = {"refused": str(error)}
+        results.append(result)
+    return results
 
 
 def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
@@ -85,12 +108,13 @@ def _beside_stock(
     let_through: float,
     *,
     guard: bool = False,
+    shard: bool = False,
     near: bool = False,
     steps: int = STEPS,
 ) -> dict[str, Any]:
-    sides = Ours(style, guard=guard), Stock(style.wire)
+    sides = Ours(style, guard=guard, shard=shard), Stock(style.wire)
     for side in sides:
-        side.near, side.length = near, steps
+        side.near, side.length, side.shard = near, steps, shard
         torch.manual_seed(1)
         with holding(let_through), sides[0].observed():
             script(side)

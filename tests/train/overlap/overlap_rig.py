@@ -67,6 +67,8 @@ class Side:
         self.length = STEPS
         self.guard = False
         """Whether optimizers are overlapped with the guard."""
+        self.shard = False
+        """Whether optimizers are sharded: gradients cannot be read after a step then."""
         self.near = False
         """Whether values may differ by a relative 1e-6 from those of the other side."""
         self.error = ""
@@ -141,13 +143,20 @@ class Side:
         """Note the final state of a model and its optimizers."""
         self._stop_readers()
         self.note("raised in threads", self._raised[:1])
-        for name, parameter in ddp.module.named_parameters():
+        for name, parameter in ddp.module.named_parameters() if not self.shard else ():
             self.note(f"gradient of {name}", parameter.grad)
         for name, value in ddp.module.state_dict().items():
             self.note(name, value)
         for number, optimizer in enumerate(optimizers):
-            for key, value in optimizer.state_dict().items():
+            state = self.state_dict(ddp, optimizer)
+            if self.shard and not self.rank:  # whole on rank 0, in the order of the parameters
+                state = {**state, "state": dict(sorted(state["state"].items()))}
+            for key, value in state.items() if not (self.shard and self.rank) else ():
                 self.note(f"optimizer {number} {key}", value)
+
+    def state_dict(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: ARG002
+        """Return an optimizer's whole state; of sharded ones on rank 0 alone."""
+        return optimizer.state_dict()
 
     def close(self) -> None:
         """Stop whatever runs on."""
@@ -184,9 +193,9 @@ def rounded(wire: torch.dtype, bucket: Any) -> Any:
 class Ours(Side):
     """Ours, under a plan made for the model."""
 
-    def __init__(self, style: Style, *, guard: bool = False) -> None:
+    def __init__(self, style: Style, *, guard: bool = False, shard: bool = False) -> None:
         super().__init__()
-        self.style, self.guard = style, guard
+        self.style, self.guard, self.shard = style, guard, shard
         self.deferred = self.under_forward = 0
         """Updates of single parameters in the last steps: put off, and made by a forward pass."""
 
@@ -220,8 +229,12 @@ class Ours(Side):
             )
             apply(self, chosen)
 
-        patches = {"defer": counted_defer, "_apply": counted_apply, "begin_forward": noted_begin}
-        with patched({(Deferral, name): patch for name, patch in patches.items()}):
+        patches = {
+            (Deferral, "defer"): counted_defer,
+            (Deferral, "_apply"): counted_apply,
+            (Deferral, "begin_forward"): noted_begin,
+        }
+        with patched(patches):
             yield
 
     def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
@@ -236,7 +249,11 @@ class Ours(Side):
 
     def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
         assert isinstance(ddp, DistributedDataParallel)
-        return ddp.overlap(optimizer, guard=self.guard)
+        return ddp.overlap(optimizer, guard=self.guard, shard=self.shard)
+
+    def state_dict(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        assert isinstance(ddp, DistributedDataParallel)
+        return ddp.full_state_dict(optimizer) if self.shard else optimizer.state_dict()
 
     def settle(self, ddp: TorchDDP) -> None:
         assert isinstance(ddp, DistributedDataParallel)
@@ -272,7 +289,11 @@ class Near:
 
     def __init__(self, values: Any) -> None:
         self.values = [
-            v.detach().double().clone() if isinstance(v, torch.Tensor) else v
+            torch.view_as_real(v.detach()).double().clone()
+            if isinstance(v, torch.Tensor) and v.is_complex()
+            else v.detach().double().clone()
+            if isinstance(v, torch.Tensor)
+            else v
             for v in tree_leaves(values)
         ]
 
@@ -383,6 +404,7 @@ def holding(let_through: float) -> Iterator[None]:
     """
     wait, wait_all, begin, norms = Engine.wait, Engine.wait_all, Engine.begin, Engine.norms
     exchange = Engine.exchange
+    wait_for_sums = Engine.wait_for_sums
     transport_for, suspend = vars(engine_executor)["transport_for"], Deferral.suspend_gradients
 
     def held(engine: Engine) -> HeldTransport:
@@ -417,6 +439,10 @@ def holding(let_through: float) -> Iterator[None]:
         held(self).allow(self.plan.last_sum + 1)
         return norms(self)
 
+    def held_wait_for_sums(self: Engine) -> bool:
+        held(self).allow(self.plan.last_sum + 1)
+        return wait_for_sums(self)
+
     def held_suspend(self: Deferral) -> None:
         engine = self.engine
         assert engine is not None
@@ -430,6 +456,7 @@ def holding(let_through: float) -> Iterator[None]:
         (Engine, "wait"): held_wait,
         (Engine, "wait_all"): held_wait_all,
         (Engine, "norms"): held_norms,
+        (Engine, "wait_for_sums"): held_wait_for_sums,
         (Deferral, "suspend_gradients"): held_suspend,
         (engine_executor, "transport_for"): lambda group, device: HeldTransport(
             transport_for(group, device)

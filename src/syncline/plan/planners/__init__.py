@@ -39,4 +39,4 @@ def planned(name: str, profile: Profile, network: Network, *, defers: bool = Tru
     """
     if name == Auto.NAME:
         return choose(profile, network, defers=defers).plan
-    return as_trained(planner_named(name).plan(profile, network), network, defers=defers)
+    return as_trained(profile, planner_named(name).plan(profile, network), network, defers=defers)

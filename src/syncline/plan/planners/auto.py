@@ -93,7 +93,7 @@ class ChosenPlan(NamedTuple):
     """The planners whose plans let the forward pass wait for single gradients."""
 
 
-def as_trained(plan: Plan, network: Network, *, defers: bool) -> Plan:
+def as_trained(profile: Profile, plan: Plan, network: Network, *, defers: bool) -> Plan:
     """Return a plan for a network as training runs it.
 
     Where only a share of the elements is sent, messages hold whole tensors and go one at a time
@@ -102,6 +102,8 @@ def as_trained(plan: Plan, network: Network, *, defers: bool) -> Plan:
     """
     if network.density is not None:
         plan = uncut(plan)
+    if profile.sharded and defers and plan.wait == "need":
+        return plan.in_shards()
     return plan if defers else plan.waiting_for_all()
 
 
@@ -141,7 +143,7 @@ def choose(
         plan = planner.plan(profile, network)
         if plan.wait == "need":
             deferring.add(name)
-        plans[name] = as_trained(plan, network, defers=defers)
+        plans[name] = as_trained(profile, plan, network, defers=defers)
         forecasts[name] = predict(profile, network, plans[name])
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: p.preference)

@@ -73,7 +73,7 @@ def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: b
     if not by_need:
         return plan
     messages = plan.messages
-    if profile.norm is not None:
+    if profile.norm is not None or profile.sharded:
         messages = (
             *(msgspec.structs.replace(m, collective="reduce-scatter") for m in messages),
             *(msgspec.structs.replace(m, collective="all-gather") for m in reversed(messages)),
@@ -84,6 +84,7 @@ def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: b
         wait="need",
         in_flight=2,
         norm=profile.norm,
+        sharded=profile.sharded,
     )
 
 

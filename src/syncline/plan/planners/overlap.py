@@ -183,7 +183,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         contention = network.contention_under(by_need=True)
         per_message_s = contention.per_message_s
         handling_s = [times * per_message_s for times in HANDLING] if per_message_s else [0.0]
-        if profile.norm is None:
+        if profile.norm is None and not profile.sharded:
             compared = [self.own_plan(profile, network, others, handling_s=s) for s in handling_s]
         else:
             compared = [
@@ -201,6 +201,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
             or per_message_s
             or curve.never_falling() != curve
             or profile.norm is not None
+            or profile.sharded
             or not profile.is_one_round_after_another
         )
         for other in others:
@@ -213,6 +214,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
                 compared.append(msgspec.structs.replace(other, **changes))
             if other.wait == "update":
                 compared.append(other)
+        if profile.sharded:
+            compared = [plan.in_shards() for plan in compared if plan.wait == "need"]
         best = min(
             compared,
             key=lambda p: (

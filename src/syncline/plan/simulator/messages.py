@@ -123,8 +123,10 @@ def message_tasks(
             after = tuple(
                 arrival
                 for start, stop, arrival in scattered
-                if start < message.stop and stop > message.start
+                if plan.sharded or (start < message.stop and stop > message.start)
             )
+            if plan.sharded and plan.norm is not None:
+                after = (*after, next(i for i, task in enumerate(tasks) if task.norms))
         parts = {"channel": cost_ns}
         if plan.in_flight > 1:
             own_ns = min(startup_ns[message.collective], cost_ns)

@@ -90,6 +90,53 @@ class Engine(MessageThreads):
                 assert work is not None
                 work.wait_on_stream()
 
+    @property
+    def undecided(self) -> bool:
+        """Whether this rank has not said yet what the all-gathers of a sharded plan carry."""
+        round_ = self.round
+        return self.plan.sharded and round_ is not None and round_.asked_whole is None
+
+    @property
+    def carries_parameters(self) -> bool:
+        """Whether the present round's all-gathers carry parameters."""
+        return self.round is not None and self.round.whole is False
+
+    def ask(self, *, whole: bool) -> None:
+        """Say what the all-gathers of a sharded plan are to carry: whole gradients, or parameters.
+
+        What was said first in a round counts.
+        """
+        if self.undecided:
+            with self._lock:
+                assert self.round is not None
+                if self.round.asked_whole is None:
+                    self.round.asked_whole = whole
+                self._for_issuer.notify()
+
+    def wait_for_sums(self) -> bool:
+        """Return once this rank's sums are in place, and it is known what the all-gathers carry.
+
+        Returns:
+            Whether they carry parameters.
+        """
+        self.check()
+        round_ = self.round
+        assert round_ is not None
+        self._require_ready(round_, self._sums)
+        self._wait_for(
+            lambda: (
+                round_.whole is not None
+                and round_.has_norms
+                and all(map(round_.finished_ns.__getitem__, self._sums))
+            ),
+            self._sums,
+        )
+        for message in self._sums:
+            work = round_.works[message]
+            if work is not None:
+                work.wait_on_stream()
+        return not round_.whole
+
     def norms(self) -> torch.Tensor:
         """Return the plan's norms of all exchanged gradients: float64 of shape ``(tensors,)``.
 
@@ -129,6 +176,7 @@ class Engine(MessageThreads):
             return True
         self._require_own_process()
         self._require_ready(round_, range(len(self.plan.messages)))
+        self.ask(whole=True)  # no update of this round will come
         return self._moves_until(lambda: round_.unfinished == 0, patience_s)
 
     def times(self) -> list[MessageTimes]:

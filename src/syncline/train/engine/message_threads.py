@@ -33,7 +33,7 @@ CLOSING_S = 10.0
 class Round:
     """One iteration's exchange."""
 
-    def __init__(self, layout: BucketLayout, *, norms: bool) -> None:
+    def __init__(self, layout: BucketLayout, *, norms: bool, sharded: bool) -> None:
         self.missing = [len(tensors) for tensors in layout.tensors]
         """Of each message: how many of its tensors are not ready."""
         self.ready = [False] * len(layout.touching)
@@ -45,7 +45,14 @@ class Round:
         self.issued_ns = [0] * len(layout.places)
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
-        self.unsent = self.unfinished = len(layout.places) + norms
+        self.asked_whole: bool | None = None
+        """Of a sharded plan: whether this rank wants whole gradients from the all-gathers, and not
+        parameters; None until it is known here."""
+        self.whole: bool | None = None
+        """Whether any rank does, once all have said."""
+        self.loaded = [not sharded] * len(layout.places)
+        """Of each all-gather: whether its share of the parameters is in the bucket."""
+        self.unsent = self.unfinished = len(layout.places) + norms + sharded
         self.norms: tuple[Work, torch.Tensor] | None = None
         """What a reader's stream must wait for, and then the rows of all workers. None until that
         work is complete, or only issued where the host need not wait for it."""
@@ -109,6 +116,7 @@ class MessageThreads:
         self._shares = shares_of(plan)
         self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
         self._norms_after = self._sums[-1] if self.share_norms is not None else None
+        self.gathers = [i for i, m in enumerate(plan.messages) if m.collective == "all-gather"]
         # Sparse messages are sent one at a time; the next is prepared meanwhile.
         bounded = transport.bounded or compressor is not None
         in_flight = plan.in_flight if bounded else len(plan.messages) + 1
@@ -161,7 +169,9 @@ class MessageThreads:
             self._before = self.round
             self._rounds += 1
             self._desync_numbers = (self._rounds, *numbers)
-            self.round = self._next = Round(self.layout, norms=self.share_norms is not None)
+            self.round = self._next = Round(
+                self.layout, norms=self.share_norms is not None, sharded=self.plan.sharded
+            )
             self._for_issuer.notify()
 
     def ready(self, tensors: Iterable[int]) -> None:
@@ -276,6 +286,8 @@ class MessageThreads:
                     break
             self._call_roll()
             for number in range(len(self.plan.messages)):
+                if self.plan.sharded and number == self.gathers[0] and not self._agree(round_):
+                    break
                 if not self._issue_message(round_, number):
                     break
                 if number == self._norms_after and not self._issue_norms(round_):
@@ -306,6 +318,7 @@ class MessageThreads:
             assert compressor is not None
         # An all-gather sends sums, of which several may still be under way.
         sources = self.layout.sources[number] if transport.bounded else ()
+        is_sum = message.collective != "all-gather"
         with self._lock:
             self._awaited = number
             # Loops where conditions have functions to wait for: each is a call between the last
@@ -314,6 +327,9 @@ class MessageThreads:
                 if round_.missing[number]:
                     if self._draining:
                         break
+                elif not (is_sum or round_.whole or round_.loaded[number]):
+                    if self._draining:
+                        return False
                 elif all(map(round_.finished_ns.__getitem__, sources)):
                     break
                 self._for_issuer.wait()
@@ -363,6 +379,49 @@ class MessageThreads:
         work = transport.send(given, message.collective, self._shares[number], after, lambda: None)
         work.wait()
         work.wait_on_stream()
+
+    def _agree(self, round_: Round) -> bool:
+        """Learn what a sharded plan's all-gathers carry; return False if the engine is closing.
+
+        They carry parameters once every rank has made the update of its share. If one of them reads
+        gradients before that, they carry gradients on all ranks.
+        """
+        with self._lock:
+            self._for_issuer.wait_for(
+                lambda: self._closing or self._draining or round_.asked_whole is not None
+            )
+            if self._closing or round_.asked_whole is None:
+                return False
+        work, tell = self._transport.gather_numbers([int(round_.asked_whole)])
+
+        def decide() -> None:
+            whole = any(answer for (answer,) in tell())
+            with self._lock:
+                round_.whole = whole
+                round_.unfinished -= 1
+                self._for_issuer.notify()
+                self._for_trainer.notify_all()
+
+        with self._lock:
+            round_.unsent -= 1
+        self._issued_queue.put(_Issued(work, decide))
+        with self._lock:
+            self._for_issuer.wait_for(lambda: self._closing or round_.whole is not None)
+            return not self._closing
+
+    def load(self, message: int) -> None:
+        """Note that this rank's share of the parameters of an all-gather is in its bucket."""
+        round_, bounded = self.round, self._transport.bounded
+        assert round_ is not None
+        mark = None if bounded else self._transport.mark()
+        with self._lock:
+            round_.marks[message].append(mark)
+            round_.loaded[message] = True
+            self._for_issuer.notify()
+
+    def own_parts(self, message: int) -> list[tuple[int, int]]:
+        """Return this rank's elements ``[start, stop)`` of a half, within the message."""
+        return list(self._shares[message][self.rank])
 
     def _may_send(self) -> bool:
         """Wait until one more message may be under way; return False if the engine is closing."""

@@ -91,6 +91,13 @@ class Deferral(PendingGradients):
             self._averages.setdefault(index, []).append((update_later, average))
             suspend(average, self, index, is_average=True)
 
+    def begin_backward(self) -> None:
+        """Call before gradients are accumulated, once nothing is due."""
+
+    def stop(self) -> None:
+        """Finish everything, and own no tensor any more."""
+        self.settle()
+
     # ------------------------------------------------------------------ the forward pass
 
     def begin_forward(self) -> None:
@@ -240,14 +247,7 @@ class Deferral(PendingGradients):
             with lifted([*parameters, *gradients]):
                 for step, members in by_step.items():
                     with step.torch_state.restored():
-                        self._make_changes(members)
-                        step.apply(
-                            [self.parameters[index] for index in members],
-                            [self._gradients[index] for index in members],
-                        )
-                        zeroed = self._zeroed.intersection(members)
-                        if zeroed:
-                            foreach_zero_([self._gradients[index] for index in zeroed])
+                        self._update(step, members)
                 # Before anyone can change a parameter again.
                 self._average(indices)
             for step, members in by_step.items():
@@ -265,6 +265,16 @@ class Deferral(PendingGradients):
             raise
         finally:
             self._maker = 0
+
+    def _update(self, step: DeferredStep, indices: Sequence[int]) -> None:
+        self._make_changes(indices)
+        step.apply(
+            [self.parameters[index] for index in indices],
+            [self._gradients[index] for index in indices],
+        )
+        zeroed = self._zeroed.intersection(indices)
+        if zeroed:
+            foreach_zero_([self._gradients[index] for index in zeroed])
 
     def _average(self, indices: Iterable[int]) -> None:
         found: dict[AverageUpdate, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}

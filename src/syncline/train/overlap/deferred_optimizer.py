@@ -63,6 +63,11 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer  # type: ignore[no-any-return]
 
 
+def is_overlapped(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether ``overlap`` was called for an optimizer."""
+    return getattr(optimizer, _MARK, None) is not None
+
+
 class DeferredOptimizer:
     """Puts a deferred ``step`` in place of an optimizer's own, and leaves the rest as it is."""
 
@@ -89,8 +94,8 @@ class DeferredOptimizer:
         """The optimizer's own step, or what the user has put in its place."""
         self._state = PendingState(optimizer, self._flush)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
-        optimizer.register_state_dict_pre_hook(lambda _: self._flush())
-        optimizer.register_load_state_dict_pre_hook(lambda *_: self._before_load())
+        optimizer.register_state_dict_pre_hook(lambda _: self._before_save())
+        optimizer.register_load_state_dict_pre_hook(lambda _, state: self._before_load(state))
         self._say_why_not()
 
     @classmethod
@@ -238,9 +243,14 @@ class DeferredOptimizer:
         deferrals = (current() for current in currents if current is not None)
         return [deferral for deferral in deferrals if deferral is not None]
 
-    def _before_load(self) -> None:
+    def _before_save(self) -> None:
+        self._flush()
+
+    def _before_load(self, state: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return what is loaded in place of a state, if not that itself."""
         self._flush()
         self._check.skip()
+        return None
 
     def _flush(self) -> None:
         for deferral in self._deferrals():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from syncline.train.overlap.pending import (
 )
 from syncline.train.overlap.waits import Waits
 from syncline.train.sparse.gradients import flat
+
+T = TypeVar("T")
 
 
 class PendingGradients(Owner):
@@ -124,6 +126,11 @@ class PendingGradients(Owner):
         gradient = self._gradients.get(self.index_of.get(id(parameter), -1))
         return gradient is not None and gradient is parameter.grad
 
+    def wait_for(self, tensors: Sequence[int]) -> None:
+        """Return once some gradients are in place, if any."""
+        if tensors:
+            self._wait(tensors)
+
     def wait_for_all(self) -> None:
         """Return once all gradients are in place, at the end of a backward pass that waits."""
         self.waits.end_backward()
@@ -136,10 +143,15 @@ class PendingGradients(Owner):
         self.waits.note("all gradients", began_ns, arrived_ns, arrived_ns)
 
     def _wait(self, tensors: Sequence[int], of: Round | None = None) -> None:
+        self._stalled_by(lambda: self.engine.wait(tensors, of))
+
+    def _stalled_by(self, wait: Callable[[], T]) -> T:
+        """Count the time of a wait, if it is that of the training."""
         began_ns = time.perf_counter_ns()
-        self.engine.wait(tensors, of)
+        found = wait()
         if self.trains_here:
             self.waits.stalling_ns += time.perf_counter_ns() - began_ns
+        return found
 
     def _deliver(self, indices: Iterable[int]) -> None:
         with UPDATES:

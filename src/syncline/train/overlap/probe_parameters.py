@@ -52,6 +52,8 @@ class StepCheck:
         self._optimizer = optimizer
         self._tried = {_kinds(optimizer)}
         self._known = _is_of_torch(optimizer)
+        self.why_inseparable: Callable[[], str | None] = lambda: separability(optimizer).why_not
+        """Repeats the trial."""
         self._probes: ProbeParameters | None = None
 
     def skip(self) -> None:
@@ -67,7 +69,7 @@ class StepCheck:
         if kinds not in self._tried:
             self._probes = None
             if len(self._tried) < MOST_TRIALS:
-                reason = separability(self._optimizer).why_not
+                reason = self.why_inseparable()
                 if reason is not None:
                     return reason
                 self._tried.add(kinds)

@@ -21,6 +21,8 @@ MOST_PARAMETERS = 8
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
 """Sizes of the gradients of each step: some are above and some below a clipping threshold. In the
 last step one parameter's gradient is infinite, for which some optimizers skip the whole step."""
+SLICED_UNITS = 8
+"""Units of the last place, of the largest number, by which a step on slices may differ."""
 STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
 """Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
 HOOKS, MARKS = "_optimizer_", "_syncline_"
@@ -55,13 +57,26 @@ def trial(optimizer: Optimizer) -> Trial:
 
     The optimizer is only read; its own attributes hold no tensor.
     """
+    return _tried(_compare, optimizer)
+
+
+def trial_of_slices(optimizer: Optimizer) -> Trial:
+    """Compare stepping slices of flat parameters with one whole step, as :func:`trial` does.
+
+    A slice may end in the middle of what a vector instruction takes, so values may differ in their
+    last digits, by :data:`SLICED_UNITS`. State has one number for each element, or one in all.
+    """
+    return _tried(_compare_slices, optimizer)
+
+
+def _tried(compare: Callable[..., Trial], optimizer: Optimizer) -> Trial:
     # Without state the step makes its own, in the shapes that it needs. Where state is made on
     # construction (Adagrad) that fails, and a corner of the real one is needed.
     failure = ""
     for with_state in (False, True) if optimizer.state else (False,):
         try:
             with _undisturbed():
-                return _compare(optimizer, with_state=with_state)
+                return compare(optimizer, with_state=with_state)
         # The step of an unknown optimizer may raise anything; all of it ends in the answer.
         except Exception as error:
             failure = failed(error)
@@ -145,6 +160,77 @@ def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
         if difference is not None:
             return Trial(difference)
     return Trial(None, whole.moved)
+
+
+def _compare_slices(optimizer: Optimizer, *, with_state: bool) -> Trial:
+    whole, sliced = (_TrialTwin(optimizer, with_state=with_state) for _ in range(2))
+    generator = torch.Generator().manual_seed(0)
+    groups = sliced._twin.param_groups
+    known, state = sliced._twin.state, defaultdict[Any, Any](dict)
+    halves = {p: [nn.Parameter(part) for part in _halves(p.detach())] for p in sliced.parameters}
+    for parameter, some in halves.items():
+        for number, half in enumerate(some):
+            vars(half).update(vars(parameter))
+            for name, value in known.get(parameter, {}).items():
+                cut = is_of_elements(name, value, parameter)
+                state[half][name] = _halves(value)[number].clone() if cut else copy.deepcopy(value)
+    sliced._twin.state = state
+    for scale in SCALES:
+        for ours, some in zip(whole.parameters, halves.values(), strict=True):
+            ours.grad = normal(ours, generator) if ours.requires_grad else None
+            if ours.grad is not None:
+                ours.grad *= scale if math.isfinite(scale) or ours is whole.parameters[0] else 1.0
+                for half, gradient in zip(some, _halves(ours.grad), strict=True):
+                    half.grad = gradient.clone()
+        before = copy.deepcopy([hyperparameters(group) for group in groups])
+        changed = whole.step_whole()
+        if changed is not None:
+            return Trial(changed)
+        if whole.moved:
+            move_groups(groups, sliced._step_on)
+        for turn in slice(1), slice(1, None):
+            members = [[h for p in group["params"] for h in halves[p][turn]] for group in groups]
+            settings = copy.deepcopy(before)
+            sliced._step_on([{**s, "params": m} for s, m in zip(settings, members, strict=True)])
+        for ours, some in zip(whole.parameters, halves.values(), strict=True):
+            theirs = [state.get(half, {}) for half in some]
+            own = whole._twin.state.get(ours, {}) if some else {}
+            fits = _close(ours.detach(), some) and all(each.keys() == own.keys() for each in theirs)
+            if not fits or not all(_fits(v, [each[n] for each in theirs]) for n, v in own.items()):
+                return Trial(
+                    f"{whole._name}, tried on a small example, updates a part of a parameter "
+                    "otherwise when it is stepped without the rest"
+                )
+    return Trial(None, whole.moved)
+
+
+def _halves(values: torch.Tensor) -> list[torch.Tensor]:
+    return list(values.reshape(-1).split(max((values.numel() + 1) // 2, 1)))
+
+
+def _fits(value: Any, parts: Sequence[Any]) -> bool:
+    """Say whether state of slices is a part each of the whole one's, or the same."""
+    if not isinstance(value, torch.Tensor) or all(part.ndim == 0 for part in parts):
+        return all(same(value, part) for part in parts)
+    return [p.shape for p in parts] == [h.shape for h in _halves(value)] and _close(value, parts)
+
+
+def _close(ours: torch.Tensor, parts: Sequence[torch.Tensor]) -> bool:
+    """Say whether values are the same up to their last digits."""
+    theirs = torch.cat([part.detach() for part in parts]) if parts else ours.reshape(-1)
+    largest = ours[ours.isfinite()].abs().amax() if ours.isfinite().any() else 0.0
+    error = SLICED_UNITS * torch.finfo(ours.dtype).eps if ours.is_floating_point() else 0.0
+    return torch.allclose(ours.reshape(-1), theirs, error, error * float(largest), equal_nan=True)
+
+
+def is_of_elements(name: str, value: Any, parameter: torch.Tensor) -> bool:
+    """Say whether a state of a whole parameter has numbers for its elements.
+
+    Of a parameter of one number, a count of steps has the same shape.
+    """
+    return isinstance(value, torch.Tensor) and (
+        value.ndim > 0 or (parameter.ndim == 0 and name != "step")
+    )
 
 
 class _TrialTwin:

@@ -1,0 +1,183 @@
+"""``ShardedOptimizer``: each rank updates its share of the parameters, and keeps state for that."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from syncline.errors import UserError
+from syncline.torch_private import disable_dynamo
+from syncline.train.overlap.deferred_optimizer import CurrentDeferral, DeferredOptimizer
+from syncline.train.overlap.deferred_step import foreign_hooks
+from syncline.train.overlap.pending import UPDATES, is_pending
+from syncline.train.overlap.separable import separability
+from syncline.train.overlap.sharded_deferral import ShardedDeferral, ShardedStep
+from syncline.train.overlap.sharding import Sharding
+from syncline.train.overlap.trial import hyperparameters, trial_of_slices
+
+
+def why_not_shardable(optimizer: Optimizer) -> str | None:
+    """Say why an optimizer cannot update shares of parameters, or None if it can."""
+    return separability(optimizer).why_not or trial_of_slices(optimizer).why_not
+
+
+class ShardedOptimizer(DeferredOptimizer):
+    """Puts an update of this rank's share in place of an optimizer's step.
+
+    Where a sharded plan runs, the step updates the share and returns, and the parameters are
+    gathered under the next forward pass (:class:`ShardedDeferral`). Otherwise, as under DDP's own
+    buckets, gradients are whole by then: the share is updated, and the parameters gathered at once.
+
+    Args:
+        optimizer: its state of exchanged parameters is cut to this rank's share.
+        sharding: of the model.
+
+    Raises:
+        UserError: the optimizer cannot be sharded.
+    """
+
+    def __init__(self, optimizer: Optimizer, sharding: Sharding) -> None:
+        reason = why_not_shardable(optimizer)
+        if reason is not None:
+            raise UserError(
+                f"overlap(shard=True): {type(optimizer).__name__} cannot be sharded: {reason}; "
+                "leave shard out, or use an optimizer that updates each element by itself, such "
+                "as AdamW"
+            )
+        super().__init__(optimizer)
+        self.sharding = sharding
+        self._check.why_inseparable = lambda: why_not_shardable(optimizer)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                index = sharding.index_of.get(id(parameter))
+                if index is not None and parameter in optimizer.state:
+                    state = sharding.cut_state(index, optimizer.state.pop(parameter))
+                    if state:
+                        optimizer.state[parameter] = state
+        sharding.optimizers.append(optimizer)
+
+    def attach(
+        self, model: weakref.ref[CurrentDeferral], mixed: weakref.ref[Callable[[], bool]]
+    ) -> None:
+        """Take gradients from a model; ``mixed`` says whether ranks may have added their own."""
+        self._models.append(model)
+        self._mixed = mixed
+
+    @disable_dynamo
+    def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
+        """Make the update of this rank's share; always True.
+
+        Raises:
+            UserError: this step cannot be made on a share.
+        """
+        self.updates += 1
+        self._require_plain(args, kwargs, compiled=compiled)
+        deferrals = self._deferrals()
+        deferral = deferrals[0] if deferrals else None
+        if deferral is not None:
+            deferral.train_here()
+            deferral.engine.require_whole()
+            if isinstance(deferral, ShardedDeferral) and self._update_share(deferral):
+                return True
+            deferral.settle()
+        self._step_at_once()
+        return True
+
+    def _require_plain(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
+    ) -> None:
+        reason = None
+        if compiled:
+            reason = "the step is called from compiled code"
+        elif any(value is not None for value in (*args, *kwargs.values())):
+            reason = "step was called with arguments, or a closure that it may call again"
+        elif foreign_hooks(self.optimizer):
+            reason = "hooks are registered on its step, and expect whole updates"
+        elif getattr(self.optimizer, "found_inf", None) is None:  # else a scaler makes this step
+            reason = self._check.why_not()
+        if reason is not None:
+            raise UserError(
+                f"overlap(shard=True): {type(self.optimizer).__name__} cannot make step "
+                f"{self.updates} on a share of the parameters: {reason}"
+            )
+
+    def _update_share(self, deferral: ShardedDeferral) -> bool:
+        """Update this rank's share under a sharded plan; False if the gradients are whole."""
+        if deferral.anything_due:
+            deferral.settle()  # the second step on one exchange
+        if not deferral.pending_gradients or len(self.sharding.optimizers) > 1:
+            return False
+        deferral.engine.ask(whole=False)
+        if not deferral.wait_for_sums():
+            return False
+        with UPDATES:
+            deferral.update(self._sharded_step())
+        return True
+
+    def _step_at_once(self) -> None:
+        """Update this rank's share from whole gradients, and gather the parameters."""
+        mixed = self._mixed()
+        gradients = [p.grad for p in self.sharding.parameters if p.grad is not None]
+        self.sharding.require_same(gradients, look=mixed is not None and mixed())
+        with UPDATES:
+            step = self._sharded_step()
+            exchanged = step.exchanged
+            if any(p.grad is not None and is_pending(p.grad) for p in exchanged):
+                raise UserError(
+                    "overlap(shard=True): a second step was made on the gradients of one backward "
+                    "pass, of which no rank has the whole after the first; make one step"
+                )
+            step.update_rest()
+            step.update({p: () for p in exchanged if p.grad is not None})
+        self.sharding.gather(exchanged)
+
+    def _sharded_step(self) -> ShardedStep:
+        return ShardedStep(
+            self.optimizer, self._state, self.sharding, moves_groups=self._moves_groups
+        )
+
+    def _before_save(self) -> None:
+        raise UserError(
+            "state_dict() of a sharded optimizer would hold one rank's share; write "
+            "model.full_state_dict(optimizer) on all ranks, which returns the whole on rank 0"
+        )
+
+    def _before_load(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        """Return this rank's share of a whole state."""
+        super()._before_load(state)
+        saved = [key for group in state["param_groups"] for key in group["params"]]
+        present = [p for group in self.optimizer.param_groups for p in group["params"]]
+        found = dict(state["state"])
+        for key, parameter in zip(saved, present, strict=False):
+            index = self.sharding.index_of.get(id(parameter))
+            if index is not None and key in found:
+                found[key] = self.sharding.cut_state(index, found[key])
+                if not found[key]:
+                    del found[key]
+        return {**state, "state": found}
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return the whole state in torch's own format on rank 0, and {} on others; all call."""
+        for deferral in self._deferrals():
+            deferral.finish()
+        optimizer, sharding = self.optimizer, self.sharding
+        whole = sharding.full_state(optimizer)
+        if sharding.rank:
+            return {}
+        groups: list[dict[str, Any]] = []
+        state: dict[int, Any] = {}
+        number = 0
+        for group in optimizer.param_groups:
+            keys = []
+            for parameter in group["params"]:
+                index = sharding.index_of.get(id(parameter))
+                known = whole.get(index, {}) if index is not None else optimizer.state[parameter]
+                if known:
+                    state[number] = known
+                keys.append(number)
+                number += 1
+            groups.append({**hyperparameters(group), "params": keys})
+        return {"state": state, "param_groups": groups}

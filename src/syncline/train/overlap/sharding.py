@@ -1,0 +1,311 @@
+"""``Sharding``: which elements of the parameters each rank updates, and how all ranks get them.
+
+Source: ZeRO, stage 1 (Rajbhandari et al., 2020), with shares of every message, as its
+reduce-scatter leaves them, in place of shares of the whole.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from syncline.errors import UserError
+from syncline.plan.plan import Plan, Tensor
+from syncline.torch_private import all_gather_base
+from syncline.train.engine.layout import sum_shares
+from syncline.train.measure.exchange import gather_numbers, telling_lost_peers
+from syncline.train.measure.keepalive import keepalive
+from syncline.train.overlap.trial import is_of_elements
+from syncline.train.sparse.gradients import flat, shaped
+
+BLOCK_ELEMENTS = 4 * 1024 * 1024
+"""Elements that are shared out together, where no plan says which gradients are summed together."""
+BATCH_ELEMENTS = 16 * 1024 * 1024
+"""State of so many elements moves between ranks at once."""
+
+Span = tuple[int, int]
+"""Elements ``[start, stop)`` of a parameter, in the order of its memory."""
+Spans = list[list[Span]]
+"""Of each parameter: the spans that one rank has, in order."""
+
+
+class Sharding:
+    """Shares of a model's exchanged parameters, and the state of the optimizers that update them.
+
+    Args:
+        parameters: the exchanged ones, by name.
+        tensors: the same as a plan lists them.
+        group: all its ranks call every method that says so, in the same order.
+
+    Raises:
+        UserError: a parameter's memory has gaps.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        tensors: Sequence[Tensor],
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.names, self.parameters = list(parameters), list(parameters.values())
+        self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
+        self.optimizers: list[Optimizer] = []
+        self._group, self._workers, self.rank = group, group.size(), group.rank()
+        for name, parameter in parameters.items():
+            if torch.empty_like(parameter, device="meta").stride() != parameter.stride():
+                raise UserError(
+                    f"overlap(shard=True): parameter {name!r} has strides {parameter.stride()}, "
+                    "which leave gaps in its memory; give it memory of its own"
+                )
+        total = sum(tensor.elements for tensor in tensors)
+        stops = [*range(BLOCK_ELEMENTS, total, BLOCK_ELEMENTS), total]
+        self._share_out(Plan.cut("", "", self._workers, tuple(tensors), stops))
+
+    def _share_out(self, plan: Plan) -> None:
+        """Note the ranks' elements of each sum of a plan, and of each parameter."""
+        order = [self.names.index(tensor.name) for tensor in plan.tensors]
+        first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
+        self._blocks: list[list[list[tuple[int, int, int]]]] = []
+        """Of each sum and rank: parameters, with the elements ``[start, stop)`` of each."""
+        self._spans: list[Spans] = [[[] for _ in order] for _ in range(self._workers)]
+        for message, tensors in zip(plan.messages, plan.message_tensors(), strict=True):
+            if message.collective == "all-gather":
+                continue
+            self._blocks.append([])
+            for rank, (begin, end) in enumerate(sum_shares(message, self._workers)):
+                parts = [
+                    (order[t], max(begin, first[t]) - first[t], min(end, first[t + 1]) - first[t])
+                    for t in tensors
+                    if max(begin, first[t]) < min(end, first[t + 1])
+                ]
+                self._blocks[-1].append(parts)
+                for index, start, stop in parts:
+                    self._spans[rank][index].append((start, stop))
+        for some in itertools.chain(*self._spans):
+            some.sort()
+
+    def own(self, index: int, values: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of a parameter's values, of shape ``(elements,)``.
+
+        A view if it is one span, else a copy.
+        """
+        parts = [flat(values)[start:stop] for start, stop in self._spans[self.rank][index]]
+        return parts[0] if len(parts) == 1 else torch.cat([*parts, flat(values)[:0]])
+
+    def put(self, index: int, share: torch.Tensor) -> None:
+        """Write a share that is a copy back into its parameter."""
+        spans, offset = self._spans[self.rank][index], 0
+        for start, stop in spans if len(spans) > 1 else ():
+            flat(self.parameters[index].detach())[start:stop] = share[offset:][: stop - start]
+            offset += stop - start
+
+    # ------------------------------------------------------------------ between ranks
+
+    @torch.no_grad()
+    def gather(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Bring every rank's share of some parameters to all ranks; all call with the same."""
+        chosen = {self.index_of[id(parameter)] for parameter in parameters}
+        for block in self._blocks:
+            parts = [
+                [flat(self.parameters[i].detach())[a:b] for i, a, b in some if i in chosen]
+                for some in block
+            ]
+            longest = max(sum(map(len, some)) for some in parts)
+            sent = parts[0][0].new_empty(longest) if longest else None
+            if sent is None:
+                continue
+            arrived = sent.new_empty(longest * self._workers)
+            for part, place in _packed(parts[self.rank], sent):
+                place.copy_(part)
+            with telling_lost_peers("while updated parameters were gathered"):
+                all_gather_base(self._group, _bytes(arrived), _bytes(sent)).wait()
+            for rank, some in enumerate(parts):
+                for part, place in _packed(
+                    some if rank != self.rank else (), arrived[rank * longest :]
+                ):
+                    part.copy_(place)
+
+    def require_same(self, gradients: Iterable[torch.Tensor], *, look: bool) -> None:
+        """Make sure that gradients are the same on all ranks, if any rank says to look; all call.
+
+        Raises:
+            UserError: they differ.
+        """
+        own = sum(float(g.detach().to(torch.complex128).abs().sum()) for g in gradients if look)
+        everyone = gather_numbers([look, own], self._group, self.parameters[0].device)
+        if any(look for look, _ in everyone) and any(row != everyone[0] for row in everyone):
+            raise UserError(
+                "overlap(shard=True): the ranks' gradients differ at a step, as after a backward "
+                "pass under no_sync() that follows the exchanged one; exchange the last one"
+            )
+
+    def follow(self, plan: Plan) -> None:
+        """Let each rank have the shares that a plan's sums leave it; all ranks call.
+
+        The optimizers' state moves to the ranks that have its elements now.
+        """
+        old = self._spans
+        self._share_out(plan)
+        for optimizer in self.optimizers if self._spans != old else ():
+            for index, state in self._moved(optimizer, old, self._spans).items():
+                optimizer.state.pop(self.parameters[index], None)
+                if state:
+                    optimizer.state[self.parameters[index]] = state
+
+    def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+        """Return the whole state of an optimizer's parameters, by index, on the CPU of rank 0.
+
+        On other ranks it is empty. All ranks call.
+        """
+        everything: Spans = [[(0, p.numel())] for p in self.parameters]
+        nothing: Spans = [[] for _ in self.parameters]
+        to = [everything, *[nothing] * (self._workers - 1)]
+        return {
+            index: {
+                name: shaped(value, like) if _is_share(value, like.numel()) else value
+                for name, value in state.items()
+            }
+            for index, state in self._moved(optimizer, self._spans, to, whole=True).items()
+            for like in (self.parameters[index],)
+        }
+
+    def cut_state(self, index: int, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this rank's share of a parameter's whole state; empty if it has no element.
+
+        Raises:
+            UserError: a tensor of the state has another shape than the parameter.
+        """
+        parameter, found = self.parameters[index], {}
+        for name, value in state.items() if self._spans[self.rank][index] else ():
+            if not is_of_elements(name, value, parameter):
+                found[name] = value
+                continue
+            if value.shape != parameter.shape:
+                raise UserError(
+                    f"the state {name!r} of parameter {self.names[index]!r} has shape "
+                    f"{tuple(value.shape)}, the parameter {tuple(parameter.shape)}; load what "
+                    "model.full_state_dict(optimizer) returned, or an unsharded state_dict()"
+                )
+            ordered = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+            found[name] = self.own(index, ordered.detach().copy_(value)).clone()
+        return found
+
+    def _moved(
+        self,
+        optimizer: Optimizer,
+        old: Sequence[Spans],
+        new: Sequence[Spans],
+        *,
+        whole: bool = False,
+    ) -> dict[int, dict[str, Any]]:
+        """Return the state of this rank's new spans, by parameter; all ranks call.
+
+        ``whole``: a whole state, on the CPU.
+        """
+        members = [
+            index
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if (index := self.index_of.get(id(p))) is not None
+        ]
+        ends = itertools.accumulate(self.parameters[index].numel() for index in members)
+        numbered = zip((end // BATCH_ELEMENTS for end in ends), members, strict=True)
+        found: dict[int, dict[str, Any]] = {index: {} for index in members}
+        for _, batch in itertools.groupby(numbered, key=lambda row: row[0]):
+            parcels: list[dict[int, dict[str, Any]]] = [{} for _ in new]
+            for _, index in batch:
+                size = sum(stop - start for start, stop in old[self.rank][index])
+                for parcel, spans in zip(parcels, new, strict=True):
+                    runs = list(common_elements(old[self.rank][index], spans[index]))
+                    if runs:
+                        parcel[index] = {
+                            name: torch.cat([value[a : a + n] for a, _, n in runs]).cpu()
+                            if _is_share(value, size)
+                            else value
+                            for name, value in optimizer.state.get(
+                                self.parameters[index], {}
+                            ).items()
+                        }
+            for other, parcel in enumerate(self._swapped(parcels)):
+                for index, state in parcel.items():
+                    runs = list(common_elements(old[other][index], new[self.rank][index]))
+                    size = sum(stop - start for start, stop in new[self.rank][index])
+                    for name, value in state.items():
+                        if not _is_share(value, sum(n for _, _, n in runs)):
+                            found[index][name] = value
+                            continue
+                        device = "cpu" if whole else self.parameters[index].device
+                        place = found[index].setdefault(name, value.new_empty(size, device=device))
+                        for (_, at, n), part in zip(
+                            runs, value.split([n for _, _, n in runs]), strict=True
+                        ):
+                            place[at : at + n] = part
+        return found
+
+    def _swapped(self, parcels: Sequence[Any]) -> list[Any]:
+        """Send every rank its parcel, of tensors and plain values; return what each has sent."""
+        texts = []
+        for parcel in parcels:
+            file = io.BytesIO()
+            torch.save(parcel, file)
+            texts.append(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
+        device = self.parameters[0].device
+        sizes = gather_numbers([len(text) for text in texts], self._group, device)
+        arriving = [int(row[self.rank]) for row in sizes]
+        arrived = torch.empty(sum(arriving), dtype=torch.uint8, device=device)
+        with telling_lost_peers("while the optimizer's state was moved between ranks"):
+            dist.all_to_all_single(
+                keepalive(arrived),
+                keepalive(torch.cat(texts).to(device)),
+                arriving,
+                [len(text) for text in texts],
+                group=self._group,
+            )
+        files = [io.BytesIO(part.cpu().numpy().tobytes()) for part in arrived.split(arriving)]
+
+        def here(memory: Any, place: str) -> Any:  # a GPU has another number on another rank
+            return memory if place == "cpu" else memory.cuda(device)
+
+        return [torch.load(file, map_location=here, weights_only=True) for file in files]
+
+
+def _is_share(value: Any, elements: int) -> bool:
+    """Whether a part of a rank's state has one number for each of its elements."""
+    return isinstance(value, torch.Tensor) and value.ndim == 1 and value.numel() == elements > 0
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return keepalive(values.view(torch.uint8))
+
+
+def _packed(
+    parts: Iterable[torch.Tensor], packed: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield parts, and their places in a tensor that holds them in a row."""
+    offset = 0
+    for part in parts:
+        yield part, packed[offset : offset + len(part)]
+        offset += len(part)
+
+
+def common_elements(given: Sequence[Span], taken: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
+    """Yield where each run of elements in two lists of spans is in one and the other, and its size.
+
+    Places are counted within the elements of a list in a row.
+    """
+    offset = 0
+    for start, stop in given:
+        place = 0
+        for begin, end in taken:
+            first, last = max(start, begin), min(stop, end)
+            if first < last:
+                yield offset + first - start, place + first - begin, last - first
+            place += end - begin
+        offset += stop - start

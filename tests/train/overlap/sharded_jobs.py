@@ -1,0 +1,105 @@
+"""What the workers of the tests of sharded optimizers run."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncline.errors import UserError
+from syncline.train.ddp import DistributedDataParallel, planned_training
+from tests.train.overlap.overlap_models import FEATURES, Net, loss_of
+from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
+
+STEPS = 8
+MAKERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+}
+
+
+def model_and_optimizer(
+    name: str, *, shard: bool, style: Style | None
+) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    """Wrap a model under a plan, or under DDP's own buckets; overlap its optimizer."""
+    torch.manual_seed(1)
+    module = Net()
+    arguments: dict[str, Any] = {"cache": False}
+    if style is not None:
+        order = ready_order(module, lambda net: loss_of(net, 0))
+        arguments |= {"plan": plan_of(module, order, dist.get_world_size(), style), "check": False}
+    model = DistributedDataParallel(module, **arguments)
+    optimizer = MAKERS[name](module.parameters())
+    model.overlap(optimizer, shard=shard)
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    """Train on data that does not depend on the number of ranks."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(4, FEATURES, generator=generator)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+
+def saved(state: Any) -> bytes:
+    """Return what ``torch.save`` writes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+def trained(
+    name: str, shard: bool, style: Style | None, start: bytes, begin: int, steps: int
+) -> dict[str, Any]:
+    """Train from a checkpoint on; return the next one from rank 0, and what each rank keeps."""
+    model, optimizer = model_and_optimizer(name, shard=shard, style=style)
+    if start:
+        loaded = torch.load(io.BytesIO(start), weights_only=True)
+        model.module.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+    train(model, optimizer, range(begin, begin + steps))
+    state = model.full_state_dict(optimizer) if shard else optimizer.state_dict()
+    kept = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
+    parameters = [p.detach().clone() for p in model.parameters()]
+    planned_training(model).reducer.executor.stop()
+    return {
+        "checkpoint": saved({"model": model.module.state_dict(), "optimizer": state}),
+        "parameters": parameters,
+        "elements": sum(v.numel() for v in kept if v.ndim),
+        "whole": 2 * sum(p.numel() for p in parameters),
+    }
+
+
+def refusals() -> list[str]:
+    """Ask for what cannot be; return what is said."""
+    said = []
+
+    def attempt(action: Any) -> None:
+        try:
+            action()
+        except UserError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+
+    net = Net()
+    model = DistributedDataParallel(net, cache=False)
+    attempt(lambda: model.overlap(torch.optim.Adafactor(net.parameters()), shard=True))
+    optimizer = torch.optim.AdamW(net.parameters())
+    attempt(lambda: model.full_state_dict(optimizer))
+    model.overlap(optimizer, shard=True)
+    attempt(optimizer.state_dict)
+    attempt(lambda: model.overlap(optimizer, shard=True))
+    attempt(lambda: model.overlap(torch.optim.SGD(net.parameters())))
+    mixed = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
+    unplanned = DistributedDataParallel(mixed, cache=False)
+    attempt(lambda: unplanned.overlap(torch.optim.AdamW(mixed.parameters()), shard=True))
+    return said
