@@ -447,7 +447,9 @@ def holding(let_through: float) -> Iterator[None]:
         engine = self.engine
         assert engine is not None
         through, completing = at_first(engine), engine.layout.completing
-        wait(engine, [t for t, some in enumerate(completing) if all(m < through for m in some)])
+        held_wait(
+            engine, [t for t, some in enumerate(completing) if all(m < through for m in some)]
+        )
         suspend(self)
 
     patches = {
