@@ -61,7 +61,7 @@ OPTIONS = (
 GROUPS = {
     "What is trained": ("data_dir", "steps", "accumulate", "seed", "resume"),
     "Optimizer": ("momentum", "weight_decay", "schedule", "warmup_epochs", "clip_norm"),
-    "What is exchanged, and when": ("plan", "profile", "network", "check"),
+    "What is exchanged, and when": ("plan", "profile", "network", "check", "shard"),
     "Lossy exchange": (*("compression", "density", "density_warmup", "dense_below", "step_ahead"),),
     "Measuring and output": ("block_steps", "timeout_s", "json"),
 }

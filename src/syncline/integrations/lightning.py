@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
+from torch.optim import Optimizer
 
 from syncline.train.ddp import DistributedDataParallel
 
@@ -24,13 +25,15 @@ class SynclineStrategy(DDPStrategy):
 
     Args:
         arguments: those of ``DDPStrategy``, and ``planner``, ``plan`` and so on of
-            ``syncline.DistributedDataParallel``.
+            ``syncline.DistributedDataParallel``; with ``shard=True`` each rank keeps the
+            optimizers' state for its share of the parameters, and checkpoints hold all of it.
     """
 
     strategy_name = "syncline"
 
     def __init__(self, **arguments: Any) -> None:
         self._options = {name: arguments.pop(name) for name in OPTIONS & arguments.keys()}
+        self._shard = bool(arguments.pop("shard", False))
         self._trainer: Trainer | None = None
         self._report_in: Path | None = None
         super().__init__(**arguments)
@@ -42,9 +45,15 @@ class SynclineStrategy(DDPStrategy):
         if trainer.state.fn == TrainerFn.FITTING:
             assert isinstance(self.model, DistributedDataParallel)
             for optimizer in self.optimizers:
-                self.model.overlap(optimizer)
+                self.model.overlap(optimizer, shard=self._shard)
             folder = trainer.log_dir or trainer.default_root_dir
             self._report_in = Path(folder) / "syncline"
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return an optimizer's state for a checkpoint; of a sharded one on rank 0 alone."""
+        if self._shard and isinstance(self.model, DistributedDataParallel):
+            return self.model.full_state_dict(optimizer)
+        return super().optimizer_state(optimizer)
 
     def configure_ddp(self) -> None:
         """Wrap the model in torch's class, as ever, and plan its exchange."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
@@ -103,3 +104,35 @@ def refusals() -> list[str]:
     unplanned = DistributedDataParallel(mixed, cache=False)
     attempt(lambda: unplanned.overlap(torch.optim.AdamW(mixed.parameters()), shard=True))
     return said
+
+
+def measured_and_planned(steps: int) -> dict[str, Any]:
+    """Train as a user does, from measuring to trials, with clipping; say which stages ran."""
+    torch.manual_seed(1)
+    twin = Net(64)
+    model = DistributedDataParallel(copy.deepcopy(twin), cache=False)
+    sides = (model, torch.nn.parallel.DistributedDataParallel(twin))
+    optimizers = [torch.optim.AdamW(side.parameters(), lr=1e-3) for side in sides]
+    model.overlap(optimizers[0], shard=True)
+    stages: dict[str, bool] = {}
+    for step in range(steps):
+        for side, optimizer in zip(sides, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss_of(side, step).backward()
+            nn.utils.clip_grad_norm_(side.parameters(), 0.5)
+            optimizer.step()
+        plan = planned_training(model).stage.plan
+        stages[planned_training(model).stage.name] = plan is not None and plan.sharded
+    differences = [
+        float((a - b).detach().abs().max() / b.detach().abs().max())
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    ]
+    profile = planned_training(model).findings.profile
+    planned_training(model).reducer.executor.stop()
+    return {
+        "stages": stages,
+        "difference": max(differences),
+        "parameters": [p.detach().clone() for p in model.parameters()],
+        "sharded profile": profile is not None and profile.sharded,
+        "update": profile is not None and profile.phase_s("update") > 0,
+    }

@@ -119,6 +119,17 @@ def test_a_run_goes_on_with_another_number_of_ranks(workers: WorkerPool, name: s
             )
 
 
+def test_what_is_measured_and_planned_is_sharded(workers: WorkerPool) -> None:
+    """From the first iteration on, under DDP's buckets and under the plans that are tried."""
+    one, other = workers.run(sharded_jobs.measured_and_planned, 2, 130)
+    assert any(one["stages"].values()), one["stages"]
+    assert one["stages"]["measuring DDP"] is False
+    assert one["difference"] < 1e-5
+    assert one["sharded profile"]
+    assert one["update"]
+    assert all(map(torch.equal, one["parameters"], other["parameters"]))
+
+
 def test_refusals_say_what_to_do(workers: WorkerPool) -> None:
     for said in workers.run(sharded_jobs.refusals, 2):
         parts = [

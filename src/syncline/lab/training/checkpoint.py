@@ -129,7 +129,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def load_optimizer(self, optimizer: SGD) -> None:
         """Give a new optimizer the momentum and the learning rate of the one that was saved."""
-        (group,) = optimizer.state_dict()["param_groups"]
+        (group,) = optimizer.param_groups
+        group = {**group, "params": [*range(len(group["params"]))]}
         (saved,) = self.optimizer["param_groups"]
         # The optimizer keeps the tensors that it is given, and replicas must not share them.
         state = copy.deepcopy(self.optimizer["state"])

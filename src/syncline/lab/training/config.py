@@ -65,6 +65,10 @@ class TrainingConfig(Value, frozen=True):
     overlap: Annotated[bool, described("Let messages go on under the next forward pass.")] = True
     """Each parameter is updated there, too. It changes no result, so a checkpoint of a training
     with it can be resumed without, and the other way round."""
+    shard: Annotated[
+        bool, described("Keep the optimizer's state on one share of the memory a worker.")
+    ] = False
+    """Each worker updates its share of the parameters alone."""
     compression: Annotated[str | None, described("Exchange lossily; one of those below.")] = None
     density: Annotated[
         float | None, described("Share of the gradients that is sent, sparsely.")
@@ -130,6 +134,11 @@ class TrainingConfig(Value, frozen=True):
             if given and self.cache is not None:
                 raise UserError(f"--cache remembers what was tried, and with {name} nothing is")
         planner_named(self.planner)
+        if self.shard and (self.compression is not None or not self.overlap):
+            raise UserError(
+                "--shard gathers parameters under the next forward pass, from gradients that are "
+                "exchanged whole; leave --no-overlap and --compression out"
+            )
         self._check_compression()
 
     @property

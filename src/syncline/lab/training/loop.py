@@ -221,6 +221,7 @@ class _Training:
         replica = self.replicas[0]
         replica.settle()
         states = [self.worker.gather(state) for state in replica.random_state]
+        optimizer = replica.optimizer_state()
         folder, worker = Path(self.config.checkpoint), self.worker
         files: list[str] = []
         if self.config.compression is not None:
@@ -234,7 +235,7 @@ class _Training:
             epoch=self.epoch,
             step=self.step,
             weights={name: w.cpu() for name, w in replica.module.state_dict().items()},
-            optimizer=cast("OptimizerState", replica.optimizer.state_dict()),
+            optimizer=cast("OptimizerState", optimizer),
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
             compression_files=files,
         ).save(folder)

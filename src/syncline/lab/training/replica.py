@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,7 +67,7 @@ class Replica:
             if self.config.step_ahead:
                 self.ddp.step_ahead(self.optimizer)
             elif self.config.overlap:
-                self.ddp.overlap(self.optimizer)
+                self.ddp.overlap(self.optimizer, shard=self.config.shard)
         self.schedule = scheduler(self.optimizer, self.task.steps_per_epoch, self.config.hyper)
         self.random_state = random_state(self.worker.device)
 
@@ -110,6 +111,12 @@ class Replica:
             self.settling_s += time.perf_counter() - start
             self.ddp.eval()  # so that Syncline does not count the other's turn
         return losses
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state; of a sharded one on rank 0 alone. All workers call."""
+        if self.config.shard and isinstance(self.ddp, DistributedDataParallel):
+            return self.ddp.full_state_dict(self.optimizer)
+        return self.optimizer.state_dict()
 
     def settle(self) -> None:
         """Finish the update that the last step left to the next forward pass."""

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from syncline.torch_private import compiled_call, is_compiled, sequence_number_of
 from syncline.train.measure.clock import Clock
 from syncline.train.measure.gradient_hooks import GradientHooks, take_off, weakly
-from syncline.train.measure.step_hooks import after_steps, before_steps
+from syncline.train.measure.step_hooks import after_gathers, after_steps, before_steps
 
 
 class Moment(Enum):
@@ -34,6 +34,7 @@ class Moment(Enum):
     READY = "ready"  # a gradient is final and, under DDP, in its bucket; key: parameter name
     STEP = "step"  # the optimizer begins
     STEPPED = "stepped"  # the optimizer is done
+    GATHERED = "gathered"  # where it is sharded: all ranks have all parameters
 
 
 class ObservedEvent(NamedTuple):
@@ -101,6 +102,7 @@ class Observer:
             self._gradients.add(parameter, after=partial(ready, name))
         before_steps.add(self._step_begins)
         after_steps.add(self._step_ends)
+        after_gathers.add(self._gather_ends)
 
     def _visit(self, name: str, module: nn.Module, seen: set[nn.Module]) -> None:
         """Hook a module and its submodules, but nothing inside compiled modules."""
@@ -125,6 +127,7 @@ class Observer:
         """Remove every hook and all records."""
         before_steps.remove(self._step_begins)
         after_steps.remove(self._step_ends)
+        after_gathers.remove(self._gather_ends)
         self._gradients.remove()
         take_off(self._handles)
         take_off(self._node_handles)
@@ -216,6 +219,9 @@ class Observer:
 
     def _step_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._note_step(Moment.STEPPED, optimizer)
+
+    def _gather_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._note_step(Moment.GATHERED, optimizer)
 
     def _note_step(self, moment: Moment, optimizer: torch.optim.Optimizer) -> None:
         if self._noting and not self._in_forward and self._owns(optimizer):

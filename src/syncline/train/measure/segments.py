@@ -70,7 +70,10 @@ def read_iteration(iteration: ObservedIteration, clock: Clock) -> SegmentTrace:
     segments.append(Segment("exchange", "finalize", times[step] - times[last_ready]))
     if stepped > step:
         segments.append(Segment("optimizer", "update", times[stepped] - times[step]))
-    segments.append(Segment("data loading", "data", times[-1] - times[stepped]))
+    gathered = _indices_of(events, Moment.GATHERED, stepped)[-1]
+    if gathered > stepped:
+        segments.append(Segment("gathering", "finalize", times[gathered] - times[stepped]))
+    segments.append(Segment("data loading", "data", times[-1] - times[gathered]))
     return SegmentTrace(segments, iteration.graph, iteration.sequence_at)
 
 

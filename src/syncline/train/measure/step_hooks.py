@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,15 +55,16 @@ class StepHooks:
     def _set(self, methods: Sequence[Method]) -> None:
         self._methods = tuple(map(weakref.WeakMethod, methods))
         if methods and self._handle is None:
-            self._handle = self._register(self._call)
+            self._handle = self._register(self.call)
         elif not methods and self._handle is not None:
             self._handle.remove()
             self._handle = None
 
     @disable_dynamo
-    def _call(
+    def call(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Call the methods; return the arguments as they have left them."""
         for reference in self._methods:
             method = reference()
             changed = None if method is None else method(optimizer, args, kwargs)
@@ -73,3 +75,5 @@ class StepHooks:
 
 before_steps = StepHooks(register_optimizer_step_pre_hook)
 after_steps = StepHooks(register_optimizer_step_post_hook)
+after_gathers = StepHooks(lambda _: RemovableHandle(OrderedDict()))
+"""After updated parameters were gathered at the end of a sharded step."""

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from syncline.errors import UserError
 from syncline.torch_private import disable_dynamo
+from syncline.train.measure.step_hooks import after_gathers, after_steps, before_steps
 from syncline.train.overlap.deferred_optimizer import CurrentDeferral, DeferredOptimizer
 from syncline.train.overlap.deferred_step import foreign_hooks
 from syncline.train.overlap.pending import UPDATES, is_pending
@@ -130,9 +131,13 @@ class ShardedOptimizer(DeferredOptimizer):
                     "overlap(shard=True): a second step was made on the gradients of one backward "
                     "pass, of which no rank has the whole after the first; make one step"
                 )
+            # Hooks of the step itself see shares, which are nobody's parameters.
+            before_steps.call(self.optimizer, (), {})
             step.update_rest()
             step.update({p: () for p in exchanged if p.grad is not None})
+            after_steps.call(self.optimizer, (), {})
         self.sharding.gather(exchanged)
+        after_gathers.call(self.optimizer, (), {})
 
     def _sharded_step(self) -> ShardedStep:
         return ShardedStep(
