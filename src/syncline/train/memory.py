@@ -129,4 +129,6 @@ def _items(job: Wrapped, settings: Settings, batch: int | None) -> Iterator[tupl
     yield "device", torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     yield "threads", torch.get_num_threads()
     yield "deferring", job.deferring.can_defer
+    if job.sharding is not None:
+        yield "sharded", True
     yield "settings", settings
