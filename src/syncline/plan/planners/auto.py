@@ -34,8 +34,8 @@ def suggestion(
 
     That is an all-gather (``top-k``) where it is cheaper than gTop-k, as with few workers or on a
     fast link. None for a single worker, for a network that is sparse already, has no known link or
-    has several workers a host, for which sparse exchange has no form, and for an iteration that
-    takes no time.
+    has several workers a host, for which sparse exchange has no form, for a sharded profile, whose
+    parameters are gathered as they are, and for an iteration that takes no time.
 
     Args:
         profile: what the worker computes.
@@ -43,7 +43,7 @@ def suggestion(
         dense_s: seconds an iteration without compression.
         defers: whether the forward pass can wait for single gradients.
     """
-    if dense_s <= 0 or not _can_be_sparse(network):
+    if dense_s <= 0 or profile.sharded or not _can_be_sparse(network):
         return None
     found = {}
     for algorithm in SPARSE_ALGORITHMS:
