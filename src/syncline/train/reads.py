@@ -95,8 +95,9 @@ class Reads:
     def as_it_can_run(self, plan: Plan) -> Plan:
         """Return a given plan; if no update can be deferred, with one that waits for everything."""
         if plan.wait == "need" and self.defers:
-            sharded = self.deferring.sharded
-            return plan.in_shards() if sharded else msgspec.structs.replace(plan, sharded=False)
+            if self.deferring.sharded:
+                return plan.in_shards()
+            return msgspec.structs.replace(plan, sharded=False) if plan.sharded else plan
         if plan.wait == "update":
             return plan
         self.report_held_back(plan.planner)
