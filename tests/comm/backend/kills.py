@@ -38,7 +38,7 @@ MOST_STEPS = 120
 """By then, ours has left DDP's own buckets."""
 LONGEST_S = 0.03
 """A few steps."""
-TIMEOUT_S: dict[How, float] = {"SIGKILL": 60.0, "SIGSTOP": 4.0}
+TIMEOUT_S: dict[How, float] = {"SIGKILL": 60.0, "SIGSTOP": 12.0}
 VARIANTS: tuple[dict[str, bool], ...] = (
     {},
     {"static_graph": True},
