@@ -159,8 +159,8 @@ def simulate(
     else:
         _print(output)
         if isinstance(output, Comparison):
-            best_s = min(each.iteration_s for each in output.predictions)
-            echo_gain(loaded, net, output.chosen, best_s)
+            chosen_s = {each.planner: each.iteration_s for each in output.predictions}
+            echo_gain(loaded, net, output.chosen, chosen_s[output.chosen])
     for note in notes if isinstance(output, Comparison) else ():
         click.echo(f"note: {terminal.plain(note)}", err=as_json)
     if as_json:
