@@ -82,8 +82,7 @@ class MessageThreads:
 
     All ranks issue the same collectives in the same order, so ranks never wait for each other in a
     circle. Every round begins with a desync check, during the backward pass: ranks that count
-    different rounds or updates raise instead of averaging gradients of different
-    parameters.
+    different rounds or updates raise instead of averaging gradients of different parameters.
     """
 
     def __init__(
@@ -284,7 +283,7 @@ class MessageThreads:
                 round_, self._next = self._next, None
                 if self._closing or round_ is None:
                     break
-            self._call_roll()
+            self._check_desync()
             for number in range(len(self.plan.messages)):
                 if self.plan.sharded and number == self.gathers[0] and not self._agree(round_):
                     break
@@ -294,7 +293,7 @@ class MessageThreads:
                     break
         self._issued_queue.put(None)
 
-    def _call_roll(self) -> None:
+    def _check_desync(self) -> None:
         work, tell = self._transport.gather_numbers(self._desync_numbers)
 
         def compare() -> None:
