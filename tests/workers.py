@@ -7,6 +7,7 @@ process group over a file store, so nothing of one test reaches the next.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import os
 import pickle
@@ -23,7 +24,7 @@ import msgspec
 from syncline.errors import SynclineError, UserError
 from syncline.lab.workers import WorkerGroup, serve
 from tests.mortal import Mortals
-from tests.timeouts import JOB_DEADLINE_S, TIMEOUT
+from tests.timeouts import DEADLINE_S, JOB_DEADLINE_S, TIMEOUT
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +128,8 @@ def serve_jobs(path: str, rank: int) -> None:
     torch.set_num_threads(1)
 
     def act(job: Job, _: object) -> bytes:
+        # Where every thread of every rank hangs, before the first wait of one gives up.
+        faulthandler.dump_traceback_later(0.95 * DEADLINE_S)
         try:
             dist.init_process_group(
                 job.backend,
@@ -148,6 +151,7 @@ def serve_jobs(path: str, rank: int) -> None:
         except BaseException:
             raise UserError(f"rank {rank}:\n{traceback.format_exc()}") from None
         finally:
+            faulthandler.cancel_dump_traceback_later()
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
 

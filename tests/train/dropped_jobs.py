@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import nn
 from syncline.plan.recipe import Recipe
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.measure.step_hooks import after_steps, before_steps
+from syncline.train.overlap.pending import UPDATES
 from tests.mortal import POLL_S
 from tests.timeouts import DEADLINE_S
 from tests.train.overlap.overlap_plans import Style, plan_of
@@ -42,6 +44,35 @@ def dropped(kind: str) -> dict[str, Any]:
 def dropped_but_kept(kind: str) -> dict[str, Any]:
     """Return what is left beside the model itself."""
     return _left_of(kind, keeps_model=True)
+
+
+def dropped_during_an_update() -> bool:
+    """Say whether a wrapper with pending gradients can go while another thread makes updates."""
+    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    plan = plan_of(net, [name for name, _ in net.named_parameters()][::-1], 2, Style())
+    ddp = DistributedDataParallel(net, plan=plan, check=False)
+    optimizer = ddp.overlap(torch.optim.SGD(net.parameters(), lr=0.01))
+    next(found for found in steps(ddp, optimizer) if found == "steady")
+    ddp(torch.ones(4, WIDTH)).sum().backward()
+    begun, collected = threading.Event(), threading.Event()
+    in_time = []
+
+    def update() -> None:
+        with UPDATES:
+            begun.set()
+            in_time.append(collected.wait(DEADLINE_S))
+
+    thread = threading.Thread(target=update)
+    thread.start()
+    begun.wait(DEADLINE_S)
+    del ddp, optimizer
+    gc.collect()
+    collected.set()
+    thread.join(DEADLINE_S)
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        parameter.grad.sum()
+    return in_time == [True]
 
 
 def _left_of(kind: str, *, keeps_model: bool) -> dict[str, Any]:

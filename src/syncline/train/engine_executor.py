@@ -115,7 +115,7 @@ class EngineExecutor(Executor):
         self._engine.close()
 
     def __del__(self) -> None:
-        """Let go of what is under way, without waiting: the wrapper was dropped."""
+        """Let go of what is under way, without waiting or locking: the wrapper was dropped."""
         if hasattr(self, "_shutdown"):
             self.deferral.outlive()
             self._engine.drain()

@@ -13,11 +13,11 @@ from torch.autograd.graph import increment_version
 
 from syncline.errors import SynclineError
 from syncline.plan.profile import Norm
-from syncline.torch_private import foreach_zero_, without_torch_function
+from syncline.torch_private import foreach_zero_
 from syncline.train.engine.engine import Engine
 from syncline.train.overlap.clipping import Change, make_changes
 from syncline.train.overlap.deferred_step import DeferredStep, TorchState
-from syncline.train.overlap.guard import Guard, lift, lifted
+from syncline.train.overlap.guard import Guard, lifted
 from syncline.train.overlap.pending import UPDATES, hand_over, is_pending, release, suspend
 from syncline.train.overlap.pending_gradients import PendingGradients
 
@@ -221,15 +221,15 @@ class Deferral(PendingGradients):
             self._release_gradients(self._gradients)
 
     def outlive(self) -> None:
-        """Call when the wrapper is dropped: pending gradients can still be read."""
-        with UPDATES:
-            self._release_gradients(self._read - self._due.keys())
-            left = {i: gradient for i, gradient in self._gradients.items() if i not in self._due}
-            if left:
-                orphans = _Orphans(self.engine, left, self._changes)
-                for index, gradient in left.items():
-                    lift(gradient, self.parameters[index])
-                    hand_over(gradient, orphans)
+        """Call when the wrapper is dropped: pending gradients can still be read.
+
+        Without a lock or an operation on tensors: the garbage collector may call this on any
+        thread, while another one has the lock and waits for it, or while another model is traced.
+        """
+        left = {i: g for i, g in dict(self._gradients).items() if i not in self._due}
+        orphans = _Orphans(self.engine, left, self.parameters, self._changes)
+        for gradient in left.values():
+            hand_over(gradient, orphans)
 
     def _apply(self, indices: Sequence[int]) -> None:
         """Make due updates whose gradients have arrived; call under the lock.
@@ -300,8 +300,8 @@ class Deferral(PendingGradients):
 class _Orphans:
     """Finishes the gradients that were under way when their model's wrapper was dropped.
 
-    Each gradient keeps this object alive, which keeps none of them alive: a parameter refers to its
-    gradient where garbage collection cannot look, so a circle would never be freed.
+    Each gradient keeps this object alive, which keeps none of them alive, nor a parameter: that
+    refers to its gradient where garbage collection cannot look, so a circle would never be freed.
     """
 
     trains_here = True
@@ -311,11 +311,15 @@ class _Orphans:
         self,
         engine: Engine,
         gradients: Mapping[int, torch.Tensor],
-        changes: Mapping[int, Sequence[Change]],
+        parameters: Sequence[nn.Parameter],
+        changes: dict[int, list[Change]],
     ) -> None:
         self._engine = engine
         self._changes = changes
-        self._gradients = {index: weakref.ref(gradient) for index, gradient in gradients.items()}
+        self._gradients = {
+            index: (weakref.ref(gradient), weakref.ref(parameters[index]))
+            for index, gradient in gradients.items()
+        }
 
     def read_parameters(self, indices: list[int]) -> None:
         """No update is due."""
@@ -325,11 +329,11 @@ class _Orphans:
         """Wait for all gradients."""
         self._engine.wait(self._gradients)
         with UPDATES:
-            for index, reference in self._gradients.items():
-                gradient = reference()
+            for index, (gradient_of, parameter_of) in self._gradients.items():
+                gradient = gradient_of()
                 if gradient is not None and is_pending(gradient):
-                    with without_torch_function():
-                        make_changes(self._changes.get(index, ()), [gradient])
+                    with torch.no_grad(), lifted([(gradient, parameter_of())]):
+                        make_changes(self._changes.pop(index, ()), [gradient])
                     release(gradient)
 
     def norms(self, indices: Sequence[int], norm: Norm) -> None:
