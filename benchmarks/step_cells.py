@@ -20,10 +20,12 @@ __all__ = [
     "NOMINAL_RATE",
     "OURS",
     "RATES",
+    "SHARDED",
     "TARGET_CELLS",
     "TITLES",
     "WORKERS",
     "Cell",
+    "planner_of",
     "table",
 ]
 
@@ -44,11 +46,13 @@ OURS = (
     "bytescheduler",
     "pace",
     "overlap-bf16",
+    "overlap-shard",
     "overlap",
 )
 """Plans that run on our engine, by planner. DDP's buckets are there as torch runs them."""
-IN_16_BITS = "-bf16"
-"""What the name of a planner ends with where gradients travel in bfloat16."""
+IN_16_BITS, SHARDED = "-bf16", "-shard"
+"""What the name of a planner ends with where gradients travel in bfloat16, and where each rank
+updates its share."""
 DDP_NAMES = ("ddp", "ddp-1mb", "ddp-5mb", "ddp-100mb")
 """Stock DDP with each size of bucket; the first is its default."""
 CONTESTANTS = (*PEERS, *OURS)
@@ -68,6 +72,10 @@ class Cell:
     """Whether every step clips the norm of the gradients."""
     scaled: bool = False
     """Whether every step scales the loss, too, and unscales the gradients before it clips."""
+    computation_s: float | None = None
+    """Of one iteration; by default in proportion to the time of sending the gradients."""
+    adamw: bool = False
+    """Whether AdamW updates the parameters; else nothing does."""
 
     @property
     def scale(self) -> float:
@@ -76,6 +84,8 @@ class Cell:
         With links ten times as fast computation takes a tenth, as their ratio decides what there is
         to gain.
         """
+        if self.computation_s is not None:
+            return self.computation_s / MODELS[self.model].computation_s
         return parse_bandwidth(NOMINAL_RATE) / parse_bandwidth(self.rate)
 
     @property
@@ -93,18 +103,21 @@ class Cell:
         """Return what each worker replays.
 
         Args:
-            update_s: how long it clips and unscales, which no replay emulates but a plan counts.
+            update_s: how long it clips, unscales and updates, which no replay emulates but a plan
+                counts.
         """
         profile = profile_of(MODELS[self.model], scale=self.scale)
-        if not self.clip and not self.scaled:
-            return profile
         last = len(profile.operations) - 1
-        update = Operation(name="clip", phase="update", duration_s=update_s, after=(last,))
+        update = Operation(name="update", phase="update", duration_s=update_s, after=(last,))
         operations = (*profile.operations, update) if update_s else profile.operations
-        return msgspec.structs.replace(profile, operations=operations, norm="2")
+        norm = "2" if self.clip or self.scaled else None
+        return msgspec.structs.replace(profile, operations=operations, norm=norm)
 
     def __str__(self) -> str:
         recipe = (", clipped" if self.clip else "") + (", scaled" if self.scaled else "")
+        recipe += ", AdamW" if self.adamw else ""
+        if self.computation_s is not None:
+            recipe += f", computing {self.computation_s:g} s"
         return f"{MODELS[self.model].title}, {self.workers} hosts, {self.rate}{recipe}"
 
 
@@ -126,4 +139,9 @@ def table(models: list[str], workers: list[int], rates: list[str]) -> list[Cell]
     return [c for c in TARGET_CELLS if c in asked] + [c for c in asked if c not in TARGET_CELLS]
 
 
-assert {name.removesuffix(IN_16_BITS) for name in OURS} <= set(PLANNERS)
+def planner_of(contestant: str) -> str:
+    """Return the name of the planner of one of ours."""
+    return contestant.removesuffix(IN_16_BITS).removesuffix(SHARDED)
+
+
+assert set(map(planner_of, OURS)) <= set(PLANNERS)

@@ -6,6 +6,7 @@ where a peer would send them round first, and lets itself be stopped, it does no
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from benchmarks.step_models import Model
 from syncline.lab.replay.interleaved import Contestant, stock_ddp
@@ -55,7 +57,7 @@ def _bf16(_: Model) -> Contestant:
 
     plain = stock_ddp("bf16")
 
-    def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         model, optimizer = plain.wrap(module, optimizer)
         # By its name torch lets the hook pass with NCCL only; Gloo sums these numbers as well.
         model.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
@@ -64,8 +66,8 @@ def _bf16(_: Model) -> Contestant:
     return Contestant(name="bf16", wrap=wrap)
 
 
-def _powersgd(model: Model) -> Contestant:
-    """Return PowerSGD of rank 1, its default, with one bucket.
+def _powersgd(name: str, model: Model, *, rank: int = 1) -> Contestant:
+    """Return PowerSGD with one bucket, by default of rank 1, as torch has it.
 
     With several, the hooks of two buckets start collectives in the order in which the first ones
     finish, which differs between ranks: Gloo then ends with a mismatch of sizes.
@@ -77,31 +79,57 @@ def _powersgd(model: Model) -> Contestant:
 
     # One bucket more than holds all of it, as the cap closes a bucket.
     whole_mib = 2 * model.elements * BYTES_PER_ELEMENT / BYTES_PER_MIB + 1
-    plain = stock_ddp("powersgd", bucket_cap_mb=whole_mib)
+    plain = stock_ddp(name, bucket_cap_mb=whole_mib)
 
-    def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         model, optimizer = plain.wrap(module, optimizer)
         # The first compressed iteration is the second, the earliest that it allows.
-        state = PowerSGDState(process_group=None, start_powerSGD_iter=2)
+        state = PowerSGDState(
+            process_group=None, matrix_approximation_rank=rank, start_powerSGD_iter=2
+        )
         model.register_comm_hook(state, powerSGD_hook)
         return model, optimizer
 
-    return Contestant(name="powersgd", wrap=wrap)
+    return Contestant(name=name, wrap=wrap)
 
 
-def _fsdp2(model: Model) -> Contestant:
-    """Return FSDP2 with its defaults, each block sharded by itself."""
+def _fsdp2(name: str, model: Model, *, reshards: bool = True) -> Contestant:
+    """Return FSDP2, each block sharded by itself, by default again after the forward pass."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    def wrap(module: Replayed, _: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for block in model.blocks():
-            fully_shard([module.get_submodule(name) for name in block], mesh=mesh)
+            modules = [module.get_submodule(name) for name in block]
+            fully_shard(modules, mesh=mesh, reshard_after_forward=reshards)
         fully_shard(module, mesh=mesh)
-        return module, module.optimizer()  # of the sharded parameters
+        return module, _again(module, optimizer)  # of the sharded parameters
 
-    return Contestant(name="fsdp2", wrap=wrap)
+    return Contestant(name=name, wrap=wrap)
+
+
+def _again(module: Replayed, optimizer: Optimizer) -> Optimizer:
+    """Return such an optimizer of the parameters that the module has now."""
+    if isinstance(optimizer, ReplayedOptimizer):
+        return module.optimizer()
+    return type(optimizer)(module.parameters(), lr=optimizer.defaults["lr"])
+
+
+def _zero_redundancy(_: Model) -> Contestant:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    plain = stock_ddp("zero-redundancy")
+
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
+        model, optimizer = plain.wrap(module, optimizer)
+        if isinstance(optimizer, ReplayedOptimizer):
+            given = {"work": module.work}
+        else:
+            given = {"lr": optimizer.defaults["lr"]}
+        return model, ZeroRedundancyOptimizer(module.parameters(), type(optimizer), **given)
+
+    return Contestant(name="zero-redundancy", wrap=wrap)
 
 
 def _zero1(_: Model) -> Contestant:
@@ -110,7 +138,7 @@ def _zero1(_: Model) -> Contestant:
     # What this does is to send the parameters round.
     deepspeed.DeepSpeedEngine._broadcast_model = lambda _: None
 
-    def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         deepspeed.init_distributed(dist_backend="gloo", verbose=False)
         engine, deferring, _, _ = deepspeed.initialize(
             model=module,
@@ -139,7 +167,7 @@ def _hvd(_: Model) -> Contestant:
     """
     import horovod.torch as hvd
 
-    def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         _start_horovod()
         names = list(module.named_parameters())
         return module, hvd.DistributedOptimizer(optimizer, named_parameters=names)
@@ -213,8 +241,25 @@ PEERS: dict[str, Peer] = {
             name="ddp-100mb", title="DDP, 100 MB", contestant=_ddp("ddp-100mb", bucket_cap_mb=100)
         ),
         Peer(name="bf16", title="DDP + bf16 hook", contestant=_bf16, exact=False),
-        Peer(name="powersgd", title="DDP + PowerSGD", contestant=_powersgd, exact=False),
-        Peer(name="fsdp2", title="FSDP2", contestant=_fsdp2),
+        Peer(
+            name="powersgd",
+            title="DDP + PowerSGD",
+            contestant=functools.partial(_powersgd, "powersgd"),
+            exact=False,
+        ),
+        Peer(
+            name="powersgd-2",
+            title="DDP + PowerSGD, rank 2",
+            contestant=lambda model: _powersgd("powersgd-2", model, rank=2),
+            exact=False,
+        ),
+        Peer(name="zero-redundancy", title="DDP + ZeroRedundancy", contestant=_zero_redundancy),
+        Peer(name="fsdp2", title="FSDP2", contestant=functools.partial(_fsdp2, "fsdp2")),
+        Peer(
+            name="fsdp2-whole",
+            title="FSDP2, whole till backward",
+            contestant=lambda model: _fsdp2("fsdp2-whole", model, reshards=False),
+        ),
         Peer(name="zero1", title="DeepSpeed ZeRO-1", contestant=_zero1, package="deepspeed"),
         Peer(name="hvd", title="Horovod", contestant=_hvd, package="horovod.torch"),
     )

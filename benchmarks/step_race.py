@@ -12,7 +12,15 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.common import median
-from benchmarks.step_cells import IN_16_BITS, NOMINAL_RATE, OURS, TITLES, Cell
+from benchmarks.step_cells import (
+    IN_16_BITS,
+    NOMINAL_RATE,
+    OURS,
+    SHARDED,
+    TITLES,
+    Cell,
+    planner_of,
+)
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_report import print_cell, summary
 from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s, save, today
@@ -145,6 +153,8 @@ class Race:
             rate=cell.rate,
             clip=cell.clip,
             scaled=cell.scaled,
+            computation_given=cell.computation_s is not None,
+            adamw=cell.adamw,
             date=today(),
             iterations=self._arguments.iterations,
             warmup=self._arguments.warmup,
@@ -236,15 +246,14 @@ def planned(
     their number, which a factor does not tell a planner.
     """
     probed = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
-    plans = {}
+    plans, forecasts = {}, {}
     for name in names:
-        planner = planner_named(name.removesuffix(IN_16_BITS))
+        planner = planner_named(planner_of(name))
         rounds = name.endswith(IN_16_BITS)
-        plan = planned_in(planner, profile, probed, "bfloat16") if rounds else None
-        plans[name] = plan or planner.plan(profile, probed)
-    forecasts = {}
-    for name, plan in plans.items():
-        prediction = predict(profile, network, plan).prediction
+        given = msgspec.structs.replace(profile, sharded=name.endswith(SHARDED))
+        plan = planned_in(planner, given, probed, "bfloat16") if rounds else None
+        plan = plans[name] = plan or planner.plan(given, probed)
+        prediction = predict(given, network, plan).prediction
         forecasts[name] = Forecast(
             messages=prediction.messages,
             iteration_s=prediction.iteration_s,

@@ -37,7 +37,16 @@ def print_cell(console: Console, measured: Measured, absent: dict[str, str]) -> 
     """Print what each contestant took in a cell, the fastest first."""
     table = Table(title=f"{measured.cell}\n{summary(measured)}", title_justify="left")
     table.add_column("")
-    for heading in ("s/iteration", "smallest", "largest", "rounds", "cores", "of bound", "idle s"):
+    for heading in (
+        "s/iteration",
+        "smallest",
+        "largest",
+        "rounds",
+        "cores",
+        "of bound",
+        "idle s",
+        "peak MB",
+    ):
         table.add_column(heading, justify="right")
     for heading in ("messages", "predicted s", "error", "its bound s"):
         table.add_column(heading, justify="right")
@@ -45,6 +54,8 @@ def print_cell(console: Console, measured: Measured, absent: dict[str, str]) -> 
     for name in sorted(ran, key=lambda name: median(measured.times_s(name))):
         times_s = measured.times_s(name)
         forecast, error = measured.forecasts.get(name), measured.prediction_error(name)
+        turns = measured.turns[name]
+        peaks = [turn.peak_bytes for turn in turns if turn.peak_bytes is not None]
         table.add_row(
             TITLES[name],
             f"{median(times_s):.3f}",
@@ -52,8 +63,9 @@ def print_cell(console: Console, measured: Measured, absent: dict[str, str]) -> 
             f"{max(times_s):.3f}",
             str(len(times_s)),
             "saturated" if measured.is_saturated(name) else "",
-            f"{median(times_s) / measured.bound_s:.3f}",
-            f"{median([turn.idle_s for turn in measured.turns[name]]):.3f}",
+            f"{median(times_s) / measured.bound_of(name):.3f}",
+            f"{median([turn.idle_s for turn in turns]):.3f}",
+            f"{median(peaks) / 1e6:.0f}" if peaks else "",
             "" if forecast is None else str(forecast.messages),
             "" if forecast is None else f"{forecast.iteration_s:.3f}",
             "" if error is None else f"{error:+.1%}",

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.common import machine, median
-from benchmarks.step_cells import Cell
+from benchmarks.step_cells import IN_16_BITS, Cell
 from syncline.errors import FileError
 from syncline.plan.document import Value
 from syncline.plan.files import write_atomically
@@ -42,6 +42,8 @@ class Turn(Value, frozen=True, kw_only=True):
     """All of it: making the model, warming up, and the iterations."""
     busy: float | None = None
     """Share of the machine's processor time that was used meanwhile; None in older files."""
+    peak_bytes: int | None = None
+    """Resident memory that the turn added to what its process had; of the largest rank."""
 
 
 def median_s(turns: Sequence[Turn]) -> float:
@@ -67,6 +69,9 @@ class Measured(Value, frozen=True, kw_only=True):
     date: str
     clip: bool = False
     scaled: bool = False
+    computation_given: bool = False
+    """Whether the computation was asked for, and does not follow from the rate."""
+    adamw: bool = False
     iterations: int
     """That count, in every turn."""
     warmup: int
@@ -76,7 +81,7 @@ class Measured(Value, frozen=True, kw_only=True):
     all_reduce_s: tuple[float, ...]
     """Of one all-reduce of all gradients alone, by the slowest rank."""
     update_s: float = 0.0
-    """What clipping and unscaling take, of which nothing is emulated."""
+    """What clipping, unscaling and AdamW take, of which nothing is emulated."""
     network: Network
     """As probed on these links, with what training does to messages."""
     forecasts: dict[str, Forecast]
@@ -97,12 +102,19 @@ class Measured(Value, frozen=True, kw_only=True):
             rate=self.rate,
             clip=self.clip,
             scaled=self.scaled,
+            computation_s=self.computation_s if self.computation_given else None,
+            adamw=self.adamw,
         )
 
     @property
     def bound_s(self) -> float:
         """max(compute alone, one whole all-reduce alone)."""
-        return max(self.computation_s, median(self.all_reduce_s))
+        return self.bound_of("")
+
+    def bound_of(self, contestant: str) -> float:
+        """Return the bound of a contestant: in 16 bits, half of the all-reduce counts."""
+        halves = contestant.endswith(IN_16_BITS.removeprefix("-"))
+        return max(self.computation_s, median(self.all_reduce_s) / (1 + halves))
 
     @property
     def share_of_rate(self) -> float:

@@ -96,6 +96,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="ResNet-50 on 4 hosts; ten minutes")
     parser.add_argument("--clip", action="store_true", help="clip the norm at every step")
     parser.add_argument("--scaler", action="store_true", help="scale the loss, and clip")
+    parser.add_argument(
+        "--computation",
+        type=float,
+        metavar="SECONDS",
+        help="of one iteration; by default it grows as the links become slower",
+    )
+    parser.add_argument("--adamw", action="store_true", help="update the parameters, by AdamW")
     parser.add_argument("--minutes", type=float, help="begin no turn after this long")
     parser.add_argument("--retry", action="store_true", help="run what has failed before again")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
@@ -121,7 +128,12 @@ def asked(arguments: argparse.Namespace) -> tuple[list[Cell], list[str]]:
         cells = list(QUICK_CELLS)
     elif arguments.targets:
         cells = [cell for cell in cells if cell in TARGET_CELLS]
-    recipe = {"clip": arguments.clip, "scaled": arguments.scaler}
+    recipe = {
+        "clip": arguments.clip,
+        "scaled": arguments.scaler,
+        "computation_s": arguments.computation,
+        "adamw": arguments.adamw,
+    }
     return [replace(cell, **recipe) for cell in cells], contestants
 
 

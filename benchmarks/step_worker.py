@@ -7,6 +7,8 @@ happens, as it happens, so that nothing is lost when a later turn fails.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import os
 import sys
@@ -44,6 +46,7 @@ ALONE_REPETITIONS = 3
 GROUP_TIMEOUT = timedelta(seconds=120)
 """A rank that is lost is noticed after this long at most."""
 CPU = torch.device("cpu")
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3)
 
 
 def main() -> None:
@@ -80,26 +83,31 @@ def measure_network(cell: Cell) -> None:
 
 
 def update_alone_s(cell: Cell) -> float:
-    """Return what clipping and unscaling take on every host, measured without exchange.
+    """Return what clipping, unscaling and AdamW take on every host, measured without exchange.
 
     Nothing of it is emulated, and hosts that share cores take longer for it.
     """
-    if not cell.clip and not cell.scaled:
+    if not cell.clip and not cell.scaled and not cell.adamw:
         return 0.0
     clipped = cell.profile()
     instant = tuple(msgspec.structs.replace(o, duration_s=0.0) for o in clipped.operations)
     clipped = msgspec.structs.replace(clipped, operations=instant)
     alone = Contestant(name="alone", wrap=lambda model, optimizer: (model, optimizer))
 
-    def step_s(profile: Profile, *, scaled: bool) -> float:
+    def step_s(profile: Profile, *, whole: bool) -> float:
         shapes = MODELS[cell.model].shapes()
         laps = run_interleaved(
-            profile, [alone], rounds=ALONE_REPETITIONS, shapes=shapes, scaled=scaled
+            profile,
+            [alone],
+            rounds=ALONE_REPETITIONS,
+            shapes=shapes,
+            scaled=whole and cell.scaled,
+            optimizer=ADAMW if whole and cell.adamw else None,
         )
         return median([lap.iteration_s for lap in laps[alone.name]])
 
     plain = msgspec.structs.replace(clipped, norm=None)
-    return max(step_s(clipped, scaled=cell.scaled) - step_s(plain, scaled=False), 0.0)
+    return max(step_s(clipped, whole=True) - step_s(plain, whole=False), 0.0)
 
 
 def slowest(own_s: float) -> float:
@@ -120,6 +128,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
         say(BEGUN, contestant=name, round=number)
         if name not in known:
             known[name] = contestant_of(name, job, cell)
+        resident_bytes = reset_peak_memory()
         began_s, before = time.perf_counter(), processor_time()
         laps = run_interleaved(
             profile,
@@ -129,6 +138,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
             warmup=job["warmup"],
             shapes=model.shapes(),
             scaled=cell.scaled,
+            optimizer=ADAMW if cell.adamw else None,
         )
         (lap,) = laps[name]
         busy, whole = (now - then for now, then in zip(processor_time(), before, strict=True))
@@ -143,6 +153,7 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
                 steps_s=lap.steps_s,
                 wall_s=time.perf_counter() - began_s,
                 busy=busy / whole,
+                peak_bytes=round(slowest(memory_bytes("VmHWM") - resident_bytes)),
             ),
         )
 
@@ -153,6 +164,21 @@ def processor_time() -> tuple[int, int]:
     user, nice, system, idle, waiting, *others = map(int, first.split()[1:9])
     busy = user + nice + system + sum(others)
     return busy, busy + idle + waiting
+
+
+def memory_bytes(kind: str) -> int:
+    """Return one of the kinds of memory of this process in proc_pid_status(5)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{kind}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {kind}")
+
+
+def reset_peak_memory() -> int:
+    """Give unused memory back to the kernel, and return what is left, from where VmHWM goes on."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory_bytes("VmRSS")
 
 
 def contestant_of(name: str, job: dict[str, Any], cell: Cell) -> Contestant:

@@ -11,17 +11,18 @@ import functools
 import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from syncline.errors import UserError, quoted
 from syncline.lab.replay.job import Lap
-from syncline.lab.replay.model import Replayed, ReplayedOptimizer, renamed_plan
+from syncline.lab.replay.model import Replayed, renamed_plan
 from syncline.lab.replay.work import SentMessage, measured_timeline
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm, Profile
@@ -60,7 +61,7 @@ class Contestant:
     """One way to exchange gradients."""
 
     name: str
-    wrap: Callable[[Replayed, ReplayedOptimizer], tuple[Any, Any]]
+    wrap: Callable[[Replayed, Optimizer], tuple[Any, Any]]
     """Returns the model and the optimizer to train with. Parameters are equal on all ranks, so
     nothing need be sent beforehand."""
     step: Callable[[Any, Any], None] | None = None
@@ -85,6 +86,7 @@ def run_interleaved(
     warmup: int = 3,
     shapes: dict[str, tuple[int, ...]] | None = None,
     scaled: bool = False,
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     progress: Callable[[str, int, int, int], None] | None = None,
 ) -> dict[str, tuple[Lap, ...]]:
     """Let every contestant train in every round, each round beginning with another one.
@@ -99,6 +101,7 @@ def run_interleaved(
         warmup: iterations before, from when the contestant is ready.
         shapes: of parameters; see :class:`~syncline.lab.replay.model.Replayed`.
         scaled: whether every step scales the loss, as a training in float16 does.
+        optimizer: makes one that updates the parameters; by default updating is emulated, too.
         progress: called after each lap, on ranks that pass it, with the contestant, the round, and
             how many of how many laps are done.
 
@@ -130,9 +133,10 @@ def run_interleaved(
             module = Replayed(profile, rank=dist.get_rank(), shapes=shapes)
             scaler = torch.amp.GradScaler(CPU.type, enabled=scaled)
             step = functools.partial(train_step, norm=profile.norm, scaler=scaler)
-            lap = _lap(contestant, module, iterations, warmup, contestant.step or step)
+            given = module.optimizer() if optimizer is None else optimizer(module.parameters())
+            lap = _lap(contestant, module, given, iterations, warmup, contestant.step or step)
             laps[contestant.name].append(lap)
-            del module
+            del module, given
             # Wrappers refer to themselves, so only the collector frees their buckets.
             gc.collect()
             if progress is not None:
@@ -143,12 +147,13 @@ def run_interleaved(
 def _lap(
     contestant: Contestant,
     module: Replayed,
+    given: Optimizer,
     iterations: int,
     warmup: int,
     step: Callable[[Any, Any], None],
 ) -> Lap:
     clock = module.clock
-    model, optimizer = contestant.wrap(module, module.optimizer())
+    model, optimizer = contestant.wrap(module, given)
     dist.barrier()
     begun = 0
     while not contestant.is_ready(model):
@@ -193,7 +198,7 @@ def _lap(
 def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
     """Return torch's own DistributedDataParallel, with arguments such as ``bucket_cap_mb=5``."""
 
-    def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         # Parameters are equal; sending them round would cost seconds each time.
         model = nn.parallel.DistributedDataParallel(module, init_sync=False, **arguments)
         return model, optimizer
@@ -207,12 +212,14 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
     Its name is the planner's unless one is given.
     """
 
-    def wrap(module: Replayed, optimizer: ReplayedOptimizer) -> tuple[Any, Any]:
+    def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         fitting = renamed_plan(plan, module.gradient_names)
         model = DistributedDataParallel(
             module, plan=fitting, check=False, compression=plan.wire, init_sync=False
         )
-        return model, model.overlap(optimizer) if plan.wait == "need" else optimizer
+        if plan.wait != "need":
+            return model, optimizer
+        return model, model.overlap(optimizer, shard=plan.sharded)
 
     def messages(model: DistributedDataParallel) -> list[SentMessage]:
         if model.plan is None:
