@@ -7,8 +7,10 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from syncline.plan.plan import Message, Plan, Tensor
@@ -60,18 +62,74 @@ def need_first() -> Plan:
     )
 
 
-def work(rank: int, folder: Path, attempt: int, steps: int, errors: Path) -> None:
-    """Train as one worker from the last checkpoint on."""
+def join(rank: int, folder: Path, attempt: int, errors: Path, workers: int) -> None:
+    """Join the workers of an attempt."""
     torch.set_num_threads(1)
     os.dup2(os.open(errors, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), 2)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store-{attempt}",
         rank=rank,
-        world_size=WORKERS,
+        world_size=workers,
         timeout=timedelta(seconds=GROUP_TIMEOUT_S),
     )
     torch.manual_seed(0)
+
+
+def work_in_shards(
+    rank: int, folder: Path, attempt: int, steps: int, errors: Path, workers: int
+) -> None:
+    """Train with a sharded optimizer as one worker from the last checkpoint on."""
+    join(rank, folder, attempt, errors, workers)
+    plan = msgspec.structs.replace(need_first(), workers=workers).in_shards()
+    model = DistributedDataParallel(Net(), plan=plan, check=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+    model.overlap(optimizer, shard=True)
+    done, last = 0, folder / "last"
+    if last.exists():
+        done = int(last.read_text())
+        checkpoint = folder / f"checkpoint-{done}"
+        state = {"model": model.module.state_dict(), "scheduler": scheduler.state_dict()}
+        with telling_lost_peers("while a checkpoint was loaded"):
+            dcp.load(state, checkpoint_id=checkpoint)
+            model.load_sharded_state_dict(optimizer, checkpoint)
+        scheduler.load_state_dict(state["scheduler"])
+    while done < steps:
+        torch.manual_seed(done)  # on all ranks alike, also for what drops out
+        optimizer.zero_grad()
+        output = model(torch.randn(8, WIDTH))
+        nn.functional.cross_entropy(output, torch.arange(8)).backward()
+        optimizer.step()
+        scheduler.step()
+        done += 1
+        if rank == 0:
+            (folder / "progress").write_text(str(done))
+        if done % CHECKPOINT_EVERY == 0 or done == steps:
+            with telling_lost_peers("while a checkpoint was saved"):
+                state = {
+                    "model": model.module.state_dict(),
+                    "optimizer": model.sharded_state_dict(optimizer),
+                    "scheduler": scheduler.state_dict(),
+                }
+                dcp.save(state, checkpoint_id=folder / f"checkpoint-{done}")
+                dist.barrier()
+            if rank == 0:
+                (folder / "last.partial").write_text(str(done))
+                (folder / "last.partial").replace(last)
+    whole = model.full_state_dict(optimizer)
+    if rank == 0:
+        found = dict(model.module.state_dict())
+        for number, states in whole["state"].items():
+            found |= {f"{number} {name}": value for name, value in states.items()}
+        torch.save(found, folder / "final.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def work(rank: int, folder: Path, attempt: int, steps: int, errors: Path, workers: int) -> None:
+    """Train as one worker from the last checkpoint on."""
+    join(rank, folder, attempt, errors, workers)
     model = DistributedDataParallel(Net(), plan=need_first(), check=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)

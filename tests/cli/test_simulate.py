@@ -49,6 +49,29 @@ def test_without_overlap_messages_end_with_the_backward_pass(
         assert prediction == predict(PROFILE, K80, held).prediction
 
 
+def test_sharded_updates(run: Run, profile: Path, tmp_path: Path) -> None:
+    """DDP gathers parameters after them, overlap under the next forward pass."""
+    place = tmp_path / "plan.json"
+    result = run("plan", profile, "1gbit", "--shard", "--planner", "overlap", "-o", place)
+    assert result.code == 0, result.err
+    assert Plan.load(place).sharded
+    planners = ("--planner", "ddp,overlap", "--json")
+    whole, sharded = (
+        {p.planner: p.iteration_s for p in Comparison.from_json(run(*asked).out).predictions}
+        for asked in (
+            ("simulate", profile, "1gbit", *planners),
+            ("simulate", profile, "1gbit", *planners, "--shard"),
+        )
+    )
+    assert sharded["ddp"] > whole["ddp"]
+    assert sharded["overlap"] < sharded["ddp"]
+    result = run("simulate", profile, "1gbit", "--shard", "--workers", "4,8")
+    assert result.code == 0, result.err
+    result = run("simulate", profile, "1gbit", "--shard", "--density", "0.001")
+    assert result.code == 2
+    assert "--shard" in result.err
+
+
 def test_all_planners_are_compared(run: Run, profile: Path) -> None:
     result = run("simulate", profile, "10gbe-k80", "--planner", "all", "--json")
     comparison = Comparison.from_json(result.out)

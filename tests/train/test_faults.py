@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.kill_resume import disturbed, undisturbed
+from benchmarks.kill_resume import (
+    LARGEST_DIFFERENCE,
+    disturbed,
+    largest_difference,
+    undisturbed,
+)
 
 from tests.cases import first_few
 from tests.mortal import Ended, Mortals
@@ -364,9 +369,18 @@ def test_a_model_is_copied(
 @pytest.mark.slow
 def test_killed_workers_resume_bit_for_bit() -> None:
     steps = 150
-    found = disturbed(steps, kills=3, seed=1)
+    found = disturbed(steps, kills=3, seed=1, shard=False)
     assert len(found["kills"]) == 3
     for kill in found["kills"]:
         for line in kill["said"]:
             assert "PeerError: rank " in line
-    assert found["digests"] == undisturbed(steps)
+    assert found["ends"] == undisturbed(steps, shard=False)
+
+
+@pytest.mark.slow
+def test_killed_workers_resume_with_another_number_of_ranks() -> None:
+    steps = 150
+    found = disturbed(steps, kills=3, seed=1, shard=True)
+    assert [kill["ranks"] for kill in found["kills"]] == [4, 2, 4]
+    (whole,) = undisturbed(steps, shard=True)
+    assert largest_difference(found["ends"][0], whole) < LARGEST_DIFFERENCE

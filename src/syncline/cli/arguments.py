@@ -12,6 +12,7 @@ from msgspec.structs import FieldInfo
 from rich.console import Console
 
 from syncline.cli.progress import reading_bar
+from syncline.errors import UserError
 from syncline.files.report import terminal, units
 from syncline.files.traces.formats import TraceOptions, detect, read_trace
 from syncline.files.traces.trace import Trace
@@ -109,6 +110,26 @@ clip_option = click.option(
     is_flag=True,
     help="Every step clips the norm of all gradients, so every update waits for it.",
 )
+
+
+shard_option = click.option(
+    "--shard",
+    is_flag=True,
+    help="Each worker updates its share of the parameters and keeps state for that alone.",
+)
+
+
+def require_shardable(profile: Profile, density: float | None) -> None:
+    """Refuse updates of shares from gradients of which only a part is exchanged.
+
+    Raises:
+        UserError: updates are sharded, and only elements of a density travel.
+    """
+    if profile.sharded and density is not None:
+        raise UserError(
+            "--shard updates shares from whole gradients; leave --shard out, or --density and "
+            "what else makes messages sparse"
+        )
 
 
 def with_clipping(profile: Profile, *, clip: bool) -> Profile:

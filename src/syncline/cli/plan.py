@@ -7,12 +7,20 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import clip_option, echo_gain, overlap_option, with_clipping
+from syncline.cli.arguments import (
+    clip_option,
+    echo_gain,
+    overlap_option,
+    require_shardable,
+    shard_option,
+    with_clipping,
+)
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.files.report.tables import document_table
 from syncline.plan.planners import PLANNERS, planned, planner_named
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.transformations import with_sharding
 
 
 @click.command(epilog=NETWORK_HELP)
@@ -27,6 +35,7 @@ from syncline.plan.simulator.predict import predict_iteration_s
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")
 @overlap_option
 @clip_option
+@shard_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -39,6 +48,7 @@ def plan(
     output: str | None,
     as_json: bool,
     clip: bool,
+    shard: bool,
 ) -> None:
     """Plan which gradients of PROFILE to exchange together on NETWORK.
 
@@ -47,14 +57,16 @@ def plan(
     planner_named(planner)  # a mistake is said before files are read
     measured = with_clipping(Profile.load(profile), clip=clip)
     exchange = network_argument(network, workers=workers, algorithm=algorithm)
-    made = planned(planner, measured, exchange, defers=overlap)
+    trained = with_sharding(measured, exchange.workers) if shard else measured
+    require_shardable(trained, exchange.density)
+    made = planned(planner, trained, exchange, defers=overlap)
     if output is not None:
         made.save(output)
     if as_json:
         click.echo(made.to_json(), nl=False)
     else:
         Console(highlight=False).print(document_table(made))
-        predicted_s = predict_iteration_s(measured, exchange, made)
+        predicted_s = predict_iteration_s(trained, exchange, made)
         echo_gain(measured, exchange, made.planner, predicted_s)
         if output is not None:
             click.echo(f"plan written to {Path(output)}")

@@ -14,6 +14,7 @@ from syncline.cli.arguments import (
     json_option,
     profile_argument,
     report_option,
+    shard_option,
     show,
     with_clipping,
 )
@@ -80,6 +81,7 @@ TURNS = ("rounds", "iterations", "warmup")
 )
 @field_options(FIELDS, "timeout_s")
 @clip_option
+@shard_option
 @report_option
 @json_option
 def replay(
@@ -91,6 +93,7 @@ def replay(
     report: str | None,
     as_json: bool,
     clip: bool,
+    shard: bool,
     **options: Any,
 ) -> None:
     """Try plans for PROFILE on an emulated cluster: measured against predicted.
@@ -110,6 +113,7 @@ def replay(
         plans=tuple(map(Plan.load, plan_files)),
         network=None if network is None else _network(network, cluster.workers),
         notes=notes,
+        shard=shard,
         **limits,
     )
     if report is not None:

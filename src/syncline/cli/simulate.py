@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from syncline.cli.arguments import (
     echo_gain,
     overlap_option,
     profile_argument,
+    require_shardable,
+    shard_option,
     with_clipping,
 )
 from syncline.cli.groups import GroupedCommand
@@ -42,6 +44,7 @@ from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.study import study
+from syncline.plan.simulator.transformations import with_sharding
 from syncline.plan.simulator.whatif import Change, WhatIfSimulator
 from syncline.plan.timeline import Timeline
 from syncline.plan.whatif import WhatIf
@@ -98,6 +101,7 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
 @overlap_option
 @clip_option
+@shard_option
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report with curves.")
 @click.option("--timeline", "timeline_file", metavar="FILE", help="Write the (best) timeline here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -112,6 +116,7 @@ def simulate(
     timeline_file: str | None,
     as_json: bool,
     clip: bool,
+    shard: bool,
     **asked: str | None,
 ) -> None:
     """Predict the seconds an iteration of PROFILE takes on NETWORK.
@@ -131,24 +136,28 @@ def simulate(
         planners = {plan.planner: lambda *_: plan}
     told = plan is not None or asked["workers"] is not None
     base, notes = _network(network, read, told=told)
+    trained = with_sharding(loaded, base.workers) if shard else loaded
     if is_plain(asked) and report is None and point is None:
         net = base.with_(
             workers=next(iter(worker_counts(asked)), None),
             algorithm=next(iter(algorithms(asked)), None),
         )
-        _require_priced(plan, [net.density])
-        comparison, timeline = _compare(loaded, net, planners, plan_file, overlap=overlap)
+        _require_priced(plan, trained, [net.density])
+        trained = with_sharding(trained, net.workers) if trained.sharded else trained
+        comparison, timeline = _compare(trained, net, planners, plan_file, overlap=overlap)
         output: Comparison | WhatIf = comparison
     else:
         points = points_of(asked, base.workers)
         exchanges = {(point.algorithm, point.density) for point in points}
         _require_priced(
-            plan, [base.with_(algorithm=a, density=density).density for a, density in exchanges]
+            plan,
+            trained,
+            [base.with_(algorithm=a, density=density).density for a, density in exchanges],
         )
         if report is not None:
             require_place(Path(report))
         planners = planners or _by_name((c.NAME for c in candidates(defers=overlap)), overlap)
-        simulator = WhatIfSimulator(loaded, base, planners, replans=plan is None)
+        simulator = WhatIfSimulator(trained, base, planners, replans=plan is None)
         output, timeline = _sweep(simulator, points, point, loaded.model, notes)
         if report is not None:
             save_what_if(output, timeline, Path(report))
@@ -228,9 +237,11 @@ def _by_name(names: Iterable[str], overlap: bool) -> Planners:
     return {name: partial(planned, name, defers=overlap) for name in names}
 
 
-def _require_priced(plan: Plan | None, densities: Iterable[float | None]) -> None:
-    """Refuse to simulate a plan of sparse messages at the cost of dense ones."""
-    if plan is not None and plan.is_sparse and None in set(densities):
+def _require_priced(plan: Plan | None, profile: Profile, densities: Sequence[float | None]) -> None:
+    """Refuse sparse messages at the cost of dense ones, and sharded updates from sparse ones."""
+    for density in densities:
+        require_shardable(profile, density)
+    if plan is not None and plan.is_sparse and None in densities:
         raise UserError(
             "the plan's messages are sparse, and the network says what dense ones cost; give "
             "--density 0.001, or whichever the recipe has, and --algorithm"

@@ -268,13 +268,48 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         Raises:
             UserError: this optimizer of this model is not sharded.
         """
+        return self._sharded(optimizer, "full_state_dict").full_state_dict()
+
+    def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of a sharded optimizer for ``torch.distributed.checkpoint.save``.
+
+        Call on all ranks. No rank gets more than its part, in ``DTensor`` of shape ``(elements,)``.
+
+        Args:
+            optimizer: given to :meth:`overlap` with ``shard=True``.
+
+        Raises:
+            UserError: this optimizer of this model is not sharded.
+        """
+        return self._sharded(optimizer, "sharded_state_dict").sharded_state_dict()
+
+    def load_sharded_state_dict(
+        self, optimizer: torch.optim.Optimizer, checkpoint: Any, *, key: str = "optimizer"
+    ) -> None:
+        """Load the state of a sharded optimizer with ``torch.distributed.checkpoint``.
+
+        Call on all ranks, of which there may be more or fewer than saved it.
+
+        Args:
+            optimizer: given to :meth:`overlap` with ``shard=True``.
+            checkpoint: a folder, or a ``StorageReader``. DCP keeps its index in a pickle: load what
+                you trust.
+            key: under which :meth:`sharded_state_dict` was saved.
+
+        Raises:
+            UserError: this optimizer of this model is not sharded.
+            FileError: the checkpoint holds no such state, or that of another optimizer.
+        """
+        self._sharded(optimizer, "load_sharded_state_dict").load_sharded_state_dict(checkpoint, key)
+
+    def _sharded(self, optimizer: torch.optim.Optimizer, method: str) -> ShardedOptimizer:
         inner = innermost(optimizer)
         for known in self._training.wrapped.optimizers:
             if known.optimizer is inner and isinstance(known, ShardedOptimizer):
-                return known.full_state_dict()
+                return known
         raise UserError(
-            "full_state_dict is for optimizers that this model shards; call "
-            "optimizer.state_dict(), or model.overlap(optimizer, shard=True) before training"
+            f"{method} is for optimizers that this model shards; call optimizer.state_dict(), or "
+            "model.overlap(optimizer, shard=True) before training"
         )
 
     @property

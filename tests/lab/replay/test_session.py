@@ -82,6 +82,17 @@ def test_a_replay_of_names_that_torch_refuses() -> None:
 
 @pytest.mark.usefixtures("_namespaces")
 @pytest.mark.slow
+def test_plans_that_overlap_are_replayed_in_shards() -> None:
+    found = run_replay(request(profile=layers(), planners=("ddp", "overlap"), shard=True))
+    assert [plan.sharded for plan in found.plans] == [False, True]
+    # Of 96 ms, the update takes 4: two workers make half of it each.
+    ddp, overlap = (each.prediction.computation_s for each in found.forecasts)
+    assert (round(ddp * 1e3), round(overlap * 1e3)) == (97, 95)
+    assert min(entry.iteration_s for entry in found.replay.entries) > 0.09
+
+
+@pytest.mark.usefixtures("_namespaces")
+@pytest.mark.slow
 def test_a_plan_that_the_workers_refuse_is_the_users_mistake() -> None:
     mixed = with_compute_scale(layers(dtypes=("float32", "bfloat16", "float32", "float32")), 0.05)
     with pytest.raises(UserError, match=r"^the plan of 'tictac' did not run: "):

@@ -17,6 +17,7 @@ from syncline.plan.simulator.study import study
 from syncline.plan.simulator.transformations import (
     with_accumulation,
     with_compute_scale,
+    with_sharding,
     with_wire,
     without_loading,
 )
@@ -70,6 +71,36 @@ def test_complex_gradients_do_not_travel_as_real_ones() -> None:
     with pytest.raises(UserError, match="'g0' is complex64 and cannot travel as bfloat16"):
         with_wire(profile, "bfloat16")
     assert with_wire(profile, "complex128").gradient_bytes == 2 * profile.gradient_bytes
+
+
+def test_each_of_some_workers_updates_its_share() -> None:
+    whole = some.profile_of([1000, 1000], [100, 100], update_ns=8000)
+    sharded = with_sharding(whole, 4)
+    assert (sharded.sharded, sharded.workers, sharded.phase_s("update")) == (True, 4, 2e-6)
+    assert with_sharding(sharded, 8).phase_s("update") == 1e-6
+    assert with_sharding(sharded, None) == whole
+
+
+def test_a_plan_without_gathers_gathers_parameters_after_a_sharded_update() -> None:
+    whole = some.profile_of([2_000_000] * 3, [2_000_000] * 3, update_ns=16 * 10**6)
+    sharded = with_sharding(whole, NETWORK.workers)
+    ddp = PLANNERS["ddp"].plan(whole, NETWORK)
+    gathered_s = NETWORK.collective("all-gather").seconds(whole.gradient_bytes)
+    forecast = predict(sharded, NETWORK, ddp)
+    longer_s = forecast.prediction.iteration_s - predict(whole, NETWORK, ddp).prediction.iteration_s
+    assert longer_s == pytest.approx(gathered_s - 15e-3, abs=1e-6)
+    assert forecast.timeline.spans[-1].label == "gather parameters"
+    overlapped = PLANNERS["overlap"].plan(sharded, NETWORK)
+    assert overlapped.sharded
+    assert predict(sharded, NETWORK, overlapped).timeline.spans[-1].label != "gather parameters"
+
+
+def test_more_workers_update_less_each() -> None:
+    whole = some.profile_of([2_000_000] * 3, [200] * 3, update_ns=16 * 10**6)
+    swept = simulator("ddp", profile=with_sharding(whole, 16))
+    few, many = (swept.plan_at(Change(workers=count), "ddp").profile for count in (4, 32))
+    assert few.operations[-2].duration_s == pytest.approx(4e-3)
+    assert many.operations[-2].duration_s == pytest.approx(0.5e-3)
 
 
 def test_a_compute_scale_leaves_loading_and_launching() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from syncline.errors import UserError
+from syncline.errors import FileError, UserError
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from tests.train.overlap.overlap_models import FEATURES, Net, loss_of
 from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
@@ -58,16 +59,30 @@ def saved(state: Any) -> bytes:
 
 
 def trained(
-    name: str, shard: bool, style: Style | None, start: bytes, begin: int, steps: int
+    name: str,
+    shard: bool,
+    style: Style | None,
+    start: bytes,
+    begin: int,
+    steps: int,
+    folders: tuple[str, str] = ("", ""),
 ) -> dict[str, Any]:
-    """Train from a checkpoint on; return the next one from rank 0, and what each rank keeps."""
+    """Train from a checkpoint on; return the next one from rank 0, and what each rank keeps.
+
+    ``folders``: of checkpoints in parts, to load the optimizer from and to save it to.
+    """
     model, optimizer = model_and_optimizer(name, shard=shard, style=style)
     if start:
         loaded = torch.load(io.BytesIO(start), weights_only=True)
         model.module.load_state_dict(loaded["model"])
-        optimizer.load_state_dict(loaded["optimizer"])
+        if folders[0]:
+            model.load_sharded_state_dict(optimizer, folders[0])
+        else:
+            optimizer.load_state_dict(loaded["optimizer"])
     train(model, optimizer, range(begin, begin + steps))
     state = model.full_state_dict(optimizer) if shard else optimizer.state_dict()
+    if folders[1]:
+        dcp.save({"optimizer": model.sharded_state_dict(optimizer)}, checkpoint_id=folders[1])
     kept = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
     parameters = [p.detach().clone() for p in model.parameters()]
     planned_training(model).reducer.executor.stop()
@@ -79,14 +94,14 @@ def trained(
     }
 
 
-def refusals() -> list[str]:
+def refusals(folder: str) -> list[str]:
     """Ask for what cannot be; return what is said."""
     said = []
 
     def attempt(action: Any) -> None:
         try:
             action()
-        except UserError as error:
+        except (FileError, UserError) as error:
             said.append(str(error))
         else:
             said.append("")
@@ -96,8 +111,12 @@ def refusals() -> list[str]:
     attempt(lambda: model.overlap(torch.optim.Adafactor(net.parameters()), shard=True))
     optimizer = torch.optim.AdamW(net.parameters())
     attempt(lambda: model.full_state_dict(optimizer))
+    attempt(lambda: model.sharded_state_dict(optimizer))
     model.overlap(optimizer, shard=True)
     attempt(optimizer.state_dict)
+    attempt(lambda: model.load_sharded_state_dict(optimizer, folder + "/none"))
+    dcp.save({"optimizer": model.sharded_state_dict(optimizer)}, checkpoint_id=folder)
+    attempt(lambda: model.load_sharded_state_dict(optimizer, folder, key="other"))
     attempt(lambda: model.overlap(optimizer, shard=True))
     attempt(lambda: model.overlap(torch.optim.SGD(net.parameters())))
     mixed = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])

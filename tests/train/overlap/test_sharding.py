@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,29 @@ def test_a_run_goes_on_with_another_number_of_ranks(workers: WorkerPool, name: s
             )
 
 
+@pytest.mark.parametrize("name", sorted(MAKERS))
+def test_a_checkpoint_in_parts_fits_any_number_of_ranks(
+    workers: WorkerPool, name: str, tmp_path: Path
+) -> None:
+    """Three save, two load and save, three load; beside one rank that goes on without a stop."""
+    checkpoint, begin, folder = b"", 0, ""
+    for ranks, style in ((3, HALVES), (2, None), (3, HALVES)):
+        then = str(tmp_path / str(begin))
+        arguments = (name, True, style, checkpoint, begin, 6, (folder, then))
+        found = workers.run(sharded_jobs.trained, ranks, *arguments)
+        checkpoint, begin, folder = found[0]["checkpoint"], begin + 6, then
+    (alone,) = workers.run(sharded_jobs.trained, 1, name, False, None, b"", 0, begin)
+    ours, theirs = (torch.load(io.BytesIO(c["checkpoint"])) for c in (found[0], alone))
+    assert ours["optimizer"]["param_groups"] == theirs["optimizer"]["param_groups"]
+    for name_, value in theirs["model"].items():
+        torch.testing.assert_close(ours["model"][name_], value, rtol=1e-6, atol=1e-7)
+    for key, state in theirs["optimizer"]["state"].items():
+        assert ours["optimizer"]["state"][key].keys() == state.keys()
+        for part, value in state.items():
+            found_value = ours["optimizer"]["state"][key][part]
+            torch.testing.assert_close(found_value, value, rtol=1e-5, atol=1e-7)
+
+
 def test_what_is_measured_and_planned_is_sharded(workers: WorkerPool) -> None:
     """From the first iteration on, under DDP's buckets and under the plans that are tried."""
     one, other = workers.run(sharded_jobs.measured_and_planned, 2, 130)
@@ -130,12 +154,15 @@ def test_what_is_measured_and_planned_is_sharded(workers: WorkerPool) -> None:
     assert all(map(torch.equal, one["parameters"], other["parameters"]))
 
 
-def test_refusals_say_what_to_do(workers: WorkerPool) -> None:
-    for said in workers.run(sharded_jobs.refusals, 2):
+def test_refusals_say_what_to_do(workers: WorkerPool, tmp_path: Path) -> None:
+    for said in workers.run(sharded_jobs.refusals, 2, str(tmp_path / "saved")):
         parts = [
             "Adafactor cannot be sharded",
+            "full_state_dict is for optimizers that this model shards",
             "model.overlap(optimizer, shard=True) before training",
             "write model.full_state_dict(optimizer)",
+            "no checkpoint can be read",
+            "no sharded optimizer under 'other'",
             "called twice",
             "all optimizers of a model are sharded, or none",
             "nothing can be sharded here: gradients are of several dtypes",

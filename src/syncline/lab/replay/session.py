@@ -22,11 +22,12 @@ from syncline.lab.workers import START_S, Progress, WorkerGroup, module_command
 from syncline.plan.document import Value, described
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
-from syncline.plan.planners import planner_named
+from syncline.plan.planners import planned, planner_named
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Profile
 from syncline.plan.quantities import require_count
 from syncline.plan.simulator.predict import Forecast, predict
+from syncline.plan.simulator.transformations import with_sharding
 from syncline.plan.timeline import Timeline
 from syncline.train.measure.machine import machine_name
 
@@ -59,6 +60,8 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
     """Ready plans to run as well, each under its planner's name."""
     network: Network | None = None
     """Plan and predict with this; None: probe the emulated cluster first."""
+    shard: bool = False
+    """Whether each worker updates its share of the parameters, under plans that overlap."""
     rounds: Annotated[int, described("Turns of every planner.")] = 5
     iterations: Annotated[int, described("Measured iterations of a turn.")] = 8
     warmup: Annotated[int, described("Iterations before them.")] = 3
@@ -132,11 +135,14 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         # Waiting takes no core from the exchange, so neither slows the other.
         network = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
         tell("planning", 0, 1)
+        whole = with_sharding(request.profile, None)
+        sharded = with_sharding(request.profile, network.workers)
+        known = sharded if request.shard or request.profile.sharded else whole
         plans = (
-            *(planner_named(name).plan(request.profile, network) for name in request.planners),
+            *(planned(name, known, network) for name in request.planners),
             *request.plans,
         )
-        forecasts = tuple(predict(request.profile, network, plan) for plan in plans)
+        forecasts = tuple(predict(sharded if p.sharded else whole, network, p) for p in plans)
         names = (*request.planners, *(plan.planner for plan in request.plans))
         iterations = request.rounds * (request.warmup + request.iterations)
         predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
@@ -145,7 +151,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         if Ddp.NAME in request.planners:
             contenders[Ddp.NAME] = None  # torch's own class, not its buckets as a plan
         job = InterleavedJob(
-            profile=request.profile,
+            profile=whole,
             contenders=contenders,
             rounds=request.rounds,
             iterations=request.iterations,

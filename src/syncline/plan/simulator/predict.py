@@ -29,7 +29,7 @@ from syncline.plan.simulator.layout import Slot
 from syncline.plan.simulator.messages import MessageTask
 from syncline.plan.simulator.steady import Steady, steady_state
 from syncline.plan.simulator.strategy import STRATEGIES, Strategy
-from syncline.plan.simulator.transformations import as_planned, with_wire
+from syncline.plan.simulator.transformations import as_planned, with_gathering, with_wire
 from syncline.plan.simulator.workers import ALIKE, Workers
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 
@@ -71,6 +71,7 @@ def predict(
         UserError: the messages take longer than 19.5 hours, or there is more to simulate than
             fits; see :func:`syncline.plan.simulator.dag.build`.
     """
+    profile = with_gathering(profile, network, plan)
     steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
     computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
     prediction = prediction_of(profile, network, plan, steady, computation_s, strategy=strategy)
@@ -92,6 +93,7 @@ def predict_iteration_s(
     workers: Workers = ALIKE,
 ) -> float:
     """Return only the iteration time of :func:`predict`, without building its timeline."""
+    profile = with_gathering(profile, network, plan)
     steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
     return steady.period_ns / NS_PER_S
 

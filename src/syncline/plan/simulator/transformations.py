@@ -7,6 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from syncline.errors import UserError, quoted
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
 from syncline.plan.profile import ACCUMULATING, COMPUTING, STREAMS, Operation, Profile, Resource
 from syncline.plan.quantities import NS_PER_S, bytes_per_element, require_count
 from syncline.plan.simulator.strategy import Strategy
@@ -35,6 +37,34 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
     gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
     # The measured time of stock DDP is that of the original gradients.
     return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
+
+
+def with_sharding(profile: Profile, workers: int | None) -> Profile:
+    """Return the profile with so many workers, each of which updates its share of the parameters.
+
+    With None, each updates all of them.
+    """
+    measured, asked = profile.workers if profile.sharded else 1, workers or 1
+    scaled = _scaled(profile, lambda o: measured / asked if o.phase == "update" else 1.0)
+    return msgspec.structs.replace(
+        scaled, sharded=workers is not None, workers=workers or profile.workers
+    )
+
+
+def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
+    """Return the profile as it is under a plan: with an all-gather of parameters after the update.
+
+    That is so where updates are sharded, and the plan's messages do not gather them.
+    """
+    if not profile.sharded or plan.sharded:
+        return profile
+    gather = Operation(
+        name="gather parameters",
+        phase="update",
+        duration_s=network.collective("all-gather").seconds(profile.gradient_bytes),
+        after=(len(profile.operations) - 1,),
+    )
+    return msgspec.structs.replace(profile, operations=(*profile.operations, gather))
 
 
 def with_compute_scale(profile: Profile, scale: float) -> Profile:

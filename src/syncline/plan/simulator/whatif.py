@@ -33,6 +33,8 @@ from syncline.plan.simulator.transformations import (
     as_planned,
     with_accumulation,
     with_compute_scale,
+    with_gathering,
+    with_sharding,
     with_wire,
     without_loading,
 )
@@ -164,15 +166,18 @@ class WhatIfSimulator:
         self.replans = replans
         self.planners = dict(planners)
         self._profile = profile
-        self._profiles: dict[tuple[str | None, float, int], Profile] = {}
+        self._profiles: dict[tuple[str | None, float, int, int | None], Profile] = {}
         self._alone_s: dict[tuple[float, int, Strategy, bool], float] = {}
 
     def profile_at(self, change: Change) -> Profile:
         """Return the profile as it is at a point."""
-        key = (change.wire, change.compute_scale, change.accumulate)
+        workers = (change.workers or self.network.workers) if self._profile.sharded else None
+        key = (change.wire, change.compute_scale, change.accumulate, workers)
         if key not in self._profiles:
             profile = with_compute_scale(self._profile, change.compute_scale)
             profile = with_accumulation(profile, change.accumulate)
+            if workers is not None:
+                profile = with_sharding(profile, workers)
             if change.wire is not None:
                 profile = with_wire(profile, change.wire)
             self._profiles[key] = profile
@@ -220,11 +225,10 @@ class WhatIfSimulator:
         seen = as_planned(profile, strategy, slowest)
         for name in planners:
             plan = self.planners[name](seen, network)
-            steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
-            prediction = prediction_of(
-                profile, network, plan, steady, computation_s, strategy=strategy
-            )
-            yield Planned(profile, network, plan, steady, prediction)
+            run = with_gathering(profile, network, plan)
+            steady = simulate_plan(run, network, plan, strategy=strategy, workers=workers)
+            prediction = prediction_of(run, network, plan, steady, computation_s, strategy=strategy)
+            yield Planned(run, network, plan, steady, prediction)
 
     def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
         """Return the iteration without the time that messages take.

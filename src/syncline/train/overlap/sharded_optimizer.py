@@ -8,13 +8,14 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from syncline.errors import UserError
+from syncline.errors import FileError, UserError
 from syncline.torch_private import disable_dynamo
 from syncline.train.measure.step_hooks import after_gathers, after_steps, before_steps
 from syncline.train.overlap.deferred_optimizer import CurrentDeferral, DeferredOptimizer
 from syncline.train.overlap.deferred_step import foreign_hooks
 from syncline.train.overlap.pending import UPDATES, is_pending
 from syncline.train.overlap.separable import separability
+from syncline.train.overlap.sharded_checkpoint import REST, as_dtensors, load, packed
 from syncline.train.overlap.sharded_deferral import ShardedDeferral, ShardedStep
 from syncline.train.overlap.sharding import Sharding
 from syncline.train.overlap.trial import hyperparameters, trial_of_slices
@@ -163,6 +164,65 @@ class ShardedOptimizer(DeferredOptimizer):
                 if not found[key]:
                     del found[key]
         return {**state, "state": found}
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """Return the state in even parts, for ``torch.distributed.checkpoint``; all ranks call."""
+        for deferral in self._deferrals():
+            deferral.finish()
+        sharding, numbers = self.sharding, self._numbers()
+        states = sharding.even_state(self.optimizer)
+        numbered = {numbers[sharding.parameters[i]]: state for i, state in states.items()}
+        state: dict[str, Any] = dict(as_dtensors(self._elements(), numbered, sharding.group))
+        found: dict[str, Any] = {"state": state}
+        if not sharding.rank:  # it has a part of every parameter
+            others = {
+                numbers[p]: state
+                for p, state in self.optimizer.state.items()
+                if id(p) not in sharding.index_of
+            }
+            plain = {
+                number: {
+                    k: v for k, v in state.items() if k not in found["state"].get(str(number), {})
+                }
+                for number, state in numbered.items()
+            }
+            groups = [hyperparameters(group) for group in self.optimizer.param_groups]
+            found[REST] = packed({"state": {**plain, **others}, "param_groups": groups})
+        return found
+
+    def load_sharded_state_dict(self, checkpoint: Any, key: str) -> None:
+        """Load what :meth:`sharded_state_dict` returned on any number of ranks; all ranks call."""
+        super()._before_load({})
+        optimizer, sharding, numbers = self.optimizer, self.sharding, self._numbers()
+        of_number = {number: parameter for parameter, number in numbers.items()}
+        devices = {number: parameter.device for number, parameter in of_number.items()}
+        states, rest = load(checkpoint, key, self._elements(), devices, sharding.group)
+        if len(rest["param_groups"]) != len(optimizer.param_groups):
+            raise FileError(
+                f"{checkpoint}: the saved optimizer has {len(rest['param_groups'])} parameter "
+                f"groups, this one {len(optimizer.param_groups)}"
+            )
+        exchanged = {}
+        for number, parameter in of_number.items():
+            index, plain = sharding.index_of.get(id(parameter)), rest["state"].get(number, {})
+            if index is None:
+                if plain:
+                    optimizer.state[parameter] = plain
+            elif number in states or plain:
+                exchanged[index] = {**plain, **states.get(number, {})}
+        sharding.take_even_state(optimizer, exchanged)
+        for group, saved in zip(optimizer.param_groups, rest["param_groups"], strict=True):
+            group.update(saved)
+
+    def _numbers(self) -> dict[Any, int]:
+        """Return the number of each parameter, as torch's ``state_dict`` counts them."""
+        members = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return {parameter: number for number, parameter in enumerate(members)}
+
+    def _elements(self) -> dict[int, int]:
+        """Return how many elements each exchanged parameter has, by number."""
+        known = self.sharding.index_of
+        return {n: p.numel() for p, n in self._numbers().items() if id(p) in known}
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the whole state in torch's own format on rank 0, and {} on others; all call."""

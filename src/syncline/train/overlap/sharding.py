@@ -57,7 +57,7 @@ class Sharding:
         self.names, self.parameters = list(parameters), list(parameters.values())
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
         self.optimizers: list[Optimizer] = []
-        self._group, self._workers, self.rank = group, group.size(), group.rank()
+        self.group, self._workers, self.rank = group, group.size(), group.rank()
         for name, parameter in parameters.items():
             if torch.empty_like(parameter, device="meta").stride() != parameter.stride():
                 raise UserError(
@@ -125,7 +125,7 @@ class Sharding:
             for part, place in _packed(parts[self.rank], sent):
                 place.copy_(part)
             with telling_lost_peers("while updated parameters were gathered"):
-                all_gather_base(self._group, _bytes(arrived), _bytes(sent)).wait()
+                all_gather_base(self.group, _bytes(arrived), _bytes(sent)).wait()
             for rank, some in enumerate(parts):
                 for part, place in _packed(
                     some if rank != self.rank else (), arrived[rank * longest :]
@@ -139,7 +139,7 @@ class Sharding:
             UserError: they differ.
         """
         own = sum(float(g.detach().to(torch.complex128).abs().sum()) for g in gradients if look)
-        everyone = gather_numbers([look, own], self._group, self.parameters[0].device)
+        everyone = gather_numbers([look, own], self.group, self.parameters[0].device)
         if any(look for look, _ in everyone) and any(row != everyone[0] for row in everyone):
             raise UserError(
                 "overlap(shard=True): the ranks' gradients differ at a step, as after a backward "
@@ -154,10 +154,36 @@ class Sharding:
         old = self._spans
         self._share_out(plan)
         for optimizer in self.optimizers if self._spans != old else ():
-            for index, state in self._moved(optimizer, old, self._spans).items():
-                optimizer.state.pop(self.parameters[index], None)
-                if state:
-                    optimizer.state[self.parameters[index]] = state
+            self._move(optimizer, old)
+
+    def _move(self, optimizer: Optimizer, old: Sequence[Spans]) -> None:
+        """Move the state of an optimizer that is where its spans were; all ranks call."""
+        for index, state in self._moved(optimizer, old, self._spans).items():
+            optimizer.state.pop(self.parameters[index], None)
+            if state:
+                optimizer.state[self.parameters[index]] = state
+
+    def even_state(self, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+        """Return the state of this rank's even parts, by parameter; all ranks call."""
+        return self._moved(optimizer, self._spans, self._even_spans())
+
+    def take_even_state(self, optimizer: Optimizer, state: Mapping[int, dict[str, Any]]) -> None:
+        """Give an optimizer the state whose even part this rank holds; all ranks call."""
+        for index, parameter in enumerate(self.parameters):
+            optimizer.state.pop(parameter, None)
+            if index in state:
+                optimizer.state[parameter] = state[index]
+        self._move(optimizer, self._even_spans())
+
+    def _even_spans(self) -> list[Spans]:
+        """Return every parameter cut as ``torch.chunk`` cuts it, of each rank."""
+        return [
+            [
+                [span] if (span := even_part(p.numel(), self._workers, rank))[0] < span[1] else []
+                for p in self.parameters
+            ]
+            for rank in range(self._workers)
+        ]
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
         """Return the whole state of an optimizer's parameters, by index, on the CPU of rank 0.
@@ -257,7 +283,7 @@ class Sharding:
             torch.save(parcel, file)
             texts.append(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
         device = self.parameters[0].device
-        sizes = gather_numbers([len(text) for text in texts], self._group, device)
+        sizes = gather_numbers([len(text) for text in texts], self.group, device)
         arriving = [int(row[self.rank]) for row in sizes]
         arrived = torch.empty(sum(arriving), dtype=torch.uint8, device=device)
         with telling_lost_peers("while the optimizer's state was moved between ranks"):
@@ -266,7 +292,7 @@ class Sharding:
                 keepalive(torch.cat(texts).to(device)),
                 arriving,
                 [len(text) for text in texts],
-                group=self._group,
+                group=self.group,
             )
         files = [io.BytesIO(part.cpu().numpy().tobytes()) for part in arrived.split(arriving)]
 
@@ -274,6 +300,12 @@ class Sharding:
             return memory if place == "cpu" else memory.cuda(device)
 
         return [torch.load(file, map_location=here, weights_only=True) for file in files]
+
+
+def even_part(elements: int, parts: int, number: int) -> Span:
+    """Return a part of so many elements, cut as ``torch.chunk`` does."""
+    size = -(-elements // parts)
+    return min(number * size, elements), min((number + 1) * size, elements)
 
 
 def _is_share(value: Any, elements: int) -> bool:

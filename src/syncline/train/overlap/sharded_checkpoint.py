@@ -1,0 +1,130 @@
+"""The state of a sharded optimizer in checkpoints of ``torch.distributed.checkpoint``.
+
+Every state that has a number for each element is a ``DTensor`` of shape ``(elements,)`` in even
+parts, which DCP cuts anew for another number of ranks. All else is one tensor of bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from syncline.errors import FileError
+from syncline.train.overlap.sharding import even_part
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import StorageReader
+
+REST = "rest"
+"""The key of groups and of what is no number for each element."""
+
+
+def as_dtensors(
+    elements: Mapping[int, int], states: Mapping[int, Mapping[str, Any]], group: dist.ProcessGroup
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Return states of even parts as DTensors, by number of the parameter; all ranks call.
+
+    Args:
+        elements: of each parameter.
+        states: of this rank's parts, of shape ``(part,)``; what is not of that shape is left out.
+        group: its ranks hold the parts, in order.
+    """
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for number, state in states.items():
+        whole = elements[number]
+        start, stop = even_part(whole, group.size(), group.rank())
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == (stop - start,):
+                found.setdefault(str(number), {})[name] = _dtensor(value, whole, group)
+    return found
+
+
+def _dtensor(part: torch.Tensor, elements: int, group: dist.ProcessGroup) -> torch.Tensor:
+    # Slow to import, and for checkpoints only.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = DeviceMesh.from_group(group, part.device.type)
+    made: torch.Tensor = DTensor.from_local(
+        part, mesh, [Shard(0)], run_check=False, shape=torch.Size([elements]), stride=(1,)
+    )
+    return made
+
+
+def packed(value: Any) -> torch.Tensor:
+    """Return plain values and tensors as one tensor of bytes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def unpacked(value: torch.Tensor) -> Any:
+    """Return what :func:`packed` was given."""
+    return torch.load(io.BytesIO(value.numpy().tobytes()), map_location="cpu", weights_only=True)
+
+
+def load(
+    checkpoint: str | os.PathLike[str] | StorageReader,
+    key: str,
+    elements: Mapping[int, int],
+    devices: Mapping[int, torch.device],
+    group: dist.ProcessGroup,
+) -> tuple[dict[int, dict[str, torch.Tensor]], Any]:
+    """Read the states of this rank's even parts, and the rest; all ranks of ``group`` call.
+
+    Args:
+        checkpoint: a folder, or what reads it.
+        key: under which :func:`as_dtensors` was saved.
+        elements: of each parameter, by its number.
+        devices: where each one's state is to be.
+        group: whose ranks hold the parts.
+
+    Raises:
+        FileError: there is no such state, or it is of other parameters.
+    """
+    import torch.distributed.checkpoint as dcp
+
+    reader = checkpoint if isinstance(checkpoint, dcp.StorageReader) else None
+    reader = reader or dcp.FileSystemReader(os.fspath(checkpoint))  # type: ignore[arg-type]
+    try:
+        entries = reader.read_metadata().state_dict_metadata
+    except OSError as error:
+        raise FileError(f"{checkpoint}: no checkpoint can be read: {error}") from None
+    own = re.compile(re.escape(key) + r"\.state\.(\d+)\.(.+)")
+    asked: dict[str, torch.Tensor] = {}
+    places: dict[tuple[int, str], torch.Tensor] = {}
+    for entry, kind in entries.items():
+        found = own.fullmatch(entry)
+        if found is None:
+            continue
+        number, name = int(found[1]), found[2]
+        size = tuple(getattr(kind, "size", ()))
+        if size != (elements.get(number),):
+            raise FileError(
+                f"{checkpoint}: {entry} has shape {size}, and parameter {number} of this optimizer "
+                f"has {elements.get(number, 'no')} exchanged elements; load it into the model and "
+                "optimizer that were saved"
+            )
+        start, stop = even_part(size[0], group.size(), group.rank())
+        part = torch.empty(stop - start, dtype=kind.properties.dtype, device=devices[number])
+        places[number, name] = part
+        asked[entry] = _dtensor(part, size[0], group)
+    rest = f"{key}.{REST}"
+    if rest not in entries:
+        raise FileError(
+            f"{checkpoint}: it holds no sharded optimizer under {key!r}; save what "
+            "model.sharded_state_dict(optimizer) returns, or name the key"
+        )
+    asked[rest] = torch.empty(tuple(entries[rest].size), dtype=torch.uint8)
+    dcp.load(asked, storage_reader=reader, process_group=group)
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for (number, name), part in places.items():
+        if part.numel():
+            states.setdefault(number, {})[name] = part
+    return states, unpacked(asked[rest])
