@@ -177,7 +177,7 @@ class Contestant:
         for _ in range(steps):
             self.step(*data)
         if isinstance(self.model, syncline.DistributedDataParallel):
-            self.model.settle()
+            self.model.synchronize()
         finish(self.device)
         return over_all(time.perf_counter() - began_s, self.device) / steps
 

@@ -190,7 +190,7 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
                 module(batch).square().mean().backward()
                 optimizer.step()
             if name in wrappers:
-                wrappers[name].settle()
+                wrappers[name].synchronize()
             finish(device)
             if counts:
                 times[name].append((time.perf_counter() - began_s) / STEPS)

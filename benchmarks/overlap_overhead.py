@@ -177,7 +177,7 @@ class Contestant:
             self.optimizer.step()
             self._gone.set()
         if isinstance(self.ddp, DistributedDataParallel):
-            self.ddp.settle()
+            self.ddp.synchronize()
         return (
             (time.perf_counter() - began_s) / iterations,
             (time.process_time() - busy_s) / iterations,

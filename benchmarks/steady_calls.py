@@ -145,7 +145,7 @@ def counted(name: str, *, operations: bool) -> Counts:
             optimizer.step()
         counts.on = False
         if isinstance(model, DistributedDataParallel):
-            model.settle()
+            model.synchronize()
             assert not model.measuring, "expected the steady state before what is counted"
     return counts
 

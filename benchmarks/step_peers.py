@@ -156,7 +156,9 @@ def _zero1(_: Model) -> Contestant:
         engine.backward(engine())
         engine.step()
 
-    return Contestant(name="zero1", wrap=wrap, step=step, settle=lambda engine: engine.destroy())
+    return Contestant(
+        name="zero1", wrap=wrap, step=step, synchronize=lambda engine: engine.destroy()
+    )
 
 
 def _hvd(_: Model) -> Contestant:
@@ -182,11 +184,11 @@ def _hvd(_: Model) -> Contestant:
         with optimizer.skip_synchronize():
             optimizer.step()
 
-    def settle(_: Any) -> None:
+    def synchronize(_: Any) -> None:
         hvd.shutdown()
         _stop_server()
 
-    return Contestant(name="hvd", wrap=wrap, step=step, settle=settle)
+    return Contestant(name="hvd", wrap=wrap, step=step, synchronize=synchronize)
 
 
 _servers: list[Any] = []

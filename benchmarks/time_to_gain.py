@@ -151,7 +151,7 @@ def train(cell: Cell, options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         ends_s.append(time.perf_counter())
         rest = rest + 1 if not model.measuring else 0
         assert len(phases) < MOST, phases
-    model.settle()
+    model.synchronize()
     steps_s = [after - before for before, after in itertools.pairwise(ends_s)]
     run = model.run_record()
     final = model.plan

@@ -188,7 +188,7 @@ class Recorder:
         if not writes and any(r.alias_info is not None for r in schema.returns):
             return  # a view
         stream, name = self.current(), schema.name.removeprefix("aten::")
-        # A pending tensor must not settle because it is looked at here.
+        # A pending tensor must not synchronize because it is looked at here.
         with without_torch_function(), self._lock:
             self._collect()
             inputs = set()
@@ -378,7 +378,9 @@ def recorded_streams(dropped: Place | None = None) -> Iterator[Recorder]:
     tolist = Tensor.tolist
 
     def noted_tolist(self: Tensor) -> Any:
-        if has_torch_function_unary(self):  # a pending tensor settles first, as for torch's own
+        if has_torch_function_unary(
+            self
+        ):  # a pending tensor synchronizes first, as for torch's own
             return handle_torch_function(noted_tolist, (self,), self)
         recorder.read_by_host(self)
         return tolist(self)

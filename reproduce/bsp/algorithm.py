@@ -93,7 +93,7 @@ class Algorithm(ABC):
     def after_update(self) -> None:
         """Exchange weights, if it is time."""
 
-    def settle(self) -> None:  # noqa: B027
+    def synchronize(self) -> None:  # noqa: B027
         """Give every rank the weights of the last update."""
 
 

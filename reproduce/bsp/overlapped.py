@@ -69,7 +69,7 @@ class Overlapped(Algorithm):
 
     def after_forward(self) -> None:
         """Fetch the weights that no module has asked for; at first, agree on the layers."""
-        self.settle()
+        self.synchronize()
         if self._order is not None:
             layers = self._order.layers()
             self._order = None
@@ -79,7 +79,7 @@ class Overlapped(Algorithm):
                     begins = partial(self._layer_begins, number)
                     self.hooks.append(gate.register_forward_pre_hook(begins))
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Give every rank the weights of the last update."""
         self._need(self.messages - 1)
 

@@ -166,13 +166,13 @@ class BspSgd(nn.Module):
         finally:
             self._synchronises = before
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Give every rank the weights of the last update; all ranks call it.
 
         Call it before evaluation, ``state_dict()`` or any other read of weights on ranks other than
         the root, outside a forward pass through this wrapper.
         """
-        self._algorithm.settle()
+        self._algorithm.synchronize()
 
     # ------------------------------------------------------------------ measurements
 

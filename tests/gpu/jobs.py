@@ -107,7 +107,7 @@ def trains(
         scaler.step(optimizer)
         scaler.update()
         side.note("loss", loss)
-    side.settle(ddp)
+    side.synchronize(ddp)
     side.finish(ddp, inner)
 
 
@@ -150,7 +150,7 @@ def automatic(kind: str, steps: int) -> dict[str, Any]:
         optimizer.zero_grad()
         model(drawn(step, device)).square().mean().backward()
         optimizer.step()
-    model.settle()
+    model.synchronize()
     finish(device)
     seconds = time.perf_counter() - began_s
     twin = TorchDDP(network().to(device), device_ids=ids(device))
@@ -187,7 +187,7 @@ def bsp(kind: str, folder: str, algorithm: int, steps: int) -> float:
             optimizer.zero_grad()
             model(drawn(step, device)).square().mean().backward()
             optimizer.step()
-        model.settle()
+        model.synchronize()
         finish(device)
         dist.barrier()
     ddp = TorchDDP(twin, device_ids=ids(device))
@@ -271,7 +271,7 @@ def captured(kind: str) -> list[str]:
         optimizer.zero_grad()
         model(drawn(step, device)).square().mean().backward()
         optimizer.step()
-        model.settle()
+        model.synchronize()
         seen = replay().clone()
         with torch.no_grad():
             if not torch.equal(seen, net(still)):

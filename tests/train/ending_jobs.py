@@ -75,13 +75,13 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
     if how == "sys.exit":
         sys.exit(0)
     if how == "group destroyed":
-        training.model.settle()
+        training.model.synchronize()
         dist.destroy_process_group()
 
 
 def held(training: Training) -> threading.Event:
     """Hold back the messages of the next step until the event is set."""
-    training.model.settle()
+    training.model.synchronize()
     engine = planned_training(training.model).reducer.executor
     assert isinstance(engine, EngineExecutor)
     transport, event = engine._engine._transport, threading.Event()

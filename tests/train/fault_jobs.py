@@ -145,7 +145,7 @@ class Training:
 
         The updates of all ranks are pending for as long as one rank holds its messages back.
         """
-        self.model.settle()
+        self.model.synchronize()
         transport = self.engine._transport
         send = transport.send
 
@@ -157,7 +157,7 @@ class Training:
 
     def expect_answers(self, within_s: float) -> None:
         """Shorten the timeout of the exchange, once all ranks have come as far."""
-        self.model.settle()
+        self.model.synchronize()
         dist.barrier()
         self.engine.timeout_s = within_s
         give_up(self.engine._transport.group, within_s)
@@ -255,7 +255,7 @@ def dies_after_step_and_the_error_is_caught(place: Place) -> None:
         lambda: torch.save(training.net.state_dict(), io.BytesIO()),
         lambda: copy.deepcopy(last),
         lambda: training.optimizer.state_dict(),
-        lambda: training.model.settle(),
+        lambda: training.model.synchronize(),
         lambda: training.model(training.inputs()),
         lambda: training.net(training.inputs()),
         lambda: training.optimizer.step(),
@@ -284,7 +284,7 @@ def dies_between_steps(place: Place, wait: Wait) -> None:
     join(place)
     training = Training(place, wait=wait)
     training.warm()
-    training.model.settle()
+    training.model.synchronize()
     dist.barrier()
     if place.rank == 1:
         die()
@@ -347,7 +347,7 @@ def skips_an_iteration(place: Place) -> None:
     training.warm()
     training.step(2 if place.rank == 1 else 3)
     if place.rank != 1:
-        training.model.settle()
+        training.model.synchronize()
 
 
 # ------------------------------------------------------------------ a process ends with work left
@@ -387,7 +387,7 @@ def gets_all_back(place: Place) -> None:
     join(place)
     training = Training(place)
     training.warm()
-    training.model.settle()
+    training.model.synchronize()
     deadline = time.monotonic() + DEADLINE_S / 2
     while any(each() is not None for each in keepalive._aliases):
         assert time.monotonic() < deadline, "something keeps a tensor of a finished collective"
@@ -553,7 +553,7 @@ def fails_in_an_update(place: Place) -> None:
         raised=raised,
         reads=[
             error_of(lambda: first.sum()),
-            error_of(training.model.settle),
+            error_of(training.model.synchronize),
             error_of(training.step),
         ],
     )
@@ -585,7 +585,7 @@ def is_interrupted(place: Place, steps: int) -> None:
     interrupted = 0
     while training.done < steps:
         if place.rank == 1:
-            training.model.settle()
+            training.model.synchronize()
             place.await_(f"interrupted {training.done}")
             training.step()
             continue
@@ -695,7 +695,7 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
     dist.destroy_process_group()
 
 
-def settles(place: Place) -> None:
+def synchronizes(place: Place) -> None:
     """Do what the job above keeps, with a wrapper that stays."""
     join(place)
     training = Training(place)

@@ -129,7 +129,9 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
     phases: list[str] = []
     settled: list[str] = []
     step = 0
-    noted = mock.patch.object(CpuClock, "settle", side_effect=lambda: settled.append(ours.phase))
+    noted = mock.patch.object(
+        CpuClock, "synchronize", side_effect=lambda: settled.append(ours.phase)
+    )
     with noted, measured_as(planned_is_faster):
         while ours.measuring or step % 20:
             phases += train(ours, our_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)

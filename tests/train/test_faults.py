@@ -73,7 +73,7 @@ def undisturbed_values(
 @pytest.fixture(scope="module")
 def settled(mortals: Mortals, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What dropped models are to leave behind."""
-    ranks = mortals.run(jobs.settles, 2, folder=tmp_path_factory.mktemp("settled"))
+    ranks = mortals.run(jobs.synchronizes, 2, folder=tmp_path_factory.mktemp("settled"))
     assert [rank.code for rank in ranks] == [0, 0], ranks
     return told(ranks[0])
 

@@ -216,7 +216,7 @@ class DeviceClock(CudaClock):
     def stamp(self) -> Any:
         return self.now
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         pass
 
     def between_ns(self, earlier: Any, later: Any) -> int:

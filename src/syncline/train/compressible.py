@@ -64,8 +64,8 @@ class Compressible:
                 optimizer, of another model, or was given before.
         """
         training, compressing = self._compressed("step_ahead")
-        settle = weakly(training.settle)
-        compressing.step_ahead(training.wrapped.module, optimizer, settle=settle)
+        synchronize = weakly(training.synchronize)
+        compressing.step_ahead(training.wrapped.module, optimizer, synchronize=synchronize)
         training.stop_deferring("step_ahead puts the weights back before each of them")
 
     def compression_state_dict(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Compressible:
             PeerError: a rank failed or did not answer within the group's timeout.
         """
         training, compressing = self._compressed()
-        training.settle()
+        training.synchronize()
         plan = training.findings.plan
         return compressing.state_dict(plan, decided=training.stage.is_steady)
 

@@ -317,7 +317,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         """Whether an update can wait for the next forward pass."""
         return self._training.wrapped.can_defer
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all gradients, and make all due updates.
 
         It is needed only before code that reads parameters, gradients or the optimizer's state
@@ -327,7 +327,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             PeerError: a rank failed or did not answer within the group's timeout.
             MismatchError: the ranks are desynchronized.
         """
-        self._training.settle()
+        self._training.synchronize()
 
     def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
         """Move averages of the weights towards the weights by a part of the difference.
@@ -436,7 +436,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             self._in_torch = False
 
     def __getstate__(self) -> dict[str, Any]:
-        self.settle()
+        self.synchronize()
         state: dict[str, Any] = super().__getstate__()
         # Measurements belong to this process; a copy trains with DDP's own buckets.
         state["_comm_hooks"] = []

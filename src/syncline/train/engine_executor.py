@@ -129,7 +129,7 @@ class EngineExecutor(Executor):
 
     def stop_deferring(self) -> None:
         """Let backward wait for the whole exchange from now on."""
-        self.deferral.settle()
+        self.deferral.synchronize()
         self.defers = False
         self._gates.detach()
 
@@ -191,7 +191,7 @@ class EngineExecutor(Executor):
                 )
             return
         if self.deferral.pending:
-            self.deferral.settle()
+            self.deferral.synchronize()
         self.deferral.begin_backward()
         self.mixed = not self._expected
         if self.mixed:

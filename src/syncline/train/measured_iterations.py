@@ -222,7 +222,7 @@ class MeasuredIterations:
             if unfinished is not None:
                 self._observed.append((unfinished, []))
         # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
-        self._clock.settle()
+        self._clock.synchronize()
         for finished, recorded in self._observed:
             self._read_observed(finished, recorded)
         times = [self._lasted_s(*stamps) for stamps in self._stamps]

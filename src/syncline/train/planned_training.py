@@ -154,7 +154,7 @@ class UnplannedTraining:
                 "model's parameters"
             )
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for all gradients, and make all due updates."""
         if self.deferral is not None:
             self.deferral.finish()

@@ -96,7 +96,7 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
     lost: BaseException | None = None
     try:
         _send_the_rest(engine)
-        deferral.settle()
+        deferral.synchronize()
     except BaseException as error:  # Ctrl-C too: the process ends anyway, and this must be reported
         lost = error
         if not isinstance(error, SynclineError):

@@ -854,7 +854,7 @@ def trained(
         for number in range(steps):
             step(number)
     if ours:
-        model.settle()
+        model.synchronize()
     return [parameter.detach().clone() for parameter in net.parameters()]
 
 

@@ -51,7 +51,7 @@ def _watched(contestant: Contestant, seen: dict[str, list[float]]) -> Contestant
     def step(model: Any, optimizer: Any) -> None:
         train_step(model, optimizer)
         module: Replayed = model.module
-        contestant.settle(model)
+        contestant.synchronize(model)
         named = dict(module.named_parameters())
         gradients = [named[g.name].grad for g in module.profile.gradients]
         seen.setdefault(contestant.name, []).extend(float(g.flatten()[0]) for g in gradients)
@@ -63,7 +63,7 @@ def _watched(contestant: Contestant, seen: dict[str, list[float]]) -> Contestant
         wrap=contestant.wrap,
         step=step,
         is_ready=contestant.is_ready,
-        settle=contestant.settle,
+        synchronize=contestant.synchronize,
         messages=contestant.messages,
         close=contestant.close,
     )

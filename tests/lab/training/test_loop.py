@@ -21,7 +21,7 @@ from syncline.lab.training.progress import TrainingProgress
 from syncline.lab.training.result import (
     BASELINE,
     DIFFERENCE,
-    SETTLING,
+    SYNCHRONIZING,
 )
 from syncline.plan.run import Run
 from tests.plan.documents import RUN
@@ -119,7 +119,7 @@ def test_the_twin_ends_with_the_same_bits(trained: Trained, name: str) -> None:
 def test_training_learns_and_every_rank_has_the_same_results(trained: Trained) -> None:
     results = [dict(runs["digits"].results) for runs in trained[1]]
     for result in results:
-        del result["training seconds"], result[SETTLING]
+        del result["training seconds"], result[SYNCHRONIZING]
     assert results[0] == results[1]
     assert results[0]["training loss"] < 2.0
     assert results[0][f"{BASELINE} test accuracy"] == results[0]["test accuracy"]

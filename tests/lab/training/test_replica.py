@@ -92,11 +92,11 @@ def what_is_pending_after_a_block(*, beside_another: bool, overlap: bool) -> dic
     replica.run_block(steps, beside_another=beside_another)
     deferral = ddp._training.deferral
     pending = deferral is not None and deferral.pending
-    replica.settle()
+    replica.synchronize()
     assert deferral is None or not deferral.pending
     return {
         "pending": pending,
-        "settled": replica.settling_s > 0,
+        "settled": replica.synchronizing_s > 0,
         "deferred": ddp.run_record().deferred,
         "weight": float(module.state_dict()["head.bias"].double().sum()),
     }

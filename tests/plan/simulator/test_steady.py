@@ -52,7 +52,7 @@ def test_more_iterations_until_the_loaders_have_fallen_behind() -> None:
     assert steady.error_ns == 0
 
 
-def test_the_mean_where_it_never_settles() -> None:
+def test_the_mean_where_it_never_synchronizes() -> None:
     profile = chain([10_000], [20_000], [1])
     plan = Wfbp().plan(profile, line(0))
     workers = Workers(jitter=0.3, seed=1)

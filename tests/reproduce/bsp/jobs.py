@@ -120,7 +120,7 @@ def every_cell(optimizer_name: str, dtype: torch.dtype, accumulate: int) -> dict
                 planner=planner(planned),
             )
             train(model, optimizer, dtype=dtype, accumulate=accumulate)
-            model.settle()
+            model.synchronize()
             found[f"{algorithm} {collectives} {planned}"] = {
                 "state": state(module),
                 "messages": model.messages,
@@ -147,7 +147,7 @@ def between_devices(folder: str) -> dict[str, bool]:
                     module, optimizer, ranks, algorithm=algorithm, collectives="linear-pipeline"
                 )
                 train(model, optimizer, dtype=torch.float32, accumulate=1)
-                model.settle()
+                model.synchronize()
                 ends.append(state(module))
                 if isinstance(ranks, DeviceGroup):
                     ranks.close()

@@ -163,7 +163,7 @@ def reverted(ahead: bool) -> dict[str, Any]:
         step += 1
         assert step < 500
     train(ddp, optimizer, 5, first=step)
-    ddp.settle()
+    ddp.synchronize()
     compressing = ddp._training.wrapped.compressing
     assert compressing is not None
     assert compressing._session is not None
@@ -392,7 +392,7 @@ def over_our_backend(given: str | dict[str, Any]) -> list[str]:
         assert ddp.plan is not None
         train(ddp, optimizer, 30 - steps, first=steps)
         found.append(parameters_of(ddp))
-        ddp.settle()
+        ddp.synchronize()
         del ddp
     gloo, ours = found
     return [name for name in gloo if not torch.equal(gloo[name], ours[name])]
@@ -448,7 +448,7 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
             assert ddp.plan.is_lossy
             train(ddp, optimizer, 30 - steps, first=steps)
             found.append((parameters_of(ddp), ddp.compression_state_dict().get("residuals", {})))
-            ddp.settle()
+            ddp.synchronize()
             del ddp
     return [
         name

@@ -42,7 +42,7 @@ def clips_and_accumulates(side: Side) -> None:
         torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.1, foreach=False)
         optimizer.step()
         side.note("loss", loss)
-    side.settle(ddp)
+    side.synchronize(ddp)
     side.finish(ddp, inner)
 
 

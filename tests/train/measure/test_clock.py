@@ -12,7 +12,7 @@ def test_the_host_s_clock_needs_no_wait() -> None:
     clock = clock_for(torch.device("cpu"))
     assert isinstance(clock, CpuClock)
     earlier, later = clock.stamp(), clock.stamp()
-    clock.settle()
+    clock.synchronize()
     assert clock.between_ns(earlier, later) == later - earlier >= 0
 
 
@@ -47,8 +47,8 @@ def test_moments_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda d: f"the current stream of {d}")
     clock = clock_for(torch.device("cuda:1"))
     assert isinstance(clock, CudaClock)
-    clock.settle()  # nothing was stamped
+    clock.synchronize()  # nothing was stamped
     first, second, third = (clock.stamp() for _ in range(3))
-    clock.settle()
+    clock.synchronize()
     assert clock.between_ns(first, third) == 2_000_000
     assert clock.between_ns(second, third) == 1_000_000

@@ -71,7 +71,7 @@ def test_the_graph_of_a_residual_model() -> None:
 def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting in every iteration would empty a GPU's queue, and the next one would take longer."""
     waits: list[CpuClock] = []
-    monkeypatch.setattr(CpuClock, "settle", lambda clock: waits.append(clock))
+    monkeypatch.setattr(CpuClock, "synchronize", lambda clock: waits.append(clock))
     profile_of(Residual())
     assert len(waits) == 1
 

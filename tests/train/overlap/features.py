@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from syncline.plan.profile import Norm
-from tests.train.overlap.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Script
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Script
 
 __all__ = ["GROUPS", "Feature", "feature", "features", "table"]
 
@@ -30,7 +30,7 @@ GROUPS = {
 """The modules with scripts, and the headings of their rows."""
 MEANING = {
     OVERLAPS: "messages run under the next forward pass",
-    SETTLES: "`step` returns at once; what reads a value first waits for all messages",
+    SYNCHRONIZES: "`step` returns at once; what reads a value first waits for all messages",
     SYNCHRONOUS: "`step` waits for all messages and updates at once",
 }
 

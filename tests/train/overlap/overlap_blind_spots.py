@@ -143,7 +143,7 @@ def by_group(side: Side) -> None:
 
 
 def look(guard: bool) -> dict[str, tuple[bool, bool]]:
-    """Look at each while an update is due: is it stale, and is it not after ``settle``?"""
+    """Look at each while an update is due: is it stale, and is it not after ``synchronize``?"""
     found = {}
     with holding(0.0), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TorchScript, nested tensors, torch.tensor
@@ -162,9 +162,9 @@ def look(guard: bool) -> dict[str, tuple[bool, bool]]:
             optimizer.step()
             if read is not None:
                 stale = read(case).detach().clone()
-                side.settle(ddp)
+                side.synchronize(ddp)
                 settled = read(case).detach().clone()
-                side.settle(ddp)
+                side.synchronize(ddp)
                 found[text] = (
                     not torch.equal(stale, settled),
                     torch.equal(settled, read(case).detach()),

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.train.overlap.features import feature
 from tests.train.overlap.overlap_models import Net, batch, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Side
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 
 
 def begin(
@@ -219,7 +219,7 @@ def backward_twice(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("`backward` of a penalty beside the model's own", SETTLES)
+@feature("`backward` of a penalty beside the model's own", SYNCHRONIZES)
 def penalty(side: Side) -> None:
     ddp, optimizer = begin(side)
     for step in side.steps:
@@ -261,7 +261,7 @@ def sync_by_hand(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("forward passes in training mode without gradients, in between (rollouts)", SETTLES)
+@feature("forward passes in training mode without gradients, in between (rollouts)", SYNCHRONIZES)
 def rollouts(side: Side) -> None:
     ddp, optimizer = begin(side)
     for step in side.steps:
@@ -305,7 +305,7 @@ def two_steps(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
         optimizer.step()
 
 
-@feature("a step without a backward pass before it", SETTLES)
+@feature("a step without a backward pass before it", SYNCHRONIZES)
 def idle_step(side: Side) -> None:
     ddp, optimizer = begin(side)
     for step in side.steps:
@@ -581,7 +581,7 @@ def averaged_with_buffers(side: Side) -> None:
     _averaged(side, use_buffers=True)
 
 
-@feature("the same with an `avg_fn` of the user's own", SETTLES)
+@feature("the same with an `avg_fn` of the user's own", SYNCHRONIZES)
 def averaged_by_own_function(side: Side) -> None:
     steps = iter(range(1, 1000))
     _averaged(side, avg_fn=lambda mean, p, _: mean + (p - mean) / next(steps))
@@ -592,7 +592,7 @@ def averaged_and_used(side: Side) -> None:
     _averaged(side, every=10)
 
 
-@feature("the same, used in every step", SETTLES)
+@feature("the same, used in every step", SYNCHRONIZES)
 def averaged_and_used_at_once(side: Side) -> None:
     _averaged(side, every=1, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
@@ -642,7 +642,7 @@ class Taught(nn.Module):
         return student + 0.1 * taught
 
 
-@feature("an average of one half of the model in its other half (BYOL, MoCo)", SETTLES)
+@feature("an average of one half of the model in its other half (BYOL, MoCo)", SYNCHRONIZES)
 def averaged_inside(side: Side) -> None:
     model = Taught()
     ddp = side.wrap(model, loss_of)
@@ -682,7 +682,7 @@ def averaged_and_changed(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("an average of the weights by hand, through `.data`", SETTLES)
+@feature("an average of the weights by hand, through `.data`", SYNCHRONIZES)
 def averaged_by_hand(side: Side) -> None:
     ddp, optimizer = begin(side)
     shadow = [p.detach().clone() for p in ddp.parameters()]

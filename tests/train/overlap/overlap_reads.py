@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW
 from tests.train.overlap.features import feature
 from tests.train.overlap.overlap_loops import after_step, before_step, begin
 from tests.train.overlap.overlap_models import Net, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Side
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
@@ -30,7 +30,7 @@ def grad_after_backward(side: Side, ddp: Any, optimizer: Any, step: int) -> None
     side.note("gradients", [p.grad for p in ddp.parameters()])
 
 
-@after_step("`p.grad` read after `step`", SETTLES)
+@after_step("`p.grad` read after `step`", SYNCHRONIZES)
 def grad_after_step(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
     side.note("norm", [p.grad.norm() for p in ddp.parameters()])
 
@@ -47,7 +47,7 @@ def grad_changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
         p.grad.mul_(0.5).add_(p, alpha=0.01)
 
 
-@feature("`p.grad` changed in place after `step`", SETTLES)
+@feature("`p.grad` changed in place after `step`", SYNCHRONIZES)
 def grad_changed_late(side: Side) -> None:
     ddp, optimizer = begin(side)
     for step in side.steps:
@@ -187,7 +187,7 @@ def _clamp(p: torch.Tensor) -> None:
 # ---------------------------------------------------------------------- parameters
 
 
-@feature("parameters read in every way after `step`", SETTLES)
+@feature("parameters read in every way after `step`", SYNCHRONIZES)
 def read(side: Side) -> None:
     ddp, optimizer = begin(side)
     ways: list[Any] = [
@@ -237,7 +237,7 @@ def _loaded(p: torch.Tensor) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@after_step("parameters changed in place after `step`", SETTLES)
+@after_step("parameters changed in place after `step`", SYNCHRONIZES)
 def changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
     with torch.no_grad():
         for p in ddp.parameters():
@@ -245,7 +245,7 @@ def changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
             p[0] = 0.1
 
 
-@after_step("`p.data` assigned after `step`", SETTLES)
+@after_step("`p.data` assigned after `step`", SYNCHRONIZES)
 def data_assigned(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
     for p in ddp.parameters():
         p.data = torch.where(p.data > 0.3, 0.3, p.data)
@@ -268,9 +268,9 @@ def metadata(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
         side.note("kinds", isinstance(p, nn.Parameter), p.ndim, p.stride(), p.is_contiguous())
 
 
-@after_step("exchange of weights or gradients by hand, after `settle`", SETTLES)
+@after_step("exchange of weights or gradients by hand, after `synchronize`", SYNCHRONIZES)
 def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.settle(ddp)
+    side.synchronize(ddp)
     with torch.no_grad():
         for p in ddp.parameters():
             dist.all_reduce(p)
@@ -280,19 +280,19 @@ def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
 # ---------------------------------------------------------------------- the optimizer
 
 
-@after_step("the optimizer's state read after `step`", SETTLES, make=adam)
+@after_step("the optimizer's state read after `step`", SYNCHRONIZES, make=adam)
 def state_read(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
     side.note("state", [optimizer.state[p]["exp_avg"] for p in ddp.parameters()])
     side.note("class", isinstance(optimizer, Adam), type(optimizer).__name__)
 
 
-@after_step('`vars(optimizer)["state"]` read after `step`', SETTLES, make=adam)
+@after_step('`vars(optimizer)["state"]` read after `step`', SYNCHRONIZES, make=adam)
 def state_in_vars(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
     state = vars(optimizer)["state"]
     side.note("state", len(state), [entry["exp_avg"] for entry in state.values()])
 
 
-@after_step("`nn.Parameter(p)` made after `step`", SETTLES)
+@after_step("`nn.Parameter(p)` made after `step`", SYNCHRONIZES)
 def made_again(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
     side.note("made", nn.Parameter(ddp.module.hidden.weight))
 

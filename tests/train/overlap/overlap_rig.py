@@ -28,9 +28,9 @@ from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
 
 __all__ = [
     "OVERLAPS",
-    "SETTLES",
     "STEADY",
     "STEPS",
+    "SYNCHRONIZES",
     "SYNCHRONOUS",
     "Ours",
     "Script",
@@ -44,7 +44,7 @@ STEADY = 3
 """Steps after which the engine runs: the first two under new buckets are DDP's own."""
 STEPS = STEADY + 20
 OVERLAPS = "overlaps"
-SETTLES = "settles"
+SYNCHRONIZES = "synchronizes"
 SYNCHRONOUS = "synchronous"
 READER_PAUSE_S = 0.0005
 """Between two reads of a thread, so that it does not starve the training of the interpreter."""
@@ -104,8 +104,8 @@ class Side:
         """Overlap an optimizer, where there is such a thing."""
         raise NotImplementedError
 
-    def settle(self, ddp: TorchDDP) -> None:
-        """Call ``settle``, where there is such a thing."""
+    def synchronize(self, ddp: TorchDDP) -> None:
+        """Call ``synchronize``, where there is such a thing."""
 
     def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
         """Call ``average``, or do the same where there is no such thing."""
@@ -204,7 +204,7 @@ class Ours(Side):
         """What came of the updates."""
         if not self.deferred:
             return SYNCHRONOUS
-        return OVERLAPS if self.under_forward > 0.5 * self.deferred else SETTLES
+        return OVERLAPS if self.under_forward > 0.5 * self.deferred else SYNCHRONIZES
 
     @contextmanager
     def observed(self) -> Iterator[None]:
@@ -255,9 +255,9 @@ class Ours(Side):
         assert isinstance(ddp, DistributedDataParallel)
         return ddp.full_state_dict(optimizer) if self.shard else optimizer.state_dict()
 
-    def settle(self, ddp: TorchDDP) -> None:
+    def synchronize(self, ddp: TorchDDP) -> None:
         assert isinstance(ddp, DistributedDataParallel)
-        ddp.settle()
+        ddp.synchronize()
 
     def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
         assert isinstance(ddp, DistributedDataParallel)

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam
 
 from tests.train.overlap.features import feature
 from tests.train.overlap.overlap_models import FEATURES, Net, batch, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Side
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 
 
 class Generator(nn.Sequential):
@@ -150,7 +150,7 @@ def two_last(side: Side) -> None:
     side.finish(ddp, one, other)
 
 
-@feature("two overlapped optimizers on the same parameters", SETTLES)
+@feature("two overlapped optimizers on the same parameters", SYNCHRONIZES)
 def two_same(side: Side) -> None:
     ddp = side.wrap(Net(), loss_of)
     one = side.overlap(ddp, SGD(ddp.parameters(), lr=0.1, momentum=0.9))
@@ -214,7 +214,7 @@ class Pair(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
-@feature("two wrapped models that share a part, trained in turns", SETTLES)
+@feature("two wrapped models that share a part, trained in turns", SYNCHRONIZES)
 def shared(side: Side) -> None:
     body = Net()
     models = [side.wrap(Pair(body), loss_of) for _ in range(2)]

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel
 from tests.train.overlap.features import feature
 from tests.train.overlap.overlap_loops import begin
 from tests.train.overlap.overlap_models import Net, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SETTLES, SYNCHRONOUS, Side
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 
 __all__ = ["AT_ANY_TIME", "MAKERS", "READS", "reads_without_end"]
 
@@ -86,11 +86,11 @@ def awaited(side: Side, read: Read, *, every: int = 1) -> None:
 
 
 for _name, _happens in {
-    "torch.save": SETTLES,
-    "safetensors": SETTLES,
-    "p.grad": SETTLES,
-    "optimizer.state": SETTLES,
-    "copy.deepcopy(module)": SETTLES,
+    "torch.save": SYNCHRONIZES,
+    "safetensors": SYNCHRONIZES,
+    "p.grad": SYNCHRONIZES,
+    "optimizer.state": SYNCHRONIZES,
+    "copy.deepcopy(module)": SYNCHRONIZES,
 }.items():
     feature(f"`{_name}` in a thread after `step`, which the script waits for", _happens)(
         partial(awaited, read=READS[_name])

@@ -1,4 +1,4 @@
-"""What cannot be seen is what the documentation says, and ``settle`` is the cure."""
+"""What cannot be seen is what the documentation says, and ``synchronize`` is the cure."""
 
 from __future__ import annotations
 

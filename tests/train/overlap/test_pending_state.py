@@ -21,9 +21,9 @@ class Guarded:
         self.parameter = nn.Parameter(torch.ones(2))
         self.optimizer = torch.optim.SGD([self.parameter], lr=0.1, momentum=0.9)
         self.settled = 0
-        self.state = PendingState(self.optimizer, self.settle)
+        self.state = PendingState(self.optimizer, self.synchronize)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self.settled += 1
         self.state.show()
         self.optimizer.state[self.parameter]["settled"] = self.settled
@@ -36,7 +36,7 @@ def guarded() -> Guarded:
     return made
 
 
-def test_reading_settles_once(guarded: Guarded) -> None:
+def test_reading_synchronizes_once(guarded: Guarded) -> None:
     assert guarded.optimizer.state[guarded.parameter]["settled"] == 1
     assert guarded.optimizer.state[guarded.parameter]["settled"] == 1
     assert guarded.settled == 1
@@ -52,7 +52,7 @@ def test_the_class_is_a_subclass_and_comes_back(guarded: Guarded) -> None:
     assert type(guarded.optimizer) is torch.optim.SGD
 
 
-def test_replacing_settles_first(guarded: Guarded) -> None:
+def test_replacing_synchronizes_first(guarded: Guarded) -> None:
     guarded.optimizer.state = defaultdict(dict)
     assert guarded.settled == 1
     assert not guarded.optimizer.state

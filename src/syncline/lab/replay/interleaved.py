@@ -69,7 +69,7 @@ class Contestant:
     """
     is_ready: Callable[[Any], bool] = lambda _: True
     """Whether the model has done all that it does only at first; the same on every rank."""
-    settle: Callable[[Any], None] = lambda _: None
+    synchronize: Callable[[Any], None] = lambda _: None
     """Finishes what the model has still to do after the last step."""
     messages: Callable[[Any], Sequence[SentMessage]] = lambda _: ()
     """Returns when the messages of the last two iterations went, where that is known."""
@@ -172,7 +172,7 @@ def _lap(
         ends_ns.append(time.monotonic_ns())
     idle_ns = clock.idle_ns - idle_ns
     begun_ns, ended_ns, ran = module.work.begun_ns, clock.free_ns(), tuple(module.work.ran)
-    contestant.settle(model)
+    contestant.synchronize(model)
     clock.wait()
     settled_ns = time.monotonic_ns()
     messages = contestant.messages(model)
@@ -233,7 +233,7 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
         name=name or plan.planner,
         wrap=wrap,
         is_ready=lambda model: not model.measuring,
-        settle=lambda model: model.settle(),
+        synchronize=lambda model: model.synchronize(),
         messages=messages,
         close=lambda model: planned_training(model).reducer.close(),
     )

@@ -219,7 +219,7 @@ class _Training:
         if self.config.checkpoint is None:
             return
         replica = self.replicas[0]
-        replica.settle()
+        replica.synchronize()
         states = [self.worker.gather(state) for state in replica.random_state]
         optimizer = replica.optimizer_state()
         folder, worker = Path(self.config.checkpoint), self.worker

@@ -98,7 +98,7 @@ def _profile(
             exchange=exchange if worker.workers > 1 else None,
             each=lambda index, single: singles.append((index, layers_of(single))),
         )
-    exchange.settle()
+    exchange.synchronize()
     return found, exchange, singles
 
 
@@ -135,7 +135,7 @@ class _Exchange:
             for parameter, piece in zip(parts, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Replace the times by those of the slowest worker; all workers call it."""
         for names, times_s in self.times_s.items():
             self.times_s[names] = self._worker.largest(times_s)

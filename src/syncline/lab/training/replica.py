@@ -55,7 +55,7 @@ class Replica:
     schedule: LambdaLR = field(init=False)
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
-    settling_s: float = field(init=False, default=0.0)
+    synchronizing_s: float = field(init=False, default=0.0)
     """Seconds spent on finishing a turn's last update, so that the next turn does not pay for it.
 
     They are no part of a step: each but the first of a turn finishes the update of the one before.
@@ -107,8 +107,8 @@ class Replica:
                 losses.append(self._checked(float(loss)))
         if beside_another:
             start = time.perf_counter()
-            self.settle()
-            self.settling_s += time.perf_counter() - start
+            self.synchronize()
+            self.synchronizing_s += time.perf_counter() - start
             self.ddp.eval()  # so that Syncline does not count the other's turn
         return losses
 
@@ -118,10 +118,10 @@ class Replica:
             return self.ddp.full_state_dict(self.optimizer)
         return self.optimizer.state_dict()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Finish the update that the last step left to the next forward pass."""
         if isinstance(self.ddp, DistributedDataParallel):
-            self.ddp.settle()
+            self.ddp.synchronize()
         self.worker.synchronize()
 
     def _step(self, batches: tuple[Batch, ...]) -> Tensor:
@@ -150,7 +150,7 @@ class Replica:
 
         The ``final`` ones are over data that is used only once, after training.
         """
-        self.settle()
+        self.synchronize()
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.
         for buffer in self.module.buffers():

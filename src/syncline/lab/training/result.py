@@ -25,7 +25,7 @@ The others are names of results.
 """
 DIFFERENCE = "largest parameter difference"
 """Between the replicas; 0 means that they are identical bit by bit."""
-SETTLING = "settling seconds"
+SYNCHRONIZING = "synchronizing seconds"
 """Time in which Syncline's model finished the last update of each of its turns: neither its steps
 nor those of the baseline count it."""
 
@@ -51,7 +51,7 @@ def record(
         baseline = replicas[1].evaluate()
         results |= {f"{BASELINE} {name}": value for name, value in baseline.items()}
         difference = largest_difference(replicas[0].module, replicas[1].module)
-        results[SETTLING] = replicas[0].settling_s
+        results[SYNCHRONIZING] = replicas[0].synchronizing_s
         results[DIFFERENCE] = worker.largest([difference])[0]
     measured = rates(
         {replica.name: of_all_workers(replica.times, worker) for replica in replicas},
@@ -213,7 +213,7 @@ def _prediction(run: Run) -> tuple[float | None, float | None]:
 def _shown(name: str, run: Run) -> bool:
     if name.startswith(BASELINE):  # what it reached says nothing new where the bits are the same
         return run.results.get(DIFFERENCE) != 0
-    return name not in ("epochs", "steps", SETTLING, DIFFERENCE)
+    return name not in ("epochs", "steps", SYNCHRONIZING, DIFFERENCE)
 
 
 def _figure(name: str, value: float) -> tuple[str, str]:

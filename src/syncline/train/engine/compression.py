@@ -181,7 +181,7 @@ class Compressing:
             self._session.follow(scaler)
 
     def step_ahead(
-        self, module: nn.Module, optimizer: Optimizer, *, settle: Callable[[], None]
+        self, module: nn.Module, optimizer: Optimizer, *, synchronize: Callable[[], None]
     ) -> None:
         """Take gradients where residuals will bring the weights; see :class:`StepAhead`."""
         if self._session is None:
@@ -189,7 +189,7 @@ class Compressing:
                 f"step_ahead is for what sparse exchange leaves behind; {self.compression} leaves "
                 "nothing: give compression=Recipe(...), or leave step_ahead out"
             )
-        self._session.step_ahead(module, self._parameters, optimizer, settle=settle)
+        self._session.step_ahead(module, self._parameters, optimizer, synchronize=synchronize)
 
     def description(self) -> str:
         """Return what all ranks must have in common when training begins."""

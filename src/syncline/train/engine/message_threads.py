@@ -262,7 +262,7 @@ class MessageThreads:
         if os.getpid() != self._process:
             raise UserError(
                 f"rank {self.rank}: this process was forked while gradients were exchanged, and "
-                "its copy of the model would wait for them for ever; call settle() on the model "
+                "its copy of the model would wait for them for ever; call model.synchronize() "
                 "before the fork, or leave the model alone in the forked process"
             )
 

@@ -339,7 +339,7 @@ def _host_ns(stamp: Any, clock: Clock) -> int:
     if isinstance(clock, CpuClock):
         return int(stamp)
     now = clock.stamp()
-    clock.settle()
+    clock.synchronize()
     return time.perf_counter_ns() - clock.between_ns(stamp, now)
 
 

@@ -16,7 +16,7 @@ class CpuClock:
         """Return the clock in nanoseconds."""
         return time.perf_counter_ns()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Do nothing: stamps have their times already."""
 
     def between_ns(self, earlier: int, later: int) -> int:
@@ -44,7 +44,7 @@ class CudaClock:
         self._last = event
         return event
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until every stamp so far has a time; called once after many iterations."""
         if self._last is not None:
             self._last.synchronize()

@@ -107,7 +107,7 @@ def profile(
     finally:
         observer.detach()
     # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
-    clock.settle()
+    clock.synchronize()
     lean: list[SegmentTrace] = []
     detailed: list[SegmentTrace] = []
     quiet_ns: list[int] = []

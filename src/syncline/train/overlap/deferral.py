@@ -96,7 +96,7 @@ class Deferral(PendingGradients):
 
     def stop(self) -> None:
         """Finish everything, and own no tensor any more."""
-        self.settle()
+        self.synchronize()
 
     # ------------------------------------------------------------------ the forward pass
 
@@ -197,14 +197,14 @@ class Deferral(PendingGradients):
         self.finish()
 
     def finish(self) -> None:
-        """Finish everything that is pending, on any thread; see :meth:`settle`."""
+        """Finish everything that is pending, on any thread; see :meth:`synchronize`."""
         if self.trains_here:
-            self.settle()
+            self.synchronize()
         else:  # the training thread may have begun the next round
             self.gate("everything", range(len(self.parameters)))
             self._read_elsewhere(range(len(self.parameters)))
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Finish everything, on the thread that trains: all gradients arrive, all updates are made.
 
         Raises:

@@ -177,14 +177,14 @@ class DeferredOptimizer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for deferral in deferrals:
             if deferral.anything_due and any(map(deferral.is_due, parameters)):
-                deferral.settle()  # the second step on one exchange
+                deferral.synchronize()  # the second step on one exchange
         if self.why_not is None:
             with UPDATES:  # another thread may finish gradients and read the optimizer meanwhile
                 if self._may_wait(deferrals):
                     return self._defer(deferrals, parameters)
             self._say_why_not()
         for deferral in deferrals:
-            deferral.settle()
+            deferral.synchronize()
         self._check.skip()
         return False
 

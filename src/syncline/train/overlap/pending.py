@@ -336,18 +336,18 @@ class PendingState:
 
     Between :meth:`hide` and :meth:`show` the optimizer has a subclass of its class, in which a read
     of ``state`` first makes the due updates; so does a read of the stand-in in ``vars(optimizer)``.
-    An older reference to the state itself sees it as it is. ``settle`` makes all due updates, and
-    so ends with :meth:`show`.
+    An older reference to the state itself sees it as it is. ``synchronize`` makes all due updates,
+    and so ends with :meth:`show`.
 
     Within :meth:`stepping` the thread that makes a step sees the parameter groups of that step, and
     all others the real ones: they may zero gradients and change learning rates meanwhile.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settle: Callable[[], None]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, synchronize: Callable[[], None]) -> None:
         self._optimizer = optimizer
         self._own = type(optimizer)
         self._hidden = _guarded(self._own, self)
-        self._settle = settle
+        self._synchronize = synchronize
         self._stand_in: _StandIn | None = None
         self._hides = False
         self._seen: dict[str, Any] = {}
@@ -398,10 +398,10 @@ class PendingState:
         """Whether this thread makes a step."""
         return self._stepper == threading.get_ident()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Make all due updates, unless this is called from one of them."""
         if not self.steps_here:
-            self._settle()
+            self._synchronize()
 
     def fields(self) -> dict[str, Any]:
         """Return what this thread sees of the optimizer."""
@@ -418,7 +418,7 @@ class _StandIn(UserDict[Any, Any]):
     @property
     def data(self) -> Any:  # type: ignore[override]
         """The state, settled."""
-        self._pending.settle()
+        self._pending.synchronize()
         return self.real
 
     def __getitem__(self, key: Any) -> Any:
@@ -439,19 +439,19 @@ def _guarded(own: type[Any], pending: PendingState) -> type[Any]:
         pending.fields()["param_groups"] = groups
 
     def read(_: Any) -> Any:
-        pending.settle()
+        pending.synchronize()
         return pending.fields()["state"]
 
     def write(_: Any, state: Any) -> None:
-        pending.settle()
+        pending.synchronize()
         pending.fields()["state"] = state
 
     def delete(_: Any) -> None:
-        pending.settle()
+        pending.synchronize()
         del pending.fields()["state"]
 
     def reduce(self: Any, protocol: Any) -> Any:
-        pending.settle()
+        pending.synchronize()
         return self.__reduce_ex__(protocol)
 
     members = {

@@ -125,7 +125,7 @@ class ProbeParameters:
         self, optimizer: Optimizer, device: torch.device | None, *, with_state: bool
     ) -> None:
         self._optimizer = optimizer
-        self._attributes = PendingState(optimizer, settle=lambda: None)
+        self._attributes = PendingState(optimizer, synchronize=lambda: None)
         self._checks = 0
         self._probes: list[_Probe] = []
         self._state: defaultdict[Any, Any] = defaultdict(dict)

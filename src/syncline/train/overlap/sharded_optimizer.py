@@ -84,7 +84,7 @@ class ShardedOptimizer(DeferredOptimizer):
             deferral.engine.require_whole()
             if isinstance(deferral, ShardedDeferral) and self._update_share(deferral):
                 return True
-            deferral.settle()
+            deferral.synchronize()
         self._step_at_once()
         return True
 
@@ -109,7 +109,7 @@ class ShardedOptimizer(DeferredOptimizer):
     def _update_share(self, deferral: ShardedDeferral) -> bool:
         """Update this rank's share under a sharded plan; False if the gradients are whole."""
         if deferral.anything_due:
-            deferral.settle()  # the second step on one exchange
+            deferral.synchronize()  # the second step on one exchange
         if not deferral.pending_gradients or len(self.sharding.optimizers) > 1:
             return False
         deferral.engine.ask(whole=False)

@@ -51,7 +51,7 @@ class StepAhead:
         residuals: Residuals,
         *,
         ranks: int,
-        settle: Callable[[], None],
+        synchronize: Callable[[], None],
     ) -> None:
         """Move ahead from the next forward pass on.
 
@@ -61,7 +61,7 @@ class StepAhead:
             optimizer: plain SGD, for which the effect of a residual is known.
             residuals: of this rank.
             ranks: P.
-            settle: waits until no exchange changes the residuals any more.
+            synchronize: waits until no exchange changes the residuals any more.
 
         Raises:
             UserError: it is another optimizer, has dampening or ascends, or it updates none of the
@@ -71,7 +71,7 @@ class StepAhead:
         self._optimizer = optimizer
         self._residuals = residuals
         self._ranks = ranks
-        self._settle = settle
+        self._synchronize = synchronize
         self._names = {id(p): name for name, p in parameters.items() if name in residuals}
         _require_known_effect(optimizer)
         if not self._moved():
@@ -130,7 +130,7 @@ class StepAhead:
         if not (called.training and torch.is_grad_enabled()):
             self.put_back()
             return
-        self._settle()
+        self._synchronize()
         # A step may have several forward passes, and the update after one may have been skipped.
         if self._residuals.changes == self._since:
             return

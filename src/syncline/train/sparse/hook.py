@@ -131,7 +131,10 @@ class GTopKState:
                 "step_ahead needs a state that was made with the model: GTopKState(model, recipe)"
             )
         self._session.step_ahead(
-            self._module, exchanged_parameters(self._module), optimizer, settle=self._executor.join
+            self._module,
+            exchanged_parameters(self._module),
+            optimizer,
+            synchronize=self._executor.join,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Session:
         parameters: Mapping[str, nn.Parameter],
         optimizer: Optimizer,
         *,
-        settle: Callable[[], None],
+        synchronize: Callable[[], None],
     ) -> None:
         """Compute gradients at the weights with residuals applied, until the session ends.
 
@@ -152,14 +152,14 @@ class Session:
         def settled() -> None:
             session = own()
             assert session is not None  # it keeps the StepAhead alive
-            settle()
+            synchronize()
             session.undo_refused()
 
         taken = {name for each in self._ahead for name in each.names}
         free = {name: p for name, p in parameters.items() if name not in taken}
         ranks = self._group.size()
         self._ahead.append(
-            StepAhead(module, free, optimizer, residuals, ranks=ranks, settle=settled)
+            StepAhead(module, free, optimizer, residuals, ranks=ranks, synchronize=settled)
         )
 
     def prepare(
