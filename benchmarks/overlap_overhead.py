@@ -1,4 +1,4 @@
-"""Time an iteration loses to gates, hooks and the GIL: overlap with its communication removed.
+"""Time an iteration loses to hooks and the GIL: overlap with its communication removed.
 
 One worker, so nothing has to be exchanged. One model trains on under one wrapper after the other:
 torch's DistributedDataParallel, with its default gradients (twice, which shows what is noise) and
@@ -9,7 +9,7 @@ there, and take no time:
 - ``at once``: each has arrived as soon as it is sent. What is lost then is what hooks, the engine's
   two threads and the GIL cost.
 - ``in forward``: each arrives when the next forward pass has begun, so that every gradient is
-  pending when the update is asked for, and every update is made at a gate.
+  pending when the update is asked for, and every update is made in a pre-forward hook.
 
 They take turns in blocks of iterations; the ratio of two blocks of one round is one sample, so that
 slow drifts of the machine cancel. It is the same model each time, because two copies can differ in
@@ -69,7 +69,7 @@ UPDATE = "update"
 OURS = (
     Watched(UPDATE, torch.optim.SGD, "step"),
     Watched("step", DeferredOptimizer, "step"),
-    Watched("gates", Deferral, "gate"),
+    Watched("pre-forward hooks", Deferral, "make_updates"),
     Watched("end of backward", EngineExecutor, "_end"),
     Watched("gradients", EngineExecutor, "_before"),
     Watched("gradients", EngineExecutor, "_accumulated"),
@@ -239,7 +239,7 @@ def measure(workload: Workload, rounds: int) -> dict[str, Any]:
 def own_code(contestant: Contestant, iterations: int) -> dict[str, dict[str, float]]:
     """Return by place the processor seconds and the calls of an iteration in our code.
 
-    The update itself is there too, to be compared: at gates it is made in parts.
+    The update itself is there too, to be compared: in pre-forward hooks it is made in parts.
     """
     times = OwnTimes()
     ddp = contestant.ddp

@@ -578,7 +578,7 @@ def interrupted_in(waiter: Any, name: str) -> Iterator[None]:
 
 
 def is_interrupted(place: Place, steps: int) -> None:
-    """Ctrl-C comes while rank 0 waits at a gate; it goes on afterwards."""
+    """Ctrl-C comes while rank 0 waits in a pre-forward hook; it goes on afterwards."""
     join(place)
     training = Training(place)
     training.warm()

@@ -1,4 +1,4 @@
-"""Events, messages and gates to one period of the steady state, with a clock set by hand."""
+"""Events, messages and waits to one period of the steady state, with a clock set by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, un
 from syncline.train.engine.recording import (
     BucketStamps,
     EngineTimes,
-    GateTimes,
     MessageTimes,
+    WaitTimes,
     timeline_of,
 )
 from syncline.train.measure.clock import CpuClock, CudaClock
@@ -34,7 +34,7 @@ def iteration(*events: tuple[Moment, str | int, int], end: int) -> ObservedItera
 
 DEFERRED = iteration(
     (M.FORWARD, "", 0),
-    (M.ENTER, "a", 30),  # its gate stood from 5 to 28
+    (M.ENTER, "a", 30),  # its hook waited from 5 to 28
     (M.EXIT, "a", 50),
     (M.ENTER, "b", 50),
     (M.EXIT, "b", 80),
@@ -84,8 +84,8 @@ def message(number: int, ready: int, issued: int, finished: int) -> MessageTimes
     return MessageTimes(number, START + ready, START + issued, START + finished)
 
 
-def gate(label: str, began: int, arrived: int, updated: int) -> GateTimes:
-    return GateTimes(label, START + began, START + arrived, START + updated)
+def wait(label: str, began: int, arrived: int, updated: int) -> WaitTimes:
+    return WaitTimes(label, START + began, START + arrived, START + updated)
 
 
 Shown = list[tuple[str, int, int, str]]
@@ -105,11 +105,11 @@ def sent(timeline: Timeline) -> list[tuple[str, int | None, int, int]]:
 
 BEFORE = [message(0, -70, -65, -30), message(1, -20, -20, 25)]
 OWN = message(0, 120, 125, 160)
-GATE = gate("a", 5, 25, 28)
+WAIT = wait("a", 5, 25, 28)
 
 
-def test_gates_are_cut_out_of_what_they_lay_in() -> None:
-    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
+def test_waits_are_cut_out_of_what_they_lay_in() -> None:
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock())
     assert timeline.iteration_ns == PERIOD
     # The 20 between the backward pass and the next forward pass come first.
     assert computing(timeline) == [
@@ -129,7 +129,7 @@ def test_gates_are_cut_out_of_what_they_lay_in() -> None:
 def test_a_message_that_goes_on_in_the_next_iteration_is_shown_as_that_of_the_round_before() -> (
     None
 ):
-    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock())
     assert sent(timeline) == [
         # Issued 20 before the period's end, 20 of it in what is shown at the front, 25 after.
         ("a", 0, 0, 45),
@@ -140,19 +140,19 @@ def test_a_message_that_goes_on_in_the_next_iteration_is_shown_as_that_of_the_ro
 
 def test_where_its_own_round_is_known_that_is_shown() -> None:
     own = message(1, 170, 172, 400)  # not finished when the iteration ended
-    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN, own], [GATE]), plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN, own], [WAIT]), plan(), CpuClock())
     assert sent(timeline) == [("a", 0, 2, 45), ("b", 130, 135, 170)]
 
 
 def test_a_message_that_is_cut_by_the_end_of_the_period() -> None:
     before = message(1, -40, -35, 25)  # before the last gradient
-    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [GATE]), plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [WAIT]), plan(), CpuClock())
     assert sent(timeline) == [("a", 0, 0, 45), ("b", 130, 135, 170), ("a", 160, 165, 180)]
 
 
 def test_a_message_that_is_issued_in_the_forward_pass_was_ready_before() -> None:
     before = message(1, -10, 10, 25)
-    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [GATE]), plan(), CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [WAIT]), plan(), CpuClock())
     assert sent(timeline) == [("a", 10, 30, 45), ("b", 130, 135, 170)]
 
 
@@ -164,7 +164,7 @@ def test_messages_during_our_walk_are_shown_without_it() -> None:
 
 
 def test_a_step_of_what_had_arrived_is_an_update() -> None:
-    timeline = timeline_of(STEPPED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock())
+    timeline = timeline_of(STEPPED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock())
     assert computing(timeline)[0] == ("data", 0, 10, "data loading")
     assert computing(timeline)[-1] == ("update", 176, 180, "optimizer")
     # What the user's loop did between the backward pass and the step has no name.
@@ -184,7 +184,7 @@ def test_where_the_update_waits_for_everything_that_is_a_wait() -> None:
 
 def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
     own = [OWN, message(1, 170, 171, 175)]
-    noted = gate("everything", 171, 174, 178)
+    noted = wait("everything", 171, 174, 178)
     timeline = timeline_of(STEPPED, EngineTimes(own, [noted]), plan("update"), CpuClock())
     assert computing(timeline)[-4:] == [
         ("wait", 170, 171, "all gradients"),
@@ -201,7 +201,7 @@ def test_halves_are_named() -> None:
     assert [label for label, *_ in sent(timeline)] == ["b", "reduce-scatter a", "all-gather a"]
 
 
-def test_without_messages_and_gates_the_computation_remains() -> None:
+def test_without_messages_and_waits_the_computation_remains() -> None:
     timeline = timeline_of(DEFERRED, EngineTimes([], []), plan(), CpuClock())
     assert sent(timeline) == []
     assert [kind for kind, *_ in computing(timeline)].count("forward") == 3
@@ -228,14 +228,14 @@ def test_a_devices_stamps_are_related_to_the_hosts_clock(monkeypatch: pytest.Mon
     events = [e._replace(stamp=e.stamp - START + 9_000_000) for e in DEFERRED.events]
     shifted = DEFERRED._replace(events=events, end_stamp=9_000_000 + 190)
     monkeypatch.setattr("time.perf_counter_ns", lambda: START + 500)
-    assert timeline_of(shifted, EngineTimes([*BEFORE, OWN], [GATE]), plan(), clock) == timeline_of(
-        DEFERRED, EngineTimes([*BEFORE, OWN], [GATE]), plan(), CpuClock()
+    assert timeline_of(shifted, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), clock) == timeline_of(
+        DEFERRED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock()
     )
 
 
 @st.composite
-def rounds(draw: st.DrawFn) -> tuple[list[MessageTimes], list[GateTimes]]:
-    """Draw messages of two rounds, one after the other, and gates of the forward pass."""
+def rounds(draw: st.DrawFn) -> tuple[list[MessageTimes], list[WaitTimes]]:
+    """Draw messages of two rounds, one after the other, and waits of the forward pass."""
     messages = []
     for first in (-190, 0):
         free = first
@@ -247,21 +247,21 @@ def rounds(draw: st.DrawFn) -> tuple[list[MessageTimes], list[GateTimes]]:
     if draw(st.booleans()):
         messages = [m for m in messages if m.finished_ns <= START + 190]
     ends = sorted(draw(st.lists(st.integers(0, 80), min_size=6, max_size=6)))
-    gates = [gate("a", *ends[:3]), gate("b", *ends[3:])]
-    return messages, gates
+    waits = [wait("a", *ends[:3]), wait("b", *ends[3:])]
+    return messages, waits
 
 
 @given(rounds())
-def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[GateTimes]]) -> None:
-    messages, gates = drawn
-    timeline = timeline_of(DEFERRED, EngineTimes(messages, gates), plan(), CpuClock())
+def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[WaitTimes]]) -> None:
+    messages, waits = drawn
+    timeline = timeline_of(DEFERRED, EngineTimes(messages, waits), plan(), CpuClock())
     on_device = [s for s in timeline.spans if s.lane == COMPUTE]
     # The compute lane is full, and one thing at a time.
     assert on_device[0].start_ns == 0
     assert on_device[-1].stop_ns == timeline.iteration_ns == PERIOD
     for before, after in itertools.pairwise(on_device):
         assert before.stop_ns == after.start_ns
-    assert timeline.stall_ns() == sum(g.arrived_ns - g.began_ns for g in gates)
+    assert timeline.stall_ns() == sum(g.arrived_ns - g.began_ns for g in waits)
     # At most what was under way, less what passed beside the walk, shown once a message.
     for number, label in ((0, "b"), (1, "a")):
         shown = [s for s in timeline.spans if s.kind == "message" and s.label == label]

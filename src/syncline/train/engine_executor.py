@@ -27,7 +27,7 @@ from syncline.train.gradient_views import GradientViews
 from syncline.train.measure.exchange import timeout_of
 from syncline.train.measure.gradient_hooks import GradientHooks, weakly
 from syncline.train.overlap.deferral import Deferral
-from syncline.train.overlap.gates import Gates
+from syncline.train.overlap.pre_forward_hooks import PreForwardHooks
 from syncline.train.overlap.sharded_deferral import ShardedDeferral
 from syncline.train.shutdown import finish_on_shutdown
 from syncline.train.watches import PaceSample
@@ -89,26 +89,26 @@ class EngineExecutor(Executor):
         accumulated more than once in a backward pass, only full buckets are."""
         self._views = GradientViews(self.deferral.parameters, as_views=wrapped.wants_views)
         self._hooks = GradientHooks()
-        self._gates = Gates(wrapped.ddp.module, self.deferral)
+        self._pre_forward_hooks = PreForwardHooks(wrapped.ddp.module, self.deferral)
         self._backward: Literal["reducer", "engine"] | None = None
         """What exchanges the backward pass that runs; None if none runs, or nothing does."""
 
     # ------------------------------------------------------------------ from start to stop
 
     def start(self, order: list[str]) -> None:  # noqa: ARG002
-        """Attach hooks and gates, after the reducer's own hooks."""
+        """Attach all hooks, those on gradients after the reducer's own."""
         before, accumulated = weakly(self._before), weakly(self._accumulated)
         for index, parameter in enumerate(self.deferral.parameters):
             after = functools.partial(accumulated, index) if self._by_tensor else None
             self._hooks.add(parameter, before, after)
         if self.defers:
-            self._gates.attach()
+            self._pre_forward_hooks.attach()
 
     def stop(self) -> None:
         """Finish what is pending and take everything off again."""
         self.deferral.stop()
         self._engine.wait_all(on_host=True)
-        self._gates.detach()
+        self._pre_forward_hooks.detach()
         self._hooks.remove()
         self._views.leave()
         self._shutdown.cancel()
@@ -125,13 +125,13 @@ class EngineExecutor(Executor):
         self.deferral.guard = self._wrapped.guard
         if self._wrapped.can_defer and self._waits_by_need and not self.defers:
             self.defers = True
-            self._gates.attach()
+            self._pre_forward_hooks.attach()
 
     def stop_deferring(self) -> None:
         """Let backward wait for the whole exchange from now on."""
         self.deferral.synchronize()
         self.defers = False
-        self._gates.detach()
+        self._pre_forward_hooks.detach()
 
     # ------------------------------------------------------------------ rounds
 
@@ -249,12 +249,12 @@ class EngineExecutor(Executor):
         return self.deferral.waits.stall_ns / NS_PER_S
 
     def recorded(self) -> EngineTimes:
-        """Return the messages that have finished in the last two rounds, and the gates since."""
-        return EngineTimes(self._engine.times(), self.deferral.waits.take_gates())
+        """Return the messages that have finished in the last two rounds, and the waits since."""
+        return EngineTimes(self._engine.times(), self.deferral.waits.take_waits())
 
-    def flushed(self, *, always: bool = False) -> tuple[str, Norm | None] | None:
+    def forced_syncs(self, *, always: bool = False) -> tuple[str, Norm | None] | None:
         """Say why hardly anything was left to run under forward passes since the last call."""
-        return self.deferral.waits.flushed(always=always) if self.defers else None
+        return self.deferral.waits.forced_syncs(always=always) if self.defers else None
 
     def pace(self, iteration_s: float) -> PaceSample | None:
         """Return what an iteration takes now, from the last finished round."""

@@ -109,7 +109,7 @@ class Executor:
         """Return the times of the last iteration, if it was sampled."""
         return None
 
-    def flushed(self, *, always: bool = False) -> tuple[str, Norm | None] | None:  # noqa: ARG002
+    def forced_syncs(self, *, always: bool = False) -> tuple[str, Norm | None] | None:  # noqa: ARG002
         """Say why hardly anything was left to run under forward passes since the last call.
 
         With it comes the norm that was asked for last and that the plan does not have, if any.

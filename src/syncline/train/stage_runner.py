@@ -32,7 +32,7 @@ ASKED = 2
 """After this many iterations a trial ends in which every step asked for a norm. Where some later
 step asks for none, a plan with the norm costs little."""
 CERTAIN = 5
-"""After this many iterations a trial ends in which every update was flushed."""
+"""After this many iterations a trial ends in which every step forced a synchronization."""
 LONGEST_WARMUP = 5.0
 """An iteration that builds buckets counts as at most this many usual ones: the rest is not ours."""
 
@@ -170,7 +170,7 @@ class StageRunner:
         """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
         result = self.iterations.result
         result.iteration_s = list(self._history)[-WINDOW:]
-        self._note_flushes()
+        self._note_forced_syncs()
         own = [
             float(result.read_early is not None),
             *typical(result.iteration_s),
@@ -181,8 +181,8 @@ class StageRunner:
         result.slower = self._losses.close_window(
             self.stage.baseline, [(seconds, error) for _, seconds, error, *_ in everyone]
         )
-        flushed = any(flag for flag, *_ in everyone)
-        return result.drifted or result.slower or (flushed and self.stage.watches_reads)
+        forced = any(flag for flag, *_ in everyone)
+        return result.drifted or result.slower or (forced and self.stage.watches_reads)
 
     def _gains_nothing(self) -> bool:
         """Say, in agreement with all ranks, whether deferring has gained nothing in this stage."""
@@ -191,17 +191,17 @@ class StageRunner:
         looks = (ASKED, CERTAIN) if self.stage.plans_norm else (CERTAIN,)
         if not defers or measured not in looks:
             return False
-        self._note_flushes(always=True)
+        self._note_forced_syncs(always=True)
         result = self.iterations.result
         if measured == ASKED and result.norm is None:
             result.read_early = None
         own = [float(result.read_early is not None)]
         return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
 
-    def _note_flushes(self, *, always: bool = False) -> None:
+    def _note_forced_syncs(self, *, always: bool = False) -> None:
         """Keep why hardly anything was left to run under forward passes, if so."""
         result = self.iterations.result
-        found = self._reducer.executor.flushed(always=always)
+        found = self._reducer.executor.forced_syncs(always=always)
         result.read_early, result.norm = found or (None, None)
 
     def _advance(self) -> None:
@@ -209,7 +209,7 @@ class StageRunner:
         if before.plan is not None:
             result.mismatch = self._reducer.executor.mismatch
             if result.read_early is None:
-                self._note_flushes()
+                self._note_forced_syncs()
         self.iterations.stop_observing()
         self._enter(self.tuning.advance(before, result))
         # What was done in between was for the phase that begins, unless all is decided by now.

@@ -1,4 +1,4 @@
-"""On CUDA every access is ordered by an event: of the engine, the gates and the deferral.
+"""On CUDA every access is ordered by an event: of the engine, the hooks and the deferral.
 
 There is no GPU here: :mod:`tests.streams` stands in for its streams and records who may be ahead of
 whom. That it would find a wait that is missing is shown by leaving out each one in turn.

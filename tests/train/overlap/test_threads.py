@@ -20,7 +20,7 @@ def test_reads_without_end(workers: WorkerPool, make: str, backend: str) -> None
     results = workers.run(jobs.reads_beside_stock, 2, make, AT_ANY_TIME, backend=backend)
     assert [result["differences"] for result in results] == [[], []]
     assert results[0]["parameters"] == results[1]["parameters"]
-    assert [result["flushed"] for result in results] == [None, None]
+    assert [result["forced"] for result in results] == [None, None]
 
 
 def test_an_update_that_a_thread_makes_is_waited_for(workers: WorkerPool) -> None:

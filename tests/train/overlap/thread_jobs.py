@@ -72,15 +72,15 @@ class Halves(torch.optim.Optimizer):
 
 def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
     """Train beside threads that read, under stock DDP and under the engine."""
-    flushed: list[Any] = []
+    forced: list[Any] = []
 
     def script(side: Side) -> None:
         reads_without_end(side, make, reads)
         if isinstance(side, Ours):
-            flushed.append(planned_training(side.wrapped[0]).reducer.executor.flushed())
+            forced.append(planned_training(side.wrapped[0]).reducer.executor.forced_syncs())
 
     result = _beside_stock(partial(_attempted, script), Style(), 0.3, steps=40)
-    return {**result, "flushed": flushed[0] if flushed else "raised"}
+    return {**result, "forced": forced[0] if forced else "raised"}
 
 
 class _NoLock:

@@ -33,8 +33,8 @@ class MessageTimes(NamedTuple):
     finished_ns: int
 
 
-class GateTimes(NamedTuple):
-    """When computation waited at one gate, in ns of the host's ``perf_counter``."""
+class WaitTimes(NamedTuple):
+    """When computation waited for gradients, in ns of the host's ``perf_counter``."""
 
     label: str
     """What it waited for, such as the name of the module."""
@@ -60,7 +60,7 @@ class EngineTimes(NamedTuple):
 
     messages: list[MessageTimes]
     """The finished messages of the last two rounds."""
-    gates: list[GateTimes]
+    waits: list[WaitTimes]
 
 
 Recorded = list[BucketStamps] | EngineTimes
@@ -128,7 +128,7 @@ def timeline_of(
     The time between the update and the next forward pass is moved to the front, as in the profile
     and the simulator. So a period ends with the backward pass or the update, and a message that is
     under way then continues at the front, as that of the round before did. A message that had not
-    finished when the iteration ended is shown with the times of the round before. Waits at gates
+    finished when the iteration ended is shown with the times of the round before. Waits in hooks
     are cut out of the operations around them, and our own walk of the autograd graph out of
     everything.
 
@@ -138,17 +138,17 @@ def timeline_of(
     Args:
         iteration: as observed.
         recorded: of the engine, messages that finished in the round whose backward pass is in the
-            iteration and in the round before it, and gates passed in the iteration; others of both
+            iteration and in the round before it, and waits of the iteration; others of both
             are ignored.
         plan: whose messages.
         clock: of the iteration's stamps, settled.
     """
     if isinstance(recorded, EngineTimes):
         origin_ns = _host_ns(iteration.events[0].stamp, clock)
-        messages, gates = recorded
+        messages, waits = recorded
     else:
         origin_ns = 0
-        messages, gates = _of_buckets(iteration, recorded, clock), []
+        messages, waits = _of_buckets(iteration, recorded, clock), []
     walk_ns, walked_ns = _walk(iteration, clock)
 
     def relative(at_ns: int) -> int:
@@ -160,7 +160,7 @@ def timeline_of(
     pieces = _computing(iteration, sent, plan, clock)
     period_ns = pieces[-1].stop_ns if pieces else 0
     turn = next((p.start_ns for p in pieces if p.kind == "data"), period_ns)
-    standing = list(_standing([GateTimes(g.label, *map(relative, g[1:])) for g in gates]))
+    standing = list(_standing([WaitTimes(g.label, *map(relative, g[1:])) for g in waits]))
     around = _Period(period_ns, turn)
     computing = [*_without(pieces, standing), *standing]
     spans = [
@@ -217,17 +217,17 @@ def _computing(
     return pieces
 
 
-def _standing(gates: Iterable[GateTimes]) -> Iterator[_Piece]:
-    """Yield the waits and updates of gates, one after the other."""
+def _standing(waits: Iterable[WaitTimes]) -> Iterator[_Piece]:
+    """Yield waits and the updates after them, one after the other."""
     free_ns = 0
-    for gate in sorted(gates, key=lambda g: (g.began_ns, g.updated_ns)):
-        began_ns = max(gate.began_ns, free_ns)
-        arrived_ns = max(gate.arrived_ns, began_ns)
-        updated_ns = max(gate.updated_ns, arrived_ns)
+    for wait in sorted(waits, key=lambda g: (g.began_ns, g.updated_ns)):
+        began_ns = max(wait.began_ns, free_ns)
+        arrived_ns = max(wait.arrived_ns, began_ns)
+        updated_ns = max(wait.updated_ns, arrived_ns)
         if began_ns < arrived_ns:
-            yield _Piece(began_ns, arrived_ns, gate.label, "wait")
+            yield _Piece(began_ns, arrived_ns, wait.label, "wait")
         if arrived_ns < updated_ns:
-            yield _Piece(arrived_ns, updated_ns, f"update before {gate.label}", "update")
+            yield _Piece(arrived_ns, updated_ns, f"update before {wait.label}", "update")
         free_ns = updated_ns
 
 

@@ -29,7 +29,7 @@ class Deferral(PendingGradients):
     """Knows which gradients and parameters of a model are pending, and finishes them.
 
     A parameter is pending from the optimizer's ``step`` until that update has been made. Each
-    tensor is finished where it is first read: by the gate of the module that owns it, or by any
+    tensor is finished where it is first read: by the pre-forward hook of its module, or by any
     other use, on any thread (:mod:`.pending` says how).
     """
 
@@ -101,24 +101,24 @@ class Deferral(PendingGradients):
     # ------------------------------------------------------------------ the forward pass
 
     def begin_forward(self) -> None:
-        """Call before a forward pass: finishes what that reads without a gate."""
+        """Call before a forward pass: finishes what that reads without a hook."""
         if torch.is_grad_enabled():
             self.train_here()
         self.in_forward |= self.trains_here
         if self._due and self._compiled:
-            self.gate("compiled code", sorted(self._compiled))
+            self.make_updates("compiled code", sorted(self._compiled))
 
     def end_forward(self) -> None:
         """Call after it."""
         self.in_forward &= not self.trains_here
 
     def note_compiled(self, indices: Iterable[int]) -> None:
-        """Note that compiled code without a gate reads some parameters."""
+        """Note that compiled code without a hook reads some parameters."""
         self._compiled.update(indices)
 
     # ------------------------------------------------------------------ what finishes it
 
-    def gate(self, label: str, indices: Sequence[int]) -> None:
+    def make_updates(self, label: str, indices: Sequence[int]) -> None:
         """Make the due updates of some parameters, which are about to be used."""
         engine, began_ns, waited = self.engine, time.perf_counter_ns(), None
         while True:
@@ -146,11 +146,11 @@ class Deferral(PendingGradients):
             waited = round_
 
     def read_parameters(self, indices: list[int]) -> None:
-        """Finish parameters that are read without a gate."""
+        """Finish parameters that are read without a hook."""
         if self.in_forward or not self.trains_here:
-            self.gate(self.names[indices[0]], indices)
+            self.make_updates(self.names[indices[0]], indices)
         else:
-            self.flush()
+            self.force_sync()
 
     def read_gradients(self, indices: list[int]) -> None:
         """Finish gradients that are read.
@@ -163,7 +163,7 @@ class Deferral(PendingGradients):
             self._read_elsewhere(indices)
             return
         if not self._due.keys().isdisjoint(indices):
-            self.flush()
+            self.force_sync()
             return
         if self._read.issuperset(indices):
             return
@@ -183,7 +183,7 @@ class Deferral(PendingGradients):
                 left = [i for i in left if i in self._gradients and i not in self._read]
                 due, round_ = [i for i in left if i in self._due], self.engine.round
             if due:
-                self.gate(self.names[due[0]], due)
+                self.make_updates(self.names[due[0]], due)
             elif left:
                 self._wait(left, round_)
                 with UPDATES, self._in_order():
@@ -191,9 +191,9 @@ class Deferral(PendingGradients):
                         self.engine.wait(left, round_)
                         self._deliver(i for i in left if i not in self._due)
 
-    def flush(self) -> None:
+    def force_sync(self) -> None:
         """Finish everything because something was read outside the forward pass."""
-        self.waits.flushed_now |= self.trains_here
+        self.waits.forced_sync |= self.trains_here
         self.finish()
 
     def finish(self) -> None:
@@ -201,7 +201,7 @@ class Deferral(PendingGradients):
         if self.trains_here:
             self.synchronize()
         else:  # the training thread may have begun the next round
-            self.gate("everything", range(len(self.parameters)))
+            self.make_updates("everything", range(len(self.parameters)))
             self._read_elsewhere(range(len(self.parameters)))
 
     def synchronize(self) -> None:
@@ -214,7 +214,7 @@ class Deferral(PendingGradients):
         if self._makes_here:
             return
         everything = range(len(self.parameters))
-        self.gate("everything", everything)
+        self.make_updates("everything", everything)
         self._wait(everything)
         self.engine.wait_all()
         with UPDATES:

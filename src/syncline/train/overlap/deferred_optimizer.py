@@ -92,7 +92,7 @@ class DeferredOptimizer:
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step
         """The optimizer's own step, or what the user has put in its place."""
-        self._state = PendingState(optimizer, self._flush)
+        self._state = PendingState(optimizer, self._force_sync)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._before_save())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._before_load(state))
@@ -168,7 +168,7 @@ class DeferredOptimizer:
         self._note(args, kwargs, compiled=compiled)
         deferrals = self._deferrals()
         if not deferrals:
-            self._flush()
+            self._force_sync()
             self._check.skip()
             return False
         for deferral in deferrals:
@@ -244,17 +244,17 @@ class DeferredOptimizer:
         return [deferral for deferral in deferrals if deferral is not None]
 
     def _before_save(self) -> None:
-        self._flush()
+        self._force_sync()
 
     def _before_load(self, state: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
         """Return what is loaded in place of a state, if not that itself."""
-        self._flush()
+        self._force_sync()
         self._check.skip()
         return None
 
-    def _flush(self) -> None:
+    def _force_sync(self) -> None:
         for deferral in self._deferrals():
-            deferral.flush()
+            deferral.force_sync()
         for group in self.optimizer.param_groups:  # the wrapper may have been dropped
             for parameter in group["params"]:
                 if is_pending(parameter):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 
 from syncline.plan.profile import Norm
-from syncline.train.engine.recording import GateTimes
+from syncline.train.engine.recording import WaitTimes
 
-KEPT_GATES = 4096
-"""Gates whose times are kept: an iteration has at most one for each module."""
+KEPT_WAITS = 4096
+"""Waits whose times are kept: an iteration has at most one for each module."""
 
 
 class Waits:
@@ -17,7 +17,7 @@ class Waits:
     def __init__(self) -> None:
         self.read_early = False
         """Whether gradients of the present round were read before ``step``."""
-        self.flushed_now = False
+        self.forced_sync = False
         """Whether its updates were made outside a forward pass."""
         self.asked_norm: Norm | None = None
         """The norm that was asked for last and that the plan does not have."""
@@ -25,8 +25,8 @@ class Waits:
         """How long computation has waited for gradients in the present round."""
         self.stall_ns = 0
         """The same of the last round."""
-        self._rounds = self._early_reads = self._flushes = 0
-        self._gates: deque[GateTimes] = deque(maxlen=KEPT_GATES)
+        self._rounds = self._early_reads = self._forced_syncs = 0
+        self._noted: deque[WaitTimes] = deque(maxlen=KEPT_WAITS)
 
     def end_backward(self) -> None:
         """Call at the end of a backward pass: what is waited for from here on counts anew."""
@@ -37,27 +37,27 @@ class Waits:
         self.end_backward()
         self._rounds += 1
         self._early_reads += self.read_early
-        self._flushes += self.flushed_now
-        self.read_early = self.flushed_now = False
+        self._forced_syncs += self.forced_sync
+        self.read_early = self.forced_sync = False
 
     def note(self, label: str, began_ns: int, arrived_ns: int, updated_ns: int) -> None:
-        """Note a wait; see :class:`GateTimes`."""
-        self._gates.append(GateTimes(label, began_ns, arrived_ns, updated_ns))
+        """Note a wait; see :class:`WaitTimes`."""
+        self._noted.append(WaitTimes(label, began_ns, arrived_ns, updated_ns))
 
-    def take_gates(self) -> list[GateTimes]:
+    def take_waits(self) -> list[WaitTimes]:
         """Return the noted waits since the last call."""
-        taken = list(self._gates)
-        self._gates.clear()
+        taken = list(self._noted)
+        self._noted.clear()
         return taken
 
-    def flushed(self, *, always: bool) -> tuple[str, Norm | None] | None:
+    def forced_syncs(self, *, always: bool) -> tuple[str, Norm | None] | None:
         """Say why hardly anything was left to run under forward passes since the last call.
 
         With it comes the norm that was asked for last, if any. ``always``: only if it was so in
         every round, not in most of them.
         """
-        rounds, early, flushes = self._rounds, self._early_reads, self._flushes
-        self._rounds = self._early_reads = self._flushes = 0
+        rounds, early, forced = self._rounds, self._early_reads, self._forced_syncs
+        self._rounds = self._early_reads = self._forced_syncs = 0
         # What was read in the present round, and at the end of the first, is not counted yet.
         most = max(rounds - 1.5, 0.5) if always else rounds / 2
         if early > most and self.asked_norm is not None:
@@ -70,7 +70,7 @@ class Waits:
                 "gradients are read before each step, otherwise than by clipping, which waits for "
                 "the whole exchange"
             )
-        elif flushes > most:
+        elif forced > most:
             reason = (
                 "parameters are read between each step and the next forward pass, which waits for "
                 "the whole exchange (for an average of the weights there is model.average)"

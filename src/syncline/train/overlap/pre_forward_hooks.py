@@ -1,4 +1,4 @@
-"""Gates before modules: a module's parameters are updated just before it runs."""
+"""Pre-forward hooks: a module's parameters are updated just before it runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.pending import finish_all
 
 
-class Gates:
-    """Gates on every module that holds exchanged parameters, between ``attach`` and ``detach``.
+class PreForwardHooks:
+    """Hooks on every module that holds exchanged parameters, between ``attach`` and ``detach``.
 
-    A gate waits for the parameters that the module owns. If gradients are disabled, it also waits
+    One waits for the parameters that the module owns. If gradients are disabled, it also waits
     for those of all modules inside: torch may then take a path that reads its children's weights
-    (``TransformerEncoderLayer``), and takes it only if they are plain tensors. The gate of a
+    (``TransformerEncoderLayer``), and takes it only if they are plain tensors. The hook of a
     compiled module does so too, since hooks inside would be compiled with it.
     """
 
@@ -29,13 +29,13 @@ class Gates:
         self._deferral = deferral
         self._handles: list[RemovableHandle] = []
         self._compiled: list[tuple[nn.Module, Any]] = []
-        # Modules outlive their wrapper: when it is dropped, the gates are removed.
+        # Modules outlive their wrapper: when it is dropped, the hooks are removed.
         self.detach = weakref.finalize(self, _remove, self._handles, self._compiled)
         self.detach.atexit = False
 
     def attach(self) -> None:
-        """Add the gates."""
-        torch.compiler.assume_constant_result(_Gate.compile)
+        """Add the hooks."""
+        torch.compiler.assume_constant_result(_PreForwardHook.compile)
         if isinstance(self._module, torch.jit.ScriptModule):
             self._deferral.note_compiled(self._indices(self._module, recurse=True))
         else:
@@ -48,27 +48,27 @@ class Gates:
         held = self._indices(module, recurse=True)
         label = name or type(module).__name__
         if is_compiled(module):
-            self._visit_compiled(module, _CompiledGate(self._deferral, label, held, held))
+            self._visit_compiled(module, _CompiledPreForwardHook(self._deferral, label, held, held))
             return
         if held:
-            gate = _Gate(self._deferral, label, self._own(module), held)
-            self._handles.append(module.register_forward_pre_hook(gate, prepend=True))
+            hook = _PreForwardHook(self._deferral, label, self._own(module), held)
+            self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         for child_name, child in module.named_children():
             self._visit(f"{name}.{child_name}" if name else child_name, child, seen)
 
-    def _visit_compiled(self, module: nn.Module, gate: _CompiledGate) -> None:
+    def _visit_compiled(self, module: nn.Module, hook: _CompiledPreForwardHook) -> None:
         call = compiled_call(module)
         if call is None:
             add = module.register_forward_pre_hook
-            self._handles.append(add(gate, prepend=True, with_kwargs=True))
+            self._handles.append(add(hook, prepend=True, with_kwargs=True))
             return
 
-        def gated(*args: Any, **kwargs: Any) -> Any:
-            gate(None, args, kwargs)
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            hook(None, args, kwargs)
             return call(*args, **kwargs)
 
         self._compiled.append((module, call))
-        set_compiled_call(module, gated)
+        set_compiled_call(module, hooked)
 
     def _own(self, module: nn.Module) -> list[int]:
         """Return a module's own parameters, and those of scripted children, which take no hooks."""
@@ -83,13 +83,13 @@ class Gates:
         return [known[id(p)] for p in module.parameters(recurse=recurse) if id(p) in known]
 
 
-class _Gate:
-    """The gate of one module."""
+class _PreForwardHook:
+    """The hook of one module."""
 
     def __init__(
         self, deferral: Deferral, label: str, own: Sequence[int], held: Sequence[int]
     ) -> None:
-        # A module refers to its gate: the gate must keep neither the engine nor the wrapper alive.
+        # A module refers to its hook, which must keep neither the engine nor the wrapper alive.
         self._deferral = weakref.ref(deferral)
         self._label = label
         self._own = own
@@ -101,25 +101,25 @@ class _Gate:
             return
         deferral = self._deferral()
         if deferral is not None and deferral.anything_due:
-            deferral.gate(self._label, self._own if torch.is_grad_enabled() else self._held)
+            deferral.make_updates(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:
-        """Let parameters be finished before each forward pass: compiled code has no gate.
+        """Let parameters be finished before each forward pass: compiled code has no hook.
 
         The compiler runs this when it compiles a function that calls the module.
         """
         deferral = self._deferral()
         if deferral is not None:
             deferral.note_compiled(self._own)
-            deferral.gate(self._label, self._own)
+            deferral.make_updates(self._label, self._own)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copied or saved module gets a hook that does nothing, and loads without Syncline.
         return getattr, ({}, "get")
 
 
-class _CompiledGate(_Gate):
-    """The gate of a compiled module, whose code cannot take pending tensors."""
+class _CompiledPreForwardHook(_PreForwardHook):
+    """The hook of a compiled module, whose code cannot take pending tensors."""
 
     def __call__(self, _: Any, args: Any, kwargs: Any) -> None:
         super().__call__()
