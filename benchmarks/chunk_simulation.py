@@ -33,7 +33,7 @@ ALGORITHMS = (
 )
 RANKS = (4, 16, 64, 256, 1024)
 SIZE_BYTES = 64 << 20
-# 10 Gbit/s with 20 us of startup; memory adds eight times as fast.
+# 10 Gbit/s with 20 us of latency; memory adds eight times as fast.
 ALPHA_S, BETA_S_PER_BYTE, GAMMA_S_PER_BYTE = 20e-6, 8e-10, 1e-10
 WIRE = FabricWire(alpha_s=ALPHA_S, beta_s_per_byte=BETA_S_PER_BYTE)
 COSTS = {

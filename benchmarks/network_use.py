@@ -36,7 +36,7 @@ from syncline.plan.planners.overlap import Overlap
 
 STEP_S = 5e-3
 CELL = Cell(model="resnet50", workers=4, rate="200mbit")
-STARTUP_S = 1e-4
+LATENCY_S = 1e-4
 """Of a message between two hosts."""
 ITERATIONS, WARM_UP = 4, 1
 PLANS = ("horovod", "pace", "overlap")
@@ -94,7 +94,7 @@ def work(name: str, to: Path) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     dist.init_process_group("gloo")
     profile = CELL.profile()
-    link = Link(alpha_s=STARTUP_S, beta_s_per_byte=1 / CELL.rate_bytes_per_s, gamma_s_per_byte=0.0)
+    link = Link(alpha_s=LATENCY_S, beta_s_per_byte=1 / CELL.rate_bytes_per_s, gamma_s_per_byte=0.0)
     network = Network.of_link(link, workers=CELL.workers)
     planner = Overlap() if name == Overlap.NAME else planner_named(name)
     contestant = planned(planner.plan(profile, network))

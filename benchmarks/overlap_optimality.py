@@ -70,7 +70,7 @@ def against_exhaustive_search(kind: Kind, in_flight: int) -> dict[str, Any]:
 
 
 def random_chain(
-    draw: random.Random, layers: int, need: str, *, startup_share: float, load: float
+    draw: random.Random, layers: int, need: str, *, latency_share: float, load: float
 ) -> tuple[Profile, Network]:
     """Return a chain of layers with log-uniform sizes, and a network.
 
@@ -78,7 +78,7 @@ def random_chain(
         draw: the source of randomness.
         layers: with a gradient each; the last one's is ready first.
         need: which forward operation needs which gradient, of :data:`NEEDS`.
-        startup_share: startup of a message by the computing time.
+        latency_share: latency of a message by the computing time.
         load: transmission of everything by the computing time.
     """
     compute_s = 0.1
@@ -119,7 +119,7 @@ def random_chain(
     )
     return profile, Network.line(
         workers=4,
-        a_s=startup_share * compute_s,
+        a_s=latency_share * compute_s,
         b_s_per_byte=load * compute_s / profile.gradient_bytes,
     )
 
@@ -136,7 +136,7 @@ def against_other_planners(need: str) -> dict[str, Any]:
             draw,
             draw.randint(2, 40),
             need,
-            startup_share=math.exp(draw.uniform(math.log(1e-4), math.log(5e-2))),
+            latency_share=math.exp(draw.uniform(math.log(1e-4), math.log(5e-2))),
             load=math.exp(draw.uniform(math.log(0.3), math.log(2))),
         )
         others = min(
@@ -163,15 +163,15 @@ def against_other_planners(need: str) -> dict[str, Any]:
     }
 
 
-def against_the_bound(layers: int, need: str, startup_share: float) -> dict[str, Any]:
+def against_the_bound(layers: int, need: str, latency_share: float) -> dict[str, Any]:
     """Return the distance to the bound and the seconds of the search."""
-    draw = random.Random(f"{layers} {need} {startup_share}")
+    draw = random.Random(f"{layers} {need} {latency_share}")
     gaps: list[float] = []
     seconds: list[float] = []
     messages: list[int] = []
     for _ in range(3):
         load = draw.uniform(0.7, 1.5)
-        profile, network = random_chain(draw, layers, need, startup_share=startup_share, load=load)
+        profile, network = random_chain(draw, layers, need, latency_share=latency_share, load=load)
         start = time.perf_counter()
         plan = Overlap().own_plan(profile, network)
         seconds.append(time.perf_counter() - start)
@@ -185,7 +185,7 @@ def against_the_bound(layers: int, need: str, startup_share: float) -> dict[str,
     return {
         "tensors": layers,
         "need": need,
-        "startup_share": startup_share,
+        "latency_share": latency_share,
         "gap_mean": fmean(gaps),
         "gap_worst": max(gaps),
         "seconds_median": median(seconds),
@@ -252,11 +252,11 @@ def main() -> None:
     ]
     show(
         "two in flight: distance to the lower bound, and planning time",
-        ["tensors, needed", "startup", "gap", "worst", "seconds", "worst", "messages"],
+        ["tensors, needed", "latency", "gap", "worst", "seconds", "worst", "messages"],
         [
             [
                 f"{row['tensors']}, {row['need']}",
-                f"{row['startup_share']:g}",
+                f"{row['latency_share']:g}",
                 f"{row['gap_mean']:.3%}",
                 f"{row['gap_worst']:.3%}",
                 f"{row['seconds_median']:.3f}",

@@ -57,7 +57,7 @@ Assumptions that many rows rest on:
 - Of gTop-k, 20 % count as agreement with Table VII: three constants of its cluster are fitted to
   it. The numbers behind its Fig. 10 and 11, which are drawn only, are those of the authors' public
   code.
-- `overlap` may have two messages in flight, so that one's startup hides behind another's
+- `overlap` may have two messages in flight, so that one's latency hides behind another's
   transmission; the papers' planners have one.
 """
 

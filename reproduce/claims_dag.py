@@ -62,7 +62,7 @@ def _k80(r: Result) -> Finding:
     return Finding(
         verdict="reproduced" if least > 0.99 else "differs",
         text=f"scaling efficiency at least {percent(least)}, however the 0.23 s divide between "
-        "startups and bytes",
+        "latencies and bytes",
     )
 
 

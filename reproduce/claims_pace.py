@@ -32,18 +32,18 @@ def _most_slots() -> int:
 
 def _figure_2(r: Result) -> Finding:
     saved = r["reduction"]["pace"]
-    last = r["with_startup"][20]
+    last = r["with_latency"][20]
     return Finding(
         verdict="reproduced" if abs(saved - r["stated"]) < 1e-6 else "differs",
         text=f"{percent(saved)} for durations constructed to that end (priority alone: "
-        f"{percent(r['reduction']['tictac'])}); the figure's own are not printed. With a startup "
-        f"of {last['startup_ms']:g} ms a message PACE saves {percent(last['pace'])}, `overlap` "
+        f"{percent(r['reduction']['tictac'])}); the figure's own are not printed. With a latency "
+        f"of {last['latency_ms']:g} ms a message PACE saves {percent(last['pace'])}, `overlap` "
         f"{percent(last['overlap'])}",
     )
 
 
-def _startups(r: Result) -> list[str]:
-    """Return the startups that were simulated, by name."""
+def _latencies(r: Result) -> list[str]:
+    """Return the latencies that were simulated, by name."""
     return list(next(iter(r["models"].values()))["rows"])
 
 
@@ -52,22 +52,22 @@ def _listed(values: dict[str, str]) -> str:
 
 
 def _with_both(texts: dict[str, str]) -> str:
-    """Return what was found with each startup, as text."""
-    return "; ".join(f"startup {startup}: {text}" for startup, text in texts.items())
+    """Return what was found with each latency, as text."""
+    return "; ".join(f"latency {latency}: {text}" for latency, text in texts.items())
 
 
 def _over(base: str, low: float, high: float) -> Any:
     def find(r: Result) -> Finding:
         every: list[float] = []
         texts = {}
-        for startup in _startups(r):
+        for latency in _latencies(r):
             spans = {}
             for name in SHOWN:
-                rows = [x for x in r["models"][name]["rows"][startup] if x["workers"] >= 4]
+                rows = [x for x in r["models"][name]["rows"][latency] if x["workers"] >= 4]
                 found = [x["pace_over"][base] for x in rows]
                 every += found
                 spans[name] = f"{percent(min(found), 0)} to {percent(max(found), 0)}"
-            texts[startup] = _listed(spans)
+            texts[latency] = _listed(spans)
         inside = low - 0.02 <= min(every) and max(every) <= high + 0.02
         return Finding(
             verdict="reproduced" if inside else "differs",
@@ -80,36 +80,36 @@ def _over(base: str, low: float, high: float) -> Any:
 def _linear(r: Result) -> Finding:
     every: list[float] = []
     texts = {}
-    for startup in _startups(r):
+    for latency in _latencies(r):
         values = {}
         for name in SHOWN:
             rows = {
                 x["workers"]: x["planners"]["pace"]["iterations_per_s"]
-                for x in r["models"][name]["rows"][startup]
+                for x in r["models"][name]["rows"][latency]
             }
             every.append(rows[16] / rows[4])
             values[name] = percent(every[-1], 0)
-        texts[startup] = _listed(values)
+        texts[latency] = _listed(values)
     return Finding(
         verdict="reproduced" if min(every) > 0.9 else "differs",
         text=f"speed of a worker among 16 against one among 4, {_with_both(texts)}",
     )
 
 
-def _by_gbit(r: Result, model: str, startup: str, base: str = "horovod") -> dict[int, float]:
+def _by_gbit(r: Result, model: str, latency: str, base: str = "horovod") -> dict[int, float]:
     """Return the gain over a baseline at each bandwidth in Gbit/s."""
-    rows = r["models"][model]["rows"][startup]
+    rows = r["models"][model]["rows"][latency]
     return {row["gbit"]: row["pace_over"][base] for row in rows}
 
 
 def _peak(model: str, gigabits: int, printed: float) -> Any:
     def find(r: Result) -> Finding:
         near, texts = [], {}
-        for startup in _startups(r):
-            gains = _by_gbit(r, model, startup)
+        for latency in _latencies(r):
+            gains = _by_gbit(r, model, latency)
             best = max(gains, key=lambda g: gains[g])
             near.append(best == gigabits and abs(gains[gigabits] - printed) < 0.05)
-            texts[startup] = f"{percent(gains[gigabits])} there, " + (
+            texts[latency] = f"{percent(gains[gigabits])} there, " + (
                 "the largest of the sweep"
                 if best == gigabits
                 else f"largest {percent(gains[best])} at {best} Gbit/s"
@@ -125,8 +125,8 @@ def _peak(model: str, gigabits: int, printed: float) -> Any:
 
 def _at_20(model: str, printed: float) -> Any:
     def find(r: Result) -> Finding:
-        values = {startup: _by_gbit(r, model, startup)[20] for startup in _startups(r)}
-        texts = {startup: percent(value) for startup, value in values.items()}
+        values = {latency: _by_gbit(r, model, latency)[20] for latency in _latencies(r)}
+        texts = {latency: percent(value) for latency, value in values.items()}
         near = all(abs(value - printed) < 0.05 for value in values.values())
         return Finding(
             verdict="reproduced" if near else "differs",
@@ -140,10 +140,10 @@ def _at_20(model: str, printed: float) -> Any:
 def _same_high(r: Result) -> Finding:
     every: list[float] = []
     texts = {}
-    for startup in _startups(r):
-        values = {name: _by_gbit(r, name, startup)[20] for name in ("resnet50", "Seq2Seq")}
+    for latency in _latencies(r):
+        values = {name: _by_gbit(r, name, latency)[20] for name in ("resnet50", "Seq2Seq")}
         every += values.values()
-        texts[startup] = _listed({name: percent(value) for name, value in values.items()})
+        texts[latency] = _listed({name: percent(value) for name, value in values.items()})
     return Finding(
         verdict="reproduced" if max(map(abs, every)) < 0.05 else "differs",
         text=f"gain of PACE at 20 Gbit/s, {_with_both(texts)}",
@@ -153,23 +153,23 @@ def _same_high(r: Result) -> Finding:
 def _low(r: Result) -> Finding:
     every: list[float] = []
     texts = {}
-    for startup in _startups(r):
-        gains = {n: max(r["models"][n]["rows"][startup][0]["pace_over"].values()) for n in SHOWN}
+    for latency in _latencies(r):
+        gains = {n: max(r["models"][n]["rows"][latency][0]["pace_over"].values()) for n in SHOWN}
         every += gains.values()
-        texts[startup] = _listed({name: percent(value) for name, value in gains.items()})
+        texts[latency] = _listed({name: percent(value) for name, value in gains.items()})
     return Finding(
         verdict="reproduced" if max(every) < 0.05 else "differs",
         text=f"largest gain of PACE at 1 Gbit/s, {_with_both(texts)}. With many tensors the "
-        "startups of WFBP still count",
+        "latencies of WFBP still count",
     )
 
 
 def _smaller_bandwidth(r: Result) -> Finding:
     good, texts = True, {}
-    for startup in _startups(r):
+    for latency in _latencies(r):
         reached = {}
         for name in SHOWN:
-            rows = r["models"][name]["rows"][startup]
+            rows = r["models"][name]["rows"][latency]
             top = max(x["planners"]["pace"]["iterations_per_s"] for x in rows)
             fast = {
                 planner: [
@@ -182,7 +182,7 @@ def _smaller_bandwidth(r: Result) -> Finding:
             least = {planner: min(found, default=math.inf) for planner, found in fast.items()}
             good = good and least["pace"] <= min(least.values())
             reached[name] = "/".join(f"{value:g}" for value in least.values())
-        texts[startup] = _listed(reached)
+        texts[latency] = _listed(reached)
     return Finding(
         verdict="reproduced" if good else "differs",
         text="Gbit/s at which PACE/Horovod/WFBP reach 90 % of the highest speed, "
@@ -192,19 +192,19 @@ def _smaller_bandwidth(r: Result) -> Finding:
 
 def _free_preemption(r: Result) -> Finding:
     texts = {}
-    for startup in _startups(r):
-        rows = r["models"]["resnet50"]["rows"][startup]
+    for latency in _latencies(r):
+        rows = r["models"]["resnet50"]["rows"][latency]
         worst = min(rows, key=lambda x: x["pace_over"]["tictac"])
         ours = worst["planners"]["overlap"]["iterations_per_s"]
         theirs = worst["planners"]["pace"]["iterations_per_s"]
-        texts[startup] = (
+        texts[latency] = (
             f"{worst['planners']['pace']['messages']} messages at {worst['gbit']} Gbit/s, "
             f"a gain of {percent(worst['pace_over']['tictac'])}; `overlap` is "
             f"{percent(ours / theirs - 1)} faster than PACE there"
         )
     return Finding(
         verdict="differs",
-        text="only if a message has no startup cost. Where it gains least over TicTac on ResNet50, "
+        text="only if a message has no latency. Where it gains least over TicTac on ResNet50, "
         f"{_with_both(texts)}",
     )
 
@@ -341,7 +341,7 @@ CLAIMS = (
         script=None,
         find=lambda _: Finding(
             verdict="reproduced",
-            text="without startup costs. Jackson's rule gives the same end in O(N log N); tests "
+            text="without latencies. Jackson's rule gives the same end in O(N log N); tests "
             "compare it with the linear program on small instances "
             "(`tests/plan/planners/test_jackson.py`)",
         ),

@@ -17,7 +17,7 @@ __all__ = ["Cost", "derived_cost"]
 class Cost:
     """A cost ``a alpha + b beta M + c gamma M`` of a vector of M bytes, in exact numbers."""
 
-    startups: int
+    latencies: int
     """a: how often alpha is paid, one after the other."""
     transmitted: Fraction
     """b: how many vectors are transmitted, one after the other."""
@@ -36,7 +36,7 @@ class Cost:
         per_byte = self.transmitted * Fraction(beta_s_per_byte) + self.added * Fraction(
             gamma_s_per_byte
         )
-        return float(self.startups * Fraction(alpha_s) + size_bytes * per_byte)
+        return float(self.latencies * Fraction(alpha_s) + size_bytes * per_byte)
 
 
 def derived_cost(schedule: Schedule) -> Cost:
@@ -65,7 +65,7 @@ def derived_cost(schedule: Schedule) -> Cost:
     )
     added = _most(schedule, schedule.destination, blocks * schedule.reduces)
     return Cost(
-        startups=int(messages.sum()),
+        latencies=int(messages.sum()),
         transmitted=Fraction(int(moved.sum()), schedule.blocks),
         added=Fraction(int(added.sum()), schedule.blocks),
     )

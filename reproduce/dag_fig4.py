@@ -29,7 +29,7 @@ assumed; with floats its reading would not be negligible, as section V-C says it
 ALEXNET_AS_BYTES = 1024 * 256 * 256 * 3
 """The same for AlexNet if its images were stored as bytes too, against Table VI."""
 INSIDE_ALPHA_S, BETWEEN_ALPHA_S = 10e-6, 30e-6
-"""Startups of a message: assumed; the second is near MG-WFBP's 0.972 ms / 30 messages."""
+"""Latencies of a message: assumed; the second is near MG-WFBP's 0.972 ms / 30 messages."""
 CLUSTERS = {
     "K80, PCIe, 10 Gbit/s": {"inside": 15e9, "between": 1.25e9, "disk": 1.1e9, "faster": 1.0},
     "V100, NVLink, 100 Gbit/s": {

@@ -2,7 +2,7 @@
 
 The paper prints the backward pass and the communication of ResNet-50 with Caffe-MPI: 0.243 s and
 0.23 s on K80s with 10 Gbit/s, 0.0625 s and 0.0797 s on V100s with 100 Gbit/s. It does not say how
-the communication divides into startups and bytes, so both extremes are simulated and all between.
+the communication divides into latencies and bytes, so both extremes are simulated and all between.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def compute() -> Result:
                 a_s=share * cluster["communication_s"] / len(profile.gradients),
                 b_s_per_byte=(1 - share) * cluster["communication_s"] / profile.gradient_bytes,
             )
-            row: Result = {"startup_share": share}
+            row: Result = {"latency_share": share}
             for planner in PLANNERS:
                 seconds, _ = iteration(profile, network, planner)
                 row[planner] = {
@@ -80,10 +80,10 @@ def compute() -> Result:
 
 
 def draw(result: Result) -> Figure:
-    """Draw the scaling efficiency over how much of the communication is startup."""
+    """Draw the scaling efficiency over how much of the communication is latency."""
     made, axes = figure(1, 2, width=8.6, height=3.5, sharey=True)
     for axis, (name, cluster) in zip(axes, result["clusters"].items(), strict=True):
-        share = [100 * row["startup_share"] for row in cluster["rows"]]
+        share = [100 * row["latency_share"] for row in cluster["rows"]]
         for planner in PLANNERS:
             axis.plot(
                 share,
@@ -92,7 +92,7 @@ def draw(result: Result) -> Figure:
                 label=LABELS[planner],
             )
         axis.set_ylim(50, 103)
-        axis.set_xlabel("part of the communication that is startup, %")
+        axis.set_xlabel("part of the communication that is latency, %")
         hidden = min(row["wfbp"]["efficiency"] for row in cluster["rows"]) > 0.99
         axis.set_title(
             f"{name}: backward {cluster['backward_s'] * 1e3:g} ms,\n"
@@ -102,7 +102,7 @@ def draw(result: Result) -> Figure:
     axes[0].set_ylabel("scaling efficiency, %")
     axes[0].legend(loc="lower left")
     made.suptitle(
-        "ResNet-50, as divided between startups and bytes", x=0.01, ha="left", fontsize=10
+        "ResNet-50, as divided between latencies and bytes", x=0.01, ha="left", fontsize=10
     )
     return made
 

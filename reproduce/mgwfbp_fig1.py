@@ -15,8 +15,8 @@ NAME = "mgwfbp_fig1"
 FORWARD = [1.0, 1.5, 1.5, 1.0]
 BACKWARD = [2.0, 3.0, 3.0, 2.0]
 SIZE = [0.3, 0.5, 0.8, 1.5]
-STARTUP = 2.0
-"""Milliseconds, made up; of layers 1 to 4. A message takes the startup and its size."""
+LATENCY = 2.0
+"""Milliseconds, made up; of layers 1 to 4. A message takes the latency and its size."""
 WAYS = {
     "naive": ("wfbp", "s-sgd", "Eq. 3", "(a) naive S-SGD: layer by layer, after the backward pass"),
     "wfbp": ("wfbp", "loop", "Eq. 8", "(b) WFBP: layer by layer, beside it"),
@@ -29,15 +29,15 @@ def equation_ms(way: str) -> float | None:
     """Return the iteration time in closed form."""
     computing = sum(FORWARD) + sum(BACKWARD)
     if way == "naive":
-        return computing + sum(SIZE) + 4 * STARTUP
+        return computing + sum(SIZE) + 4 * LATENCY
     if way == "single":
-        return computing + sum(SIZE) + STARTUP
+        return computing + sum(SIZE) + LATENCY
     if way == "merge":
         return None
     ready = end = sum(FORWARD)
     for backward, size in zip(reversed(BACKWARD), reversed(SIZE), strict=True):
         ready += backward
-        end = max(end, ready) + STARTUP + size
+        end = max(end, ready) + LATENCY + size
     return end
 
 
@@ -54,7 +54,7 @@ def compute() -> Result:
         backward_s=[t * 1e-3 for t in BACKWARD],
         size_bytes=[round(t * 1e6) for t in SIZE],
     )
-    network = Network.line(workers=4, a_s=STARTUP * 1e-3, b_s_per_byte=1e-9)
+    network = Network.line(workers=4, a_s=LATENCY * 1e-3, b_s_per_byte=1e-9)
     ways = {}
     for way, (name, strategy, _, _) in WAYS.items():
         plan = planner(name).plan(profile, network)

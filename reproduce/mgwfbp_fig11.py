@@ -1,6 +1,6 @@
 """MG-WFBP, Fig. 11: scaling from 128 to 2,048 workers with double binary trees.
 
-The printed row of Table 2 lacks alpha in its startup and half of the bytes in its slope
+The printed row of Table 2 lacks alpha in its latency and half of the bytes in its slope
 (``syncline.plan.collective_costs``). Both the row with alpha and the corrected one are simulated.
 """
 

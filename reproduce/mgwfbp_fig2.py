@@ -1,6 +1,6 @@
 """MG-WFBP, Fig. 2: the four cases of two gradients, sent apart and merged.
 
-For two layers the rule of Lemma 1 (merge if the next gradient is ready less than the startup time
+For two layers the rule of Lemma 1 (merge if the next gradient is ready less than the latency
 after this one could be sent) is exact; random instances check that.
 """
 
@@ -17,7 +17,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.simulator.predict import predict
 
 NAME = "mgwfbp_fig2"
-STARTUP_MS = 1.0
+LATENCY_MS = 1.0
 CASES = {
     "1": ("communication of layer 2 is hidden", [4.0, 1.0], [0.8, 1.2], 0.0, False),
     "2": ("merging saves more than the wait", [0.5, 1.0], [0.8, 1.2], 0.0, True),
@@ -29,20 +29,20 @@ whether to merge. Made up so that Eq. 15, 16 to 17, 18 to 19 and 20 hold."""
 INSTANCES = 3000
 
 
-def _network(startup_ms: float) -> Network:
-    return Network.line(workers=16, a_s=startup_ms * 1e-3, b_s_per_byte=1e-9)
+def _network(latency_ms: float) -> Network:
+    return Network.line(workers=16, a_s=latency_ms * 1e-3, b_s_per_byte=1e-9)
 
 
 def compute() -> Result:
     """Simulate both ways in each case, and the rule on random pairs."""
-    network = _network(STARTUP_MS)
+    network = _network(LATENCY_MS)
     cases = {}
     for case, (title, backward, sizes, earlier, merge) in CASES.items():
         # What occupies the network before layer 2's gradient is the message of a third layer.
         times, bytes_ms = list(backward), list(sizes)
         if earlier:
             times.append(0.5)
-            bytes_ms.append(earlier - STARTUP_MS if earlier > STARTUP_MS else 0.4)
+            bytes_ms.append(earlier - LATENCY_MS if earlier > LATENCY_MS else 0.4)
         profile = chain(
             f"case {case}",
             forward_s=[0.0] * len(times),
@@ -78,7 +78,7 @@ def compute() -> Result:
         }
     return {
         "source": "MG-WFBP, Fig. 2 and Eq. 15 to 21; durations made up",
-        "startup_ms": STARTUP_MS,
+        "latency_ms": LATENCY_MS,
         "cases": cases,
         "pairs": _pairs(),
     }
@@ -126,7 +126,7 @@ def draw(result: Result) -> Figure:
         verdict = "merge" if found["rule_merges"] else "do not merge"
         axis.set_title(f"Case {case}: {found['title']}; {verdict}")
     for axis in axes[2:]:
-        axis.set_xlabel(f"time, ms (made up); startup {result['startup_ms']:g} ms a message")
+        axis.set_xlabel(f"time, ms (made up); latency {result['latency_ms']:g} ms a message")
     axes[0].set_xlim(0, 9.8)
     return made
 

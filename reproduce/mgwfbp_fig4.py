@@ -114,7 +114,7 @@ def compute() -> Result:
         "source": "MG-WFBP, Fig. 4 and Eq. 11",
         "lines": {
             name: [
-                PRESETS[name].all_reduce.startup_s,
+                PRESETS[name].all_reduce.latency_s,
                 PRESETS[name].all_reduce.segments[0].s_per_byte,
             ]
             for name in CLUSTERS

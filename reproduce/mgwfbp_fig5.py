@@ -45,8 +45,8 @@ def compute() -> Result:
                 "tensors": len(sizes),
                 "parameters": sum(sizes) // 4,
                 "below_1_mib": sum(size < SMALL for size in sizes) / len(sizes),
-                "startup_share_below_half": sum(
-                    CLUSTER_1.all_reduce.startup_s > 0.5 * CLUSTER_1.all_reduce.seconds(size)
+                "latency_share_below_half": sum(
+                    CLUSTER_1.all_reduce.latency_s > 0.5 * CLUSTER_1.all_reduce.seconds(size)
                     for size in sizes
                 )
                 / len(sizes),
@@ -80,9 +80,9 @@ def draw(result: Result) -> Figure:
             color=colour,
             label=f"{name}, {len(sizes)} tensors",
         )
-    half = CLUSTER_1.all_reduce.startup_s / CLUSTER_1.all_reduce.segments[0].s_per_byte
+    half = CLUSTER_1.all_reduce.latency_s / CLUSTER_1.all_reduce.segments[0].s_per_byte
     axis.axvline(half, color="#777777", linestyle=":")
-    axis.text(half * 0.93, 2, "startup is half\nof a message\n(cluster 1)", ha="right", fontsize=8)
+    axis.text(half * 0.93, 2, "latency is half\nof a message\n(cluster 1)", ha="right", fontsize=8)
     axis.set_xscale("log")
     axis.set_ylim(0, 101)
     axis.set_xlabel("gradient tensor, bytes (32 bits an element)")

@@ -18,7 +18,7 @@ NAME = "mgwfbp_table2"
 WORKERS = (2, 4, 8, 16, 32, 64, 128)
 SIZES = {"16 KiB": 16 << 10, "100 MB": 100_000_000}
 ALPHA_S, BETA, GAMMA = 3.24e-5, 1.0507e-9, 0.0
-"""Of cluster 1, from its ring: 0.972 ms / 30 startups, 1.97 ns / (30/16) a byte; gamma in beta."""
+"""Of cluster 1, from its ring: 0.972 ms / 30 latencies, 1.97 ns / (30/16) a byte; gamma in beta."""
 ROWS = {
     "binary-tree": ("binary tree", GREY),
     "recursive-doubling": ("recursive doubling", ORANGE),

@@ -29,8 +29,8 @@ from syncline.plan.simulator.predict import predict
 NAME = "mgwfbp_theorem1"
 READY_MS = [1.0, 1.9, 2.8, 3.7]
 SIZE_BYTES = [800_000, 100_000, 100_000, 100_000]
-STARTUP_S, SLOPE = 1e-3, 2e-9
-"""Every gap is below the startup time, so the rule merges all; in ready order."""
+LATENCY_S, SLOPE = 1e-3, 2e-9
+"""Every gap is below the latency, so the rule merges all; in ready order."""
 INSTANCES = 300
 LAYERS = range(2, 10)
 WORSE = 1e-6
@@ -46,7 +46,7 @@ def counterexample() -> Result:
         backward_s=[t * 1e-3 for t in reversed(backward)],
         size_bytes=SIZE_BYTES[::-1],
     )
-    network = Network.line(workers=16, a_s=STARTUP_S, b_s_per_byte=SLOPE)
+    network = Network.line(workers=16, a_s=LATENCY_S, b_s_per_byte=SLOPE)
     found = {}
     for name in ("wfbp", "mgwfbp", "merge"):
         plan = planner(name).plan(profile, network)
@@ -121,7 +121,7 @@ def compute() -> Result:
     """Find all three."""
     return {
         "source": "MG-WFBP, Theorem 1, Lemma 1 and Algorithm 1",
-        "startup_s": STARTUP_S,
+        "latency_s": LATENCY_S,
         "s_per_byte": SLOPE,
         "ready_ms": READY_MS,
         "size_bytes": SIZE_BYTES,
@@ -147,8 +147,8 @@ def draw(result: Result) -> Figure:
         timeline.text(found["end_ms"] + 0.08, row, f"{found['end_ms']:.1f} ms", va="center")
     lanes(timeline, ["backward", "WFBP", "MG-WFBP,\nAlgorithm 1", "merge (ours),\nthe optimum"])
     timeline.set_xlim(0, 8.2)
-    timeline.set_xlabel("time, ms; startup 1 ms a message, 2 ns a byte")
-    timeline.set_title("Gaps of 0.9 ms, each below the startup: all is merged")
+    timeline.set_xlabel("time, ms; latency 1 ms a message, 2 ns a byte")
+    timeline.set_title("Gaps of 0.9 ms, each below the latency: all is merged")
     layers = [row["layers"] for row in result["random"]]
     for field, colour, label in (
         ("beaten", BLUE, "networks on which the rule is beaten"),

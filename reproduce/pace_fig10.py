@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from reproduce.common import COLOURS, LABELS, Result, figure, run
-from reproduce.pace_speed import STARTUPS_S, TITLES, USUAL, WORKERS, models, network, plan
+from reproduce.pace_speed import LATENCIES_S, TITLES, USUAL, WORKERS, models, network, plan
 from syncline.plan.simulator.predict import predict
 
 NAME = "pace_fig10"
@@ -20,7 +20,7 @@ def compute() -> Result:
     """Simulate, and sample the channel as often as the paper does."""
     found: Result = {}
     for name, profile in models().items():
-        on = network(GIGABITS, WORKERS, STARTUPS_S[USUAL])
+        on = network(GIGABITS, WORKERS, LATENCIES_S[USUAL])
         found[name] = {}
         for which in PLANNERS:
             timeline = predict(profile, on, plan(which, profile, on)).timeline
@@ -40,7 +40,7 @@ def compute() -> Result:
             )
             found[name][which] = {
                 "iteration_ms": period,
-                # Messages in flight together overlap by their startups.
+                # Messages in flight together overlap by their latencies.
                 "busy": [min(float(b) / STEP_MS, 1.0) for b in busy],
                 "idle_ms": max(period - used, 0.0),
             }

@@ -1,7 +1,7 @@
 """PACE, Fig. 2: first in first out, by priority, and preemptive, on the DAG of Fig. 1.
 
 The figure is drawn without numbers. Durations for which preemption saves exactly the 25 % that the
-paper states are constructed, and then messages are given a startup cost, which PACE leaves out.
+paper states are constructed, and then messages are given a latency, which PACE leaves out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ With backward operations of 1 and forward ones of f, the DAG takes 1 + C + 3 f f
 where C is all communication, and 1 + C + f preemptively, as long as AR3 is short. So 25 % is saved
 for C = 5 f - 1: f = 2 and C = 9.
 """
-STARTUPS = [i / 20 for i in range(31)]
+LATENCIES = [i / 20 for i in range(31)]
 STATED = 0.25
 
 
@@ -52,7 +52,7 @@ def fifo(profile: Profile, network: Network) -> Plan:
 
 
 def compute() -> Result:
-    """Simulate the three orders, without and with startup costs."""
+    """Simulate the three orders, without and with latencies."""
     profile = example()
     network = Network.line(workers=3, a_s=0.0, b_s_per_byte=1e-9)
     plans = {
@@ -89,10 +89,10 @@ def compute() -> Result:
             "spans": rows,
         }
     reductions = []
-    for startup in STARTUPS:
-        costly = Network.line(workers=3, a_s=startup * 1e-3, b_s_per_byte=1e-9)
+    for latency in LATENCIES:
+        costly = Network.line(workers=3, a_s=latency * 1e-3, b_s_per_byte=1e-9)
         first = predict(profile, costly, fifo(profile, costly)).prediction.iteration_s
-        row: Result = {"startup_ms": startup}
+        row: Result = {"latency_ms": latency}
         for name in ("tictac", "pace", "overlap"):
             row[name] = 1 - iteration(profile, costly, name)[0] / first
         reductions.append(row)
@@ -101,12 +101,12 @@ def compute() -> Result:
         "orders": orders,
         "reduction": {n: 1 - orders[n]["dag_ms"] / orders["fifo"]["dag_ms"] for n in orders},
         "stated": STATED,
-        "with_startup": reductions,
+        "with_latency": reductions,
     }
 
 
 def draw(result: Result) -> Figure:
-    """Draw the three orders, and what startup costs do to the gain."""
+    """Draw the three orders, and what latencies do to the gain."""
     made, axes = figure(
         3, 2, width=10.2, height=4.6, gridspec_kw={"width_ratios": [1.7, 1]}, sharex="col"
     )
@@ -133,15 +133,15 @@ def draw(result: Result) -> Figure:
     curve = made.add_subplot(grid[:, 1])
     for name in ("tictac", "pace", "overlap"):
         curve.plot(
-            [r["startup_ms"] for r in result["with_startup"]],
-            [100 * r[name] for r in result["with_startup"]],
+            [r["latency_ms"] for r in result["with_latency"]],
+            [100 * r[name] for r in result["with_latency"]],
             color=COLOURS[name],
             label=LABELS[name],
         )
     curve.axhline(0, color="#777777", linewidth=0.8)
-    curve.set_xlabel("startup cost of every message, ms")
+    curve.set_xlabel("latency of every message, ms")
     curve.set_ylabel("DAG time saved against first in, first out, %")
-    curve.set_title("With a startup cost for every message")
+    curve.set_title("With a latency for every message")
     curve.legend()
     return made
 

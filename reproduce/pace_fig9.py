@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from reproduce.common import COLOURS, LABELS, Result, figure, run, scaled
 from reproduce.pace_speed import (
     COMPARED,
+    LATENCIES_S,
     PLANNERS,
-    STARTUPS_S,
     TITLES,
     USUAL,
     WORKERS,
@@ -26,18 +26,18 @@ AT_GIGABITS = 10
 
 
 def compute() -> Result:
-    """Simulate every bandwidth with both startups, and at one slower and faster GPUs."""
+    """Simulate every bandwidth with both latencies, and at one slower and faster GPUs."""
     found = {}
     for name, profile in models().items():
-        by_startup = {}
-        for startup, startup_s in STARTUPS_S.items():
-            names = PLANNERS if startup == USUAL else (*COMPARED, "overlap")
+        by_latency = {}
+        for latency, latency_s in LATENCIES_S.items():
+            names = PLANNERS if latency == USUAL else (*COMPARED, "overlap")
             rows = []
             for gigabits in GIGABITS:
-                planners = speeds(profile, network(gigabits, WORKERS, startup_s), names)
+                planners = speeds(profile, network(gigabits, WORKERS, latency_s), names)
                 rows.append({"gbit": gigabits, "planners": planners, "pace_over": gains(planners)})
-            by_startup[startup] = rows
-        at = network(AT_GIGABITS, WORKERS, STARTUPS_S[USUAL])
+            by_latency[latency] = rows
+        at = network(AT_GIGABITS, WORKERS, LATENCIES_S[USUAL])
         stretched = []
         for stretch in STRETCHES:
             here = scaled(profile, stretch)
@@ -45,7 +45,7 @@ def compute() -> Result:
             stretched.append({"computation_s": here.computation_s, "pace_over": gains(planners)})
         found[name] = {
             "computation_s": profile.computation_s,
-            "rows": by_startup,
+            "rows": by_latency,
             "by_computation": stretched,
         }
     return {"source": "PACE, Fig. 9 and section VI-D", "workers": WORKERS, "models": found}

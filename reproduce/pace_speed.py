@@ -35,8 +35,8 @@ from syncline.plan.simulator.predict import predict_iteration_s
 
 __all__ = [
     "COMPARED",
+    "LATENCIES_S",
     "PLANNERS",
-    "STARTUPS_S",
     "TITLES",
     "USUAL",
     "WORKERS",
@@ -59,7 +59,7 @@ SHOWN = {
     "overlap": ("--", ""),
 }
 USUAL = "30 us"
-STARTUPS_S = {USUAL: 30e-6, "5 us": 5e-6}
+LATENCIES_S = {USUAL: 30e-6, "5 us": 5e-6}
 """Of a message between two hosts, which PACE does not print: 0.908 ms / 30, of MG-WFBP's Fig. 4(b)
 for 10 Gbit/s, and what RDMA takes, which the testbed's cards have."""
 A_HOST = 2
@@ -79,13 +79,13 @@ LARGEST_GAIN = {"vgg16": 12, "resnet50": 6, "Transformer": 14, "Seq2Seq": 10}
 """Gbit/s of PACE's largest gains over Horovod (section VI-D)."""
 
 
-def network(gigabits: float, workers: int, startup_s: float) -> Network:
+def network(gigabits: float, workers: int, latency_s: float) -> Network:
     """Return hosts of two workers with cards of a bandwidth in Gbit/s.
 
     An all-reduce reduces and scatters inside the hosts, goes round a ring between them, and gathers
     inside. One ring through all workers, as NCCL's, would send a tenth more with 12 of them.
     """
-    link = Link(alpha_s=startup_s, beta_s_per_byte=8e-9 / gigabits, gamma_s_per_byte=0.0)
+    link = Link(alpha_s=latency_s, beta_s_per_byte=8e-9 / gigabits, gamma_s_per_byte=0.0)
     return Network.of_link(link, workers=workers, hosts=workers // A_HOST, inside=INSIDE)
 
 
@@ -95,7 +95,7 @@ def models() -> dict[str, Profile]:
     described = {name: trained(name, NETWORKS[name], 1.0) for name in ("Transformer", "Seq2Seq")}
     for name, trace in (shared_traces("vgg16", "resnet50") | described).items():
         profile = without_reading(trace)
-        largest = network(LARGEST_GAIN[name], WORKERS, STARTUPS_S[USUAL])
+        largest = network(LARGEST_GAIN[name], WORKERS, LATENCIES_S[USUAL])
         communication_s = largest.all_reduce.seconds(profile.gradient_bytes)
         found[name] = scaled(profile, communication_s / profile.computation_s)
     return found
@@ -105,7 +105,7 @@ def negotiation_s(on: Network) -> float:
     """Return how long Horovod's workers take to agree which tensors are ready on all.
 
     Rank 0 gathers how much each has to say and what, the one by a tree, the other worker by worker,
-    and broadcasts by trees how long the answer is and the answer: small messages, a startup each.
+    and broadcasts by trees how long the answer is and the answer: small messages, a latency each.
     Source: ``RunLoopOnce`` of Horovod before version 0.19 (MPI_Gather, MPI_Gatherv, twice
     MPI_Bcast), and Open MPI's algorithms for short messages. Later versions cache most of it.
     """
@@ -128,7 +128,7 @@ def plan(name: str, profile: Profile, on: Network) -> Plan:
 
 
 def speeds(profile: Profile, on: Network, names: Sequence[str] = PLANNERS) -> Result:
-    """Return iterations a second under planners, the startups of their messages counted."""
+    """Return iterations a second under planners, the latencies of their messages counted."""
     found: Result = {}
     for name in names:
         planned = plan(name, profile, on)

@@ -1,6 +1,6 @@
 """Costs that the papers print and the product does not ask for.
 
-A ring all-reduce without startup: PACE, Eq. 1.
+A ring all-reduce without latency: PACE, Eq. 1.
 
 Broadcast and reduce, by minimum spanning tree and by bidirectional exchange: linear-pipeline, Table
 1 (Thakur and Gropp; Chan et al.), for an n-byte message that one worker has, or of which one worker
@@ -66,10 +66,10 @@ Line = tuple[float, float]
 def pace_ring_line(
     workers: int, bandwidth_bytes_per_s: float, summation_bytes_per_s: float
 ) -> CostCurve:
-    """Return the cost of a ring all-reduce without startup. Source: PACE, Eq. 1.
+    """Return the cost of a ring all-reduce without latency. Source: PACE, Eq. 1.
 
     ``2 (W - 1) / W * S / B + (W - 1) / W * S / G``: the slope of Table 2's ring with ``beta = 1/B``
-    and ``gamma = 1/G``. PACE leaves the startup out, so splitting a tensor costs nothing in it.
+    and ``gamma = 1/G``. PACE leaves the latency out, so splitting a tensor costs nothing in it.
 
     Args:
         workers: W.
@@ -238,7 +238,7 @@ def pipeline_curve(
     Args:
         collective: ``"broadcast"``, ``"reduce"`` or ``"all-reduce"``.
         workers: p, at least 1.
-        alpha_s: startup time of one block.
+        alpha_s: latency of one block.
         beta_s_per_byte: transmission time.
         gamma_s_per_byte: time to add; no part of a broadcast.
         block_bytes: b; a shorter message is one block. Exact where b divides n, linear between. If

@@ -1,7 +1,7 @@
 """Linear-pipeline, Fig. 4 measured: LP, MST and BE between emulated hosts with a link each.
 
 ``python -m benchmarks.pipeline_hosts`` measured; here its results stand beside the terms of Table 1
-that depend on the message, at the rate of the links. Startups and adding are left out.
+that depend on the message, at the rate of the links. Latencies and adding are left out.
 """
 
 from __future__ import annotations

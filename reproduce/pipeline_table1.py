@@ -27,7 +27,7 @@ BLOCKS = 16
 """n / b."""
 SIZE_BYTES = 1 << 20
 ALPHA_S, BETA, GAMMA = 1e-5, 1e-9, 1e-11
-"""The paper's 10^9 bytes a second; a startup that shows; adding at the memory speed of a K40m."""
+"""The paper's 10^9 bytes a second; a latency that shows; adding at the memory speed of a K40m."""
 
 LINEAR_PIPELINE, TREE, EXCHANGE = (
     "linear-pipeline",
@@ -41,8 +41,8 @@ ALGORITHMS = {
 }
 
 
-def _cost(startups: int, transmitted: Fraction | int, added: Fraction | int) -> Cost:
-    return Cost(startups=startups, transmitted=Fraction(transmitted), added=Fraction(added))
+def _cost(latencies: int, transmitted: Fraction | int, added: Fraction | int) -> Cost:
+    return Cost(latencies=latencies, transmitted=Fraction(transmitted), added=Fraction(added))
 
 
 def _share(p: int) -> Fraction:
@@ -76,7 +76,7 @@ def make(collective: Collective, algorithm: str, ranks: int, blocks: int) -> Sch
 
 
 def _terms(cost: Cost) -> list[str]:
-    return [str(cost.startups), str(cost.transmitted), str(cost.added)]
+    return [str(cost.latencies), str(cost.transmitted), str(cost.added)]
 
 
 def _seconds(schedule: Schedule) -> float:

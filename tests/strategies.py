@@ -62,15 +62,15 @@ class IntegerCurve(NamedTuple):
 
 @st.composite
 def integer_curves(
-    draw: st.DrawFn, *, max_segments: int = 4, max_startup_ns: int = 3000, falls: bool = False
+    draw: st.DrawFn, *, max_segments: int = 4, max_latency_ns: int = 3000, falls: bool = False
 ) -> IntegerCurve:
     """Draw a piecewise linear curve with jumps, flat pieces and, if so told, falls."""
     starts = sorted(draw(st.sets(st.integers(1, 4000), max_size=max_segments - 1)))
-    segments = [(0, draw(st.integers(0, max_startup_ns)), draw(st.integers(0, 5)))]
+    segments = [(0, draw(st.integers(0, max_latency_ns)), draw(st.integers(0, 5)))]
     for start in starts:
         before = segments[-1]
         end = before[1] + before[2] * (start - before[0])
-        jumps = [st.just(0), st.integers(0, max_startup_ns)]
+        jumps = [st.just(0), st.integers(0, max_latency_ns)]
         if falls:
             jumps.append(st.integers(segments[0][1] - end, 0))
         jump = draw(st.one_of(jumps))
@@ -183,10 +183,10 @@ def contentions(most: float) -> st.SearchStrategy[Contention]:
 def falling_curves(draw: st.DrawFn) -> CostCurve:
     """Draw a curve whose pieces may begin lower than the one before ends."""
     rate, more = st.floats(0, 1e-6), st.floats(0, 1)
-    startup_s = draw(more)
+    latency_s = draw(more)
     starts = sorted(draw(st.sets(st.integers(1, 1 << 32), max_size=4)))
-    rows = [(start, startup_s + draw(more), draw(rate)) for start in starts]
-    return CostCurve.of_rows([(0, startup_s, draw(rate)), *rows])
+    rows = [(start, latency_s + draw(more), draw(rate)) for start in starts]
+    return CostCurve.of_rows([(0, latency_s, draw(rate)), *rows])
 
 
 @st.composite

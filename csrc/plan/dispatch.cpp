@@ -16,7 +16,7 @@ constexpr int look_around = 24;  // waiting tensors considered before one merge
 class Dispatcher {
   public:
     Dispatcher(const Gradients& gradients, const DispatchRule& rule)
-        : gradients_(gradients), rule_(rule), startup_ns_(gradients.startup_ns()) {
+        : gradients_(gradients), rule_(rule), latency_ns_(gradients.latency_ns()) {
         const std::int32_t n = gradients.count();
         left_.reserve(static_cast<std::size_t>(n));
         for (std::int32_t i = 0; i < n; ++i) left_.push_back({{i, 0}, {i + 1, 0}, 0});
@@ -53,13 +53,13 @@ class Dispatcher {
     void weigh(std::int32_t i) {
         Left& rest = left(i);
         const std::int64_t bytes = gradients_.bytes(rest.end) - gradients_.bytes(rest.begin);
-        rest.work_ns = gradients_.transmission_ns(bytes) + (gradients_.overlap() ? 0 : startup_ns_);
+        rest.work_ns = gradients_.transmission_ns(bytes) + (gradients_.overlap() ? 0 : latency_ns_);
     }
 
     // Until when a message may be chosen at no loss.
     std::int64_t decision_ns() const {
-        if (!gradients_.overlap()) return channel_.startup_free_ns;
-        return std::max(channel_.startup_free_ns, channel_.transmission_free_ns - startup_ns_);
+        if (!gradients_.overlap()) return channel_.latency_free_ns;
+        return std::max(channel_.latency_free_ns, channel_.transmission_free_ns - latency_ns_);
     }
 
     void admit(std::int64_t now) {
@@ -71,7 +71,7 @@ class Dispatcher {
 
     // When the transmission of a message that is ready at `ready_ns` begins.
     std::int64_t transmission_start(std::int64_t ready_ns) const {
-        return std::max(std::max(ready_ns, channel_.startup_free_ns) + startup_ns_,
+        return std::max(std::max(ready_ns, channel_.latency_free_ns) + latency_ns_,
                         channel_.transmission_free_ns);
     }
 
@@ -85,7 +85,7 @@ class Dispatcher {
     Limit limit(std::int64_t tail_ns, std::int64_t arrival_ns) {
         Limit found{std::int64_t{1} << 61, -1};
         urgent_.clear();
-        const std::int64_t lead_ns = gradients_.overlap() ? startup_ns_ : 0;
+        const std::int64_t lead_ns = gradients_.overlap() ? latency_ns_ : 0;
         int looked = 0;
         for (std::int32_t v = coming_; v < gradients_.count() && looked < look_ahead; ++v) {
             const std::int64_t ready = gradients_.ready_ns(v);
@@ -162,7 +162,7 @@ class Dispatcher {
         std::int32_t last = first;
         std::int64_t deadline = due(first);
         std::int64_t tail = gradients_.tail_ns(first);
-        const std::int64_t startup_free = channel_.startup_free_ns;
+        const std::int64_t latency_free = channel_.latency_free_ns;
         while (arrival(begin, end) - start < rule_.enough_ns) {
             // The more urgent of the neighbours that adjoin, are ready and wait.
             std::int32_t chosen = -1;
@@ -177,9 +177,9 @@ class Dispatcher {
             const Cut from = chosen == below ? left(chosen).begin : begin;
             const Cut to = chosen == below ? end : left(chosen).end;
             const std::int64_t ready =
-                std::max(gradients_.ready_ns(std::max(last, chosen)), startup_free);
+                std::max(gradients_.ready_ns(std::max(last, chosen)), latency_free);
             const std::int64_t later_start =
-                std::max(ready + startup_ns_, channel_.transmission_free_ns);
+                std::max(ready + latency_ns_, channel_.transmission_free_ns);
             const std::int64_t before = start;
             start = std::max(start, later_start);
             const std::int64_t due_ns = std::min(deadline, due(chosen));
@@ -220,7 +220,7 @@ class Dispatcher {
 
     void emit(Cut begin, Cut end) {
         sent_.push_back(gradients_.message(begin, end));
-        channel_.send(sent_.back(), startup_ns_, gradients_.overlap());
+        channel_.send(sent_.back(), latency_ns_, gradients_.overlap());
         const std::int32_t last = end.element > 0 ? end.tensor : end.tensor - 1;
         for (std::int32_t i = begin.tensor; i <= last; ++i) {
             Left& rest = left(i);
@@ -241,7 +241,7 @@ class Dispatcher {
 
     const Gradients& gradients_;
     const DispatchRule rule_;
-    const std::int64_t startup_ns_;
+    const std::int64_t latency_ns_;
     std::vector<Left> left_;
     Waiting waiting_;
     std::int32_t coming_ = 0;  // the first tensor that is not ready
@@ -263,10 +263,10 @@ Messages longest_tail_first(const Gradients& gradients, const Messages& messages
     order.reserve(messages.size());
     Channel channel;
     std::size_t coming = 0;
-    const std::int64_t startup_ns = gradients.startup_ns();
+    const std::int64_t latency_ns = gradients.latency_ns();
     while (order.size() < messages.size()) {
-        std::int64_t now = channel.startup_free_ns;
-        if (gradients.overlap()) now = std::max(now, channel.transmission_free_ns - startup_ns);
+        std::int64_t now = channel.latency_free_ns;
+        if (gradients.overlap()) now = std::max(now, channel.transmission_free_ns - latency_ns);
         if (waiting.empty()) now = std::max(now, messages[coming].ready_ns);
         while (coming < messages.size() && messages[coming].ready_ns <= now) {
             waiting.emplace(messages[coming].tail_ns, -static_cast<std::int64_t>(coming));
@@ -274,7 +274,7 @@ Messages longest_tail_first(const Gradients& gradients, const Messages& messages
         }
         order.push_back(messages[static_cast<std::size_t>(-waiting.top().second)]);
         waiting.pop();
-        channel.send(order.back(), startup_ns, gradients.overlap());
+        channel.send(order.back(), latency_ns, gradients.overlap());
     }
     return order;
 }

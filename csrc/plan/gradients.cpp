@@ -25,7 +25,7 @@ Gradients::Gradients(const Round& round, const CostCurve& cost)
       ready_(round.ready_ns),
       elements_(round.elements),
       element_bytes_(round.element_bytes),
-      startup_ns_(cost(0)),
+      latency_ns_(cost(0)),
       overlap_(round.in_flight >= 2) {
     const std::size_t n = ready_.size();
     require(
@@ -45,7 +45,7 @@ Gradients::Gradients(const Round& round, const CostCurve& cost)
                 "the sizes add up to more than 64 bits hold");
         offset_bytes_[i + 1] = offset_bytes_[i] + elements_[i] * element_bytes_[i];
         offset_elements_[i + 1] = offset_elements_[i] + elements_[i];
-        longest += cost_(elements_[i] * element_bytes_[i]) + pieces * startup_ns_;
+        longest += cost_(elements_[i] * element_bytes_[i]) + pieces * latency_ns_;
         require(longest <= longest_sum, "the messages of a round take too long");
     }
     require(cost_(offset_bytes_[n]) <= longest_ns, "a message takes longer than 19.5 hours");
@@ -124,7 +124,7 @@ std::int64_t Gradients::end_ns(const Messages& messages) const {
     Channel channel;
     std::int64_t end = 0;
     for (const Message& message : messages) {
-        const std::int64_t arrived = channel.send(message, startup_ns_, overlap_);
+        const std::int64_t arrived = channel.send(message, latency_ns_, overlap_);
         end = std::max(end, arrived + message.tail_ns);
     }
     return end;

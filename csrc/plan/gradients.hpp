@@ -48,8 +48,8 @@ class Gradients {
     [[nodiscard]] std::int64_t elements(std::int32_t tensor) const { return elements_[at(tensor)]; }
     [[nodiscard]] std::int64_t all_elements() const { return offset_elements_.back(); }
     [[nodiscard]] const CostCurve& cost() const { return cost_; }
-    [[nodiscard]] std::int64_t startup_ns() const { return startup_ns_; }
-    // Whether the startup of a message overlaps the transmission of another: two in flight.
+    [[nodiscard]] std::int64_t latency_ns() const { return latency_ns_; }
+    // Whether the latency of a message overlaps the transmission of another: two in flight.
     [[nodiscard]] bool overlap() const { return overlap_; }
 
     // The place before element `element` of `tensor`; element may be that after its last.
@@ -67,7 +67,7 @@ class Gradients {
         return offset_bytes_[at(cut.tensor)] + cut.element * element_bytes_[at(cut.tensor)];
     }
     [[nodiscard]] std::int64_t transmission_ns(std::int64_t bytes) const {
-        return cost_(bytes) - startup_ns_;
+        return cost_(bytes) - latency_ns_;
     }
     // The message over [begin, end), begin < end. O(segments of the cost curve).
     [[nodiscard]] Message message(Cut begin, Cut end) const;
@@ -94,7 +94,7 @@ class Gradients {
     std::vector<std::int64_t> offset_bytes_;   // of all tensors before, and of all
     std::vector<std::int64_t> offset_elements_;
     std::vector<std::vector<std::int64_t>> tails_;  // [k][i]: the largest of tensors i .. i + 2^k
-    std::int64_t startup_ns_;
+    std::int64_t latency_ns_;
     bool overlap_;
 };
 

@@ -34,8 +34,8 @@ class Schedule {
             groups_.push_back(group);
             bytes_before_.push_back(bytes);
         }
-        const std::int64_t startup = round.half(0);
-        startup_ns_ = round.in_flight > 1 ? startup : 0;
+        const std::int64_t latency = round.half(0);
+        latency_ns_ = round.in_flight > 1 ? latency : 0;
         for (std::size_t g = 0; g < groups_.size(); ++g) own_ns_.push_back(cost_ns(g, g));
         summed_ns_.resize(groups_.size());
     }
@@ -86,10 +86,10 @@ class Schedule {
             }
             std::int64_t cost = first == last ? own_ns_[first] : cost_ns(first, last);
             if (round_.in_flight > 1) {
-                const std::int64_t startup = std::min(startup_ns_, cost);
+                const std::int64_t latency = std::min(latency_ns_, cost);
                 begun = std::max({begun, ready, before_last});
-                ready = begun + startup;
-                cost -= startup;
+                ready = begun + latency;
+                cost -= latency;
             }
             channel = std::max(channel, ready) + cost;
             before_last = std::exchange(last_arrival, channel);
@@ -128,7 +128,7 @@ class Schedule {
     std::vector<std::int64_t> bytes_before_;
     std::vector<std::int64_t> own_ns_;  // of each group by itself
     std::vector<std::int64_t> summed_ns_;
-    std::int64_t startup_ns_ = 0;
+    std::int64_t latency_ns_ = 0;
 };
 
 bool is_possible(const std::vector<Half>& order) {

@@ -25,7 +25,7 @@ class Improver {
   public:
     Improver(const Gradients& gradients, std::int64_t goal_ns, std::int64_t& budget)
         : gradients_(gradients),
-          startup_ns_(gradients.startup_ns()),
+          latency_ns_(gradients.latency_ns()),
           overlap_(gradients.overlap()),
           goal_ns_(goal_ns),
           budget_(budget) {}
@@ -119,11 +119,11 @@ class Improver {
                 const Message both = gradients_.message(std::min(message.begin, next.begin),
                                                         std::max(message.end, next.end));
                 Channel trial = channel;
-                const std::int64_t arrived = trial.send(both, startup_ns_, overlap_);
+                const std::int64_t arrived = trial.send(both, latency_ns_, overlap_);
                 if (arrived + both.tail_ns > limit_ns || after_[at(i + 1)](trial) > limit_ns) break;
                 message = both;
             }
-            channel.send(message, startup_ns_, overlap_);
+            channel.send(message, latency_ns_, overlap_);
             merged.push_back(message);
         }
         set(std::move(merged));
@@ -143,7 +143,7 @@ class Improver {
         for (Index i = 0; i < size; ++i) {
             Channel channel = before_[at(i)];
             const std::int64_t end =
-                channel.send(messages_[at(i)], startup_ns_, overlap_) + messages_[at(i)].tail_ns;
+                channel.send(messages_[at(i)], latency_ns_, overlap_) + messages_[at(i)].tail_ns;
             before_[at(i + 1)] = channel;
             if (end > end_ns_) {
                 end_ns_ = end;
@@ -153,7 +153,7 @@ class Improver {
         }
         after_[at(size)] = Outlook{};
         for (Index i = size - 1; i >= 0; --i) {
-            after_[at(i)] = after_[at(i + 1)].before(messages_[at(i)], startup_ns_, overlap_);
+            after_[at(i)] = after_[at(i + 1)].before(messages_[at(i)], latency_ns_, overlap_);
         }
         bar_ns_ = end_ns_;
         // The critical block: from the message whose readiness decides when the critical one
@@ -163,8 +163,8 @@ class Improver {
             const Channel& channel = before_[at(block_)];
             const Message& message = messages_[at(block_)];
             const std::int64_t by_channel =
-                std::max(channel.startup_free_ns + startup_ns_, channel.transmission_free_ns);
-            if (message.ready_ns + startup_ns_ >= by_channel) break;
+                std::max(channel.latency_free_ns + latency_ns_, channel.transmission_free_ns);
+            if (message.ready_ns + latency_ns_ >= by_channel) break;
             --block_;
         }
         by_place_.resize(at(size));
@@ -186,7 +186,7 @@ class Improver {
         Channel channel = before_[at(low)];
         std::int64_t worst = worst_before_[at(low)];
         for (const Message& message : scratch_) {
-            worst = std::max(worst, channel.send(message, startup_ns_, overlap_) + message.tail_ns);
+            worst = std::max(worst, channel.send(message, latency_ns_, overlap_) + message.tail_ns);
             if (worst >= bar_ns_) return worst;
         }
         return std::max(worst, after_[at(high)](channel));
@@ -318,7 +318,7 @@ class Improver {
         add({message.end.element > 0 ? message.end.tensor : message.end.tensor - 1, 0});
         const std::int64_t begun =
             before_[at(i + 1)].transmission_free_ns - message.transmission_ns;
-        const std::int64_t lead_ns = overlap_ ? startup_ns_ : 0;
+        const std::int64_t lead_ns = overlap_ ? latency_ns_ : 0;
         const Index last = std::min<Index>(critical_, i + 6);
         for (Index k = i + 1; k <= last; ++k) {
             const std::int64_t room = messages_[at(k)].ready_ns + lead_ns - begun;
@@ -329,7 +329,7 @@ class Improver {
         if (i > block_) {
             const std::int64_t room =
                 messages_[at(block_)].ready_ns + lead_ns -
-                std::max(before_[at(block_)].transmission_free_ns, message.ready_ns + startup_ns_);
+                std::max(before_[at(block_)].transmission_free_ns, message.ready_ns + latency_ns_);
             if (room > 0 && room < message.transmission_ns) add_fitting(message, room);
         }
         std::ranges::sort(cuts_);
@@ -434,7 +434,7 @@ class Improver {
     }
 
     const Gradients& gradients_;
-    const std::int64_t startup_ns_;
+    const std::int64_t latency_ns_;
     const bool overlap_;
     const std::int64_t goal_ns_;
     std::int64_t& budget_;

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t search_starts = 3;       // sequences that local search starts from
 constexpr std::int64_t most_pieces = 64;       // of one tensor, in groups of equal size
 constexpr std::int64_t smallest_group = 4096;  // all bytes by so many
-constexpr std::int64_t run_startups = 8;       // transmission of a run, by the startup
+constexpr std::int64_t run_latencies = 8;      // transmission of a run, by the latency
 constexpr std::int32_t longest_run = 512;      // tensors
 constexpr std::int64_t unlimited = std::int64_t{1} << 60;
 
@@ -82,7 +82,7 @@ class Planner {
     }
 
     void offer_dispatched() {
-        const std::int64_t a = gradients_.startup_ns();
+        const std::int64_t a = gradients_.latency_ns();
         for (const std::int64_t enough : {std::int64_t{1}, a, 4 * a, unlimited}) {
             for (const std::int64_t worthwhile : {std::int64_t{1}, a / 2, a, 3 * a, unlimited}) {
                 for (const bool fill : {false, true}) {
@@ -155,8 +155,8 @@ class Planner {
     // The runs of tensors whose sum of (time on the channel) (longest tail + offset) is least.
     [[nodiscard]] Messages runs(double offset_ns, std::int64_t factor) const {
         const auto n = static_cast<std::size_t>(gradients_.count());
-        const std::int64_t startup = factor * gradients_.startup_ns();
-        const std::int64_t enough = run_startups * startup;
+        const std::int64_t latency = factor * gradients_.latency_ns();
+        const std::int64_t enough = run_latencies * latency;
         std::vector<double> sum(n + 1, 0);
         std::vector<std::int32_t> cut(n + 1, 0);
         for (std::size_t j = 1; j <= n; ++j) {
@@ -169,7 +169,7 @@ class Planner {
                 const std::int64_t sent =
                     gradients_.transmission_ns(gradients_.bytes(end) - gradients_.bytes({i, 0}));
                 const std::int64_t busy =
-                    gradients_.overlap() ? std::max(sent, startup) : sent + startup;
+                    gradients_.overlap() ? std::max(sent, latency) : sent + latency;
                 const double with =
                     sum[static_cast<std::size_t>(i)] +
                     static_cast<double>(busy) * (static_cast<double>(tail) + offset_ns);

@@ -161,7 +161,7 @@ std::vector<std::int64_t> fuse_balanced(std::span<const std::int64_t> ready_ns,
     for (const Job& job : alone) {
         least = std::max(least, job.ready_ns + job.cost_ns + job.tail_ns);
     }
-    const std::int64_t startup = cost(0);
+    const std::int64_t latency = cost(0);
     const std::int64_t shortest_tail = *std::ranges::min_element(tail_ns);
 
     BalancedGroups balanced(size_bytes);
@@ -172,7 +172,7 @@ std::vector<std::int64_t> fuse_balanced(std::span<const std::int64_t> ready_ns,
     std::vector<std::size_t> arrivals;
     for (std::size_t number = 1; number <= count; ++number) {
         const std::int64_t soonest =
-            ready_ns[0] + static_cast<std::int64_t>(number) * startup + shortest_tail;
+            ready_ns[0] + static_cast<std::int64_t>(number) * latency + shortest_tail;
         if (best <= std::max(least, soonest)) break;
         balanced.stops(number, stops);
         groups.clear();

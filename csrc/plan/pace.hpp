@@ -56,8 +56,8 @@ inline constexpr std::size_t most_jobs = std::size_t{1} << 14;
 //
 // The size grows with k and V falls, so they cross once, and the crossing moves left with s: each
 // row takes O(N). All in all O(N^2) for the table, at two bytes an entry, and O(N^2 log N) for the
-// orders. Rows are made while a larger R can still win: it ends no sooner than R startups after the
-// first tensor is ready, and nothing ends sooner than each tensor by itself would.
+// orders. Rows are made while a larger R can still win: it ends no sooner than R latencies after
+// the first tensor is ready, and nothing ends sooner than each tensor by itself would.
 //
 // ready_ns: non-decreasing; size_bytes: positive, unless there is only one tensor.
 // Throws std::invalid_argument as preemptive_order does, and if the lengths differ, ready times

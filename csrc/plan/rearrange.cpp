@@ -21,7 +21,7 @@ struct State {
 };
 
 bool no_worse(const State& a, const State& b) {
-    return a.channel.startup_free_ns <= b.channel.startup_free_ns &&
+    return a.channel.latency_free_ns <= b.channel.latency_free_ns &&
            a.channel.transmission_free_ns <= b.channel.transmission_free_ns &&
            a.worst_ns <= b.worst_ns;
 }
@@ -32,7 +32,7 @@ Messages rearrange(const Gradients& gradients, std::span<const Atom> atoms, cons
                    const Outlook& outlook, std::int64_t limit_ns) {
     const std::size_t count = atoms.size();
     if (count == 0 || count > most_atoms) throw std::invalid_argument("too few or many atoms");
-    const std::int64_t startup_ns = gradients.startup_ns();
+    const std::int64_t latency_ns = gradients.latency_ns();
     const bool overlap = gradients.overlap();
 
     std::vector<Run> runs;
@@ -58,7 +58,7 @@ Messages rearrange(const Gradients& gradients, std::span<const Atom> atoms, cons
                 if ((runs[r].set & sent) != 0) continue;
                 State next = states[static_cast<std::size_t>(index)];
                 const Message& message = runs[r].message;
-                const std::int64_t arrived = next.channel.send(message, startup_ns, overlap);
+                const std::int64_t arrived = next.channel.send(message, latency_ns, overlap);
                 next.worst_ns = std::max(next.worst_ns, arrived + message.tail_ns);
                 if (next.worst_ns >= limit_ns || outlook(next.channel) >= limit_ns) continue;
                 const std::uint32_t after = sent | runs[r].set;
@@ -67,7 +67,7 @@ Messages rearrange(const Gradients& gradients, std::span<const Atom> atoms, cons
                     if ((after >> i & 1U) != 0) continue;
                     Channel trial = next.channel;
                     hopeless =
-                        trial.send(alone[i], startup_ns, overlap) + alone[i].tail_ns >= limit_ns;
+                        trial.send(alone[i], latency_ns, overlap) + alone[i].tail_ns >= limit_ns;
                 }
                 if (hopeless) continue;
                 std::vector<std::int32_t>& list = kept[after];

@@ -21,7 +21,7 @@ struct Atom {
 // it is. Returns nothing unless that is below `limit_ns`.
 //
 // Exact over all partitions into runs and all orders. For every set of atoms sent, only the
-// channels that none other beats in all of startup, transmission and worst (arrival + tail) are
+// channels that none other beats in all of latency, transmission and worst (arrival + tail) are
 // kept: what follows is no worse after a channel that is free earlier. O(2^n n^2) times the number
 // kept, for n atoms, at most most_atoms.
 //

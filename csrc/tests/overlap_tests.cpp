@@ -115,22 +115,22 @@ void an_outlook_tells_what_sending_does() {
     Random random(2);
     for (int trial = 0; trial < 500; ++trial) {
         const bool overlap = uniform(random, 0, 1) == 1;
-        const std::int64_t startup = uniform(random, 0, 20);
+        const std::int64_t latency = uniform(random, 0, 20);
         std::vector<syncline::Transfer> transfers(static_cast<std::size_t>(uniform(random, 0, 6)));
         for (syncline::Transfer& transfer : transfers) {
             transfer = {uniform(random, 0, 90), uniform(random, 0, 30), uniform(random, 0, 50)};
         }
         syncline::Outlook outlook;
         for (auto transfer = transfers.rbegin(); transfer != transfers.rend(); ++transfer) {
-            outlook = outlook.before(*transfer, startup, overlap);
+            outlook = outlook.before(*transfer, latency, overlap);
         }
         syncline::Channel channel;
         channel.transmission_free_ns = uniform(random, 0, 80);
-        channel.startup_free_ns = overlap ? uniform(random, 0, 80) : channel.transmission_free_ns;
+        channel.latency_free_ns = overlap ? uniform(random, 0, 80) : channel.transmission_free_ns;
         const std::int64_t found = outlook(channel);
         std::int64_t end = syncline::never;
         for (const syncline::Transfer& transfer : transfers) {
-            end = std::max(end, channel.send(transfer, startup, overlap) + transfer.tail_ns);
+            end = std::max(end, channel.send(transfer, latency, overlap) + transfer.tail_ns);
         }
         CHECK(transfers.empty() ? found < 0 : found == end);
     }

@@ -40,7 +40,7 @@ def test_the_erratum_of_the_double_binary_trees_is_documented() -> None:
     # Without alpha it would be no time at all: it must scale with it.
     slow = all_reduce_line("double-binary-trees", workers=16, alpha_s=2.0, beta_s_per_byte=0)
     fast = all_reduce_line("double-binary-trees", workers=16, alpha_s=1.0, beta_s_per_byte=0)
-    assert (slow.startup_s, fast.startup_s) == (16, 8)
+    assert (slow.latency_s, fast.latency_s) == (16, 8)
 
 
 @pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
@@ -70,7 +70,7 @@ def test_an_impossible_number_of_workers(workers: int) -> None:
 
 
 @pytest.mark.parametrize("alpha_s", [-1.0, math.nan, math.inf])
-def test_an_impossible_startup_time(alpha_s: float) -> None:
+def test_an_impossible_latency_time(alpha_s: float) -> None:
     with pytest.raises(UserError, match="cost_s must be finite and at least 0"):
         all_reduce_line("ring", workers=4, alpha_s=alpha_s, beta_s_per_byte=1)
 
@@ -78,7 +78,7 @@ def test_an_impossible_startup_time(alpha_s: float) -> None:
 @pytest.mark.parametrize("workers", [2, 3, 5, 8, 9, 1000])
 def test_rounds_are_whole(workers: int) -> None:
     line = all_reduce_line("binary-tree", workers=workers, alpha_s=1, beta_s_per_byte=0)
-    assert line.startup_s == 2 * math.ceil(math.log2(workers))
+    assert line.latency_s == 2 * math.ceil(math.log2(workers))
 
 
 # Counted steps
@@ -89,7 +89,7 @@ def test_an_all_gather_of_any_number_of_workers_takes_that_many_rounds() -> None
     for workers in range(2, 40):
         rounds, blocks = steps.bruck_all_gather(workers)
         line = all_reduce_line("halving-doubling", workers=workers, alpha_s=1, beta_s_per_byte=0)
-        assert line.startup_s == 2 * rounds
+        assert line.latency_s == 2 * rounds
         line = all_reduce_line("halving-doubling", workers=workers, alpha_s=0, beta_s_per_byte=1)
         assert line.seconds(workers) == pytest.approx(2 * blocks)
 
@@ -99,7 +99,7 @@ def test_the_ring_is_counted(workers: int) -> None:
     rounds, blocks = steps.ring_all_reduce(workers)
     assert (rounds, blocks) == (2 * (workers - 1), 2 * (workers - 1))
     line = all_reduce_line("ring", workers=workers, alpha_s=1, beta_s_per_byte=1)
-    assert line.startup_s == rounds
+    assert line.latency_s == rounds
     assert line.seconds(workers) == pytest.approx(rounds + blocks)
 
 

@@ -58,9 +58,9 @@ def test_the_larger_of_a_curve_and_a_line(
         assert found.seconds(size) == pytest.approx(max(tried.seconds(size), line_s), abs=1e-6)
 
 
-def test_startup_is_the_cost_of_nothing() -> None:
-    assert STEPS.startup_s == 10
-    assert CostCurve.line(3.0, 2.0).startup_s == 3
+def test_latency_is_the_cost_of_nothing() -> None:
+    assert STEPS.latency_s == 10
+    assert CostCurve.line(3.0, 2.0).latency_s == 3
 
 
 def test_a_line_is_its_own_line() -> None:
@@ -194,11 +194,11 @@ def test_in_turn_costs_the_sum(parts: list[CostCurve], size: int) -> None:
 
 @some.few
 @given(some.falling_curves(), st.floats(0, 10), st.floats(0, 10), st.integers(0, 1 << 34))
-def test_rebased_has_that_startup_and_rate(
-    tried: CostCurve, startup_s: float, rate: float, size: int
+def test_rebased_has_that_latency_and_rate(
+    tried: CostCurve, latency_s: float, rate: float, size: int
 ) -> None:
-    expected_s = startup_s + rate * (tried.seconds(size) - tried.startup_s)
-    assert tried.rebased(startup_s, rate).seconds(size) == pytest.approx(
+    expected_s = latency_s + rate * (tried.seconds(size) - tried.latency_s)
+    assert tried.rebased(latency_s, rate).seconds(size) == pytest.approx(
         expected_s, rel=1e-9, abs=1e-12
     )
 

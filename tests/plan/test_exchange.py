@@ -63,7 +63,7 @@ def test_hosts() -> None:
     inside = Link(alpha_s=0.0, beta_s_per_byte=0.0, gamma_s_per_byte=0.0)
     nested = exchange(workers=32, hosts=8, inside=inside)
     flat = exchange(workers=8)
-    assert nested.curve().startup_s == flat.curve().startup_s
+    assert nested.curve().latency_s == flat.curve().latency_s
 
 
 def test_servers_on_hosts() -> None:
@@ -113,7 +113,7 @@ def test_staging_is_a_stage_of_a_pipeline_of_chunks() -> None:
             for rate in (1e6, 1e12)
         )
         assert fast == exchange(algorithm).curve()
-        assert slow.seconds(10**6) == pytest.approx(fast.startup_s + 1.0)
+        assert slow.seconds(10**6) == pytest.approx(fast.latency_s + 1.0)
 
 
 def test_workers_share_their_host() -> None:
@@ -146,9 +146,9 @@ def test_all_bytes_pass_the_switch_beside_the_links(algorithm: str) -> None:
         for rate in (1e15, 1e3)
     )
     assert wide == without
-    transmitted_s = narrow.seconds(10**6) - narrow.startup_s
+    transmitted_s = narrow.seconds(10**6) - narrow.latency_s
     assert transmitted_s == pytest.approx(SENT[algorithm] * 1e6 / 1e3)
-    assert narrow.startup_s == without.startup_s
+    assert narrow.latency_s == without.latency_s
 
 
 @some.few
@@ -197,7 +197,7 @@ def test_a_slow_host_changes_nothing_of_a_measured_linear_pipeline() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [a for a in EXCHANGES if a not in (*FLAT, *TUNED)])
-def test_links_are_busy_without_startups_adding_and_hosts(algorithm: str) -> None:
+def test_links_are_busy_without_latencies_adding_and_hosts(algorithm: str) -> None:
     """Of what a message costs, the busy time is what grows where links and switches are slower."""
     link = Link(alpha_s=2e-5, beta_s_per_byte=8e-10, gamma_s_per_byte=1e-10)
     for stages in ((), (Stage(at="switch", bytes_per_s=1e9),)):
@@ -212,8 +212,8 @@ def test_links_are_busy_without_startups_adding_and_hosts(algorithm: str) -> Non
             ),
         )
         busy = alone.transmitting().links_curve()
-        assert busy.startup_s == 0
-        if algorithm == "linear-pipeline":  # the slower the links, the more startups are hidden
+        assert busy.latency_s == 0
+        if algorithm == "linear-pipeline":  # the slower the links, the more latencies are hidden
             continue
         for size in (0, 10**3, 10**8):
             grown_s = slower.curve().seconds(size) - alone.curve().seconds(size)
@@ -276,7 +276,7 @@ def test_it_does_not_decrease(
 @some.many
 @given(some.curves(), st.integers(2, 3000), st.integers(0, 1 << 34))
 def test_there_and_back_is_the_same(curve: CostCurve, workers: int, size: int) -> None:
-    assume(curve.startup_s > 1e-9)  # one that is 0 grows by a difference, and cannot shrink
+    assume(curve.latency_s > 1e-9)  # one that is 0 grows by a difference, and cannot shrink
     here, there = exchange(workers=8), exchange(workers=workers)
     moved = rescaled(curve, here, there, REFERENCE)
     back = rescaled(moved, there, here, REFERENCE)
@@ -286,7 +286,7 @@ def test_there_and_back_is_the_same(curve: CostCurve, workers: int, size: int) -
 def test_a_measured_shape_is_kept() -> None:
     """Twice as slow to start and with a jump at 1 MiB: both stay, scaled as the formula says."""
     formula = exchange(workers=8).curve()
-    a_s, b = formula.startup_s, formula.segments[0].s_per_byte
+    a_s, b = formula.latency_s, formula.segments[0].s_per_byte
     jump = 1 << 20
     measured = CostCurve(
         segments=(
@@ -297,8 +297,8 @@ def test_a_measured_shape_is_kept() -> None:
     after = exchange(workers=64)
     more = after.curve()
     found = rescaled(measured, exchange(workers=8), after, REFERENCE)
-    more_a, more_b = more.startup_s, more.segments[0].s_per_byte
-    assert found.startup_s == pytest.approx(2 * more_a)
+    more_a, more_b = more.latency_s, more.segments[0].s_per_byte
+    assert found.latency_s == pytest.approx(2 * more_a)
     assert [s.start_bytes for s in found.segments] == [0, jump]
     assert found.seconds(jump) == pytest.approx(2 * more_a + 3 * more_b * jump)
     assert found.segments[1].s_per_byte == pytest.approx(more_b / 2)
@@ -318,15 +318,15 @@ def test_small_messages_of_a_library_grow_as_by_trees_and_large_ones_as_by_rings
     here, there = exchange("tuned", 64), exchange("tuned", 2048)
     measured = CostCurve.of_rows([(0, 3e-4, 4e-9), (1 << 20, 6e-3, 2.5e-9)])
     found = rescaled(measured, here, there, REFERENCE)
-    assert found.startup_s == pytest.approx(3e-4 * 11 / 6)
+    assert found.latency_s == pytest.approx(3e-4 * 11 / 6)
     assert found.seconds(1 << 33) == pytest.approx(measured.seconds(1 << 33), rel=0.02)
     assert found.seconds(4096) < 3 * measured.seconds(4096)  # a tree, not 2,047 rounds
     ring = rescaled(measured, exchange("ring", 64), exchange("ring", 2048), REFERENCE)
-    assert ring.startup_s == pytest.approx(3e-4 * 2047 / 63)
+    assert ring.latency_s == pytest.approx(3e-4 * 2047 / 63)
 
 
 def ring_of_chunks(hosts: int, local: int, size: int, inside: Link, between: Link) -> float:
-    """Return the seconds of a flat ring, chunk by chunk: startups delay, bytes occupy the link."""
+    """Return the seconds of a flat ring, chunk by chunk: latencies delay, bytes occupy the link."""
     workers = hosts * local
     hop = np.arange(workers)
     leaves = hop % local == local - 1 if hosts > 1 else np.zeros(workers, bool)
@@ -365,7 +365,7 @@ def test_a_formula_with_a_shape_keeps_its_own() -> None:
         s.start_bytes for s in after.curve().segments
     ]
     formula = before.curve()
-    assert found.startup_s == pytest.approx(after.curve().startup_s / formula.startup_s)
+    assert found.latency_s == pytest.approx(after.curve().latency_s / formula.latency_s)
 
 
 def test_a_single_worker_has_nothing_to_scale() -> None:
@@ -373,7 +373,7 @@ def test_a_single_worker_has_nothing_to_scale() -> None:
     assert rescaled(CostCurve.line(0, 0), exchange(workers=1), after, REFERENCE) == after.curve()
 
 
-def test_a_startup_that_was_not_measured_grows_by_the_difference() -> None:
+def test_a_latency_that_was_not_measured_grows_by_the_difference() -> None:
     measured = CostCurve.line(0.0, 1e-6)
     found = rescaled(measured, exchange(workers=8), exchange(workers=16), REFERENCE)
-    assert found.startup_s == pytest.approx(2 * 8 * LINK.alpha_s)
+    assert found.latency_s == pytest.approx(2 * 8 * LINK.alpha_s)

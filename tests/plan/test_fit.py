@@ -85,12 +85,12 @@ def test_whatever_was_measured_no_message_costs_less_than_an_empty_one(
     near = {s.start_bytes + d for s in curve.segments for d in (-1, 0, 1)} - {-1}
     beyond = {m << k for m, _ in pairs for k in range(4)}
     for size in beyond | near:
-        assert curve.seconds(size) >= curve.startup_s * (1 - 1e-9)
+        assert curve.seconds(size) >= curve.latency_s * (1 - 1e-9)
 
 
 def test_a_curve_falls_where_it_was_measured_to_fall() -> None:
     def seconds(size_bytes: int) -> float:
-        """A faster algorithm, with a longer startup, from 256 KiB on."""
+        """A faster algorithm, with a longer latency, from 256 KiB on."""
         if size_bytes < 256 * 1024:
             return 1e-4 + 4e-9 * size_bytes
         return 3e-4 + 1e-9 * size_bytes
@@ -104,8 +104,8 @@ def test_an_empty_message_costs_as_little_as_the_cheapest() -> None:
     pairs = [(m, 1e-3 if m < 64 * 1024 else 5e-4 + 1e-9 * m) for m in SIZES]
     curve = fit_cost_curve(points(pairs)).curve
     assert curve.seconds(1024) == pytest.approx(1e-3, rel=0.01)
-    assert curve.startup_s == min(s.cost_s for s in curve.segments)
-    assert curve.startup_s < 6e-4
+    assert curve.latency_s == min(s.cost_s for s in curve.segments)
+    assert curve.latency_s < 6e-4
 
 
 def stairs_s(size_bytes: int) -> float:
@@ -209,7 +209,7 @@ def test_a_curve_through_the_points_goes_on_as_they_do() -> None:
     steep = curve_through(points([(100, 1.0), (200, 3.0)])).curve
     assert steep.seconds(50) == pytest.approx(0.5)
     rounded = curve_through(points([(97, 0.10949321036740327), (98, 1.0)])).curve
-    assert rounded.startup_s == 0
+    assert rounded.latency_s == 0
 
 
 @pytest.mark.parametrize("fit", [fit_cost_curve, curve_through])
@@ -352,9 +352,9 @@ def test_what_two_at_once_hide_and_occupy(hidden_s: float) -> None:
     occupied = {m: 1e-3 + m * 1e-8 for m in (256, 65536, 1 << 20, 1 << 22)}
     alone = CostCurve.line(1e-3 + hidden_s, 1e-8)
     curve = fit_pipelined(points(list(occupied.items())), alone)
-    assert curve.startup_s == pytest.approx(hidden_s, abs=1e-9)
+    assert curve.latency_s == pytest.approx(hidden_s, abs=1e-9)
     for size, seconds in occupied.items():
-        assert curve.seconds(size) - curve.startup_s == pytest.approx(seconds, rel=1e-6)
+        assert curve.seconds(size) - curve.latency_s == pytest.approx(seconds, rel=1e-6)
         assert curve.seconds(size) == pytest.approx(alone.seconds(size), rel=1e-6)
 
 
@@ -368,9 +368,9 @@ def test_two_at_once_never_hide_less_than_nothing(
     curve = fit_pipelined(points(two), alone)
     occupied = fit_cost_curve(points(two)).curve
     lifted = occupied.without_gain_from_cutting()
-    assert curve.startup_s >= 0
+    assert curve.latency_s >= 0
     sizes = {size for size, _ in two if size}
-    rest = {size: curve.seconds(size) - curve.startup_s for size in sizes}
+    rest = {size: curve.seconds(size) - curve.latency_s for size in sizes}
     assert any(
         all(rest[m] == pytest.approx(c.seconds(m), rel=1e-6, abs=1e-12) for m in sizes)
         for c in (occupied, lifted)
@@ -391,7 +391,7 @@ def test_noise_of_small_messages_leaves_the_rate_of_large_ones(times_ms: tuple[f
     two = [(size, ms / 1e3) for size, ms in zip(sizes, times_ms, strict=True)]
     curve = fit_pipelined(points(two), CostCurve.line(0.0, 1.2e-8))
     for size, seconds in two[-5:]:
-        assert curve.seconds(size) - curve.startup_s == pytest.approx(seconds, rel=0.05)
+        assert curve.seconds(size) - curve.latency_s == pytest.approx(seconds, rel=0.05)
 
 
 def test_noise_of_small_messages_leaves_the_curve_of_large_ones() -> None:
@@ -414,9 +414,9 @@ def test_noise_makes_no_cut_free() -> None:
     two |= {m: m * 12.35e-9 for m in (1 << 20, 1 << 22, 1 << 23)}
     alone = CostCurve.line(1.2e-3, 12.4e-9)
     curve = fit_pipelined(points(list(two.items())), alone)
-    whole = curve.seconds(1 << 23) - curve.startup_s
+    whole = curve.seconds(1 << 23) - curve.latency_s
     for pieces in (2, 16, 91, 128, 512, 8192):
-        part = curve.seconds((1 << 23) // pieces) - curve.startup_s
+        part = curve.seconds((1 << 23) // pieces) - curve.latency_s
         assert part * pieces >= whole * (1 - 1e-9)
 
 
@@ -425,8 +425,8 @@ def test_what_is_clearly_cheaper_in_pieces_stays_so() -> None:
     two = {m: 1e-5 + m * 1e-10 for m in (1 << 16, 1 << 18, 1 << 20)}
     two |= {m: m * 3e-10 for m in (1 << 22, 1 << 23)}
     curve = fit_pipelined(points(list(two.items())), CostCurve.line(1e-4, 3e-10))
-    whole = curve.seconds(1 << 23) - curve.startup_s
-    assert 8 * (curve.seconds(1 << 20) - curve.startup_s) < 0.6 * whole
+    whole = curve.seconds(1 << 23) - curve.latency_s
+    assert 8 * (curve.seconds(1 << 20) - curve.latency_s) < 0.6 * whole
 
 
 @given(
@@ -435,20 +435,20 @@ def test_what_is_clearly_cheaper_in_pieces_stays_so() -> None:
     st.floats(1e-6, 1e-3),
     st.integers(1 << 20, 1 << 24),
 )
-@example(rate=2969379958.0, depth=3788, startup_s=1e-06, total=1 << 20)  # between measured sizes
+@example(rate=2969379958.0, depth=3788, latency_s=1e-06, total=1 << 20)  # between measured sizes
 def test_no_message_is_faster_than_the_rate_that_lasts(
-    rate: float, depth: int, startup_s: float, total: int
+    rate: float, depth: int, latency_s: float, total: int
 ) -> None:
     """Behind a token bucket, ``depth`` bytes pass for nothing after a pause.
 
-    Holds up to the largest message measured; beyond it, a row may have paid for its startups.
+    Holds up to the largest message measured; beyond it, a row may have paid for its latencies.
     """
     sizes = [256 << k for k in range(17)]
     alone = [
-        Measurement(size_bytes=s, time_s=startup_s + max(s - depth, 0) / rate, repetitions=9)
+        Measurement(size_bytes=s, time_s=latency_s + max(s - depth, 0) / rate, repetitions=9)
         for s in sizes
     ]
-    rows = [Measurement(size_bytes=s, time_s=startup_s + s / rate, repetitions=9) for s in sizes]
+    rows = [Measurement(size_bytes=s, time_s=latency_s + s / rate, repetitions=9) for s in sizes]
     fit = fit_cost_curve(alone).curve
     curve = without_bursts(fit, alone, rows)
     lasting_s = min(p.time_s / p.size_bytes for p in rows[9:])

@@ -42,7 +42,7 @@ def test_one_host_is_flat(workers: int) -> None:
 
 
 def test_by_hand() -> None:
-    # Inside: 2 * 3 startups, 3 / 4 (2 * 2 + 4). Between two: 2 startups, 1 / 2 (2 * 32 + 8 / 4).
+    # Inside: 2 * 3 latencies, 3 / 4 (2 * 2 + 4). Between two: 2 latencies, 1 / 2 (2 * 32 + 8 / 4).
     found = hierarchical_all_reduce(hosts=2, workers_a_host=4, inside=INSIDE, between=BETWEEN)
     assert found == CostCurve.line(6 + 32, 6 + 33)
 

@@ -33,9 +33,9 @@ def test_the_presets_are_the_papers_lines(name: str, a_s: float, b_s_per_byte: f
 @pytest.mark.parametrize("gigabits", [1, 10, 25, 100])
 def test_the_nominal_presets(gigabits: int) -> None:
     network = PRESETS[f"{gigabits}gbit"]
-    # 2 * 15 startups of 20 us, and 2 * 15 / 16 of the bytes.
-    assert network.all_reduce.startup_s == pytest.approx(30 * 20e-6)
-    assert network.all_reduce.seconds(16 * 10**6) - network.all_reduce.startup_s == pytest.approx(
+    # 2 * 15 latencies of 20 us, and 2 * 15 / 16 of the bytes.
+    assert network.all_reduce.latency_s == pytest.approx(30 * 20e-6)
+    assert network.all_reduce.seconds(16 * 10**6) - network.all_reduce.latency_s == pytest.approx(
         30e6 / (gigabits * 1e9 / 8)
     )
 
@@ -48,7 +48,7 @@ MEASURED = msgspec.structs.replace(
         segments=(
             CostSegment(
                 start_bytes=0, cost_s=36.0, s_per_byte=8.25
-            ),  # startup thrice the formula's
+            ),  # latency thrice the formula's
             CostSegment(start_bytes=100, cost_s=1000.0, s_per_byte=16.5),
         )
     ),
@@ -76,7 +76,7 @@ def test_the_networks_own_algorithm_is_the_default() -> None:
 def test_a_measured_curve_keeps_its_shape() -> None:
     more = MEASURED.with_workers(8)
     start, rest = more.all_reduce.segments
-    # Startups 6 to 14, bytes 3 / 4 to 7 / 8.
+    # Latencies 6 to 14, bytes 3 / 4 to 7 / 8.
     assert start.cost_s == pytest.approx(36 * 14 / 6)
     assert start.s_per_byte == pytest.approx(8.25 * 7 / 6)
     assert rest.start_bytes == 100
@@ -103,7 +103,7 @@ def test_there_and_back_costs_the_same(network: Network, workers: int, size: int
         network = msgspec.structs.replace(network, workers=2)
     link = network.link
     assume(link is None or (link.alpha_s > 1e-9 and link.beta_s_per_byte > 1e-12))
-    assume(network.all_reduce.startup_s > 1e-9)
+    assume(network.all_reduce.latency_s > 1e-9)
     found = network.with_workers(workers).with_workers(network.workers).all_reduce
     assert found.seconds(size) == pytest.approx(
         network.all_reduce.seconds(size), rel=1e-6, abs=1e-9
@@ -120,26 +120,26 @@ def test_a_line_goes_to_other_workers_as_in_mg_wfbp(name: str, workers: int) -> 
     preset = PRESETS[name]
     a_s, b = preset.all_reduce.linearised(0)
     ring = preset.with_workers(workers)
-    assert ring.all_reduce.startup_s == pytest.approx(a_s * (workers - 1) / 15)
+    assert ring.all_reduce.latency_s == pytest.approx(a_s * (workers - 1) / 15)
     assert ring.all_reduce.segments[0].s_per_byte == pytest.approx(
         b * (workers - 1) / workers / (15 / 16)
     )
     assert ring.name == f"{name} at {workers} workers (ring, link inferred by ring)"
     trees = preset.with_workers(workers, algorithm="double-binary-trees")
-    assert trees.all_reduce.startup_s == pytest.approx(2 * a_s / 30 * math.log2(workers))
+    assert trees.all_reduce.latency_s == pytest.approx(2 * a_s / 30 * math.log2(workers))
     assert trees.all_reduce.segments[0].s_per_byte == pytest.approx(b * 16 / 30)
 
 
 def test_a_line_may_be_of_another_algorithm() -> None:
     line = Network.line(workers=16, a_s=8.0, b_s_per_byte=1.0, algorithm="binary-tree")
-    assert line.with_workers(64).all_reduce.startup_s == pytest.approx(12)
+    assert line.with_workers(64).all_reduce.latency_s == pytest.approx(12)
 
 
 def test_a_measured_curve_without_a_link_says_where_its_link_is_from() -> None:
     bare = msgspec.structs.replace(MEASURED, link=None, algorithm="halving-doubling")
     more = bare.with_workers(8)
     assert more.name == "lan at 8 workers (halving-doubling, link inferred by halving-doubling)"
-    assert more.all_reduce.startup_s == pytest.approx(36 * 3 / 2)
+    assert more.all_reduce.latency_s == pytest.approx(36 * 3 / 2)
     assert len(more.all_reduce.segments) == 2
 
 
@@ -172,10 +172,10 @@ def test_another_bandwidth_scales_what_beta_costs() -> None:
 
 
 def test_another_latency_replaces_alpha() -> None:
-    assert LINKED.with_(latency_s=0.5).all_reduce.startup_s == 3.0
+    assert LINKED.with_(latency_s=0.5).all_reduce.latency_s == 3.0
     measured = MEASURED.with_(latency_s=1.0).all_reduce
-    assert measured.startup_s == pytest.approx(18)  # still thrice the formula's
-    assert measured.seconds(50) - measured.startup_s == pytest.approx(50 * 8.25)
+    assert measured.latency_s == pytest.approx(18)  # still thrice the formula's
+    assert measured.seconds(50) - measured.latency_s == pytest.approx(50 * 8.25)
 
 
 def test_a_preset_at_another_bandwidth() -> None:
@@ -196,9 +196,9 @@ def test_density_makes_an_exchange_sparse_and_a_dense_algorithm_ends_it() -> Non
     assert sparse.all_reduce.linearised(0) == pytest.approx((4, 2 * 0.02 * 3))
     more = sparse.with_workers(8)
     assert (more.algorithm, more.density) == ("gtop-k-butterfly", 0.01)
-    assert more.all_reduce.startup_s == 6
+    assert more.all_reduce.latency_s == 6
     dense = more.with_(algorithm="ring", workers=4)
-    assert (dense.density, dense.all_reduce.startup_s) == (None, 12)
+    assert (dense.density, dense.all_reduce.latency_s) == (None, 12)
     with pytest.raises(UserError, match="ring sends every element"):
         LINKED.with_(density=0.01, algorithm="ring")
     with pytest.raises(UserError, match="needs a density"):
@@ -235,7 +235,7 @@ def test_a_measured_curve_is_scaled_and_selecting_is_not() -> None:
 
 def test_a_link_with_speeds() -> None:
     sparse = Network.of_link(LINK, workers=4, algorithm="gtop-k", density=1.0, sparse=SPEEDS)
-    assert sparse.all_reduce.startup_s == 108
+    assert sparse.all_reduce.latency_s == 108
     assert Network.of_link(LINK, workers=4, sparse=SPEEDS).all_reduce == LINKED.all_reduce
 
 
@@ -306,7 +306,7 @@ def test_a_network_from_points() -> None:
     sizes = [1 << k for k in range(10, 28)]
     network = Network.from_points(sizes, [1e-4 + 1e-9 * m for m in sizes], workers=8)
     assert (network.workers, network.name, network.algorithm) == (8, "points", "ring")
-    assert network.all_reduce.startup_s == pytest.approx(1e-4)
+    assert network.all_reduce.latency_s == pytest.approx(1e-4)
     assert network.all_reduce.seconds(10**6) == pytest.approx(1.1e-3)
     assert [p.size_bytes for p in network.points] == sizes
     assert network.fit_error == pytest.approx(0, abs=1e-9)

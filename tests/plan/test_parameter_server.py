@@ -17,7 +17,7 @@ def test_rounds_are_counted() -> None:
     for workers, servers in itertools.product(range(2, 9), range(1, 9)):
         rounds = steps.push_rounds(workers, servers)
         line = server_line(workers, 1.0, 0.0, servers=servers)
-        assert line.startup_s == rounds
+        assert line.latency_s == rounds
         assert server_line(workers, 0.0, 1.0, servers=servers).seconds(servers) == pytest.approx(
             rounds
         )

@@ -34,7 +34,7 @@ def of_formula(formula: LineFormula, ranks: int) -> Cost:
     """Take a formula apart: alpha, beta and gamma alone, their shares as the fractions they are."""
     (a, _), (_, b), (_, c) = (formula(ranks, *(float(i == j) for j in range(3))) for i in range(3))
     transmitted, added = (Fraction(share).limit_denominator(1000) for share in (b, c))
-    return Cost(startups=int(a), transmitted=transmitted, added=added)
+    return Cost(latencies=int(a), transmitted=transmitted, added=added)
 
 
 def cost(collective: Collective, algorithm: str, ranks: int, blocks: int = 5) -> Cost:
@@ -75,7 +75,7 @@ def test_what_folding_costs(ranks: int) -> None:
     ):
         core, found = (cost(collective, algorithm, n) for n in (power, ranks))  # type: ignore[arg-type]
         assert found == Cost(
-            startups=core.startups + times,
+            latencies=core.latencies + times,
             transmitted=core.transmitted + times,
             added=core.added + adds,
         )
@@ -86,15 +86,15 @@ def test_halves_of_a_ring(ranks: int) -> None:
     """What holds for any P: ring and direct halves are optimal in bytes."""
     share = Fraction(ranks - 1, ranks)
     for algorithm in ("ring", "direct"):
-        half = Cost(startups=ranks - 1, transmitted=share, added=share)
+        half = Cost(latencies=ranks - 1, transmitted=share, added=share)
         assert cost("reduce-scatter", algorithm, ranks) == half
         assert cost("all-gather", algorithm, ranks) == replace(half, added=Fraction(0))
         assert cost("all-reduce", algorithm, ranks) == Cost(
-            startups=2 * (ranks - 1), transmitted=2 * share, added=share
+            latencies=2 * (ranks - 1), transmitted=2 * share, added=share
         )
     assert cost("reduce", "direct", ranks) == cost("all-reduce", "ring", ranks)
     assert cost("broadcast", "direct", ranks) == Cost(
-        startups=ranks - 1, transmitted=Fraction(ranks - 1), added=Fraction(0)
+        latencies=ranks - 1, transmitted=Fraction(ranks - 1), added=Fraction(0)
     )
 
 
@@ -103,9 +103,9 @@ def test_halving_and_doubling_apart(power: int) -> None:
     ranks = 1 << power
     share = Fraction(ranks - 1, ranks)
     half = cost("reduce-scatter", "recursive-halving", ranks)
-    assert half == Cost(startups=power, transmitted=share, added=share)
+    assert half == Cost(latencies=power, transmitted=share, added=share)
     half = cost("all-gather", "recursive-doubling", ranks)
-    assert half == Cost(startups=power, transmitted=share, added=Fraction(0))
+    assert half == Cost(latencies=power, transmitted=share, added=Fraction(0))
 
 
 # ---------------------------------------------------------------------- the linear pipeline
@@ -120,7 +120,7 @@ def test_halving_and_doubling_apart(power: int) -> None:
 def test_the_linear_pipeline(collective: Collective, ranks: int, blocks: int) -> None:
     adding, passing = (int(n) for n in pipeline_steps(collective, ranks, blocks))
     assert cost(collective, "linear-pipeline", ranks, blocks) == Cost(
-        startups=adding + passing,
+        latencies=adding + passing,
         transmitted=Fraction(adding + passing, blocks),
         added=Fraction(adding, blocks),
     )
@@ -130,9 +130,9 @@ def test_the_linear_pipeline(collective: Collective, ranks: int, blocks: int) ->
 def test_table_1_prints_a_step_too_many(ranks: int, blocks: int) -> None:
     """``(p - 1 + n/b) alpha + (b (p - 1) + n) beta``: a step more than the program takes."""
     steps = ranks - 1 + blocks
-    printed = Cost(startups=steps, transmitted=Fraction(steps, blocks), added=Fraction(0))
+    printed = Cost(latencies=steps, transmitted=Fraction(steps, blocks), added=Fraction(0))
     found = cost("broadcast", "linear-pipeline", ranks, blocks)
-    assert printed.startups == found.startups + 1
+    assert printed.latencies == found.latencies + 1
     assert printed.transmitted == found.transmitted + Fraction(1, blocks)
 
 
@@ -145,12 +145,12 @@ def test_the_double_trees_send_everything_twice(ranks: int) -> None:
     blocks = 4096
     found = cost("all-reduce", "double-binary-trees", ranks, blocks)
     filling = 8 * ranks.bit_length()
-    assert 2 * blocks < found.startups < 2 * blocks + filling
-    assert found.transmitted == Fraction(found.startups, blocks)
+    assert 2 * blocks < found.latencies < 2 * blocks + filling
+    assert found.transmitted == Fraction(found.latencies, blocks)
     assert blocks < found.added * blocks < blocks + filling
     for collective in ("broadcast", "reduce"):
         one_way = cost(collective, "double-binary-trees", ranks, blocks)
-        assert blocks <= one_way.startups < blocks + filling
+        assert blocks <= one_way.latencies < blocks + filling
 
 
 # ---------------------------------------------------------------------- the page
@@ -171,7 +171,7 @@ def test_the_table_of_counted_costs() -> None:
                 found = cost(collective, algorithm, ranks, 41)  # type: ignore[arg-type]
                 names_ = {"N": ranks, "Q": power, "f": int(power < ranks), "m": 41}
                 expected = [evaluate(formula.strip("`"), **names_) for formula in formulas]
-                counted = [float(found.startups), float(found.transmitted), float(found.added)]
+                counted = [float(found.latencies), float(found.transmitted), float(found.added)]
                 assert counted == pytest.approx(expected), (collective, algorithm, ranks)
     assert compared == {name for name in NAMES if name[1] != "double-binary-trees"}
 
@@ -191,12 +191,12 @@ def test_a_step_lasts_as_long_as_its_busiest_port() -> None:
         (2, 1, 3, 0, 2, False),
     )
     assert derived_cost(schedule) == Cost(
-        startups=2 + 1, transmitted=Fraction(4 + 2, 4), added=Fraction(4, 4)
+        latencies=2 + 1, transmitted=Fraction(4 + 2, 4), added=Fraction(4, 4)
     )
 
 
 def test_seconds() -> None:
-    half = Cost(startups=3, transmitted=Fraction(3, 2), added=Fraction(1, 4))
+    half = Cost(latencies=3, transmitted=Fraction(3, 2), added=Fraction(1, 4))
     assert half.seconds(1000, alpha_s=2.0, beta_s_per_byte=0.5, gamma_s_per_byte=4.0) == (
         6 + 750 + 1000
     )
@@ -205,7 +205,7 @@ def test_seconds() -> None:
 
 @each([*ROWS, *PIPELINED])
 def test_one_rank_pays_nothing(collective: Collective, algorithm: str) -> None:
-    nothing = Cost(startups=0, transmitted=Fraction(0), added=Fraction(0))
+    nothing = Cost(latencies=0, transmitted=Fraction(0), added=Fraction(0))
     assert cost(collective, algorithm, 1) == nothing
 
 

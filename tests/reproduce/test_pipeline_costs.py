@@ -167,7 +167,7 @@ def test_one_worker_needs_no_pipeline() -> None:
     assert pipeline_curve("all-reduce", 1, ALPHA, BETA).seconds(10**9) == 0
 
 
-def test_without_startup_blocks_are_as_small_as_may_be() -> None:
+def test_without_latency_blocks_are_as_small_as_may_be() -> None:
     assert best_block_bytes("broadcast", 1000, 4, 0.0, BETA) == 1
     assert math.isclose(
         pipeline_curve("broadcast", 4, 0.0, BETA).seconds(10**9), BETA * 10**9, rel_tol=1e-5
@@ -196,10 +196,10 @@ def test_no_best_block(size: int, workers: int) -> None:
 # PACE
 
 
-def test_pace_is_the_ring_without_startup() -> None:
+def test_pace_is_the_ring_without_latency() -> None:
     # W = 4, B = 2, G = 3: 8 / 4 * 6 / 2 + 8 / 4 * 3 / 3.
     assert pace_ring_line(4, 2.0, 3.0).seconds(8) == pytest.approx(6 + 2)
-    assert pace_ring_line(4, 2.0, math.inf).startup_s == 0
+    assert pace_ring_line(4, 2.0, math.inf).latency_s == 0
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan])

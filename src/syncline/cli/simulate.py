@@ -78,7 +78,7 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
 @click.option("--plan", "plan_file", metavar="FILE", help="Simulate the plan in this file instead.")
 @_what_if("--workers", "N,...", "other worker counts, such as 4,8,...,2048.")
 @_what_if("--bandwidth", "RATE,...", "links of another rate, such as 10gbit,25gbit.")
-@_what_if("--latency", "TIME,...", "links with another startup of a message, such as 20us.")
+@_what_if("--latency", "TIME,...", "links with another latency of a message, such as 20us.")
 @_what_if(
     "--algorithm",
     "NAME,...",

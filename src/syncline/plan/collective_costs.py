@@ -89,7 +89,7 @@ def all_reduce_line(
     """Return the cost line of an all-reduce algorithm. Source: MG-WFBP, Table 2.
 
     Erratum: for the double binary trees the paper prints ``a = 2 log N``, without the alpha that
-    makes it a time; each of the ``2 log N`` rounds of the tree pays one startup, so it is
+    makes it a time; each of the ``2 log N`` rounds of the tree pays one latency, so it is
     ``2 alpha log N`` here.
 
     Erratum: its slope ``beta + gamma`` is taken over as printed, so that the paper's figures can be
@@ -101,7 +101,7 @@ def all_reduce_line(
     Args:
         algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
         workers: ``N``, at least 1; one worker exchanges nothing and costs nothing.
-        alpha_s: startup time between two nodes, in seconds.
+        alpha_s: latency between two nodes, in seconds.
         beta_s_per_byte: transmission time between two nodes, in seconds a byte.
         gamma_s_per_byte: summation time in one node, in seconds a byte of result.
 

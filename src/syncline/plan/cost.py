@@ -45,7 +45,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
     """Seconds that a collective takes as a function of the message size in bytes.
 
     No piece falls, but one may begin lower than the one before ends, where a library switches to a
-    faster algorithm. No message costs less than an empty one, whose cost is the startup.
+    faster algorithm. No message costs less than an empty one, whose cost is the latency.
 
     Raises:
         UserError: on construction, if there is no segment, the first does not start at 0 bytes,
@@ -73,10 +73,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
                 raise UserError(
                     f"{where}: start_bytes is beyond {LARGEST_BYTES}: {segment.start_bytes}"
                 )
-            if segment.cost_s < self.startup_s * (1 - 1e-9):
+            if segment.cost_s < self.latency_s * (1 - 1e-9):
                 raise UserError(
                     f"{where}: the cost falls to {segment.cost_s:.3e} s, below the "
-                    f"{self.startup_s:.3e} s of an empty message; no message must cost less"
+                    f"{self.latency_s:.3e} s of an empty message; no message must cost less"
                 )
 
     @classmethod
@@ -116,7 +116,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         a_s, b = line.linearised(0)
         if a_s == b == 0:
             return self
-        return _above_startup(
+        return _above_latency(
             (s.start_bytes, s.cost_s - a_s - b * s.start_bytes, max(s.s_per_byte - b, 0.0))
             for s in self.segments
         )
@@ -140,7 +140,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
             if 0 < until <= end - start - 1:
                 crossing = start + math.ceil(until)
                 rows.append((crossing, low_s + low * (crossing - start), low))
-        return _above_startup(rows)
+        return _above_latency(rows)
 
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""
@@ -151,10 +151,10 @@ class CostCurve(Value, frozen=True, kw_only=True):
         """Return the seconds of a message of ``size_bytes``."""
         return self.segment_at(size_bytes).seconds(size_bytes)
 
-    def rebased(self, startup_s: float, rate: float) -> CostCurve:
-        """Return ``T'(M) = startup + rate (T(M) - T(0))``."""
-        return _above_startup(
-            (s.start_bytes, startup_s + rate * (s.cost_s - self.startup_s), rate * s.s_per_byte)
+    def rebased(self, latency_s: float, rate: float) -> CostCurve:
+        """Return ``T'(M) = latency + rate (T(M) - T(0))``."""
+        return _above_latency(
+            (s.start_bytes, latency_s + rate * (s.cost_s - self.latency_s), rate * s.s_per_byte)
             for s in self.segments
         )
 
@@ -222,7 +222,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return [(s.start_bytes, s.cost_s, s.s_per_byte) for s in self.segments]
 
     @property
-    def startup_s(self) -> float:
+    def latency_s(self) -> float:
         """Cost of an empty message: the ``a`` of MG-WFBP, Eq. 10, for a straight line."""
         return self.segments[0].cost_s
 
@@ -232,7 +232,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         The line through the cost of an empty message and of one of ``up_to_bytes``. Exact for a
         straight curve.
         """
-        a_s = self.startup_s
+        a_s = self.latency_s
         if len(self.segments) == 1 or up_to_bytes <= 0:
             return a_s, self.segments[0].s_per_byte
         return a_s, (self.seconds(up_to_bytes) - a_s) / up_to_bytes
@@ -251,12 +251,12 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return rate * total_bytes
 
 
-def _above_startup(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
+def _above_latency(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
     """Return the curve of (start_bytes, cost_s, s_per_byte), no cost below that of its start."""
     (start, cost_s, rate), *others = rows
-    startup_s = max(cost_s, 0.0)
-    lifted = ((start, max(cost_s, startup_s), rate) for start, cost_s, rate in others)
-    return CostCurve.of_rows([(start, startup_s, rate), *lifted])
+    latency_s = max(cost_s, 0.0)
+    lifted = ((start, max(cost_s, latency_s), rate) for start, cost_s, rate in others)
+    return CostCurve.of_rows([(start, latency_s, rate), *lifted])
 
 
 class _Line(NamedTuple):

@@ -127,7 +127,7 @@ def all_reduce_curve(
         return curve
     doubling = algorithm == "recursive-doubling"
     sent = workers * doubling_rounds(workers) if doubling else 2 * (workers - 1)
-    return curve.at_least(curve.startup_s, sent / switch_bytes_per_s)
+    return curve.at_least(curve.latency_s, sent / switch_bytes_per_s)
 
 
 def hierarchical_all_reduce(
@@ -144,13 +144,13 @@ def hierarchical_all_reduce(
     Most run in three stages, one after another. The L workers of a host reduce-scatter round a
     ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others; the
     workers of a host all-gather the results. The L all-reduces share the host's link, so together
-    they load it as one of M bytes would; their startups overlap, and each worker adds only its own
+    they load it as one of M bytes would; their latencies overlap, and each worker adds only its own
     part.
 
     Those of :data:`FLAT` are one pipeline of chunks over all ``N = H L`` workers, host by host. Of
     the ring's 2 (N - 1) hops, every Lth is between hosts: a chunk takes the sum of its hops, and no
     link passes its ``2 (N - 1) / N M`` bytes sooner than its rate allows. In the tree, a host's
-    workers form a chain, and trees join the hosts: their startups add up, and the slowest link
+    workers form a chain, and trees join the hosts: their latencies add up, and the slowest link
     counts. Source: NCCL's ring and tree, without its protocols.
 
     With one worker a host this is the flat all-reduce between hosts, with one host the flat ring
@@ -210,9 +210,9 @@ def _flat(
             )
     else:
         trees = all_reduce_curve(algorithm, hosts, between)
-        curve = CostCurve.line(2 * (local - 1) * inside.alpha_s + trees.startup_s, max(rates))
+        curve = CostCurve.line(2 * (local - 1) * inside.alpha_s + trees.latency_s, max(rates))
     if switch_bytes_per_s is not None:
-        curve = curve.at_least(curve.startup_s, 2 * hosts / switch_bytes_per_s)
+        curve = curve.at_least(curve.latency_s, 2 * hosts / switch_bytes_per_s)
     return curve
 
 
@@ -318,7 +318,7 @@ class Exchange(Value, frozen=True, kw_only=True):
             switch_bytes_per_s=self._switch_bytes_per_s,
         )
         if self.algorithm in FLAT:  # staging is one more stage of the pipeline
-            curve = curve.at_least(curve.startup_s, self._staging_s_per_byte)
+            curve = curve.at_least(curve.latency_s, self._staging_s_per_byte)
         return curve
 
     def choices(self) -> tuple[Exchange, ...]:
@@ -350,7 +350,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         own = msgspec.structs.astuple(link)
         way = server_line(ends, *own, servers=servers, colocated=self.colocated)
         if self._switch_bytes_per_s is not None and ends > 1:
-            way = way.at_least(way.startup_s, ends / self._switch_bytes_per_s)
+            way = way.at_least(way.latency_s, ends / self._switch_bytes_per_s)
         rate = inside.beta_s_per_byte + inside.gamma_s_per_byte
         within = CostCurve.line((local - 1) * inside.alpha_s, rate * (local - 1) / local)
         return CostCurve.in_turn((way, CostCurve.line(0.0, self._host_s_per_byte / 2), within))
@@ -381,7 +381,7 @@ class Exchange(Value, frozen=True, kw_only=True):
     def transmitting(self) -> Exchange:
         """Return the exchange whose :meth:`links_curve` is how long links and switches are busy.
 
-        It has no startups, adds nothing, and takes no time inside hosts.
+        It has no latencies, adds nothing, and takes no time inside hosts.
         """
         link = msgspec.structs.replace(_not_adding(self.link), alpha_s=0.0)
         inside = None if self.inside is None else _FREE
@@ -438,7 +438,7 @@ def rescaled(
 
     A formula leaves out the library's own work in each round, and protocols that change with the
     size. Such work grows with the rounds and bytes that the formula counts. So the measured curve
-    is multiplied by the ratio of the formulas after and before, one ratio for the startup and one
+    is multiplied by the ratio of the formulas after and before, one ratio for the latency and one
     for the rest; by the ratio at each size if either formula is that of a library that chooses by
     the size, or of a pipeline over hosts. A curve that is the formula of ``before`` thus becomes
     that of ``after``.
@@ -472,12 +472,12 @@ def _link_rescaled(
     # A link that was inferred from a flat stretch takes no time for a byte, before or after.
     slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
     a_s, b = curve.linearised(reference_bytes)
-    new_a_s = new.startup_s
+    new_a_s = new.latency_s
     scales = a_s > 0 and old_a_s > 0
-    startup_s = a_s * (new_a_s / old_a_s) if scales else max(a_s + new_a_s - old_a_s, 0.0)
+    latency_s = a_s * (new_a_s / old_a_s) if scales else max(a_s + new_a_s - old_a_s, 0.0)
     if len(new.segments) > 1 or after.density != before.density:
-        return new.rebased(startup_s, b / old_b if old_b else 1.0)
-    return curve.rebased(startup_s, slower)
+        return new.rebased(latency_s, b / old_b if old_b else 1.0)
+    return curve.rebased(latency_s, slower)
 
 
 SIZES_A_DOUBLING = 4

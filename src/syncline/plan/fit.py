@@ -16,7 +16,7 @@ from syncline.errors import UserError
 from syncline.plan.cost import CostCurve, Measurement
 
 HIDDEN_UP_TO_BYTES = 1024 * 1024
-"""Up to this size the startup is a visible part of the cost."""
+"""Up to this size the latency is a visible part of the cost."""
 
 MOST_SIZES = 4096
 """Time and memory grow with the square of the number of sizes: 4,096 take some seconds."""
@@ -199,11 +199,11 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
 
     With two messages under way and no gaps, the seconds a message are how long it occupies the
     channel. No message is taken to be cheaper in pieces, unless pieces are cheaper than the largest
-    by ``CREDIBLE_GAIN``. The extra time of a message alone is the startup that the other message
-    hides: its median over the sizes at which the startup is visible.
+    by ``CREDIBLE_GAIN``. The extra time of a message alone is the latency that the other message
+    hides: its median over the sizes at which the latency is visible.
 
     If a larger message took less time, that is taken for noise, which is largest in rows of small
-    messages. Otherwise the fit could miss where the startup ends and the rate begins, and one line
+    messages. Otherwise the fit could miss where the latency ends and the rate begins, and one line
     through both predicts a sixth less than large messages take.
 
     ``points`` are seconds a message, of messages two at a time; ``alone`` is the cost of one at a
@@ -221,16 +221,16 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     ]
     hidden_s = median_high(hidden) if hidden else 0.0
     rows = [(start, hidden_s + cost_s, rate) for start, cost_s, rate in occupied.rows()]
-    return CostCurve.of_rows(_with_startup(rows, hidden_s))
+    return CostCurve.of_rows(_with_latency(rows, hidden_s))
 
 
-def _with_startup(
-    rows: Sequence[tuple[int, float, float]], startup_s: float
+def _with_latency(
+    rows: Sequence[tuple[int, float, float]], latency_s: float
 ) -> list[tuple[int, float, float]]:
     """Return (start_bytes, cost_s, s_per_byte) of a curve with another cost of an empty message."""
     (_, cost_s, rate), *others = rows
     one = [] if others and others[0][0] == 1 else [(1, cost_s + rate, rate)]
-    return [(0, startup_s, 0.0), *one, *others]
+    return [(0, latency_s, 0.0), *one, *others]
 
 
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
@@ -398,7 +398,7 @@ def _never_below_an_empty_one(
 ) -> Sequence[tuple[int, float, float]]:
     """Return the rows of a curve on which no message costs less than an empty one."""
     least_s = min(cost_s for _, cost_s, _ in rows)
-    return _with_startup(rows, least_s) if least_s < rows[0][1] else rows
+    return _with_latency(rows, least_s) if least_s < rows[0][1] else rows
 
 
 def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:

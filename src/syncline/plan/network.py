@@ -38,7 +38,7 @@ from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement", "Network"]
 
 ETHERNET_LATENCY_S = 20e-6
-"""Startup of a message on a link that was not measured: TCP inside a rack."""
+"""Latency of a message on a link that was not measured: TCP inside a rack."""
 REFERENCE_BYTES = 64 * 1024 * 1024
 """Where one line must stand for a curve without measured points, it ends at this size."""
 
@@ -112,7 +112,7 @@ class Network(Document, frozen=True, kw_only=True):
     all_reduce: CostCurve
     pipelined: CostCurve | None = None
     """Cost of an all-reduce while another is under way: the other one hides its value at 0 bytes,
-    the rest occupies the channel. None: ``all_reduce``, with all of its startup hidden."""
+    the rest occupies the channel. None: ``all_reduce``, with all of its latency hidden."""
     issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
     """Extra time per message when messages are sent back to back, one at a time: until a thread has
     noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
@@ -314,7 +314,7 @@ class Network(Document, frozen=True, kw_only=True):
         if kind == "all-reduce":
             return whole
         if kind in ("reduce-scatter", "all-gather"):
-            return whole.rebased(whole.startup_s / 2, 0.5)
+            return whole.rebased(whole.latency_s / 2, 0.5)
         raise UserError(unknown("collective", kind, ("all-reduce", "reduce-scatter", "all-gather")))
 
     def casting(self) -> Network:
@@ -479,10 +479,10 @@ class Network(Document, frozen=True, kw_only=True):
             )
         unit = Link(alpha_s=1.0, beta_s_per_byte=1.0, gamma_s_per_byte=0.0)
         formula = self._exchange_over(unit).curve()
-        startups, sent = formula.startup_s, formula.segments[-1].s_per_byte
+        latencies, sent = formula.latency_s, formula.segments[-1].s_per_byte
         a_s, b = self.all_reduce.linearised(self._reference_bytes())
         return self._exchange_over(
-            Link(alpha_s=a_s / startups, beta_s_per_byte=b / sent, gamma_s_per_byte=0.0)
+            Link(alpha_s=a_s / latencies, beta_s_per_byte=b / sent, gamma_s_per_byte=0.0)
         )
 
     def _exchange_over(self, link: Link) -> Exchange:

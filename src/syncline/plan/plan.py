@@ -85,7 +85,7 @@ class Plan(Document, frozen=True, kw_only=True):
     """In the order in which they are sent."""
     wait: Wait = "update"
     in_flight: int = 1
-    """How many messages may be under way at once: with 2, the startup of one overlaps the
+    """How many messages may be under way at once: with 2, the latency of one overlaps the
     transmission of another (ByteScheduler's credit, counted in messages)."""
     norm: Norm | None = None
     """The norm of the averaged gradients that every update waits for, as for clipping; None if none

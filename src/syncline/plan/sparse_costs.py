@@ -55,7 +55,7 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
     message_s: float = 0.0
     """For a message of any size."""
     round_s: float = 0.0
-    """For a round of any size, in addition to the link's startup."""
+    """For a round of any size, in addition to the link's latency."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -65,7 +65,7 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
 class SparseWork(NamedTuple):
     """The work of an exchange on its slowest worker, in vectors of k entries."""
 
-    startups: int
+    latencies: int
     """Rounds one after another."""
     vectors: int
     """How many pass its link one after another."""
@@ -126,7 +126,7 @@ def sparse_line(
     Args:
         algorithm: a key of :data:`SPARSE_ALGORITHMS`.
         workers: P, at least 1.
-        alpha_s: startup time between two workers.
+        alpha_s: latency between two workers.
         beta_s_per_byte: transmission time between two workers.
         density: rho, above 0 and at most 1: the share of elements that each worker sends.
         index_bytes: width of an index; values have 4 bytes.
@@ -139,9 +139,9 @@ def sparse_line(
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
     sent_share = density * (1 + index_bytes / VALUE_BYTES)
-    link = CostCurve.line(work.startups * alpha_s, work.vectors * sent_share * beta_s_per_byte)
+    link = CostCurve.line(work.latencies * alpha_s, work.vectors * sent_share * beta_s_per_byte)
     if switch_bytes_per_s is not None:
-        link = link.at_least(link.startup_s, work.sent * sent_share / switch_bytes_per_s)
+        link = link.at_least(link.latency_s, work.sent * sent_share / switch_bytes_per_s)
     return link
 
 
@@ -150,15 +150,15 @@ def computing_line(
 ) -> CostCurve:
     """Return what selecting and merging cost, as a line in the bytes of the dense message.
 
-    ``message_s + startups round_s + (select + merged rho merge) M / element_bytes``. Arguments and
+    ``message_s + latencies round_s + (select + merged rho merge) M / element_bytes``. Arguments and
     errors are those of :func:`sparse_line`.
     """
     work = _work_of(algorithm, workers, density)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
-    startup_s = speeds.message_s + work.startups * speeds.round_s
+    latency_s = speeds.message_s + work.latencies * speeds.round_s
     element_s = speeds.select_s_per_element + work.merged * density * speeds.merge_s_per_entry
-    return CostCurve.line(startup_s, element_s / element_bytes)
+    return CostCurve.line(latency_s, element_s / element_bytes)
 
 
 def _work_of(algorithm: str, workers: int, density: float) -> SparseWork:

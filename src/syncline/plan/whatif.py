@@ -33,7 +33,7 @@ class Setting(Value, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: float | None = None
     """Of the link; None: the network's."""
     latency_s: float | None = None
-    """Startup of a message over the link; None: the network's."""
+    """Latency of a message over the link; None: the network's."""
     density: float | None = None
     """Share of the elements that each worker sends; None: all of them."""
     wire: str | None = None

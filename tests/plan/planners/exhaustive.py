@@ -33,7 +33,7 @@ class Instance(NamedTuple):
     def end_ns(self, messages: Slices, in_flight: int) -> int:
         """Return max(arrival + tail), from the statement of the channel, event by event."""
         tensor_of = self.tensor_of()
-        startup = self.curve.cost_ns(0)
+        latency = self.curve.cost_ns(0)
         begun: list[int] = []
         arrived: list[int] = []
         end = 0
@@ -47,7 +47,7 @@ class Instance(NamedTuple):
             else:
                 earlier = arrived[-in_flight] if len(arrived) >= in_flight else 0
                 begun.append(max([ready, earlier, *begun]))
-                arrived.append(max([begun[-1] + startup, *arrived]) + cost - startup)
+                arrived.append(max([begun[-1] + latency, *arrived]) + cost - latency)
             end = max(end, arrived[-1] + max(self.tail_ns[t] for t in touched))
         return end
 
@@ -64,7 +64,7 @@ def least_end_ns(instance: Instance, in_flight: int, below_ns: int | None = None
     """Return the least end of all cuts in all orders, one or two in flight.
 
     For every set of elements sent, in whatever messages and order, only those channels are kept
-    that no other is as good as: what follows depends on when the next startup and the next
+    that no other is as good as: what follows depends on when the next latency and the next
     transmission may begin, and on the end so far. O(3^n) for n elements, times those kept.
 
     Args:
@@ -77,8 +77,8 @@ def least_end_ns(instance: Instance, in_flight: int, below_ns: int | None = None
     """
     tensor_of = instance.tensor_of()
     count = len(tensor_of)
-    startup = instance.curve.cost_ns(0)
-    costs = [instance.curve.cost_ns(size) - startup for size in range(count + 1)]
+    latency = instance.curve.cost_ns(0)
+    costs = [instance.curve.cost_ns(size) - latency for size in range(count + 1)]
     runs = []
     for start in range(count):
         for stop in range(start + 1, count + 1):
@@ -97,12 +97,12 @@ def least_end_ns(instance: Instance, in_flight: int, below_ns: int | None = None
     everything = (1 << count) - 1
     best = None
     for sent in range(everything):
-        for startup_free, channel_free, end in kept[sent]:
+        for latency_free, channel_free, end in kept[sent]:
             for span, ready, cost, tail in runs:
                 if span & sent:
                     continue
-                begun = max(ready, startup_free)
-                arrived = max(begun + startup, channel_free) + cost
+                begun = max(ready, latency_free)
+                arrived = max(begun + latency, channel_free) + cost
                 ends = max(end, arrived + tail)
                 if ends >= limit:
                     continue
@@ -128,18 +128,18 @@ class Kind(NamedTuple):
     tails: Tails
     """``needed last first``: as in a chain of layers, the gradient that is ready last is needed
     first and has the longest tail; or the other way round; or neither."""
-    startup: Literal["low", "high"]
+    latency: Literal["low", "high"]
     """Of a message: below half of what an element takes, or up to five times as much."""
     sizes: Literal["even", "log-uniform"]
 
     def __str__(self) -> str:
-        return f"{self.tails}, {self.startup} startup, {self.sizes} sizes"
+        return f"{self.tails}, {self.latency} latency, {self.sizes} sizes"
 
 
 KINDS: tuple[Kind, ...] = tuple(
-    Kind(tails, startup, sizes)
+    Kind(tails, latency, sizes)
     for tails in get_args(Tails)
-    for startup in ("low", "high")
+    for latency in ("low", "high")
     for sizes in ("even", "log-uniform")
 )
 
@@ -159,7 +159,7 @@ def random_instance(draw: random.Random, elements: int, kind: Kind) -> Instance:
         lengths.reverse()
     elif kind.tails == "shuffled":
         draw.shuffle(lengths)
-    least, most = (0, slope // 2) if kind.startup == "low" else (slope, 5 * slope)
+    least, most = (0, slope // 2) if kind.latency == "low" else (slope, 5 * slope)
     return Instance(
         ready_ns=list(itertools.accumulate(gaps)),
         elements=numbers,

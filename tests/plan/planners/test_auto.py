@@ -79,7 +79,7 @@ def test_no_gain_keeps_ddp() -> None:
 
 
 def test_of_equals_the_fewest_messages() -> None:
-    # Startup is free and the third pair is what ends last: with or without merging the first two.
+    # Latency is free and the third pair is what ends last: with or without merging the first two.
     profile = some.profile_of([10, 0, 10, 0, 10, 0], [1] * 6)
     network = some.IntegerCurve(((0, 0, 1),)).network()
     table = choose(profile, network, defers=False).comparison

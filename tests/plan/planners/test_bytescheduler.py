@@ -46,15 +46,15 @@ def test_what_was_handed_over_is_not_called_back() -> None:
     assert predict(FIGURE_2, A_SECOND_AN_ELEMENT, plan).prediction.iteration_s == 9
 
 
-def test_a_credit_hides_startups() -> None:
-    # Four messages of 1 s startup and 1 s transmission, all ready at 1: with two in flight the
-    # second's startup overlaps the first's transmission, from then on every second.
+def test_a_credit_hides_latencies() -> None:
+    # Four messages of 1 s latency and 1 s transmission, all ready at 1: with two in flight the
+    # second's latency overlaps the first's transmission, from then on every second.
     profile = chain(backward_s=[1], elements=[4], forward_s=[0])
     network = Network.line(workers=2, a_s=1, b_s_per_byte=1 / 4)
     one = ByteScheduler(partition_elements=1, credit_elements=1)
     two = ByteScheduler(partition_elements=1, credit_elements=2)
     assert iteration_s(profile, network, one) == 1 + 4 * 2
-    # Startups at 1, 1, 3, 4; transmissions 2-3, 3-4, 4-5, 5-6.
+    # Latencies at 1, 1, 3, 4; transmissions 2-3, 3-4, 4-5, 5-6.
     assert iteration_s(profile, network, two) == 6
 
 

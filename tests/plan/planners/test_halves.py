@@ -33,8 +33,8 @@ from tests import strategies as some
 from tests.plan.planners.instances import chain, chains
 
 
-def line(startup_ns: int, ns_per_byte: int) -> Network:
-    return Network.line(workers=2, a_s=startup_ns / 1e9, b_s_per_byte=ns_per_byte / 1e9)
+def line(latency_ns: int, ns_per_byte: int) -> Network:
+    return Network.line(workers=2, a_s=latency_ns / 1e9, b_s_per_byte=ns_per_byte / 1e9)
 
 
 def with_norm(profile: Profile) -> Profile:
@@ -59,7 +59,7 @@ def test_the_model_is_the_simulators(profile: Profile, network: Network, in_flig
     end_ns = round_.end_ns(*with_fewer_groups(round_, *round_.search()))
     expected_ns = max(terms(profile).base_ns, end_ns)
     found_ns = predict_iteration_s(profile, network, plan) * 1e9
-    if any(m.collective == "all-reduce" for m in plan.messages):  # it pays one startup, not two
+    if any(m.collective == "all-reduce" for m in plan.messages):  # it pays one latency, not two
         assert found_ns <= expected_ns + len(plan.messages)
     else:
         assert found_ns == pytest.approx(expected_ns, abs=len(plan.messages))

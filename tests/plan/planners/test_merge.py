@@ -165,7 +165,7 @@ def test_many_tensors(count: int) -> None:
 
 @some.few
 @given(st.integers(1, 40))
-def test_free_startup_means_every_tensor_by_itself_is_as_good(count: int) -> None:
+def test_free_latency_means_every_tensor_by_itself_is_as_good(count: int) -> None:
     profile = some.profile_of([7] * count, [3] * count)
     network = some.IntegerCurve(((0, 0, 2),)).network()
     assert iteration_s(profile, network, Merge()) == iteration_s(profile, network, PLANNERS["wfbp"])

@@ -86,7 +86,7 @@ def test_by_hand_a_channel_that_is_busy() -> None:
     assert last_tensors(5, 1, [10, 6, 1, 1], [20, 1, 1, 1]) == [0, 3]
 
 
-def test_by_hand_waiting_as_long_as_the_startup_gains_nothing() -> None:
+def test_by_hand_waiting_as_long_as_the_latency_gains_nothing() -> None:
     # Line 11 is strict: 15 - 10 = 5 is not below a = 5.
     assert last_tensors(5, 1, [10, 5], [1, 1]) == [0, 1]
 
@@ -108,7 +108,7 @@ def test_by_hand_the_chain_that_is_not_optimal() -> None:
 
 
 def instances(count: int) -> Iterator[tuple[float, list[float], list[int]]]:
-    """Yield random instances of 2 to 9 layers: startup, gaps, sizes, over two decades each."""
+    """Yield random instances of 2 to 9 layers: latency, gaps, sizes, over two decades each."""
     random_ = random.Random(2020)
     for _ in range(count):
         layers = random_.randint(2, 9)

@@ -268,7 +268,7 @@ def test_a_large_tensor_is_cut_for_the_one_that_is_needed_first() -> None:
         predict_iteration_s(profile, network, PLANNERS[name].plan(profile, network))
         for name in ("wfbp", "single", "merge", "tictac")
     )
-    # The small tensor alone would be too short to hide the startup of what follows it, 1 ms: half
+    # The small tensor alone would be too short to hide the latency of what follows it, 1 ms: half
     # a millisecond of the large one goes with it, and both end at the same time.
     assert ours == pytest.approx(0.1015, abs=1e-5)
     assert whole > 1.05 * ours

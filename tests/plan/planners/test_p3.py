@@ -23,7 +23,7 @@ from tests.plan.planners.test_tictac import A_SECOND_AN_ELEMENT, FIGURE_2
 
 
 def test_figure_2_of_pace() -> None:
-    # With slices of an element and no startup cost P3 comes to the preemptive optimum, 9.
+    # With slices of an element and no latency P3 comes to the preemptive optimum, 9.
     plan = P3(slice_elements=1).plan(FIGURE_2, A_SECOND_AN_ELEMENT)
     assert [m.start for m in plan.messages] == [0, 4, 6, 5, 1, 2, 3]
     assert plan.wait == "need"
@@ -32,7 +32,7 @@ def test_figure_2_of_pace() -> None:
     assert iteration_s(FIGURE_2, A_SECOND_AN_ELEMENT, Wfbp()) == 12
 
 
-def test_every_slice_pays_the_startup() -> None:
+def test_every_slice_pays_the_latency() -> None:
     network = Network.line(workers=2, a_s=1, b_s_per_byte=1 / 4)
     assert iteration_s(FIGURE_2, network, P3(slice_elements=1)) > iteration_s(
         FIGURE_2, network, TicTac()

@@ -135,7 +135,7 @@ def test_a_piece_of_less_than_an_element_goes_with_the_next() -> None:
     assert [(m.start, m.stop) for m in plan.messages] == [(10, 11), (0, 10)]
 
 
-def test_a_long_startup_fuses_everything() -> None:
+def test_a_long_latency_fuses_everything() -> None:
     profile = chain(backward_s=[1, 1, 1], elements=[4, 2, 1], forward_s=[2, 1, 1])
     network = Network.line(workers=2, a_s=100, b_s_per_byte=1e-9)
     assert len(Pace().groups(profile, network)) == 1
@@ -170,7 +170,7 @@ def test_groups_and_pieces_of_random_chains(profile: Profile, curve: some.Intege
 
 @some.many
 @given(chains(), st.integers(0, 20))
-def test_without_startups_the_simulator_finds_what_pace_expects(
+def test_without_latencies_the_simulator_finds_what_pace_expects(
     profile: Profile, ns_per_byte: int
 ) -> None:
     network = some.IntegerCurve(((0, 0, ns_per_byte),)).network(2)
@@ -190,8 +190,8 @@ def test_without_startups_the_simulator_finds_what_pace_expects(
         assert found == expected
 
 
-def test_a_startup_that_pace_does_not_see() -> None:
-    # Three groups in five pieces: with 0.1 s a piece, PACE expects 0.3 s of startups and pays 0.5.
+def test_a_latency_that_pace_does_not_see() -> None:
+    # Three groups in five pieces: with 0.1 s a piece, PACE expects 0.3 s of latencies and pays 0.5.
     profile = chain(backward_s=[1, 1, 1], elements=[40, 20, 10], forward_s=[2, 1, 1])
     network = Network.line(workers=2, a_s=0.1, b_s_per_byte=1 / 40)
     groups = Pace().groups(profile, network)

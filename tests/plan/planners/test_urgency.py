@@ -28,7 +28,7 @@ slices_of = st.lists(
 def by_looking(slices: list[Slice], curve: some.IntegerCurve, in_flight: int) -> list[int]:
     """Return the indices in the order of sending, from the rules as stated."""
     left = list(range(len(slices)))
-    begun: list[int] = []  # when the startup of each sent message began
+    begun: list[int] = []  # when the latency of each sent message began
     ended: list[int] = []
     order: list[int] = []
     while left:
@@ -39,9 +39,9 @@ def by_looking(slices: list[Slice], curve: some.IntegerCurve, in_flight: int) ->
         ready = [i for i in left if slices[i].ready_ns <= moment]
         chosen = min(ready, key=lambda i: (slices[i].need, -slices[i].tensor, i))
         cost = curve.cost_ns(slices[chosen].size_bytes)
-        startup = min(curve.cost_ns(0), cost)
+        latency = min(curve.cost_ns(0), cost)
         begun.append(moment)
-        ended.append(max([moment + startup, *ended[-1:]]) + cost - startup)
+        ended.append(max([moment + latency, *ended[-1:]]) + cost - latency)
         order.append(chosen)
         left.remove(chosen)
     return order

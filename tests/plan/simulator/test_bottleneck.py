@@ -95,7 +95,7 @@ def test_communication_and_the_bandwidth_that_hides_it() -> None:
     assert sum(limit.by_kind().values()) == pytest.approx(limit.split.iteration_s)
 
 
-def test_where_startups_rule_no_bandwidth_helps_but_fewer_workers_do() -> None:
+def test_where_latencies_rule_no_bandwidth_helps_but_fewer_workers_do() -> None:
     limit = found(vgg(), network(10.0, latency_s=1e-3, workers=200))
     assert limit.cure_bandwidth_bytes_per_s is None
     assert limit.cure_workers in (2, 4, 8, 16, 32, 64, 128)

@@ -96,6 +96,6 @@ def test_many_tensors_are_bounded() -> None:
 @some.many
 @given(some.integer_curves(falls=True), st.integers(1, 6000))
 def test_the_rate_is_the_least_of_every_size(curve: some.IntegerCurve, total: int) -> None:
-    startup = curve.cost_ns(0)
-    least = min((curve.cost_ns(size) - startup) / size for size in range(1, total + 1))
+    latency = curve.cost_ns(0)
+    least = min((curve.cost_ns(size) - latency) / size for size in range(1, total + 1))
     assert least_s_per_byte(curve.curve(), total) * 1e9 == pytest.approx(least, rel=1e-6, abs=1e-9)

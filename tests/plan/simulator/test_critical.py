@@ -65,10 +65,10 @@ def test_a_lane_that_runs_several() -> None:
 def test_begun_in_order_without_a_limit() -> None:
     graph = TaskGraph()
     a = graph.add_lane()
-    startup = graph.add_lane(capacity=None, in_order=True)
+    latency = graph.add_lane(capacity=None, in_order=True)
     gate = add_task(graph, a, 7)
-    held = add_task(graph, startup, 100, after=[gate])
-    ready = add_task(graph, startup, 2)  # could begin at 0, but not before the one ahead of it
+    held = add_task(graph, latency, 100, after=[gate])
+    ready = add_task(graph, latency, 2)  # could begin at 0, but not before the one ahead of it
     path = path_of(graph, ready)
     assert path == [gate, ready]
     assert held not in path

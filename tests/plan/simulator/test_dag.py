@@ -193,13 +193,13 @@ def test_the_update_is_spread_over_the_forward_pass() -> None:
     }
 
 
-def test_two_in_flight_hide_startups() -> None:
+def test_two_in_flight_hide_latencies() -> None:
     profile = chain([50, 50], [50, 50], [100, 100])
     pieces = [(i, i + 20) for i in range(0, 200, 20)]
     serial = plan_of(profile, pieces)
     assert period_ns(profile, line(10), serial) == 100 + 50 + 10 * 30
     two = plan_of(profile, pieces, in_flight=2)
-    # The first startup shows, the others run beside the message before.
+    # The first latency shows, the others run beside the message before.
     assert period_ns(profile, line(10), two) == 100 + 50 + 10 + 200
     assert period_ns(profile, line(30), two) == 100 + 50 + 30 + 4 * 50 + 40
 
@@ -242,7 +242,7 @@ def test_the_one_round_problem_gives_the_period(
     t = terms(profile)
     starts: list[int] = []
     ends: list[int] = []
-    startup_ends: list[int] = []
+    latency_ends: list[int] = []
     worst = t.base_ns
     for index, (message, tensors) in enumerate(
         zip(plan.messages, plan.message_tensors(), strict=True)
@@ -258,7 +258,7 @@ def test_the_one_round_problem_gives_the_period(
                 ends[index - in_flight] if index >= in_flight else 0,
             )
             starts.append(begin)
-            startup_ends.append(begin + a)
+            latency_ends.append(begin + a)
             ends.append(max(begin + a, ends[-1] if ends else 0) + size)
         worst = max(worst, ends[-1] + max(t.tail_ns[i] for i in tensors))
     assert period_ns(profile, line(a), plan) == worst

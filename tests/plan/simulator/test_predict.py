@@ -372,7 +372,7 @@ def test_each_has_its_own_factor(
         (3000, 1000, 0, 2.0, 4000),
         (1000, 1000, 0, 1.5, 1500),
         (1000, 4000, 0, 1.5, 4500),  # the message takes 1500, in which 1000 are computed
-        # The startup contends like the rest of a message of 1500.
+        # The latency contends like the rest of a message of 1500.
         (1000, 1000, 500, 2.0, 2500),  # computed at 2000, with 500 of the message left
         (1000, 300, 500, 2.0, 1800),  # computed at 600, with 1200 of the message left
     ],

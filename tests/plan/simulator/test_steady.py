@@ -78,10 +78,10 @@ def test_several_loaders_share_the_reading(loaders: int) -> None:
 
 
 def over(
-    s_per_byte: float, *, startup_s: float = 0.0, jobs: int = 1, stages: tuple[Stage, ...] = ()
+    s_per_byte: float, *, latency_s: float = 0.0, jobs: int = 1, stages: tuple[Stage, ...] = ()
 ) -> Network:
     """Return links between two workers, where a ring sends each byte once over each."""
-    link = Link(alpha_s=startup_s / 2, beta_s_per_byte=s_per_byte, gamma_s_per_byte=0.0)
+    link = Link(alpha_s=latency_s / 2, beta_s_per_byte=s_per_byte, gamma_s_per_byte=0.0)
     return Network.of_link(link, workers=2, jobs=jobs, stages=stages)
 
 
@@ -132,11 +132,11 @@ def test_jobs_that_only_send_have_an_equal_share_each() -> None:
         assert found_s == pytest.approx(jobs, rel=2e-3)
 
 
-def test_startups_and_what_hosts_do_take_nothing_of_a_link() -> None:
+def test_latencies_and_what_hosts_do_take_nothing_of_a_link() -> None:
     """Messages that keep a link busy for half of their time have room for one another."""
     profile, plan = sending_last(1.0, 1_000_000)
     half = (Stage(at="host", bytes_per_s=2e6),)
-    for network in (over(1e-6, startup_s=1.0, jobs=2), over(5e-7, stages=half, jobs=2)):
+    for network in (over(1e-6, latency_s=1.0, jobs=2), over(5e-7, stages=half, jobs=2)):
         prediction = predict(profile, network, plan).prediction
         assert prediction.slowdown == 1
         assert predict(profile, network.with_(jobs=4), plan).prediction.slowdown > 1
@@ -173,7 +173,7 @@ def test_noise_is_each_jobs_own() -> None:
     st.integers(1, 2),
 )
 def test_sharing_lies_between_alone_and_an_equal_part_of_the_link(
-    profile: Profile, jobs: int, startup_s: float, wait: str, in_flight: int
+    profile: Profile, jobs: int, latency_s: float, wait: str, in_flight: int
 ) -> None:
     """No job is faster than alone, nor slower than with a link of its own of an equal part.
 
@@ -182,9 +182,9 @@ def test_sharing_lies_between_alone_and_an_equal_part_of_the_link(
     plan = Plan.merging("each", profile, 2, list(range(len(profile.gradients))))
     plan = msgspec.structs.replace(plan, wait=wait, in_flight=in_flight)
     s_per_byte = 2e-9
-    shared = predict(profile, over(s_per_byte, startup_s=startup_s, jobs=jobs), plan).prediction
+    shared = predict(profile, over(s_per_byte, latency_s=latency_s, jobs=jobs), plan).prediction
     alone_s, part_s = (
-        predict_iteration_s(profile, over(rate, startup_s=startup_s), plan)
+        predict_iteration_s(profile, over(rate, latency_s=latency_s), plan)
         for rate in (s_per_byte, s_per_byte * jobs)
     )
     assert shared.sharing is not None

@@ -101,10 +101,10 @@ def test_an_all_gather_is_ready_when_its_sums_are() -> None:
 def test_a_credit_is_no_matter_of_being_ready() -> None:
     pieces = plan_of(HALVES, [(0, 50), (50, 100), (100, 150), (150, 200)], in_flight=2)
     timeline = predict(HALVES, line(30), pieces).timeline
-    begun = [r for r in ready(timeline) if r[0].startswith("startup")]
+    begun = [r for r in ready(timeline) if r[0].startswith("latency")]
     assert [r[1] for r in begun] == [150, 150, 200, 200]
     # What a message transmits goes on; it does not become ready again.
-    assert [r[1] for r in ready(timeline) if not r[0].startswith("startup")] == [None] * 4
+    assert [r[1] for r in ready(timeline) if not r[0].startswith("latency")] == [None] * 4
 
 
 def test_fast_workers_wait_for_slow_ones() -> None:
@@ -128,7 +128,7 @@ def test_where_operations_have_no_order_nothing_is_said() -> None:
 )
 def test_operations_and_waits_fill_an_iteration(
     times: tuple[list[int], list[int], list[int]],
-    startup_ns: int,
+    latency_ns: int,
     in_flight: int,
     wait: str,
     data: st.DataObject,
@@ -139,7 +139,7 @@ def test_operations_and_waits_fill_an_iteration(
     cuts = sorted(data.draw(st.sets(st.integers(1, max(total - 1, 1)), max_size=5)))
     spans = list(itertools.pairwise([0, *(c for c in cuts if c < total), total]))
     plan = plan_of(profile, data.draw(st.permutations(spans)), wait=wait, in_flight=in_flight)
-    timeline = predict(profile, line(startup_ns), plan).timeline
+    timeline = predict(profile, line(latency_ns), plan).timeline
     on_device = sorted(
         (s.start_ns, s.stop_ns)
         for s in timeline.spans

@@ -1,7 +1,7 @@
 """Collectives as programs: one algorithm a file, and the table of them.
 
 In the algorithms P, or ``ranks``, is the number of ranks, at least 1; M the bytes of the vector;
-alpha the startup time of a transfer, beta the time to send a byte and gamma the time to add one.
+alpha the latency of a transfer, beta the time to send a byte and gamma the time to add one.
 """
 
 from __future__ import annotations

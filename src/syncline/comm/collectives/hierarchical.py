@@ -17,7 +17,7 @@ def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
     with the same shard then make a ring between the hosts; last, all read the sums from their
     neighbours. With H hosts, one rank sends 2 (H - 1)/H beta M/W to another host, so a host sends
     2 (H - 1)/H beta M in all: what a ring with one rank a host sends, whatever W is. A ring over
-    all ranks sends nearly as little over each link, but takes 2 (W H - 1) startups, not 2 (H - 1).
+    all ranks sends nearly as little over each link, but takes 2 (W H - 1) latencies, not 2 (H - 1).
 
     Args:
         hosts: the ranks of each host; each rank from 0 to P - 1 once.

@@ -24,7 +24,7 @@ from syncline.plan.document import Document, Value
 from syncline.plan.quantities import LARGEST_BYTES, require_time
 
 SMALL_SHARED_BYTES = 64 * 1024
-"""Up to this size startups cost more than bytes, in shared memory."""
+"""Up to this size latencies cost more than bytes, in shared memory."""
 SMALL_BETWEEN_BYTES = 8 * 1024
 """The same between hosts."""
 FEW_RANKS = 4

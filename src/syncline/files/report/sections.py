@@ -169,7 +169,7 @@ def _network_terms(facts: NetworkFacts) -> Html:
 
     beta = facts.beta_s_per_byte
     speed = f", that is {units.rate(1 / beta)}" if beta else ""
-    add("start", facts.startup_s, units.duration, "an all-reduce of no bytes, by the fit")
+    add("start", facts.latency_s, units.duration, "an all-reduce of no bytes, by the fit")
     why = "before the first byte arrives, between two workers"
     add("\u03b1", facts.alpha_s, units.duration, why)
     add("\u03b2", beta, units.byte_time, f"each further byte between two workers{speed}")

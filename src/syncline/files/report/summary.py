@@ -102,7 +102,7 @@ class NetworkFacts(Value, frozen=True):
     name: str
     workers: int
     backend: str
-    startup_s: float
+    latency_s: float
     alpha_s: float | None
     beta_s_per_byte: float | None
     gamma_s_per_byte: float | None
@@ -291,7 +291,7 @@ def network_facts(network: Network) -> NetworkFacts:
     return _facts(
         NetworkFacts,
         network,
-        startup_s=network.all_reduce.startup_s,
+        latency_s=network.all_reduce.latency_s,
         alpha_s=link.alpha_s if link else None,
         beta_s_per_byte=link.beta_s_per_byte if link else None,
         gamma_s_per_byte=link.gamma_s_per_byte if link else None,

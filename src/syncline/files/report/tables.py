@@ -107,7 +107,7 @@ def network_table(network: Network) -> RenderableType:
     pairs = [
         ("workers", str(facts.workers)),
         ("backend", facts.backend),
-        ("startup", f"{units.duration(facts.startup_s)}, an all-reduce of no bytes"),
+        ("latency", f"{units.duration(facts.latency_s)}, an all-reduce of no bytes"),
     ]
     if link := network.link:
         beta = link.beta_s_per_byte

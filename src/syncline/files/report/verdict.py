@@ -119,7 +119,7 @@ def _what_it_holds(bundle: Bundle) -> str:
     if network := bundle.network:
         return (
             f"An all-reduce among {units.counted(network.workers, 'worker')} of "
-            f"{network.name} takes {units.duration(network.all_reduce.startup_s)} to start and "
+            f"{network.name} takes {units.duration(network.all_reduce.latency_s)} to start and "
             f"{units.duration(network.all_reduce.seconds(10**8))} for 100 MB"
         )
     timeline = bundle.timelines()[0]

@@ -33,10 +33,10 @@ TRIALS = (1, 10)
 iterations fill a turn."""
 MOST_ITERATIONS = 5000
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
-"""Startup and time per byte inside a host, for the number of blocks: roughly a wake-up, and
+"""Latency and time per byte inside a host, for the number of blocks: roughly a wake-up, and
 5 GB/s."""
 NETWORK_ALPHA_S = 50e-6
-"""Startup of a message between hosts, for the number of blocks."""
+"""Latency of a message between hosts, for the number of blocks."""
 
 
 Entrant = TypeVar("Entrant")

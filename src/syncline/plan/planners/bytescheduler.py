@@ -16,7 +16,7 @@ from syncline.plan.quantities import LARGEST_IN_FLIGHT
 class ByteScheduler(Planner, frozen=True, kw_only=True):
     """Cut large tensors; send the ready piece that is needed first, while credit lasts.
 
-    The credit is what may be under way at once. More of it hides the startup of one message behind
+    The credit is what may be under way at once. More of it hides the latency of one message behind
     the transmission of another. It also lets urgent messages wait longer, because a message that
     was handed over cannot be called back. A plan counts it in messages: the whole partitions that
     it lasts for. ByteScheduler counts elements, so it keeps more messages under way where tensors

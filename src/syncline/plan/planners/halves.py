@@ -40,7 +40,7 @@ def plan_in_halves(
 
     The norm needs only the sums, so reduce-scatters go in the order in which gradients become
     ready. A gather goes before the norm only where the channel would be idle; the others follow it
-    in the order of need. Every message has a startup, so gradients are grouped: into parts of equal
+    in the order of need. Every message has a latency, so gradients are grouped: into parts of equal
     size, in the way in which the sums end earliest (the exact merge of reduce-scatters), or in any
     way if there are at most eight. Then one boundary at a time is added or taken away. In the best
     orders, neighbouring gathers are merged, and moved. Groups that gain next to nothing by being

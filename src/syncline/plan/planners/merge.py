@@ -13,7 +13,7 @@ from syncline.plan.profile import Profile
 class Merge(MergingPlanner, frozen=True, kw_only=True):
     """Merge so that the last message finishes as early as any merging allows.
 
-    MG-WFBP weighs each merge alone, so tensors whose gaps are each shorter than the startup time
+    MG-WFBP weighs each merge alone, so tensors whose gaps are each shorter than the latency
     chain into one late message. The optimum has a short exact form: with ``f(0) = 0``,
 
         ``f(j) = min over i < j of max(f(i), ready(j)) + T(size(i .. j))``,

@@ -13,7 +13,7 @@ from syncline.plan.profile import Profile
 class MgWfbp(MergingPlanner, frozen=True, kw_only=True):
     """Merge a tensor into the next when that finishes the pair no later.
 
-    Source: MG-WFBP, Algorithm 1, with the startup time ``a`` and slope ``b`` of Eq. 10. A measured
+    Source: MG-WFBP, Algorithm 1, with the latency ``a`` and slope ``b`` of Eq. 10. A measured
     curve that is no straight line is replaced by the line through its cost at 0 bytes and at the
     size of all gradients. The paper calls the result optimal; it is not (see ``merge``).
     """
@@ -41,7 +41,7 @@ def find_merged_layers(
     layers above l stay and only that of l - 1 is needed next: the loop carries it along, in O(L).
 
     Args:
-        a_s: startup time of an all-reduce, seconds.
+        a_s: latency of an all-reduce, seconds.
         b_s_per_byte: seconds a byte of an all-reduce.
         t_b: backward time of each layer in seconds, layer 1 first.
         p: bytes of each layer's gradient, layer 1 first.

@@ -85,7 +85,7 @@ class Round(NamedTuple):
 
         The model is that of the simulator in its steady state. A message is ready with the last
         tensor that it touches. With one in flight it occupies the channel for ``T(M)``. With two,
-        its startup ``T(0)`` begins once it is ready, the message before it has begun and the one
+        its latency ``T(0)`` begins once it is ready, the message before it has begun and the one
         before that has arrived; transmissions of ``T(M) - T(0)`` are one at a time, in order.
 
         Raises:
@@ -119,9 +119,9 @@ class Round(NamedTuple):
 
 
 class Overlap(Planner, frozen=True, kw_only=True):
-    """Choose merging, splitting and order together, with startup costs counted.
+    """Choose merging, splitting and order together, with latencies counted.
 
-    Every piece of a message pays the startup cost again, so it matters what is merged, where a
+    Every piece of a message pays the latency again, so it matters what is merged, where a
     tensor is cut and what goes between, and each decides the others. The messages, contiguous
     slices of the gradients in any static order, are to minimise
 
@@ -151,7 +151,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
     Where messages take time from computing, the search runs three times; see :data:`HANDLING`.
 
     Args:
-        in_flight: messages that may be under way at once, 1 or 2. With two, the startup of one is
+        in_flight: messages that may be under way at once, 1 or 2. With two, the latency of one is
             hidden behind the transmission of another.
         budget: messages that local search looks at, at most 200,000 a tensor; 10 million take
             about 0.1 s.
@@ -170,7 +170,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         if not 1 <= self.in_flight <= MOST_IN_FLIGHT:
             raise UserError(
                 f"overlap: in_flight must be 1 or {MOST_IN_FLIGHT}, found {self.in_flight}; with "
-                "two, every startup is hidden behind a transmission that is as long"
+                "two, every latency is hidden behind a transmission that is as long"
             )
         self.require_at_least(0, "budget")
 

@@ -65,15 +65,15 @@ class Pace(Planner, frozen=True, kw_only=True):
 
     PACE takes interruption as free, and so does the choice of R and of the pieces here. A piece
     gets the share of its group's elements that its time is of the group's. Whoever simulates or
-    runs the plan pays the startup cost of every piece, so the plan can end later than PACE expects,
-    and with many pieces or a long startup it can lose to a plan without any.
+    runs the plan pays the latency of every piece, so the plan can end later than PACE expects,
+    and with many pieces or a long latency it can lose to a plan without any.
 
     Raises:
         UserError: when planning, if the model has more than 16,384 tensors.
 
     O(N^2 log N) at worst, in a native core: every R is ordered in O(R log R), and their groups come
     from one table of O(N^2) entries, which holds what the published recursion computes. R ends
-    where R startups alone take longer than the best that was found.
+    where R latencies alone take longer than the best that was found.
 
     Source: Y. Bao, Y. Peng, Y. Chen, C. Wu, *Preemptive All-reduce Scheduling for Expediting
     Distributed DNN Training*, INFOCOM 2020, Eq. 10 and Algorithm 1. Costs are those of the

@@ -144,7 +144,7 @@ def most_urgent_first(
     A worker's own queue decides while it trains. A plan is fixed beforehand, the same on every
     rank, so the queue runs here, on the profile's clock and the network's costs. Whenever another
     message may be handed over, the most urgent of the ready ones is; none that has begun is
-    interrupted. Communication is taken not to slow computation. Startups of messages in flight
+    interrupted. Communication is taken not to slow computation. Latencies of messages in flight
     overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
@@ -166,7 +166,7 @@ def most_urgent_first(
             heapq.heappush(waiting, (slices[index].urgency, index))
         _, index = heapq.heappop(waiting)
         order.append(slices[index])
-        startup_ns = min(empty_ns, costs_ns[index])
-        sent_ns = max(now_ns + startup_ns, sent_ns) + costs_ns[index] - startup_ns
+        latency_ns = min(empty_ns, costs_ns[index])
+        sent_ns = max(now_ns + latency_ns, sent_ns) + costs_ns[index] - latency_ns
         ends_ns.append(sent_ns)
     return order

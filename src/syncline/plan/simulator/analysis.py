@@ -243,7 +243,7 @@ def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int,
             while delays := on("delay", causes):
                 causes = [c for c in causes if c not in delays]
                 causes += [c for delay in delays for c in before.get(delay, [])]
-            if shape.lane == "delay" or on("startup", causes):
+            if shape.lane == "delay" or on("latency", causes):
                 continue  # it has not begun yet, or has begun already
             ready = 0
             for cause in causes:

@@ -129,9 +129,9 @@ def _communication(
         then = _fastest(simulator, change._replace(bandwidth_bytes_per_s=bandwidth)).bound
         return f"{said}{rate:g} Gbit/s would make it {then}-bound", bandwidth, None
     said += f"no bandwidth up to {LADDER_GBIT_S[-1]:g} Gbit/s would change that"
-    startup_s = planned.network.all_reduce.startup_s
-    if startup_s > BOUND_SHARE / (1 - BOUND_SHARE) * planned.prediction.computation_s:
-        said += f", since each message takes {startup_s * 1e3:.3g} ms to start"
+    latency_s = planned.network.all_reduce.latency_s
+    if latency_s > BOUND_SHARE / (1 - BOUND_SHARE) * planned.prediction.computation_s:
+        said += f", since each message takes {latency_s * 1e3:.3g} ms to start"
     if not simulator.replans:
         return said, None, None
     workers = _most_workers(simulator, change, planned.network)

@@ -99,7 +99,7 @@ def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
         return first.s_per_byte
     starts = [segment.start_bytes for segment in others]
     sizes = {total_bytes, *starts, *(start - 1 for start in starts)}
-    rates = [(curve.seconds(m) - curve.startup_s) / m for m in sizes if 0 < m <= total_bytes]
+    rates = [(curve.seconds(m) - curve.latency_s) / m for m in sizes if 0 < m <= total_bytes]
     if starts[0] > 1:
         rates.append(first.s_per_byte)
     return max(min(rates, default=0.0), 0.0)
@@ -110,7 +110,7 @@ def lower_bound_ns(
 ) -> int:
     """Return a lower bound on the period of any plan, however it merges, splits and orders.
 
-    Take any plan on one channel. A message transmits after its startup, for ``T(M) - T(0)`` at
+    Take any plan on one channel. A message transmits after its latency, for ``T(M) - T(0)`` at
     least (all of ``T(M)`` with one message in flight). Give each gradient the share of every
     transmission that its bytes are of the message. Then
 
@@ -124,11 +124,11 @@ def lower_bound_ns(
     the best such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``.
 
     In halves (reduce-scatter and all-gather, ``T(M) / 2`` each) a gradient is transmitted twice,
-    ``p_i`` in all, from ``ready_i + T(0) / 2`` on: the startup of its all-gather may overlap other
-    transmissions. But that startup follows its reduce-scatter, so it arrives no earlier than
+    ``p_i`` in all, from ``ready_i + T(0) / 2`` on: the latency of its all-gather may overlap other
+    transmissions. But that latency follows its reduce-scatter, so it arrives no earlier than
     ``ready_i + T(0)``. With ``halves=False`` such plans are left out.
 
-    With one in flight (and no halves) every message also pays for its startup. Take the gradients
+    With one in flight (and no halves) every message also pays for its latency. Take the gradients
     whose tails are at least ``q``. Each message with some of them takes at least ``T(0) + rate *
     (their bytes in it)``. Handing a gradient's bytes all to the first message that has some, and
     then to the first that is ready after it, ends the last of these messages no later: what comes
@@ -137,7 +137,7 @@ def lower_bound_ns(
     follows. This is done for up to 64 values of ``q``.
 
     A larger message, a later share or an idle channel only make a plan end later, so the bound
-    holds for every order, every number in flight and delays. It is exact where every startup can be
+    holds for every order, every number in flight and delays. It is exact where every latency can be
     hidden. The simulator's clock rounds each message to a nanosecond; what is bounded is the plan
     with exact costs. Contention is not counted: it only makes plans slower.
 
@@ -155,16 +155,16 @@ def lower_bound_ns(
     """
     ready_ns, size_bytes, tail_ns, base_ns = terms
     rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S
-    startup_ns = round(curve.startup_s * NS_PER_S)
+    latency_ns = round(curve.latency_s * NS_PER_S)
     transmission_ns = [math.floor(rate_ns * size) for size in size_bytes]
     end_ns = _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
     if not halves:
         one_by_one_ns = 0
         if in_flight == 1:
-            one_by_one_ns = _one_by_one_ns(terms, curve.startup_s, rate_ns / NS_PER_S)
-        return max(base_ns, startup_ns + end_ns, one_by_one_ns)
+            one_by_one_ns = _one_by_one_ns(terms, curve.latency_s, rate_ns / NS_PER_S)
+        return max(base_ns, latency_ns + end_ns, one_by_one_ns)
     alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
-    return max(base_ns, startup_ns // 2 + end_ns, startup_ns + alone_ns)
+    return max(base_ns, latency_ns // 2 + end_ns, latency_ns + alone_ns)
 
 
 def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool = False) -> int:
@@ -195,8 +195,8 @@ def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
     rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S / 2
     sums_ns = [math.floor(rate_ns * size) for size in size_bytes]
     end_ns = _preemptive_end_ns(ready_ns, sums_ns, [0] * len(sums_ns))
-    startup_ns = round(curve.startup_s * NS_PER_S) // 2
-    return max(base_ns, startup_ns + end_ns + max(tail_ns, default=0))
+    latency_ns = round(curve.latency_s * NS_PER_S) // 2
+    return max(base_ns, latency_ns + end_ns + max(tail_ns, default=0))
 
 
 def _preemptive_end_ns(
@@ -217,11 +217,11 @@ def _preemptive_end_ns(
     return end_ns
 
 
-def _one_by_one_ns(terms: Terms, startup_s: float, s_per_byte: float) -> int:
+def _one_by_one_ns(terms: Terms, latency_s: float, s_per_byte: float) -> int:
     """Return the bound of all-reduces with one in flight, on the line below the curve."""
     tails = sorted(set(terms.tail_ns))
-    line = CostCurve.line(startup_s, s_per_byte)
-    startup_ns = max(round(startup_s * NS_PER_S), 0)
+    line = CostCurve.line(latency_s, s_per_byte)
+    latency_ns = max(round(latency_s * NS_PER_S), 0)
     worst = 0
     for least_tail in tails[:: -(-len(tails) // MOST_TAILS)]:
         chosen = [i for i, tail in enumerate(terms.tail_ns) if tail >= least_tail]
@@ -230,7 +230,7 @@ def _one_by_one_ns(terms: Terms, startup_s: float, s_per_byte: float) -> int:
         end_ns, first = 0.0, 0
         for last in _native.merge(ready_ns, size_bytes, line.rows()):
             held = sum(size_bytes[first : last + 1])
-            end_ns = max(end_ns, ready_ns[last]) + startup_ns + s_per_byte * NS_PER_S * held
+            end_ns = max(end_ns, ready_ns[last]) + latency_ns + s_per_byte * NS_PER_S * held
             first = last + 1
         worst = max(worst, math.floor(end_ns) + least_tail)
     return worst

@@ -100,7 +100,7 @@ def _faster(network: Network, factor: float) -> Network:
     """Return the network on which every message costs so many times less."""
 
     def scaled(curve: CostCurve | None) -> CostCurve | None:
-        return None if curve is None else curve.rebased(curve.startup_s / factor, 1 / factor)
+        return None if curve is None else curve.rebased(curve.latency_s / factor, 1 / factor)
 
     return msgspec.structs.replace(
         network,

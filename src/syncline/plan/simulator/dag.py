@@ -194,7 +194,7 @@ def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str
             for _ in dag.classes
         ]
     for name in dict.fromkeys(task.lane for task in dag.messages):
-        in_order = name in ("channel", "startup")
+        in_order = name in ("channel", "latency")
         lanes[name] = [graph.add_lane(capacity=1 if name in WIRES else None, in_order=in_order)]
     if contention.slows:
         for name in WIRES:

@@ -23,7 +23,7 @@ class MessageTask(NamedTuple):
     """A part of a message that occupies a resource."""
 
     lane: str
-    """``channel``: transmission; ``startup``: what overlaps the transmission of others; ``delay``:
+    """``channel``: transmission; ``latency``: what overlaps the transmission of others; ``delay``:
     waiting before it may leave; ``push`` and ``pull``: to and from a parameter server."""
     duration_ns: int
     message: int
@@ -94,7 +94,7 @@ def message_tasks(
 ) -> list[MessageTask]:
     """Return the tasks of all messages of one iteration, in the plan's order.
 
-    One message at a time occupies the channel for ``T(M)``. With more in flight, the startup
+    One message at a time occupies the channel for ``T(M)``. With more in flight, the latency
     ``T(0)`` of a message overlaps the transmission of those before it: it begins when the message
     is ready, the one before it has begun and the one ``in_flight`` before it has arrived. If the
     cost of two messages at once was measured, ``T`` is that cost.
@@ -108,7 +108,7 @@ def message_tasks(
     costs_ns = message_costs_ns(network, plan)
     shared = network.jobs > 1 and network.workers > 1
     busy_ns = _busy_ns(network, plan) if shared else [0.0] * len(costs_ns)
-    startup_ns = {
+    latency_ns = {
         kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
     }
@@ -129,12 +129,12 @@ def message_tasks(
                 after = (*after, next(i for i, task in enumerate(tasks) if task.norms))
         parts = {"channel": cost_ns}
         if plan.in_flight > 1:
-            own_ns = min(startup_ns[message.collective], cost_ns)
-            parts = {"startup": own_ns, "channel": cost_ns - own_ns}
+            own_ns = min(latency_ns[message.collective], cost_ns)
+            parts = {"latency": own_ns, "channel": cost_ns - own_ns}
         if message.delay_s:
             parts = {"delay": round(message.delay_s * NS_PER_S), **parts}
         for lane, duration_ns in parts.items():
-            if lane == "startup" and index >= plan.in_flight:
+            if lane == "latency" and index >= plan.in_flight:
                 after = (*after, arrivals[index - plan.in_flight])
             tasks.append(MessageTask(lane, duration_ns, index, gradients, lane == "channel", after))
             gradients, after = False, (len(tasks) - 1,)

@@ -205,7 +205,7 @@ def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
         return network
     curves = (network.all_reduce, network.whole)
     line = CostCurve.line(
-        min(curve.startup_s for curve in curves),
+        min(curve.latency_s for curve in curves),
         min(least_s_per_byte(curve, size_bytes) for curve in curves),
     )
     return msgspec.structs.replace(network, all_reduce=line, pipelined=None)

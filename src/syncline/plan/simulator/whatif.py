@@ -299,5 +299,5 @@ def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> Cost
     index_bytes = exchange.index_bytes
     rate = (1 + index_bytes / element_bytes) / (1 + index_bytes / ELEMENT_BYTES)
     link = curve.less(exchange.computing_curve())
-    link = link.rebased(link.startup_s, rate)
+    link = link.rebased(link.latency_s, rate)
     return CostCurve.in_turn([link, exchange.computing_curve(element_bytes=element_bytes)])

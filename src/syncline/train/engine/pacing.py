@@ -17,7 +17,7 @@ ROUNDS = 5
 class Pacing:
     """Lets a message follow its predecessor closely, without sharing the bandwidth with it.
 
-    Two messages under way hide each other's startup, but backends send both at once, at half the
+    Two messages under way hide each other's latency, but backends send both at once, at half the
     rate each. A small message behind a large one would then arrive about when the large one does.
     And in a ring, what a worker must still pass on of the first message would queue behind its part
     of the second, and the next worker would wait for it. So the second message is sent in the last
@@ -25,7 +25,7 @@ class Pacing:
     say when that step begins, it is estimated from the last rounds, or from the largest message so
     far; until the very first message is complete, no other follows it.
 
-    Planners and the simulator assume the same: one channel, in the plan's order, startups hidden.
+    Planners and the simulator assume the same: one channel, in the plan's order, latencies hidden.
 
     Args:
         sizes: of the messages of a round, in any unit.
