@@ -196,7 +196,7 @@ class Race:
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
         own, *found = (
-            Trained(plan, median_s(explored[name]), excess_s=0.0)
+            Trained(plan, median_s(explored[name]), slowdown_s=0.0)
             for name, plan in {Ddp.NAME: stock, **plans}.items()
         )
         _, network, own = as_under_stock(own, profile, measured.network)

@@ -33,7 +33,7 @@ class ChunkTimes:
     """When its last byte was there."""
     done_ns: Times
     """When its result was there: for a reduction once it was added, else ``stop_ns``."""
-    busy_ns: dict[str, int]
+    active_ns: dict[str, int]
     """How long each port, card and switch was held, by name: ``"rank 3 out"``, ``"host 0 NIC in"``,
     ``"switch"``, ``"rank 3 reduce"``. The sum over all transfers that it carries at once."""
 
@@ -126,7 +126,7 @@ def simulate_chunks(
         start_ns=start[: len(schedule)],
         stop_ns=stop[: len(schedule)],
         done_ns=stop[result],
-        busy_ns=lanes.busy_ns(np.concatenate([transfers_ns, reductions_ns])),
+        active_ns=lanes.active_ns(np.concatenate([transfers_ns, reductions_ns])),
     )
 
 
@@ -168,7 +168,7 @@ class _Lanes:
         if self._switch is not None:
             self._graph.hold(leaving, np.full(len(leaving), self._switch))
 
-    def busy_ns(self, durations_ns: Times) -> dict[str, int]:
+    def active_ns(self, durations_ns: Times) -> dict[str, int]:
         """Return how long tasks hold each lane, summed over what it carries at once."""
         tasks, lanes = self._graph.lane_members()
         busy = np.zeros(len(self._names), dtype=np.int64)

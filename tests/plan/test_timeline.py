@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline, busy_ns, union
+from syncline.plan.timeline import (
+    COMMUNICATION,
+    COMPUTE,
+    Span,
+    SpanKind,
+    Timeline,
+    active_ns,
+    union,
+)
 
 
 def _timeline(*spans: Span, iteration_ns: int = 100) -> Timeline:
@@ -160,4 +168,4 @@ def test_a_union_counts_every_nanosecond_once(spans: list[Span]) -> None:
     intervals = union(spans)
     covered = {ns for s in spans for ns in range(s.start_ns, s.stop_ns)}
     assert {ns for start, stop in intervals for ns in range(start, stop)} == covered
-    assert busy_ns(intervals) == len(covered)
+    assert active_ns(intervals) == len(covered)

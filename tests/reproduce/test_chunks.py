@@ -187,7 +187,7 @@ class TestContention:
         mixed = msgspec.structs.replace(self.HOSTS, hosts=(0, 1) * 4)
         times = simulate_chunks(all_reduce("ring", 8), mixed, size_bytes=SIZE_BYTES)
         assert times.total_s == pytest.approx(4 * self.total_s(all_reduce("ring", 8), flat(8, 0.0)))
-        assert times.busy_ns["host 0 NIC out"] == times.total_ns
+        assert times.active_ns["host 0 NIC out"] == times.total_ns
 
     def test_faster_cards_carry_more_at_once(self) -> None:
         mixed = msgspec.structs.replace(self.HOSTS, hosts=(0, 1) * 4)
@@ -249,7 +249,7 @@ class TestTheRun:
         assert times.stop_ns.tolist() == [2000, 2000, 4500, 4500]
         assert times.done_ns.tolist() == [2500, 2500, 4500, 4500]
         assert times.total_ns == 4500
-        assert times.busy_ns == {
+        assert times.active_ns == {
             "rank 0 out": 4000,
             "rank 1 out": 4000,
             "rank 0 in": 4000,

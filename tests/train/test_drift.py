@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.train.watches import DriftWatch, PaceSample
+from syncline.train.watches import DriftWatch, Sample
 
 
 def window(watch: DriftWatch, computation_s: float, communication_s: float) -> bool:
     for _ in range(5):
-        watch.add(PaceSample(computation_s, communication_s))
+        watch.add(Sample(computation_s, communication_s))
     return watch.close_window([watch.take_summary()])
 
 
 @pytest.mark.parametrize(
-    ("pace", "drifted"),
+    ("sample", "drifted"),
     [
         ((1.0, 0.5), False),
         ((1.19, 0.5), False),
@@ -24,12 +24,12 @@ def window(watch: DriftWatch, computation_s: float, communication_s: float) -> b
         ((1.0, 0.39), True),
     ],
 )
-def test_a_fifth_is_the_limit(pace: tuple[float, float], drifted: bool) -> None:
+def test_a_fifth_is_the_limit(sample: tuple[float, float], drifted: bool) -> None:
     watch = DriftWatch()
     assert not window(watch, 1.0, 0.5)
     assert not window(watch, 1.0, 0.5)
-    assert not window(watch, *pace)
-    assert window(watch, *pace) is drifted
+    assert not window(watch, *sample)
+    assert window(watch, *sample) is drifted
 
 
 def test_a_change_must_last() -> None:
@@ -51,7 +51,7 @@ def test_what_is_small_does_not_matter() -> None:
 def test_one_slow_sample_is_no_drift() -> None:
     watch = DriftWatch()
     window(watch, 1.0, 0.5)
-    watch.add(PaceSample(9.0, 9.0))
+    watch.add(Sample(9.0, 9.0))
     assert not window(watch, 1.0, 0.5)
 
 
@@ -59,7 +59,7 @@ def test_what_varies_by_itself_is_no_drift() -> None:
     watch = DriftWatch()
     for samples in ((0.3, 0.9, 0.4, 1.1, 0.5), (0.5, 1.3, 0.4, 0.9, 0.8)) * 2:
         for communication_s in samples:
-            watch.add(PaceSample(1.0, communication_s))
+            watch.add(Sample(1.0, communication_s))
         assert not watch.close_window([watch.take_summary()])
 
 
@@ -82,5 +82,5 @@ def test_ranks_agree_by_their_median() -> None:
     watch = DriftWatch()
     everyone = [[1.0, 0.5, 0.0, 0.0], [1.0, 0.5, 0.0, 0.0], [5.0, 0.5, 0.0, 0.0]]
     for _ in range(3):
-        watch.add(PaceSample(5.0, 0.5))
+        watch.add(Sample(5.0, 0.5))
         assert not watch.close_window(everyone)

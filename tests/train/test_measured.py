@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.plan.plan import Message, MessageCollective, Plan, Tensor, Wait
-from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
+from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, active_ns, union
 from syncline.train.engine.recording import (
     BucketStamps,
     EngineTimes,
@@ -265,10 +265,10 @@ def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[Wa
     # At most what was under way, less what passed beside the walk, shown once a message.
     for number, label in ((0, "b"), (1, "a")):
         shown = [s for s in timeline.spans if s.kind == "message" and s.label == label]
-        assert busy_ns(union(shown)) == sum(s.stop_ns - s.start_ns for s in shown)
+        assert active_ns(union(shown)) == sum(s.stop_ns - s.start_ns for s in shown)
         if any(m.message == number for m in messages):
             longest = max(m.finished_ns - m.issued_ns for m in messages if m.message == number)
-            assert busy_ns(union(shown)) <= 2 * longest
+            assert active_ns(union(shown)) <= 2 * longest
 
 
 def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:

@@ -111,7 +111,7 @@ class Timeline(Document, frozen=True, kw_only=True):
 
         Waiting of several workers at the same time counts once.
         """
-        return busy_ns(union(filter(_is_stall, self.spans)))
+        return active_ns(union(filter(_is_stall, self.spans)))
 
     def order_stall_ns(self) -> int:
         """Return how long the line was idle only because messages go in a fixed order.
@@ -132,8 +132,8 @@ class Timeline(Document, frozen=True, kw_only=True):
 
     def line_share(self) -> float:
         """Return the share of the iteration in which at least one message was under way."""
-        busy = busy_ns(union(self._messages()))
-        return busy / self.iteration_ns if self.iteration_ns else 0.0
+        active = active_ns(union(self._messages()))
+        return active / self.iteration_ns if self.iteration_ns else 0.0
 
     def _messages(self) -> Iterator[Span]:
         return (span for span in self.spans if span.kind == "message")
@@ -161,7 +161,7 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
     return found
 
 
-def busy_ns(intervals: Iterable[Interval]) -> int:
+def active_ns(intervals: Iterable[Interval]) -> int:
     """Return the nanoseconds that disjoint intervals take together."""
     return sum(stop - start for start, stop in intervals)
 

@@ -30,7 +30,7 @@ from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.pre_forward_hooks import PreForwardHooks
 from syncline.train.overlap.sharded_deferral import ShardedDeferral
 from syncline.train.shutdown import finish_on_shutdown
-from syncline.train.watches import PaceSample
+from syncline.train.watches import Sample
 from syncline.train.wrapped import Wrapped
 
 
@@ -256,14 +256,14 @@ class EngineExecutor(Executor):
         """Say why hardly anything was left to run under forward passes since the last call."""
         return self.deferral.waits.forced_syncs(always=always) if self.defers else None
 
-    def pace(self, iteration_s: float) -> PaceSample | None:
+    def sample(self, iteration_s: float) -> Sample | None:
         """Return what an iteration takes now, from the last finished round."""
         messages = self._engine.last_round()
         if not messages:
             return None
         begun_ns = min(m.issued_ns for m in messages)
         ended_ns = max(m.finished_ns for m in messages)
-        return PaceSample(
+        return Sample(
             computation_s=max(iteration_s - self.deferral.waits.stall_ns / NS_PER_S, 0.0),
             communication_s=(ended_ns - begun_ns) / NS_PER_S,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from syncline.plan.profile import Norm
 from syncline.train.engine.recording import Recorded
 from syncline.train.overlap.deferral import Deferral
-from syncline.train.watches import PaceSample
+from syncline.train.watches import Sample
 from syncline.train.wrapped import Wrapped
 
 
@@ -105,7 +105,7 @@ class Executor:
         """Return what was noted of the exchange since the last call."""
         return []
 
-    def pace(self, iteration_s: float) -> PaceSample | None:  # noqa: ARG002
+    def sample(self, iteration_s: float) -> Sample | None:  # noqa: ARG002
         """Return the times of the last iteration, if it was sampled."""
         return None
 

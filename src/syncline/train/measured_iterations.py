@@ -13,7 +13,7 @@ from syncline.train.measure.segments import SegmentTrace, read_iteration
 from syncline.train.rank_measurements import StageResult
 from syncline.train.reducer import Reducer
 from syncline.train.stages import Stage
-from syncline.train.watches import PaceSample
+from syncline.train.watches import Sample
 from syncline.train.wrapped import Wrapped
 
 
@@ -49,7 +49,7 @@ class MeasuredIterations:
         """Whether no forward pass of that iteration has begun whose gradients will be exchanged."""
         self._noted: tuple[ObservedIteration, Recorded] | None = None
         """The last observed iteration, and its exchange."""
-        self._timed: PaceSample | None = None
+        self._timed: Sample | None = None
         """What the reducer's timers said last."""
         self._start: Any = None
         self.stage = stage
@@ -188,9 +188,9 @@ class MeasuredIterations:
             stamp = self._clock.stamp()
         elif deferral is not None and self._job.device.type == "cpu":
             # How much of the iteration the processor did not wait for messages.
-            pace = self._reducer.executor.pace(self._lasted_s(*self._stamps[-1]))
-            if pace is not None and self.done > stage.warmup:
-                self.result.active_s.append(pace.computation_s - broadcast_s)
+            sample = self._reducer.executor.sample(self._lasted_s(*self._stamps[-1]))
+            if sample is not None and self.done > stage.warmup:
+                self.result.active_s.append(sample.computation_s - broadcast_s)
         self._start = stamp
         if self._noted is not None:
             self._observed.append(self._noted)
@@ -205,12 +205,12 @@ class MeasuredIterations:
 
         They time only some iterations, each of which is known in the next one.
         """
-        pace = self._reducer.executor.pace(0.0)
-        if pace is None or pace == self._timed:
+        sample = self._reducer.executor.sample(0.0)
+        if sample is None or sample == self._timed:
             return
-        self._timed = pace
+        self._timed = sample
         if self.done > self.stage.warmup + 1:
-            self.result.computing_s.append(pace.computation_s)
+            self.result.computing_s.append(sample.computation_s)
 
     # ------------------------------------------------------------------ the end of a stage
 

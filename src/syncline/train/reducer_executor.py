@@ -22,7 +22,7 @@ from syncline.train.engine.layout import difference_from_plan
 from syncline.train.engine.recording import BucketRecorder, Recorded, exchange_in
 from syncline.train.executor import Executor
 from syncline.train.measure.gradient_hooks import GradientHooks, weakly
-from syncline.train.watches import PaceSample
+from syncline.train.watches import Sample
 from syncline.train.wrapped import Wrapped
 
 
@@ -161,12 +161,12 @@ class ReducerExecutor(Executor):
         """Return what was noted of the exchange since the last call."""
         return self._recorder.take() if self._recorder is not None else []
 
-    def pace(self, iteration_s: float) -> PaceSample | None:  # noqa: ARG002
+    def sample(self, iteration_s: float) -> Sample | None:  # noqa: ARG002
         """Return the passes of the last iteration that the reducer timed."""
         data = self._logged = logging_data(self._wrapped.ddp)
         if not data.get("backward_compute_time"):
             return None
-        return PaceSample(
+        return Sample(
             computation_s=(data["forward_compute_time"] + data["backward_compute_time"]) / NS_PER_S,
             communication_s=data["backward_comm_time"] / NS_PER_S,
         )

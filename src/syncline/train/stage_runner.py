@@ -157,9 +157,9 @@ class StageRunner:
         self._note_phase(self.stage, 1, iteration_s)
         if done % PACE_EVERY:
             return
-        pace = self._reducer.executor.pace(iteration_s)
-        if pace is not None:
-            self._drift.add(pace)
+        sample = self._reducer.executor.sample(iteration_s)
+        if sample is not None:
+            self._drift.add(sample)
         if done % WINDOW == 0:
             if self._close_window():
                 self._advance()

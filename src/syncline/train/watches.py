@@ -50,7 +50,7 @@ class _TwoWindows:
         return True
 
 
-class PaceSample(NamedTuple):
+class Sample(NamedTuple):
     """What an iteration takes now."""
 
     computation_s: float
@@ -62,20 +62,20 @@ class DriftWatch:
     """Compares windows of iterations with the first one; every rank decides alike."""
 
     def __init__(self) -> None:
-        self._samples: list[PaceSample] = []
+        self._samples: list[Sample] = []
         self._reference: list[float] | None = None
         self._windows = _TwoWindows()
 
-    def add(self, pace: PaceSample) -> None:
+    def add(self, sample: Sample) -> None:
         """Add a sample of the window that is running."""
-        self._samples.append(pace)
+        self._samples.append(sample)
 
     def take_summary(self) -> list[float]:
         """Return the medians of both times in this window, then their standard errors."""
         samples, self._samples = self._samples, []
         if not samples:
             return [0.0] * 4
-        series = [[pace[i] for pace in samples] for i in (0, 1)]
+        series = [[sample[i] for sample in samples] for i in (0, 1)]
         return [median(s) for s in series] + [standard_error(s) for s in series]
 
     def close_window(self, everyone: Sequence[Sequence[float]]) -> bool:

@@ -12,7 +12,7 @@ from syncline.plan.timeline import (
     COMPUTE,
     Span,
     Timeline,
-    busy_ns,
+    active_ns,
     exposed_intervals,
     rows,
 )
@@ -61,7 +61,7 @@ def test_exposed_is_what_a_count_of_every_nanosecond_finds(
     expected = covered(True) - covered(False)
     intervals = exposed_intervals(_timeline(*spans))
     assert {ns for start, stop in intervals for ns in range(start, stop)} == expected
-    assert busy_ns(intervals) == len(expected)
+    assert active_ns(intervals) == len(expected)
 
 
 def test_computing_comes_first_whatever_started_first() -> None:

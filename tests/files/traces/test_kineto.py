@@ -22,7 +22,7 @@ from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.transformations import with_compute_scale
-from syncline.plan.timeline import busy_ns, merged
+from syncline.plan.timeline import active_ns, merged
 from tests import strategies as some
 from tests.files.traces.kineto_files import Job, execution_trace, gloo_job
 
@@ -330,7 +330,7 @@ def test_messages_at_once_take_as_long_as_one_after_another(spans: list[tuple[in
     begun = sorted((start, start + lasting) for start, lasting in spans)
     sent = [MeasuredCollective(a, a, b, None, None, None, None) for a, b in begun]
     alone = in_turn(sent)
-    assert sum(b - a for a, b in alone) == pytest.approx(busy_ns(merged(begun)), abs=len(spans))
+    assert sum(b - a for a, b in alone) == pytest.approx(active_ns(merged(begun)), abs=len(spans))
     assert alone[-1][1] == pytest.approx(max(b for _, b in begun), abs=len(spans))
     for (start, _), (after, _) in zip(begun, alone, strict=True):
         assert after >= start

@@ -47,9 +47,9 @@ def measured(profile: Profile, network: Network, plan: Plan, factor: float = 1.0
     """Return what a training under ``plan`` would measure, every time ``factor`` times as long."""
     spans = predict(profile, network, plan).timeline.spans
     computing_ns = sum(s.stop_ns - s.start_ns for s in spans if s.kind in ("forward", "backward"))
-    excess_s = computing_ns / 1e9 * factor - profile.phase_s("forward", "backward")
+    slowdown_s = computing_ns / 1e9 * factor - profile.phase_s("forward", "backward")
     return Measured(
-        plan, predict_iteration_s(profile, network, plan) * factor, excess_s=max(excess_s, 0.0)
+        plan, predict_iteration_s(profile, network, plan) * factor, slowdown_s=max(slowdown_s, 0.0)
     )
 
 
@@ -89,11 +89,11 @@ def test_the_baseline_is_predicted_where_several_factors_explain_it(
 @some.few
 @given(st.integers(0, 100), st.floats(0.5, 10), st.none() | st.floats(0, 0.05))
 def test_factors_stay_in_range_and_the_baseline_is_met_where_they_can(
-    seed: int, slower: float, excess_s: float | None
+    seed: int, slower: float, slowdown_s: float | None
 ) -> None:
     profile, (ddp, *_) = instance(seed)
     least_s = predict_iteration_s(profile, NETWORK, ddp)
-    found = fit_contention(profile, NETWORK, [Measured(ddp, slower * least_s, 0.0, excess_s)])
+    found = fit_contention(profile, NETWORK, [Measured(ddp, slower * least_s, 0.0, slowdown_s)])
     contention = found.contention
     for factor in (contention.computing, contention.exchange):
         assert 1 <= factor <= LARGEST
@@ -197,7 +197,7 @@ def test_noise_is_no_contention(seed: int, share: float) -> None:
     profile, (ddp, *_) = instance(seed)
     alone_s = predict_iteration_s(profile, NETWORK, ddp)
     noise_s = 0.03 * alone_s
-    stock = Measured(ddp, alone_s + share * noise_s, noise_s, excess_s=0.0)
+    stock = Measured(ddp, alone_s + share * noise_s, noise_s, slowdown_s=0.0)
     assert fit_contention(profile, NETWORK, [stock]).contention == Contention(fitted=True)
 
 
@@ -237,7 +237,7 @@ def test_a_disturbed_profile_still_predicts_the_baseline(
     wait = Operation(name=WAIT, phase="finalize", duration_s=waits_s)
     disturbed = msgspec.structs.replace(profile, operations=(*operations, wait))
     noticed = profile.phase_s("forward", "backward") * (1 - slower)
-    stock = stock._replace(excess_s=noticed)
+    stock = stock._replace(slowdown_s=noticed)
     found, same, stock = as_under_stock(stock, disturbed, NETWORK)
     assert same == NETWORK
     assert found.phase_s("forward", "backward") == pytest.approx(
@@ -250,8 +250,8 @@ def test_a_disturbed_profile_still_predicts_the_baseline(
 def test_a_profile_that_was_not_disturbed_is_kept() -> None:
     profile, (ddp, *_) = instance()
     stock = measured(profile, under(Contention.of_both(1.5)), ddp)
-    for excess_s in (None, 0.0, stock.excess_s):
-        same = stock._replace(excess_s=excess_s)
+    for slowdown_s in (None, 0.0, stock.slowdown_s):
+        same = stock._replace(slowdown_s=slowdown_s)
         assert as_under_stock(same, profile, NETWORK) == (profile, NETWORK, same)
 
 
@@ -263,7 +263,7 @@ def test_what_no_contention_explains_is_waiting() -> None:
     plan = PLANNERS["single"].plan(profile, NETWORK)
     alone_s = predict_iteration_s(profile, NETWORK, plan)
     for waited_s, noise_s in ((0.03, 0.0), (0.002, 0.005), (-0.0005, 0.0)):
-        stock = Measured(plan, alone_s + waited_s, noise_s, excess_s=0.0)
+        stock = Measured(plan, alone_s + waited_s, noise_s, slowdown_s=0.0)
         found, network, same = as_under_stock(stock, profile, NETWORK)
         assert (network, same) == (NETWORK, stock)
         assert found.operations[:-1] == profile.operations[:-1]
@@ -281,8 +281,8 @@ def test_computing_that_no_contention_explains_was_slower() -> None:
         ),
     )
     fast = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-11)
-    excess_s = 2 * profile.phase_s("forward", "backward")
-    stock = Measured(ddp, predict_iteration_s(slower, fast, ddp), 0.0, excess_s)
+    slowdown_s = 2 * profile.phase_s("forward", "backward")
+    stock = Measured(ddp, predict_iteration_s(slower, fast, ddp), 0.0, slowdown_s)
     found, network, stock = as_under_stock(stock, profile, fast)
     assert network == fast
     assert found.phase_s("backward") == pytest.approx(3 * profile.phase_s("backward"))
@@ -298,7 +298,7 @@ def test_messages_that_were_faster_than_in_the_probe(faster: float) -> None:
     curve = CostCurve.line(1e-4 / faster, 2e-9 / faster)
     probed = Network.line(workers=4, a_s=1e-4, b_s_per_byte=2e-9)
     truth = msgspec.structs.replace(probed, all_reduce=curve)
-    stock = measured(profile, truth, ddp)._replace(excess_s=0.0)
+    stock = measured(profile, truth, ddp)._replace(slowdown_s=0.0)
     found, network, same = as_under_stock(stock, profile, probed)
     assert same == stock
     assert found.operations[-1].duration_s == 0

@@ -13,7 +13,7 @@ from syncline.plan.simulator.messages import message_costs_ns
 from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.workers import Workers
-from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, busy_ns, union
+from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, active_ns, union
 from tests import strategies as some
 from tests.plan.simulator.chains import NS, chain, layers, line, plan_of
 
@@ -149,7 +149,7 @@ def test_operations_and_waits_fill_an_iteration(
     assert on_device[-1][1] == timeline.iteration_ns
     for before, after in itertools.pairwise(on_device):
         assert before[1] == after[0]
-    waited = busy_ns(union(s for s in timeline.spans if s.kind == "wait"))
+    waited = active_ns(union(s for s in timeline.spans if s.kind == "wait"))
     assert waited == timeline.stall_ns()
     for span in timeline.spans:
         if span.kind == "message" and span.lane == COMMUNICATION and in_flight == 1:

@@ -16,7 +16,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Phase, Profile
 from syncline.plan.run import Decision, Event, Rate, Run
-from syncline.plan.timeline import NOT_COMPUTING, Timeline, busy_ns, exposed_intervals, union
+from syncline.plan.timeline import NOT_COMPUTING, Timeline, active_ns, exposed_intervals, union
 
 T = TypeVar("T", bound=Value)
 
@@ -251,9 +251,9 @@ def timeline_facts(timeline: Timeline) -> TimelineFacts:
         name=timeline.name,
         source=timeline.source,
         iteration_s=timeline.iteration_ns / 1e9,
-        computation_s=busy_ns(computing) / 1e9,
-        communication_s=busy_ns(communicating) / 1e9,
-        exposed_s=busy_ns(exposed_intervals(timeline)) / 1e9,
+        computation_s=active_ns(computing) / 1e9,
+        communication_s=active_ns(communicating) / 1e9,
+        exposed_s=active_ns(exposed_intervals(timeline)) / 1e9,
         stall_s=timeline.stall_ns() / 1e9,
         order_stall_s=timeline.order_stall_ns() / 1e9,
         line_share=timeline.line_share(),

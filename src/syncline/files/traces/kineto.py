@@ -35,7 +35,7 @@ from syncline.plan.network import Measurement
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
 from syncline.plan.quantities import NS_PER_S
-from syncline.plan.timeline import Interval, busy_ns
+from syncline.plan.timeline import Interval, active_ns
 
 
 class KinetoTrace(NamedTuple):
@@ -189,7 +189,7 @@ WORTH_SAYING = 0.005
 
 def _note_waits(steps: Sequence[StepTasks], notes: list[str]) -> None:
     share = statistics.median(
-        busy_ns(step.waits_ns()) / max(step.ended_ns - step.start_ns, 1) for step in steps
+        active_ns(step.waits_ns()) / max(step.ended_ns - step.start_ns, 1) for step in steps
     )
     if share >= WORTH_SAYING:
         longest = max((task for step in steps for task in step.tasks), key=lambda t: t.waited_ns)

@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     iteration_s: float
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
-    excess_s: float | None = None
+    slowdown_s: float | None = None
     """How much longer a worker computed than in the profile, with nothing under way, seconds: under
     stock DDP in forward and backward pass, under the engine in the whole iteration. None where it
     was not measured."""
@@ -73,15 +73,15 @@ def as_under_stock(stock: Measured, profile: Profile, network: Network) -> Under
         network: what messages cost; its contention is left out.
     """
     contention = fit_contention(profile, network, [stock]).contention
-    if stock.excess_s and (stock.excess_s < 0 or contention.computing == LARGEST):
+    if stock.slowdown_s and (stock.slowdown_s < 0 or contention.computing == LARGEST):
         alone_s = profile.phase_s(*COMPUTING)
-        factor = max(alone_s + stock.excess_s, 0.0) / alone_s
+        factor = max(alone_s + stock.slowdown_s, 0.0) / alone_s
         profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
-        stock = stock._replace(excess_s=0.0)
+        stock = stock._replace(slowdown_s=0.0)
         contention = fit_contention(profile, network, [stock]).contention
     if 1 < contention.exchange < LARGEST:
         return UnderStock(profile, network, stock)
-    computing = 1.0 if stock.excess_s is None else contention.computing
+    computing = 1.0 if stock.slowdown_s is None else contention.computing
 
     def over_s(faster: float) -> float:
         slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
@@ -178,9 +178,9 @@ def _with_handling(
 
 def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) -> Contention:
     """Return the contention that explains measured iterations, at least one, all of one kind."""
-    timed = [(m.plan, m.excess_s) for m in measured if m.excess_s is not None]
+    timed = [(m.plan, m.slowdown_s) for m in measured if m.slowdown_s is not None]
     counts = [len(plan.messages) for plan, _ in timed]
-    wanted_s = math.fsum(max(excess_s, 0.0) for _, excess_s in timed)
+    wanted_s = math.fsum(max(slowdown_s, 0.0) for _, slowdown_s in timed)
 
     def with_factors(computing: float, exchange: float, per_message_s: float = 0.0) -> Network:
         contention = Contention(
@@ -188,22 +188,22 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         )
         return msgspec.structs.replace(network, contention=contention, contention_by_need=None)
 
-    def excesses_s(computing: float, exchange: float, per_message_s: float) -> list[float]:
+    def slowdowns_s(computing: float, exchange: float, per_message_s: float) -> list[float]:
         network = with_factors(computing, exchange, per_message_s)
-        return [_excess_s(profile, network, plan) for plan, _ in timed]
+        return [_slowdown_s(profile, network, plan) for plan, _ in timed]
 
     def by_messages(exchange: float) -> Network:
-        """Return the network with what fits the excess of few messages and of many.
+        """Return the network with what fits the slowdown of few messages and of many.
 
-        Gauss-Newton: the excess grows with each of the two, and a little with their product.
+        Gauss-Newton: the slowdown grows with each of the two, and a little with their product.
         """
         slower, per_message_s = 0.1, 0.0
         step, step_s = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
-        wanted = np.array([excess_s for _, excess_s in timed])
+        wanted = np.array([slowdown_s for _, slowdown_s in timed])
         for _ in range(ROUNDS):
-            found = np.array(excesses_s(1 + slower, exchange, per_message_s))
-            more_slower = np.array(excesses_s(1 + slower + step, exchange, per_message_s))
-            more_each = np.array(excesses_s(1 + slower, exchange, per_message_s + step_s))
+            found = np.array(slowdowns_s(1 + slower, exchange, per_message_s))
+            more_slower = np.array(slowdowns_s(1 + slower + step, exchange, per_message_s))
+            more_each = np.array(slowdowns_s(1 + slower, exchange, per_message_s + step_s))
             by_slower, by_message = (more_slower - found) / step, (more_each - found) / step_s
             goal_s = wanted - found + by_slower * slower + by_message * per_message_s
             slower, per_message_s = _least_squares(by_slower, by_message, goal_s)
@@ -215,12 +215,12 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         if not timed:
             return with_factors(exchange, exchange)
 
-        def excess_s(computing: float) -> float:
+        def slowdown_s(computing: float) -> float:
             slowed = with_factors(computing, exchange)
-            return math.fsum(_excess_s(profile, slowed, plan) for plan, _ in timed) - wanted_s
+            return math.fsum(_slowdown_s(profile, slowed, plan) for plan, _ in timed) - wanted_s
 
         tolerance_s = TOLERANCE * min(m.iteration_s for m in measured)
-        return with_factors(_root(excess_s, tolerance_s), exchange)
+        return with_factors(_root(slowdown_s, tolerance_s), exchange)
 
     def differences(candidate: Network) -> list[float]:
         return [predict_iteration_s(profile, candidate, m.plan) - m.iteration_s for m in measured]
@@ -292,14 +292,14 @@ def _root(increasing: Callable[[float], float], tolerance: float) -> float:
     return round(factor, 4)
 
 
-def _excess_s(profile: Profile, network: Network, plan: Plan) -> float:
+def _slowdown_s(profile: Profile, network: Network, plan: Plan) -> float:
     """Return how much longer forward and backward pass take than with nothing under way."""
     steady = simulate_plan(profile, network, plan, strategy=DEFAULT_STRATEGY)
-    excess_ns = 0
+    slowdown_ns = 0
     for index, slot in enumerate(steady.dag.layout.slots):
         if slot.operation is None or slot.gate:
             continue
         if profile.operations[slot.operation].phase in COMPUTING:
             task = int(steady.dag.slot_tasks(index)[steady.window, 0])
-            excess_ns += int(steady.stop_ns[task] - steady.start_ns[task]) - slot.duration_ns
-    return excess_ns / NS_PER_S
+            slowdown_ns += int(steady.stop_ns[task] - steady.start_ns[task]) - slot.duration_ns
+    return slowdown_ns / NS_PER_S

@@ -101,7 +101,7 @@ class Observation:
         if iteration == self._seen:
             return
         self._seen = iteration
-        timed = self._model._training.executor.pace(0.0)
+        timed = self._model._training.executor.sample(0.0)
         if timed is not None:
             self._computing_s.append(timed.computation_s)
         is_over = runner.stage.is_steady
