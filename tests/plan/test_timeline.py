@@ -109,8 +109,8 @@ def test_stalls_are_the_waits_of_any_worker() -> None:
 
 
 def test_the_share_of_the_line() -> None:
-    assert _timeline(_message(0, 30), _message(10, 40), _message(60, 70)).line_share() == 0.5
-    assert _timeline(iteration_ns=0).line_share() == 0.0
+    assert _timeline(_message(0, 30), _message(10, 40), _message(60, 70)).link_share() == 0.5
+    assert _timeline(iteration_ns=0).link_share() == 0.0
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ class Timeline(Document, frozen=True, kw_only=True):
             free_ns = max(free_ns, message.stop_ns)
         return total_ns
 
-    def line_share(self) -> float:
+    def link_share(self) -> float:
         """Return the share of the iteration in which at least one message was under way."""
         active = active_ns(union(self._messages()))
         return active / self.iteration_ns if self.iteration_ns else 0.0

@@ -33,7 +33,7 @@ def test_the_example_waits_and_idles(overlapped: Bundle) -> None:
     measured = _measured(overlapped)
     assert measured.stall_ns() > 0
     assert measured.order_stall_ns() > 0
-    assert 0 < measured.line_share() < 1
+    assert 0 < measured.link_share() < 1
 
 
 def test_waiting_is_no_computing(overlapped: Bundle) -> None:
@@ -102,7 +102,7 @@ def test_the_terminal_says_so(overlapped: Bundle) -> None:
         return stream.getvalue()
 
     text = printed(_measured(overlapped))
-    assert re.search(r"waiting for messages [\d.]+ ms, line busy [\d.]+ %, idle while a ", text)
+    assert re.search(r"waiting for messages [\d.]+ ms, link busy [\d.]+ %, idle while a ", text)
     span = Span(lane="compute", start_ns=0, stop_ns=5, label="f", kind="forward")
     plain = Timeline(name="t", source="measured", iteration_ns=5, spans=(span,))
     assert "waiting" not in printed(plain)

@@ -51,7 +51,7 @@ def test_an_operation_waits_for_its_own() -> None:
     assert {label for label, _, _ in stood(timeline)} == {"f1"}
     # The line never idles: what is ready later was sent later.
     assert timeline.order_stall_ns() == 0
-    assert timeline.line_share() == 200 / 300
+    assert timeline.link_share() == 200 / 300
 
 
 def test_what_follows_one_at_a_time_is_handed_over_first() -> None:

@@ -41,7 +41,7 @@ class TimelineFacts(Value, frozen=True):
     """While the computation waits for messages, where the timeline records waits."""
     order_stall_s: float = 0.0
     """While nothing is under way, the next message is not ready and a later one is."""
-    line_share: float = 0.0
+    link_share: float = 0.0
     """Share of the iteration in which at least one message is under way."""
 
 
@@ -256,7 +256,7 @@ def timeline_facts(timeline: Timeline) -> TimelineFacts:
         exposed_s=active_ns(exposed_intervals(timeline)) / 1e9,
         stall_s=timeline.stall_ns() / 1e9,
         order_stall_s=timeline.order_stall_ns() / 1e9,
-        line_share=timeline.line_share(),
+        link_share=timeline.link_share(),
         spans=len(timeline.spans),
     )
 

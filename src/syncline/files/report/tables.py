@@ -193,8 +193,8 @@ def timeline_table(timeline: Timeline) -> RenderableType:
     ]
     if timeline.records_waits:
         totals.append(
-            f"waiting for messages {units.duration(facts.stall_s)}, line busy "
-            f"{units.percent(facts.line_share)}, idle while a later message was ready "
+            f"waiting for messages {units.duration(facts.stall_s)}, link busy "
+            f"{units.percent(facts.link_share)}, idle while a later message was ready "
             f"{units.duration(facts.order_stall_s)}"
         )
     return Group(
