@@ -85,6 +85,18 @@ class Sent(Value, frozen=True, kw_only=True):
             raise UserError(f"run: what was sent cannot be negative: {self}")
 
 
+class RankMemory(Value, frozen=True, kw_only=True):
+    """What training keeps on one rank, and the most that its process took."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    state_bytes: int
+    """Of the optimizer, as it was in the end."""
+    predicted_state_bytes: int
+    peak_bytes: int
+    """Resident memory of the process, with what is no tensor."""
+
+
 class Run(Document, frozen=True, kw_only=True):
     """What a training run measured, decided, did and reached."""
 
@@ -120,6 +132,8 @@ class Run(Document, frozen=True, kw_only=True):
     """The prediction for sparse exchange, which is never switched on by itself."""
     phases: tuple[PhaseSpan, ...] = ()
     """In the order in which they came; empty in files of earlier releases."""
+    memory: tuple[RankMemory, ...] = ()
+    """By rank, where it was asked for."""
     events: tuple[Event, ...] = ()
     rates: tuple[Rate, ...] = ()
     """Rates over the whole run, of Syncline and of the baselines."""

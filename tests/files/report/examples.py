@@ -14,7 +14,7 @@ from syncline.plan.network import Contention, Link, Measurement, Network
 from syncline.plan.plan import Plan
 from syncline.plan.prediction import Comparison, Prediction
 from syncline.plan.profile import Baseline, Gradient, Operation, Profile
-from syncline.plan.run import Event, PhaseSpan, Rate, Run
+from syncline.plan.run import Event, PhaseSpan, RankMemory, Rate, Run
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, Timeline
 
 WORKERS = 4
@@ -250,6 +250,16 @@ def make_bundle() -> Bundle:
                 ("recording", 23, 5, 3.2),
                 ("steady", 28, 1600, 912.0),
             )
+        ),
+        memory=tuple(
+            RankMemory(
+                parameters_bytes=102_000_000,
+                gradients_bytes=102_000_000,
+                state_bytes=25_500_000 + rank,
+                predicted_state_bytes=25_500_000,
+                peak_bytes=611_000_000,
+            )
+            for rank in range(WORKERS)
         ),
         events=(
             Event(iteration=10, text="warm-up ends, measuring stock DDP"),

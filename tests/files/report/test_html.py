@@ -30,6 +30,7 @@ SECTIONS = [
     "largest",
     "profile",
     "phases",
+    "memory",
     "events",
 ]
 
@@ -80,7 +81,7 @@ def test_the_sections_come_in_order(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("missing", "gone"),
     [
-        ("run", {"phases", "events"}),
+        ("run", {"phases", "memory", "events"}),
         ("comparison", {"planners"}),
         ("network", {"network"}),
         ("plan", {"messages"}),

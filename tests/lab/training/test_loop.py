@@ -58,6 +58,11 @@ def trainings(folder: Path) -> dict[str, TrainingConfig]:
         "words": config("words", "lstm", "ptb", **words, accumulate=2),
         "words stopped": config("words stopped", "lstm", "ptb", **words, accumulate=2, steps=4),
         "words resumed": config("words resumed", "lstm", "ptb", **words, accumulate=2, resume=True),
+        "sharded": config("sharded", "lstm", "ptb", **words, shard=True),
+        "sharded stopped": config("sharded stopped", "lstm", "ptb", **words, shard=True, steps=4),
+        "sharded resumed": config(
+            "sharded resumed", "lstm", "ptb", **words, shard=True, resume=True
+        ),
         "bf16": config(
             "bf16",
             "transformer",
@@ -132,7 +137,16 @@ def test_the_report_is_there(trained: Trained) -> None:
         assert Run.load(Path(config.report) / "run.json") == trained[1][0][name]
 
 
-@pytest.mark.parametrize("name", ["digits", "words"])
+def test_each_rank_keeps_state_of_its_share(trained: Trained) -> None:
+    (whole, _), sharded = trained[1][0]["words"].memory, trained[1][0]["sharded"].memory
+    assert whole.state_bytes == whole.predicted_state_bytes == whole.parameters_bytes
+    assert sum(rank.state_bytes for rank in sharded) == whole.state_bytes
+    for rank in sharded:
+        assert rank.state_bytes == pytest.approx(rank.predicted_state_bytes, rel=0.02)
+        assert rank.peak_bytes > rank.parameters_bytes + rank.gradients_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["digits", "words", "sharded"])
 def test_a_resumed_training_has_the_bits_of_an_unbroken_one(trained: Trained, name: str) -> None:
     whole, parts = checkpoint_of(trained, name), checkpoint_of(trained, f"{name} resumed")
     assert (whole.epoch, whole.step) == (parts.epoch, parts.step)

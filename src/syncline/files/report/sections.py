@@ -35,7 +35,7 @@ from syncline.files.report.summary import (
 )
 from syncline.files.report.verdict import KeyFigure, figure_text
 from syncline.plan.network import Network
-from syncline.plan.run import Event
+from syncline.plan.run import Event, RankMemory
 
 
 def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
@@ -280,6 +280,32 @@ def profile_section(profile: ProfileFacts | None) -> Html | None:
         tag("p", typeset(text)),
         tag("div", stacked_bar(parts, profile.computation_s or 1.0), class_="phases"),
         legend((f"k-{phase}", typeset(f"{phase} {units.duration(s)}")) for phase, s in phases),
+    )
+
+
+def memory_section(memory: Sequence[RankMemory]) -> Html | None:
+    """Return what each rank keeps in memory."""
+    if not memory:
+        return None
+
+    def column(
+        label: str, size_bytes: Callable[[RankMemory], int]
+    ) -> Column[tuple[int, RankMemory]]:
+        return Column(label, lambda row: units.size(size_bytes(row[1])), numeric=True)
+
+    columns: list[Column[tuple[int, RankMemory]]] = [
+        Column("Rank", lambda row: str(row[0]), numeric=True),
+        column("Parameters", lambda rank: rank.parameters_bytes),
+        column("Gradients", lambda rank: rank.gradients_bytes),
+        column("Optimizer's state", lambda rank: rank.state_bytes),
+        column("as predicted", lambda rank: rank.predicted_state_bytes),
+        column("Peak of the process", lambda rank: rank.peak_bytes),
+    ]
+    return section(
+        "memory",
+        "Memory by rank",
+        note("The peak counts all that the process holds: code, data and activations too."),
+        table(columns, list(enumerate(memory)), caption="Memory by rank"),
     )
 
 

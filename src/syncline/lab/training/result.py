@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 from torch import nn
 
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.group import Worker
 from syncline.lab.training.replica import Replica, StepTime
-from syncline.plan.run import Rate, Run, Sent
+from syncline.plan.run import RankMemory, Rate, Run, Sent
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.measure.statistics import median, standard_error
 
@@ -57,10 +59,38 @@ def record(
         {replica.name: of_all_workers(replica.times, worker) for replica in replicas},
         config.samples_per_step,
     )
-    run = msgspec.structs.replace(ddp.run_record(), rates=measured, results=results)
+    run = msgspec.structs.replace(
+        ddp.run_record(), rates=measured, results=results, memory=memory(config, worker, replicas)
+    )
     if worker.rank == 0:
         ddp.save_report(Path(config.report), run=run)
     return run
+
+
+def memory(
+    config: TrainingConfig, worker: Worker, replicas: Sequence[Replica]
+) -> tuple[RankMemory, ...]:
+    """Return what every worker keeps for Syncline's model; all workers take part.
+
+    The state of SGD is a number for each element if it has momentum. Of a sharded one a worker is
+    predicted to keep an equal share.
+    """
+    model, state = replicas[0].module, replicas[0].optimizer.state
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    whole = sum(p.nbytes for p in parameters)
+    predicted = whole if config.hyper.momentum else 0
+    own = (
+        whole,
+        sum(p.grad.nbytes for p in parameters if p.grad is not None),
+        sum(v.nbytes for kept in state.values() for v in kept.values() if torch.is_tensor(v)),
+        predicted // worker.workers if config.shard else predicted,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+    everyone = worker.gather(torch.tensor(own, dtype=torch.int64))
+    fields = RankMemory.__struct_fields__
+    return tuple(
+        RankMemory(**dict(zip(fields, map(int, numbers), strict=True))) for numbers in everyone
+    )
 
 
 def rate_named(run: Run, name: str) -> Rate | None:
