@@ -78,7 +78,8 @@ def write(
 ) -> None:
     """Write the digest of a model's parameters and what else was noted."""
     logger.removeHandler(overlapping)
-    noted |= {"overlapped": overlapping.steps, "warned": overlapping.warned}
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+    noted |= {"overlapped": overlapping.steps, "warned": overlapping.warned}
+    noted["norm"] = float(flat.double().norm())
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))

@@ -89,14 +89,17 @@ def train(kind: str, which: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model = {"manual": Manual, "compiled": Silent}.get(kind, Plain)()
-    strategy: Any = SynclineStrategy(**planned(model)) if which == "syncline" else "ddp"
+    shard = kind in ("sharded", "sharded resumed")
+    strategy: Any = "ddp"
+    if which == "syncline":
+        strategy = SynclineStrategy(**planned(model), shard=shard)
     data = TensorDataset(torch.randn(1600, WIDTH))
     watch = Watch()
     callbacks: list[Any] = [watch]
     options: dict[str, Any] = {"max_epochs": 1}
-    if kind in ("automatic", "resumed"):
+    if kind in ("automatic", "resumed") or shard:
         options |= {"gradient_clip_val": 100.0, "val_check_interval": 20}
-        options["max_epochs"] = 2 if kind == "resumed" else 1
+        options["max_epochs"] = 2 if kind.endswith("resumed") else 1
         callbacks.append(ModelCheckpoint(folder, filename="saved", save_on_train_epoch_end=True))
     if kind == "accumulating":
         options |= {"accumulate_grad_batches": 2, "val_check_interval": 20, "max_epochs": 2}
@@ -118,9 +121,9 @@ def train(kind: str, which: str, folder: Path) -> None:
         **options,
     )
     batches, check = DataLoader(data, 16), DataLoader(TensorDataset(data.tensors[0][:64]), 16)
-    saved = folder.parents[1] / "automatic" / which / "saved.ckpt"
+    saved = folder.parents[1] / ("sharded" if shard else "automatic") / which / "saved.ckpt"
     trained: Any = torch.compile(model, backend="eager") if kind == "compiled" else model
-    trainer.fit(trained, batches, check, ckpt_path=saved if kind == "resumed" else None)
+    trainer.fit(trained, batches, check, ckpt_path=saved if kind.endswith("resumed") else None)
     write(
         folder,
         trainer.global_rank,

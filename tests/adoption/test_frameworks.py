@@ -1,4 +1,7 @@
-"""Frameworks train with their adapters as with stock DDP, to the last bit, and overlap."""
+"""Frameworks train with their adapters as with stock DDP, to the last bit, and overlap.
+
+With sharded optimizers the last digits may differ.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ TIMEOUT_S = 600
 KINDS = {
     "lightning": (
         *("automatic", "resumed", "accumulating", "manual", "averaging", "swa", "compiled"),
+        *("sharded", "sharded resumed"),
     ),
     "transformers": ("accumulating", "checkpointed", "compiled"),
     "accelerate": ("plain", "saved", "compiled", "regional"),
@@ -44,7 +48,11 @@ def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
         )
         assert {rank["wrapper"] for rank in stock} == {"torch.nn.parallel.distributed"}, kind
         assert {rank["wrapper"] for rank in ours + run} == {"syncline.train.ddp"}, kind
-        (digests[kind],) = {rank["digest"] for rank in stock + ours + run}
+        exact = stock + run if kind.startswith("sharded") else stock + ours + run
+        (digests[kind],) = {rank["digest"] for rank in exact}
+        assert len({rank["digest"] for rank in ours}) == 1, kind
+        for rank in ours:  # a kernel may round the end of a share otherwise
+            assert rank["norm"] == pytest.approx(stock[0]["norm"], rel=1e-6), kind
         assert {rank["overlapped"] > 0 for rank in run} == {kind not in SYNCHRONOUS_UNDER_RUN}, kind
         for rank in ours:
             assert rank["steps"] == stock[0]["steps"], kind
