@@ -110,6 +110,22 @@ def test_none_ends_before_the_bound(profile: Profile, network: Network, in_fligh
         assert predict_iteration_s(profile, network, plan) * 1e9 >= bound_ns - slack_ns
 
 
+@flights
+@given(profile=chains(), network=networks)
+def test_no_plan_in_shards_ends_before_its_bound(
+    profile: Profile, network: Network, in_flight: int
+) -> None:
+    profile = msgspec.structs.replace(profile, sharded=True)
+    bound_ns = network_bound_ns(terms(profile), network, halves=True, sharded=True)
+    for plan in (
+        plan_in_halves("x", profile, network, in_flight=in_flight),
+        Dear().plan(profile, network),
+        msgspec.structs.replace(Merge().plan(profile, network), wait="need"),
+    ):
+        slack_ns = 2 * len(plan.messages)
+        assert predict_iteration_s(profile, network, plan.in_shards()) * 1e9 >= bound_ns - slack_ns
+
+
 @given(profile=chains(), network=networks)
 def test_no_planner_is_better_under_the_constraint(profile: Profile, network: Network) -> None:
     profile = with_norm(profile)

@@ -167,18 +167,21 @@ def lower_bound_ns(
     return max(base_ns, latency_ns // 2 + end_ns, latency_ns + alone_ns)
 
 
-def network_bound_ns(terms: Terms, network: Network, *, halves: bool, norm: bool = False) -> int:
+def network_bound_ns(
+    terms: Terms, network: Network, *, halves: bool, norm: bool = False, sharded: bool = False
+) -> int:
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
     If the cost of two messages at once was measured, plans with one in flight and plans with more
     have different costs; the lower of their two bounds holds for all. With ``norm``, every update
-    waits for a norm of all gradients.
+    waits for a norm of all gradients; if plans are ``sharded``, all gathers follow all sums.
     """
     curves = (network.all_reduce, network.pipelined)
     return min(
         max(
-            lower_bound_ns(terms, curve, halves=halves or norm),
+            lower_bound_ns(terms, curve, halves=halves or norm or sharded),
             _norm_bound_ns(terms, curve) if norm else 0,
+            _sharded_bound_ns(terms, curve) if sharded else 0,
         )
         for curve in curves
         if curve is not None
@@ -191,12 +194,27 @@ def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
     Before that norm, each gradient is summed: half of an all-reduce at least. After it comes the
     longest tail. The sums are a preemptive schedule as in :func:`lower_bound_ns`, without tails.
     """
-    ready_ns, size_bytes, tail_ns, base_ns = terms
-    rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S / 2
-    sums_ns = [math.floor(rate_ns * size) for size in size_bytes]
-    end_ns = _preemptive_end_ns(ready_ns, sums_ns, [0] * len(sums_ns))
-    latency_ns = round(curve.latency_s * NS_PER_S) // 2
-    return max(base_ns, latency_ns + end_ns + max(tail_ns, default=0))
+    end_ns, latency_ns, _ = _sums(terms, curve)
+    return max(terms.base_ns, latency_ns + end_ns + max(terms.tail_ns, default=0))
+
+
+def _sharded_bound_ns(terms: Terms, curve: CostCurve) -> int:
+    """Return a lower bound on the period where workers update shares.
+
+    The first gather begins when all gradients are summed and updated; the gathers are then a
+    preemptive schedule as in :func:`lower_bound_ns`.
+    """
+    end_ns, latency_ns, gathers_ns = _sums(terms, curve)
+    begun_ns = [end_ns + 2 * latency_ns] * len(gathers_ns)
+    return max(terms.base_ns, _preemptive_end_ns(begun_ns, gathers_ns, terms.tail_ns))
+
+
+def _sums(terms: Terms, curve: CostCurve) -> tuple[int, int, list[int]]:
+    """Return when all sums are transmitted at best, their latency, and how long each takes."""
+    rate_ns = least_s_per_byte(curve, sum(terms.size_bytes)) * NS_PER_S / 2
+    sums_ns = [math.floor(rate_ns * size) for size in terms.size_bytes]
+    end_ns = _preemptive_end_ns(terms.ready_ns, sums_ns, [0] * len(sums_ns))
+    return end_ns, round(curve.latency_s * NS_PER_S) // 2, sums_ns
 
 
 def _preemptive_end_ns(

@@ -190,7 +190,7 @@ def _communication_bound_s(
     halves = any(message.collective != "all-reduce" for message in plan.messages)
     known = terms(as_planned(profile, strategy, 1.0))
     bound_ns = network_bound_ns(
-        known, network, halves=halves, norm=plan.norm is not None or plan.sharded
+        known, network, halves=halves, norm=plan.norm is not None, sharded=plan.sharded
     )
     return max(least_s, bound_ns / NS_PER_S)
 
