@@ -34,6 +34,7 @@ pytestmark = pytest.mark.xdist_group("trainings")  # which are made once
 def trainings(folder: Path) -> dict[str, TrainingConfig]:
     """Return what is trained, by name; "resumed" goes on from what "stopped" has left."""
     words = {"data_dir": str(folder), "overrides": {"epochs": 2, "batch_size": 2}}
+    sharded = {**words, "accumulate": 2, "shard": True}
     digits = {"planner": "ddp", "overrides": {"epochs": 2, "batch_size": 64}}
 
     def config(name: str, model: str, data: str, **options: Any) -> TrainingConfig:
@@ -58,11 +59,9 @@ def trainings(folder: Path) -> dict[str, TrainingConfig]:
         "words": config("words", "lstm", "ptb", **words, accumulate=2),
         "words stopped": config("words stopped", "lstm", "ptb", **words, accumulate=2, steps=4),
         "words resumed": config("words resumed", "lstm", "ptb", **words, accumulate=2, resume=True),
-        "sharded": config("sharded", "lstm", "ptb", **words, shard=True),
-        "sharded stopped": config("sharded stopped", "lstm", "ptb", **words, shard=True, steps=4),
-        "sharded resumed": config(
-            "sharded resumed", "lstm", "ptb", **words, shard=True, resume=True
-        ),
+        "sharded": config("sharded", "lstm", "ptb", **sharded),
+        "sharded stopped": config("sharded stopped", "lstm", "ptb", **sharded, steps=4),
+        "sharded resumed": config("sharded resumed", "lstm", "ptb", **sharded, resume=True),
         "bf16": config(
             "bf16",
             "transformer",

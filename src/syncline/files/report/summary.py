@@ -15,7 +15,7 @@ from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Phase, Profile
-from syncline.plan.run import Decision, Event, Rate, Run
+from syncline.plan.run import Decision, Event, RankMemory, Rate, Run
 from syncline.plan.timeline import NOT_COMPUTING, Timeline, active_ns, exposed_intervals, union
 
 T = TypeVar("T", bound=Value)
@@ -187,6 +187,7 @@ class RunFacts(Value, frozen=True):
     final_s: float | None = None
     """Seconds of a final iteration, by which the phases' costs are counted."""
     phases: tuple[PhaseFacts, ...] = ()
+    memory: tuple[RankMemory, ...] = ()
 
 
 class Summary(Document, frozen=True):

@@ -19,7 +19,7 @@ from syncline.errors import FileError
 from syncline.train.overlap.sharding import even_part
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint import StorageReader
+    from torch.distributed.checkpoint.storage import StorageReader
 
 REST = "rest"
 """The key of groups and of what is no number for each element."""
@@ -88,10 +88,17 @@ def load(
     Raises:
         FileError: there is no such state, or it is of other parameters.
     """
-    import torch.distributed.checkpoint as dcp
+    # Slow to import, and for checkpoints only.
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as read
 
-    reader = checkpoint if isinstance(checkpoint, dcp.StorageReader) else None
-    reader = reader or dcp.FileSystemReader(os.fspath(checkpoint))  # type: ignore[arg-type]
+    reader: StorageReader
+    if isinstance(checkpoint, str | os.PathLike):
+        reader = FileSystemReader(os.fspath(checkpoint))
+    else:
+        reader = checkpoint
     try:
         entries = reader.read_metadata().state_dict_metadata
     except OSError as error:
@@ -104,27 +111,30 @@ def load(
         if found is None:
             continue
         number, name = int(found[1]), found[2]
-        size = tuple(getattr(kind, "size", ()))
-        if size != (elements.get(number),):
+        whole = elements.get(number, 0)
+        if not isinstance(kind, TensorStorageMetadata) or tuple(kind.size) != (whole,):
             raise FileError(
-                f"{checkpoint}: {entry} has shape {size}, and parameter {number} of this optimizer "
-                f"has {elements.get(number, 'no')} exchanged elements; load it into the model and "
-                "optimizer that were saved"
+                f"{checkpoint}: {entry} is not the state of the {whole} exchanged elements that "
+                f"parameter {number} of this optimizer has; load it into the model and optimizer "
+                "that were saved"
             )
-        start, stop = even_part(size[0], group.size(), group.rank())
+        start, stop = even_part(whole, group.size(), group.rank())
         part = torch.empty(stop - start, dtype=kind.properties.dtype, device=devices[number])
         places[number, name] = part
-        asked[entry] = _dtensor(part, size[0], group)
-    rest = f"{key}.{REST}"
-    if rest not in entries:
+        asked[entry] = _dtensor(part, whole, group)
+    rest = entries.get(f"{key}.{REST}")
+    if not isinstance(rest, TensorStorageMetadata):
         raise FileError(
             f"{checkpoint}: it holds no sharded optimizer under {key!r}; save what "
             "model.sharded_state_dict(optimizer) returns, or name the key"
         )
-    asked[rest] = torch.empty(tuple(entries[rest].size), dtype=torch.uint8)
-    dcp.load(asked, storage_reader=reader, process_group=group)
+    asked[f"{key}.{REST}"] = others = torch.empty(tuple(rest.size), dtype=torch.uint8)
+    try:
+        read(asked, storage_reader=reader, process_group=group)
+    except CheckpointException as error:  # it names each rank's own error in many lines
+        raise FileError(f"{checkpoint}: it cannot be loaded: {str(error).strip()}") from None
     states: dict[int, dict[str, torch.Tensor]] = {}
     for (number, name), part in places.items():
         if part.numel():
             states.setdefault(number, {})[name] = part
-    return states, unpacked(asked[rest])
+    return states, unpacked(others)
