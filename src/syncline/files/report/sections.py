@@ -287,24 +287,21 @@ def memory_section(memory: Sequence[RankMemory]) -> Html | None:
     """Return what each rank keeps in memory."""
     if not memory:
         return None
-
-    def column(
-        label: str, size_bytes: Callable[[RankMemory], int]
-    ) -> Column[tuple[int, RankMemory]]:
-        return Column(label, lambda row: units.size(size_bytes(row[1])), numeric=True)
-
     columns: list[Column[tuple[int, RankMemory]]] = [
         Column("Rank", lambda row: str(row[0]), numeric=True),
-        column("Parameters", lambda rank: rank.parameters_bytes),
-        column("Gradients", lambda rank: rank.gradients_bytes),
-        column("Optimizer's state", lambda rank: rank.state_bytes),
-        column("as predicted", lambda rank: rank.predicted_state_bytes),
-        column("Peak of the process", lambda rank: rank.peak_bytes),
+        Column("Parameters", lambda r: units.size(r[1].parameters_bytes), numeric=True, wide=True),
+        Column("Gradients", lambda r: units.size(r[1].gradients_bytes), numeric=True, wide=True),
+        Column("State", lambda r: units.size(r[1].state_bytes), numeric=True),
+        Column("predicted", lambda r: units.size(r[1].predicted_state_bytes), numeric=True),
+        Column("Peak", lambda row: units.size(row[1].peak_bytes), numeric=True),
     ]
     return section(
         "memory",
         "Memory by rank",
-        note("The peak counts all that the process holds: code, data and activations too."),
+        note(
+            "The state is the optimizer's. The peak is of the whole process, with code, data and "
+            "activations."
+        ),
         table(columns, list(enumerate(memory)), caption="Memory by rank"),
     )
 
