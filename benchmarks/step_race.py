@@ -153,7 +153,7 @@ class Race:
             rate=cell.rate,
             clip=cell.clip,
             scaled=cell.scaled,
-            computation_given=cell.computation_s is not None,
+            computation_given_s=cell.computation_s,
             adamw=cell.adamw,
             date=today(),
             iterations=self._arguments.iterations,

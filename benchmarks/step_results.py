@@ -69,8 +69,8 @@ class Measured(Value, frozen=True, kw_only=True):
     date: str
     clip: bool = False
     scaled: bool = False
-    computation_given: bool = False
-    """Whether the computation was asked for, and does not follow from the rate."""
+    computation_given_s: float | None = None
+    """Where the computation was asked for, and does not follow from the rate."""
     adamw: bool = False
     iterations: int
     """That count, in every turn."""
@@ -102,7 +102,7 @@ class Measured(Value, frozen=True, kw_only=True):
             rate=self.rate,
             clip=self.clip,
             scaled=self.scaled,
-            computation_s=self.computation_s if self.computation_given else None,
+            computation_s=self.computation_given_s,
             adamw=self.adamw,
         )
 
