@@ -43,6 +43,7 @@ def train(kind: str, which: str, folder: Path) -> None:
         options = {"max_grad_norm": 100.0, "gradient_checkpointing": True, "bf16": True}
     if kind == "compiled":
         options = {"torch_compile": True, "torch_compile_backend": "eager"}
+    shard = kind.startswith("sharded")
     watch = Watch()
     trainer = Trainer(
         model=model,
@@ -56,7 +57,7 @@ def train(kind: str, which: str, folder: Path) -> None:
             num_train_epochs=1,
             eval_strategy="steps",
             eval_steps=20,
-            save_steps=30,
+            save_steps=20 if shard else 30,
             report_to=[],
             disable_tqdm=True,
             **options,
@@ -67,8 +68,9 @@ def train(kind: str, which: str, folder: Path) -> None:
         # Checkpointing changes the order in which gradients become ready, so that is measured.
         measured = {"planner": "tictac", "check": False}
         options = measured if kind == "checkpointed" else planned(model)
-        trainer.add_callback(SynclineCallback(trainer, **options))
-    trainer.train()
+        trainer.add_callback(SynclineCallback(trainer, shard=shard, **options))
+    saved = folder.parents[1] / "sharded" / which / "checkpoint-20"
+    trainer.train(resume_from_checkpoint=str(saved) if kind.endswith("resumed") else None)
     write(
         folder,
         trainer.args.process_index,

@@ -21,7 +21,7 @@ KINDS = {
         *("automatic", "resumed", "accumulating", "manual", "averaging", "swa", "compiled"),
         *("sharded", "sharded resumed"),
     ),
-    "transformers": ("accumulating", "checkpointed", "compiled"),
+    "transformers": ("accumulating", "checkpointed", "compiled", "sharded", "sharded resumed"),
     "accelerate": ("plain", "saved", "compiled", "regional"),
 }
 WARNINGS = {
@@ -63,6 +63,8 @@ def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
             assert said.endswith("block.compile()")
     if framework == "lightning":
         assert digests["resumed"] != digests["automatic"]
+    if framework == "transformers":
+        assert digests["sharded resumed"] == digests["sharded"]
     if framework == "accelerate":
         assert digests["saved"] == digests["plain"]
 

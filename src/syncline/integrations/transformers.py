@@ -22,12 +22,19 @@ class SynclineCallback(TrainerCallback):
 
     Args:
         trainer: of several processes, with torch's DistributedDataParallel (the Trainer's default).
+        shard: whether each rank keeps the optimizer's state for its share of the parameters alone.
+            Checkpoints hold all of it: the trainer's ``_save_optimizer_and_scheduler``, which saves
+            on rank 0, is replaced by one that first collects the state from all ranks.
         options: ``planner``, ``plan`` and so on of ``syncline.DistributedDataParallel``.
     """
 
-    def __init__(self, trainer: Trainer, **options: Any) -> None:
+    def __init__(self, trainer: Trainer, *, shard: bool = False, **options: Any) -> None:
         self._trainer = trainer
+        self._shard = shard
         self._options = options
+        if shard:
+            self._save = trainer._save_optimizer_and_scheduler
+            trainer._save_optimizer_and_scheduler = self._collect_and_save
 
     @property
     def model(self) -> DistributedDataParallel | None:
@@ -45,7 +52,7 @@ class SynclineCallback(TrainerCallback):
         if isinstance(wrapped, TorchDDP):
             if not isinstance(wrapped, DistributedDataParallel):
                 DistributedDataParallel.convert(wrapped, **self._options).overlap(
-                    kwargs["optimizer"]
+                    kwargs["optimizer"], shard=self._shard
                 )
         elif dist.is_initialized() and dist.get_world_size() > 1:
             raise UserError(
@@ -53,6 +60,18 @@ class SynclineCallback(TrainerCallback):
                 f"{type(wrapped).__name__}; Syncline plans data-parallel training only, so train "
                 "without FSDP and DeepSpeed, or without SynclineCallback"
             )
+
+    def _collect_and_save(self, output_dir: str) -> None:
+        model, optimizer = self.model, self._trainer.optimizer
+        if model is None or optimizer is None:
+            self._save(output_dir)
+            return
+        whole = model.full_state_dict(optimizer)  # on all ranks
+        optimizer.state_dict = lambda: whole  # type: ignore[method-assign]
+        try:
+            self._save(output_dir)
+        finally:
+            del optimizer.state_dict
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any

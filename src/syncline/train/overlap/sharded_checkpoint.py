@@ -6,10 +6,11 @@ parts, which DCP cuts anew for another number of ranks. All else is one tensor o
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,25 +37,32 @@ def as_dtensors(
         group: its ranks hold the parts, in order.
     """
     found: dict[str, dict[str, torch.Tensor]] = {}
+    whole_of = _whole_of(group)
     for number, state in states.items():
         whole = elements[number]
         start, stop = even_part(whole, group.size(), group.rank())
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == (stop - start,):
-                found.setdefault(str(number), {})[name] = _dtensor(value, whole, group)
+                found.setdefault(str(number), {})[name] = whole_of(value, whole)
     return found
 
 
-def _dtensor(part: torch.Tensor, elements: int, group: dist.ProcessGroup) -> torch.Tensor:
+def _whole_of(group: dist.ProcessGroup) -> Callable[[torch.Tensor, int], torch.Tensor]:
+    """Return a function that makes a DTensor of so many elements of this rank's part."""
     # Slow to import, and for checkpoints only.
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
-    mesh = DeviceMesh.from_group(group, part.device.type)
-    made: torch.Tensor = DTensor.from_local(
-        part, mesh, [Shard(0)], run_check=False, shape=torch.Size([elements]), stride=(1,)
-    )
-    return made
+    mesh_on = functools.cache(functools.partial(DeviceMesh.from_group, group))
+
+    def whole_of(part: torch.Tensor, elements: int) -> torch.Tensor:
+        shape, mesh = torch.Size([elements]), mesh_on(part.device.type)
+        made: torch.Tensor = DTensor.from_local(
+            part, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,)
+        )
+        return made
+
+    return whole_of
 
 
 def packed(value: Any) -> torch.Tensor:
@@ -103,6 +111,7 @@ def load(
         entries = reader.read_metadata().state_dict_metadata
     except OSError as error:
         raise FileError(f"{checkpoint}: no checkpoint can be read: {error}") from None
+    whole_of = _whole_of(group)
     own = re.compile(re.escape(key) + r"\.state\.(\d+)\.(.+)")
     asked: dict[str, torch.Tensor] = {}
     places: dict[tuple[int, str], torch.Tensor] = {}
@@ -121,7 +130,7 @@ def load(
         start, stop = even_part(whole, group.size(), group.rank())
         part = torch.empty(stop - start, dtype=kind.properties.dtype, device=devices[number])
         places[number, name] = part
-        asked[entry] = _dtensor(part, whole, group)
+        asked[entry] = whole_of(part, whole)
     rest = entries.get(f"{key}.{REST}")
     if not isinstance(rest, TensorStorageMetadata):
         raise FileError(
