@@ -34,7 +34,7 @@ class SynclineCallback(TrainerCallback):
         self._options = options
         if shard:
             self._save = trainer._save_optimizer_and_scheduler
-            trainer._save_optimizer_and_scheduler = self._collect_and_save
+            trainer._save_optimizer_and_scheduler = self._collect_and_save  # type: ignore[method-assign]
 
     @property
     def model(self) -> DistributedDataParallel | None:
