@@ -35,7 +35,7 @@ def train(kind: str, which: str, folder: Path) -> None:
     model = GPT2LMHeadModel(
         GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
     )
-    lines = 1000 if kind == "checkpointed" else 800
+    lines = {"checkpointed": 1000, "sharded": 1600, "sharded resumed": 1600}.get(kind, 800)
     words = torch.randint(WORDS, (lines, LENGTH), generator=torch.Generator().manual_seed(1))
     data: Any = [{"input_ids": line, "labels": line} for line in words]
     options: dict[str, Any] = {"max_grad_norm": 100.0, "gradient_accumulation_steps": 2}
@@ -57,7 +57,7 @@ def train(kind: str, which: str, folder: Path) -> None:
             num_train_epochs=1,
             eval_strategy="steps",
             eval_steps=20,
-            save_steps=20 if shard else 30,
+            save_steps=50 if shard else 30,
             report_to=[],
             disable_tqdm=True,
             **options,
@@ -69,7 +69,7 @@ def train(kind: str, which: str, folder: Path) -> None:
         measured = {"planner": "tictac", "check": False}
         options = measured if kind == "checkpointed" else planned(model)
         trainer.add_callback(SynclineCallback(trainer, shard=shard, **options))
-    saved = folder.parents[1] / "sharded" / which / "checkpoint-20"
+    saved = folder.parents[1] / "sharded" / which / "checkpoint-50"
     trainer.train(resume_from_checkpoint=str(saved) if kind.endswith("resumed") else None)
     write(
         folder,

@@ -87,6 +87,9 @@ class SynclineStrategy(DDPStrategy):
 
     def teardown(self) -> None:
         """Write the report, then end the run."""
+        if self._shard and self.lightning_module is not None:
+            # Lightning moves the module with its gradients, of which no rank has the whole.
+            self.lightning_module.zero_grad()
         if (
             self.is_global_zero
             and self._report_in is not None

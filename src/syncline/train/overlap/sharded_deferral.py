@@ -223,7 +223,8 @@ class ShardedDeferral(Deferral):
         if spent and not self._makes_here:
             raise UserError(
                 f"overlap(shard=True): the gradient of {self.names[spent[0]]!r} was read after the "
-                "optimizer's step, where no rank has whole gradients; read it before the step"
+                "optimizer's step, where no rank has whole gradients; read it before the step, or "
+                "call optimizer.zero_grad() first, also before the module is moved or cast"
             )
         super().read_gradients(indices)
 
