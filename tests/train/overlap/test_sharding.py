@@ -14,7 +14,7 @@ from syncline.plan.plan import Message, Plan, Tensor
 from syncline.train.overlap.sharding import common_elements
 from syncline.train.overlap.trial import trial_of_slices
 from tests.cases import first_few
-from tests.train.overlap import overlap_jobs, sharded_jobs
+from tests.train.overlap import overlap_jobs, sharded_jobs, sharded_rows
 from tests.train.overlap.features import features
 from tests.train.overlap.overlap_plans import Style
 from tests.train.overlap.overlap_rig import OVERLAPS
@@ -85,6 +85,22 @@ def test_what_cannot_be_right_raises(workers: WorkerPool) -> None:
     for results in workers.run(overlap_jobs.sharded_beside_stock, 2, [*REFUSED], Style(), 0.0):
         for (row, reason), result in zip(REFUSED.items(), results, strict=True):
             assert reason in result.get("refused", ""), row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", chunks(sharded_rows.SAME), ids=lambda rows: rows[0])
+def test_every_other_row_comes_to_the_same(workers: WorkerPool, rows: list[str]) -> None:
+    for results in workers.run(overlap_jobs.sharded_beside_stock, 2, rows, Style(), 0.0):
+        assert {row: r.get("differences") for row, r in zip(rows, results, strict=True)} == {
+            row: [] for row in rows
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", sorted(sharded_rows.REFUSED))
+def test_what_is_refused(workers: WorkerPool, row: str) -> None:
+    for (result,) in workers.run(overlap_jobs.sharded_beside_stock, 2, [row], Style(), 0.0):
+        assert result.get("refused")
 
 
 def test_three_ranks_and_other_messages(workers: WorkerPool) -> None:

@@ -118,9 +118,9 @@ class Sharding:
                 for some in block
             ]
             longest = max(sum(map(len, some)) for some in parts)
-            sent = parts[0][0].new_empty(longest) if longest else None
-            if sent is None:
+            if not longest:
                 continue
+            sent = next(part for some in parts for part in some).new_empty(longest)
             arrived = sent.new_empty(longest * self._workers)
             for part, place in _packed(parts[self.rank], sent):
                 place.copy_(part)
