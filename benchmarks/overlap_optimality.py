@@ -37,7 +37,7 @@ NEEDS = ("as a chain", "as a chain, neighbours swapped", "shuffled", "first read
 
 def against_exhaustive_search(kind: Kind, in_flight: int) -> dict[str, Any]:
     """Return how often the search finds the optimum of a kind of rounds, and its worst ratio."""
-    draw = random.Random(f"{kind} {in_flight}")
+    draw = random.Random(f"{kind.seed} {in_flight}")
     ratios: list[float] = []
     to_bound: list[float] = []
     for _ in range(ROUNDS):

@@ -135,6 +135,11 @@ class Kind(NamedTuple):
     def __str__(self) -> str:
         return f"{self.tails}, {self.latency} latency, {self.sizes} sizes"
 
+    @property
+    def seed(self) -> str:
+        """What instances are drawn from: never reworded, or recorded results are of others."""
+        return f"{self.tails}, {self.latency} startup, {self.sizes} sizes"
+
 
 KINDS: tuple[Kind, ...] = tuple(
     Kind(tails, latency, sizes)

@@ -45,13 +45,13 @@ def test_no_plan_undercuts_it(instance: Instance) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_it_is_near_the_optimum(kind: Kind) -> None:
-    draw = random.Random(str(kind))
+    draw = random.Random(kind.seed)
     for _ in range(5):
         instance = random_instance(draw, 7, kind)
         for in_flight in (1, 2):
             best = least_end_ns(instance, in_flight)
             assert best is not None
-            assert best <= 1.4 * bound_ns(instance, in_flight=in_flight)
+            assert best <= 1.35 * bound_ns(instance, in_flight=in_flight)
 
 
 @some.many
