@@ -7,7 +7,6 @@ parts, which DCP cuts anew for another number of ranks. All else is one tensor o
 from __future__ import annotations
 
 import functools
-import io
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import FileError
-from syncline.train.overlap.sharding import even_part
+from syncline.train.overlap.sharding import even_part, unpacked
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
@@ -63,18 +62,6 @@ def _whole_of(group: dist.ProcessGroup) -> Callable[[torch.Tensor, int], torch.T
         return made
 
     return whole_of
-
-
-def packed(value: Any) -> torch.Tensor:
-    """Return plain values and tensors as one tensor of bytes."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-
-
-def unpacked(value: torch.Tensor) -> Any:
-    """Return what :func:`packed` was given."""
-    return torch.load(io.BytesIO(value.numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
 def load(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
 from torch.optim import Optimizer
 
 from syncline.errors import FileError, UserError
@@ -16,27 +15,15 @@ from syncline.train.overlap.deferred_optimizer import CurrentDeferral, DeferredO
 from syncline.train.overlap.deferred_step import foreign_hooks
 from syncline.train.overlap.pending import UPDATES, is_pending
 from syncline.train.overlap.separable import separability
-from syncline.train.overlap.sharded_checkpoint import REST, as_dtensors, load, packed
+from syncline.train.overlap.sharded_checkpoint import REST, as_dtensors, load
 from syncline.train.overlap.sharded_deferral import ShardedDeferral, ShardedStep
-from syncline.train.overlap.sharding import BLOCK_ELEMENTS, Sharding
+from syncline.train.overlap.sharding import BLOCK_ELEMENTS, Sharding, in_batches, packed
 from syncline.train.overlap.trial import hyperparameters, trial_of_slices
 
 
 def why_not_shardable(optimizer: Optimizer) -> str | None:
     """Say why an optimizer cannot update shares of parameters, or None if it can."""
     return separability(optimizer).why_not or trial_of_slices(optimizer).why_not
-
-
-def _batches(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters in order, of about BLOCK_ELEMENTS each time."""
-    batch: list[nn.Parameter] = []
-    for parameter in parameters:
-        batch.append(parameter)
-        if sum(p.numel() for p in batch) >= BLOCK_ELEMENTS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 class ShardedOptimizer(DeferredOptimizer):
@@ -149,7 +136,7 @@ class ShardedOptimizer(DeferredOptimizer):
             before_steps.call(self.optimizer, (), {})
             step.update_rest()
             # Some at a time: a step makes temporary tensors as large as what it updates.
-            for some in _batches(p for p in exchanged if p.grad is not None):
+            for some in in_batches((p for p in exchanged if p.grad is not None), BLOCK_ELEMENTS):
                 step.update(dict.fromkeys(some, ()))
             after_steps.call(self.optimizer, (), {})
         self.sharding.gather(exchanged)

@@ -241,12 +241,10 @@ class Sharding:
             for p in group["params"]
             if (index := self.index_of.get(id(p))) is not None
         ]
-        ends = itertools.accumulate(self.parameters[index].numel() for index in members)
-        numbered = zip((end // BATCH_ELEMENTS for end in ends), members, strict=True)
         found: dict[int, dict[str, Any]] = {index: {} for index in members}
-        for _, batch in itertools.groupby(numbered, key=lambda row: row[0]):
+        for batch in in_batches((self.parameters[index] for index in members), BATCH_ELEMENTS):
             parcels: list[dict[int, dict[str, Any]]] = [{} for _ in new]
-            for _, index in batch:
+            for index in (self.index_of[id(parameter)] for parameter in batch):
                 size = sum(stop - start for start, stop in old[self.rank][index])
                 for parcel, spans in zip(parcels, new, strict=True):
                     runs = list(common_elements(old[self.rank][index], spans[index]))
@@ -277,11 +275,7 @@ class Sharding:
 
     def _swapped(self, parcels: Sequence[Any]) -> list[Any]:
         """Send every rank its parcel, of tensors and plain values; return what each has sent."""
-        texts = []
-        for parcel in parcels:
-            file = io.BytesIO()
-            torch.save(parcel, file)
-            texts.append(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
+        texts = list(map(packed, parcels))
         device = self.parameters[0].device
         sizes = gather_numbers([len(text) for text in texts], self.group, device)
         arriving = [int(row[self.rank]) for row in sizes]
@@ -294,12 +288,33 @@ class Sharding:
                 [len(text) for text in texts],
                 group=self.group,
             )
-        files = [io.BytesIO(part.cpu().numpy().tobytes()) for part in arrived.split(arriving)]
 
         def here(memory: Any, place: str) -> Any:  # a GPU has another number on another rank
             return memory if place == "cpu" else memory.cuda(device)
 
-        return [torch.load(file, map_location=here, weights_only=True) for file in files]
+        return [unpacked(part.cpu(), here) for part in arrived.split(arriving)]
+
+
+def packed(value: Any) -> torch.Tensor:
+    """Return plain values and tensors as one tensor of bytes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def unpacked(value: torch.Tensor, map_location: Any = "cpu") -> Any:
+    """Return what :func:`packed` was given; for ``map_location`` see ``torch.load``."""
+    file = io.BytesIO(value.numpy().tobytes())
+    return torch.load(file, map_location=map_location, weights_only=True)
+
+
+def in_batches(parameters: Iterable[nn.Parameter], elements: int) -> Iterator[list[nn.Parameter]]:
+    """Yield parameters in order, with about so many elements each time."""
+    listed = list(parameters)
+    ends = itertools.accumulate(parameter.numel() for parameter in listed)
+    numbered = zip((end // elements for end in ends), listed, strict=True)
+    for _, batch in itertools.groupby(numbered, key=lambda row: row[0]):
+        yield [parameter for _, parameter in batch]
 
 
 def even_part(elements: int, parts: int, number: int) -> Span:
