@@ -9,7 +9,6 @@ from __future__ import annotations
 import multiprocessing
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,10 +18,12 @@ from reproduce.paper_costs import pipeline_curve
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.own_memory import memory_bytes, reset_peak
 from syncline.comm.collectives import PROGRAMS, Pipelined, Schedule, best_blocks, program
 from syncline.plan.collective_costs import all_reduce_line
 
 RUNS = 5
+MIB = 1024 * 1024
 ALGORITHMS = (
     "binary-tree",
     "recursive-doubling",
@@ -70,18 +71,11 @@ def formula_s(algorithm: str, ranks: int, blocks: int) -> float:
     return curve.seconds(SIZE_BYTES)
 
 
-def peak_mib(*, reset: bool = False) -> float:
-    """Return this process's largest resident memory since the last reset."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line) / 1024
-
-
 def measure(case: tuple[str, int]) -> dict[str, Any]:
     """Simulate one program in a process of its own, so that its memory is its own."""
     algorithm, ranks = case
-    start_mib = peak_mib(reset=True)
+    reset_peak()
+    start_mib = memory_bytes("VmHWM") / MIB
     fabric = Fabric.flat(ranks, **COSTS)
     build_s, simulate_s = [], []
     for _ in range(RUNS):
@@ -91,7 +85,7 @@ def measure(case: tuple[str, int]) -> dict[str, Any]:
         times = simulate_chunks(schedule, fabric, size_bytes=SIZE_BYTES)
         build_s.append(built - start)
         simulate_s.append(time.perf_counter() - built)
-    most_mib = peak_mib()
+    most_mib = memory_bytes("VmHWM") / MIB
     queued = simulate_chunks(schedule, fabric, size_bytes=SIZE_BYTES, order="program")
     analytic_s = formula_s(algorithm, ranks, schedule.blocks)
     return {

@@ -76,6 +76,19 @@ def join(rank: int, folder: Path, attempt: int, errors: Path, workers: int) -> N
     torch.manual_seed(0)
 
 
+def take_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: torch.optim.lr_scheduler.LRScheduler,
+    inputs: torch.Tensor,
+) -> None:
+    """Take a step of the training and of its schedule."""
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(inputs), torch.arange(8)).backward()
+    optimizer.step()
+    scheduler.step()
+
+
 def work_in_shards(
     rank: int, folder: Path, attempt: int, steps: int, errors: Path, workers: int
 ) -> None:
@@ -97,11 +110,7 @@ def work_in_shards(
         scheduler.load_state_dict(state["scheduler"])
     while done < steps:
         torch.manual_seed(done)  # on all ranks alike, also for what drops out
-        optimizer.zero_grad()
-        output = model(torch.randn(8, WIDTH))
-        nn.functional.cross_entropy(output, torch.arange(8)).backward()
-        optimizer.step()
-        scheduler.step()
+        take_step(model, optimizer, scheduler, torch.randn(8, WIDTH))
         done += 1
         if rank == 0:
             (folder / "progress").write_text(str(done))
@@ -146,11 +155,7 @@ def work(rank: int, folder: Path, attempt: int, steps: int, errors: Path, worker
         done = content["done"]
     while done < steps:
         inputs = torch.Generator().manual_seed(WORKERS * done + rank)
-        optimizer.zero_grad()
-        output = model(torch.randn(8, WIDTH, generator=inputs))
-        nn.functional.cross_entropy(output, torch.arange(8)).backward()
-        optimizer.step()
-        scheduler.step()
+        take_step(model, optimizer, scheduler, torch.randn(8, WIDTH, generator=inputs))
         done += 1
         if rank == 0:
             (folder / "progress").write_text(str(done))

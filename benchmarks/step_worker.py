@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import median
+from benchmarks.own_memory import memory_bytes, reset_peak
 from benchmarks.step_cells import Cell
 from benchmarks.step_models import MODELS
 from benchmarks.step_peers import PEERS
@@ -128,7 +129,9 @@ def race(cell: Cell, job: dict[str, Any]) -> None:
         say(BEGUN, contestant=name, round=number)
         if name not in known:
             known[name] = contestant_of(name, job, cell)
-        resident_bytes = reset_peak_memory()
+        ctypes.CDLL(None).malloc_trim(0)  # what turns before have freed is no part of this one's
+        reset_peak()
+        resident_bytes = memory_bytes("VmRSS")
         began_s, before = time.perf_counter(), processor_time()
         laps = run_interleaved(
             profile,
@@ -164,21 +167,6 @@ def processor_time() -> tuple[int, int]:
     user, nice, system, idle, waiting, *others = map(int, first.split()[1:9])
     busy = user + nice + system + sum(others)
     return busy, busy + idle + waiting
-
-
-def memory_bytes(kind: str) -> int:
-    """Return one of the kinds of memory of this process in proc_pid_status(5)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{kind}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {kind}")
-
-
-def reset_peak_memory() -> int:
-    """Give unused memory back to the kernel, and return what is left, from where VmHWM goes on."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory_bytes("VmRSS")
 
 
 def contestant_of(name: str, job: dict[str, Any], cell: Cell) -> Contestant:

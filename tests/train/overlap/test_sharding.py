@@ -111,6 +111,19 @@ def test_three_ranks_and_other_messages(workers: WorkerPool) -> None:
         assert [r["differences"] for r in results] == [[]] * len(rows)
 
 
+def require_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Check that two trainings have come to the same, but for last digits."""
+    one, other = (torch.load(io.BytesIO(each["checkpoint"])) for each in (ours, theirs))
+    for name, value in other["model"].items():
+        torch.testing.assert_close(one["model"][name], value, rtol=1e-6, atol=1e-7)
+    assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
+    for key, state in other["optimizer"]["state"].items():
+        found = one["optimizer"]["state"][key]
+        assert found.keys() == state.keys()
+        for part, value in state.items():
+            torch.testing.assert_close(found[part], value, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_a_run_goes_on_with_another_number_of_ranks(workers: WorkerPool, name: str) -> None:
     """Two ranks under a plan, three under DDP's buckets, two again, and one rank unsharded."""
@@ -124,16 +137,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(workers: WorkerPool, name: s
         assert all(rank["elements"] <= whole / ranks + 2 * 16 for rank in found)
         assert whole <= found[0]["whole"]
     (alone,) = workers.run(sharded_jobs.trained, 1, name, False, None, b"", 0, begin)
-    ours, theirs = (torch.load(io.BytesIO(c["checkpoint"])) for c in (found[0], alone))
-    for name_, value in theirs["model"].items():
-        torch.testing.assert_close(ours["model"][name_], value, rtol=1e-6, atol=1e-7)
-    assert ours["optimizer"]["param_groups"] == theirs["optimizer"]["param_groups"]
-    for key, state in theirs["optimizer"]["state"].items():
-        assert ours["optimizer"]["state"][key].keys() == state.keys()
-        for part, value in state.items():
-            torch.testing.assert_close(
-                ours["optimizer"]["state"][key][part], value, rtol=1e-5, atol=1e-7
-            )
+    require_alike(found[0], alone)
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))
@@ -148,15 +152,7 @@ def test_a_checkpoint_in_parts_fits_any_number_of_ranks(
         found = workers.run(sharded_jobs.trained, ranks, *arguments)
         checkpoint, begin, folder = found[0]["checkpoint"], begin + 6, then
     (alone,) = workers.run(sharded_jobs.trained, 1, name, False, None, b"", 0, begin)
-    ours, theirs = (torch.load(io.BytesIO(c["checkpoint"])) for c in (found[0], alone))
-    assert ours["optimizer"]["param_groups"] == theirs["optimizer"]["param_groups"]
-    for name_, value in theirs["model"].items():
-        torch.testing.assert_close(ours["model"][name_], value, rtol=1e-6, atol=1e-7)
-    for key, state in theirs["optimizer"]["state"].items():
-        assert ours["optimizer"]["state"][key].keys() == state.keys()
-        for part, value in state.items():
-            found_value = ours["optimizer"]["state"][key][part]
-            torch.testing.assert_close(found_value, value, rtol=1e-5, atol=1e-7)
+    require_alike(found[0], alone)
 
 
 def test_what_is_measured_and_planned_is_sharded(workers: WorkerPool) -> None:

@@ -107,7 +107,7 @@ def message_tasks(
         return _with_server(network, plan, classes)
     costs_ns = message_costs_ns(network, plan)
     shared = network.jobs > 1 and network.workers > 1
-    active_ns = _busy_ns(network, plan) if shared else [0.0] * len(costs_ns)
+    busy_ns = _busy_ns(network, plan) if shared else [0.0] * len(costs_ns)
     latency_ns = {
         kind: _native.costs([0], network.collective(kind, in_flight=plan.in_flight).rows())[0]
         for kind in {message.collective for message in plan.messages}
@@ -138,7 +138,7 @@ def message_tasks(
                 after = (*after, arrivals[index - plan.in_flight])
             tasks.append(MessageTask(lane, duration_ns, index, gradients, lane == "channel", after))
             gradients, after = False, (len(tasks) - 1,)
-        share = _share(active_ns[index], parts["channel"])
+        share = _share(busy_ns[index], parts["channel"])
         tasks[-1] = tasks[-1]._replace(link_share=share)
         arrivals.append(len(tasks) - 1)
         if message.collective == "reduce-scatter":
