@@ -34,6 +34,7 @@ from syncline.plan.profile import Profile
 from syncline.plan.simulator.contention import Measured as Trained
 from syncline.plan.simulator.contention import as_under_stock, fit_contention
 from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.transformations import with_sharding
 from syncline.train.trials import CALIBRATION_PARTS
 
 __all__ = ["Race", "planned", "spoken"]
@@ -250,7 +251,7 @@ def planned(
     for name in names:
         planner = planner_named(planner_of(name))
         rounds = name.endswith(IN_16_BITS)
-        given = msgspec.structs.replace(profile, sharded=name.endswith(SHARDED))
+        given = with_sharding(profile, network.workers) if name.endswith(SHARDED) else profile
         plan = planned_in(planner, given, probed, "bfloat16") if rounds else None
         plan = plans[name] = plan or planner.plan(given, probed)
         prediction = predict(given, network, plan).prediction
