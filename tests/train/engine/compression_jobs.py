@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from threading import Lock
 from typing import Any
 from unittest import mock
 
@@ -421,7 +422,16 @@ class Unbounded(DenseTransport):
         assert all(mark == MARK for mark in after)
         super().prepare(given, collective)
         work = super().send(given, collective, shares, after, on_sent)
-        return Work(work.wait, work.wait)
+        lock, waits = Lock(), [work.wait]
+
+        def wait() -> None:
+            # A stream puts the result in place once, however many threads wait for it.
+            with lock:
+                for each in waits:
+                    each()
+                waits.clear()
+
+        return Work(wait, wait)
 
 
 def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
