@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from syncline.plan.profile import Norm
+from tests.train.overlap import sharded_rows
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Script
 
 __all__ = ["GROUPS", "Feature", "feature", "features", "table"]
@@ -83,8 +84,11 @@ def table() -> str:
 def _lines() -> Iterator[str]:
     for happens, meaning in MEANING.items():
         yield f"- **{happens}**: {meaning}."
+    yield from ("", "With [`shard=True`](sharding.md):", "")
+    for happens, meaning in sharded_rows.MEANING.items():
+        yield f"- **{happens}**: {meaning}."
     for group, heading in GROUPS.items():
-        yield from ("", f"## {heading}", "", "| what you do | what happens |", "|---|---|")
+        yield from ("", f"## {heading}", "", "| what you do | what happens | sharded |", "|---|---|---|")
         for row in features().values():
             if row.group == group:
-                yield f"| {row.text} | {row.happens} |"
+                yield f"| {row.text} | {row.happens} | {sharded_rows.sharded(row.text)} |"

@@ -1,10 +1,8 @@
-"""What comes of the rows of the table of features where optimizers are sharded."""
+"""What becomes of the rows of the table of features where optimizers are sharded."""
 
 from __future__ import annotations
 
-__all__ = ["REFUSED", "SAME", "SHARES"]
-
-from tests.train.overlap.features import features
+__all__ = ["MEANING", "REFUSED", "sharded"]
 
 REFUSED = frozenset(
     {
@@ -69,13 +67,23 @@ SHARES = frozenset(
         "weights, state and averages copied in a thread until the next `step`",
     }
 )
-"""They look at the optimizer's state, and see this rank's share."""
 ROUNDED = frozenset(
     {
         "a model in bfloat16",
         "parameters of one element, of none, without dimensions",
     }
 )
-"""16 bits are rounded otherwise, and what has no element has no state."""
-SAME = [row for row in features() if row not in REFUSED | SHARES | ROUNDED]
+MEANING = {
+    "trains": "values are those of stock DDP, within a relative 1e-6; on the way, `step` or what "
+    "reads a value may wait where overlap alone does not",
+    "refused": "a `UserError` says why",
+    "sees shares": "it looks at the optimizer's state, of which each rank has a share",
+    "rounds otherwise": "16 bits are rounded otherwise, and what has no element has no state",
+}
+
+
+def sharded(row: str) -> str:
+    """Return what becomes of a row."""
+    groups = {"refused": REFUSED, "sees shares": SHARES, "rounds otherwise": ROUNDED}
+    return next((name for name, rows in groups.items() if row in rows), "trains")
 """They come to what stock DDP comes to, within a relative 1e-6."""
