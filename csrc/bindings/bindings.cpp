@@ -133,14 +133,17 @@ Slices overlap(const std::vector<std::int64_t>& ready_ns, const std::vector<std:
 using HalfTuple = std::tuple<std::int32_t, std::int32_t, bool>;  // first, last, gathered
 
 // Ready times, sizes, tails and needs; the cost of a half; its gap; that of norms; messages at
-// once.
-using HalvesTuple = std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>,
-                               std::vector<std::int64_t>, std::vector<std::int64_t>,
-                               std::vector<SegmentTuple>, std::int64_t, std::int64_t, std::int32_t>;
+// once; whether gathers go last.
+using HalvesTuple =
+    std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::int64_t>,
+               std::vector<std::int64_t>, std::vector<SegmentTuple>, std::int64_t, std::int64_t,
+               std::int32_t, bool>;
 
 syncline::HalvesRound make_halves(const HalvesTuple& round) {
-    const auto& [ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight] = round;
-    return {ready_ns, size_bytes, tail_ns, need, make_curve(segments), gap_ns, norm_ns, in_flight};
+    const auto& [ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight, last] =
+        round;
+    return {ready_ns, size_bytes, tail_ns,   need, make_curve(segments),
+            gap_ns,   norm_ns,    in_flight, last};
 }
 
 std::int64_t halves_end(const HalvesTuple& round, const std::vector<std::int32_t>& lasts,

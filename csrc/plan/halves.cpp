@@ -57,7 +57,7 @@ class Schedule {
             order.push_back({group, group, true});
         };
         for (std::size_t g = 0; g < groups_.size(); ++g) {
-            while (!summed.empty() && now < groups_[g].ready_ns) {
+            while (!round_.gathers_last && !summed.empty() && now < groups_[g].ready_ns) {
                 const std::int64_t end = now + own_ns_[summed.back()];
                 if (end > groups_[g].ready_ns && !fill) break;
                 gather();
@@ -74,13 +74,15 @@ class Schedule {
 
     [[nodiscard]] std::int64_t end_ns(const std::vector<Half>& order) {
         std::size_t sums = groups_.size();
-        std::int64_t channel = 0, begun = 0, end = 0, early_tail = 0;
+        std::int64_t channel = 0, begun = 0, end = 0, early_tail = 0, all_summed = 0;
         std::int64_t before_last = 0, last_arrival = 0;
         for (const Half& half : order) {
             const auto first = static_cast<std::size_t>(half.first);
             const auto last = static_cast<std::size_t>(half.last);
             std::int64_t ready = groups_[first].ready_ns;
-            if (half.gathered) {
+            if (half.gathered && round_.gathers_last) {
+                ready = all_summed;
+            } else if (half.gathered) {
                 ready = *std::max_element(summed_ns_.begin() + half.first,
                                           summed_ns_.begin() + half.last + 1);
             }
@@ -97,6 +99,7 @@ class Schedule {
                 summed_ns_[first] = channel;
                 if (--sums == 0) {
                     channel += round_.norm_ns;
+                    all_summed = channel;
                     end = channel + early_tail;
                 }
                 continue;
@@ -131,10 +134,13 @@ class Schedule {
     std::int64_t latency_ns_ = 0;
 };
 
-bool is_possible(const std::vector<Half>& order) {
+bool is_possible(const HalvesRound& round, const std::vector<Half>& order) {
     std::int32_t summed = 0;  // groups, as they are summed in order
+    bool gathered = false;
     for (const Half& half : order) {
+        gathered |= half.gathered;
         if (!half.gathered) {
+            if (gathered && round.gathers_last) return false;
             ++summed;
         } else if (half.last >= summed) {
             return false;
@@ -221,7 +227,7 @@ class Search {
     void improve(HalvesPlan& plan, std::int64_t budget) {
         Schedule groups(round_, plan.lasts);
         const auto attempt = [&](std::vector<Half> changed) {
-            if (!is_possible(changed)) return false;
+            if (!is_possible(round_, changed)) return false;
             --budget;
             const std::int64_t end = groups.end_ns(changed);
             if (std::tuple(end, changed.size()) >= std::tuple(plan.end_ns, plan.order.size())) {
@@ -305,7 +311,7 @@ std::int64_t halves_end(const HalvesRound& round, const std::vector<std::int32_t
         if (half.gathered) gathered += static_cast<std::size_t>(half.last - half.first) + 1;
     }
     if (static_cast<std::size_t>(summed) != lasts.size() || gathered != lasts.size() ||
-        !is_possible(order)) {
+        !is_possible(round, order)) {
         throw std::invalid_argument("each group is summed, and gathered after that");
     }
     return Schedule(round, lasts).end_ns(order);

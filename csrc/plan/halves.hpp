@@ -1,4 +1,4 @@
-// Sums and gathers in an order for rounds whose updates wait for a norm of all gradients.
+// Sums and gathers in an order for rounds whose updates wait for the sums of all gradients.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ struct HalvesRound {
     std::int64_t gap_ns = 0;         // between messages, one at a time
     std::int64_t norm_ns = 0;        // of the exchange of norms
     std::int32_t in_flight = 1;      // 1 or 2
+    bool gathers_last = false;       // gathers wait for the last sum, and the norm
 
     // Throws std::invalid_argument if the tensors are none, or no round.
     void check() const;

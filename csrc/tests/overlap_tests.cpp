@@ -277,11 +277,13 @@ void halves_are_no_worse_than_their_seeds() {
         round.gap_ns = uniform(random, 0, 5);
         round.norm_ns = uniform(random, 0, 50);
         round.in_flight = static_cast<std::int32_t>(uniform(random, 1, 2));
+        round.gathers_last = trial % 3 == 0;
         const std::vector<std::int32_t> one{static_cast<std::int32_t>(tensors) - 1};
         const std::int64_t seed_end =
             syncline::halves_end(round, one, {{0, 0, false}, {0, 0, true}});
         const syncline::HalvesPlan plan = syncline::plan_halves(round, {one}, 3000);
         CHECK(plan.end_ns <= seed_end);
+        // It throws where a gather goes before the last sum that must not.
         CHECK(plan.end_ns == syncline::halves_end(round, plan.lasts, plan.order));
     }
 }

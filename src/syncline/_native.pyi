@@ -61,12 +61,13 @@ HalvesRound = tuple[
     int,
     int,
     int,
+    bool,
 ]
 
 def halves_end(
     one: HalvesRound, lasts: Sequence[int], order: Sequence[tuple[int, int, bool]]
 ) -> int:
-    """Return when a round ends whose updates wait for a norm."""
+    """Return when a round ends whose updates wait for the sums of all gradients."""
 
 def halves(
     one: HalvesRound, seeds: Sequence[Sequence[int]], budget: int

@@ -1,10 +1,11 @@
-"""Plans whose updates wait for a norm: against the simulator, the bound, and exhaustive search."""
+"""Plans whose updates wait for all sums: against the simulator, the bound, and all other orders."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from syncline.plan.cost import CostCurve
 from syncline.plan.network import PRESETS, Network
+from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.dear import Dear
 from syncline.plan.planners.halves import (
@@ -41,24 +43,35 @@ def with_norm(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, norm="2")
 
 
+def predicted_ns(profile: Profile, network: Network, plan: Plan) -> float:
+    return predict_iteration_s(profile, network, plan.in_shards() if profile.sharded else plan) * 1e9
+
+
 def round_of(profile: Profile, network: Network, in_flight: int) -> HalvesRound:
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
-    return HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
+    return HalvesRound.of(tensors, profile, network, in_flight)
 
 
 networks = st.builds(line, st.integers(0, 2000), st.integers(0, 20))
 flights = pytest.mark.parametrize("in_flight", [1, 2])
+waits = pytest.mark.parametrize(
+    "wait", [{"norm": "2"}, {"sharded": True}, {"norm": "2", "sharded": True}]
+)
+"""What updates wait for: a norm, or that a worker has updated its share."""
 
 
 @flights
+@waits
 @given(profile=chains(), network=networks)
-def test_the_model_is_the_simulators(profile: Profile, network: Network, in_flight: int) -> None:
-    profile = with_norm(profile)
+def test_the_model_is_the_simulators(
+    profile: Profile, network: Network, wait: dict[str, Any], in_flight: int
+) -> None:
+    profile = msgspec.structs.replace(profile, **wait)
     plan = plan_in_halves("x", profile, network, in_flight=in_flight)
     round_ = round_of(profile, network, in_flight)
     end_ns = round_.end_ns(*with_fewer_groups(round_, *round_.search()))
     expected_ns = max(terms(profile).base_ns, end_ns)
-    found_ns = predict_iteration_s(profile, network, plan) * 1e9
+    found_ns = predicted_ns(profile, network, plan)
     if any(m.collective == "all-reduce" for m in plan.messages):  # it pays one latency, not two
         assert found_ns <= expected_ns + len(plan.messages)
     else:
@@ -87,6 +100,7 @@ def test_a_message_that_only_fills_an_idle_moment_goes_with_the_next() -> None:
         gap_ns=0,
         norm_ns=10,
         in_flight=1,
+        gathers_last=False,
     )
     separate: Order = [(0, 0, False), (1, 1, False), (1, 1, True), (0, 0, True)]
     found = with_fewer_groups(round_, [0, 1], separate)
@@ -175,11 +189,14 @@ def every_grouping(tensors: int) -> Iterator[list[int]]:
 
 
 @flights
+@waits
 @settings(max_examples=30)
 @given(profile=chains(max_layers=3), network=networks)
-def test_it_is_near_the_best_of_all(profile: Profile, network: Network, in_flight: int) -> None:
+def test_it_is_near_the_best_of_all(
+    profile: Profile, network: Network, wait: dict[str, Any], in_flight: int
+) -> None:
     """Of all orders of all groups of whole tensors."""
-    profile = with_norm(profile)
+    profile = msgspec.structs.replace(profile, **wait)
     round_ = round_of(profile, network, in_flight)
     assume(len(round_.ready_ns) == len(profile.gradients))
     ends = []
@@ -187,11 +204,11 @@ def test_it_is_near_the_best_of_all(profile: Profile, network: Network, in_fligh
         for order in every_order(len(lasts)):
             try:
                 ends.append(round_.end_ns(lasts, order))
-            except ValueError:  # a gather before its sum
+            except ValueError:  # a gather before its sum, or before all sums if it must not
                 continue
     best_ns = max(min(ends), terms(profile).base_ns)
     plan = plan_in_halves("x", profile, network, in_flight=in_flight)
-    found_ns = predict_iteration_s(profile, network, plan) * 1e9
+    found_ns = predicted_ns(profile, network, plan)
     assert found_ns <= 1.02 * best_ns + 6
 
 

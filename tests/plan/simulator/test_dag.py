@@ -22,7 +22,7 @@ from syncline.plan.simulator.predict import predict, predict_iteration_s
 from syncline.plan.simulator.steady import steady_state
 from syncline.plan.simulator.strategy import STRATEGIES, Strategy
 from syncline.plan.simulator.transformations import as_planned, with_compute_scale
-from syncline.plan.simulator.workers import Workers
+from syncline.plan.simulator.workers import ALIKE, Workers
 from tests import strategies as some
 from tests.plan.simulator.chains import NS, chain, layers, line, op, period_ns, plan_of
 
@@ -588,3 +588,13 @@ def test_streams_run_beside_each_other_and_beside_other_workers() -> None:
     assert [o.duration_s for o in as_planned(profile, STRATEGIES["loop"], 2.0).operations[:3]] == [
         pytest.approx(ns * NS) for ns in (200, 60, 250)
     ]
+
+
+def test_gathers_in_shards_wait_for_the_last_sum() -> None:
+    """As pairs of a gather and a sum, these would be 250,000 edges; as many slices are common."""
+    one = chain([0], [0], [500])
+    cuts = [Message(start=i, stop=i + 1) for i in range(500)]
+    plan = plan_of(one, cuts).in_shards()
+    found = build(one, line(1), plan, strategy=STRATEGIES["loop"], workers=ALIKE, iterations=1)
+    assert len(plan.messages) == 1000
+    assert sum(len(task.after) for task in found.messages) <= 2 * len(found.messages)

@@ -1,4 +1,4 @@
-"""All-reduces in two halves where every update waits for a norm of all averaged gradients: ours."""
+"""All-reduces in two halves where every update waits for the sums of all gradients: ours."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def plan_in_halves(
 ) -> Plan:
     """Return a plan whose sums end early, and whose gathers fill the channel around them.
 
-    The norm needs only the sums, so reduce-scatters go in the order in which gradients become
-    ready. A gather goes before the norm only where the channel would be idle; the others follow it
-    in the order of need. Every message has a latency, so gradients are grouped: into parts of equal
+    The norm, or an update of a share, needs only the sums, so reduce-scatters go in the order in
+    which gradients become ready. A gather goes before the last sum only where the channel would be
+    idle, and not if it carries updated parameters; the others follow in the order of need. Every message has a latency, so gradients are grouped: into parts of equal
     size, in the way in which the sums end earliest (the exact merge of reduce-scatters), or in any
     way if there are at most eight. Then one boundary at a time is added or taken away. In the best
     orders, neighbouring gathers are merged, and moved. Groups that gain next to nothing by being
@@ -52,7 +52,7 @@ def plan_in_halves(
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
         return plan_of(name, profile, network.workers, [Message(start=0, stop=0)])
-    round_ = HalvesRound.of(tensors, network, len(profile.gradients), in_flight)
+    round_ = HalvesRound.of(tensors, profile, network, in_flight)
     if handling_s:
         round_ = round_._replace(half=round_.half.raised(handling_s))
     lasts, order = with_fewer_groups(round_, *round_.search())
@@ -100,13 +100,18 @@ class HalvesRound(NamedTuple):
     gap_ns: int
     norm_ns: int
     in_flight: int
+    gathers_last: bool
+    """Whether gathers wait for all sums and the norm: they carry parameters that are updated."""
 
     @classmethod
     def of(
-        cls, tensors: Sequence[Slice], network: Network, gradients: int, in_flight: int
+        cls, tensors: Sequence[Slice], profile: Profile, network: Network, in_flight: int
     ) -> HalvesRound:
-        """Return the round of some tensors, in ready order, and the norms of so many gradients."""
-        norm_bytes = BYTES_PER_NORM * gradients * network.workers
+        """Return the round of some tensors of a profile, in ready order."""
+        norm_ns = 0
+        if profile.norm is not None:
+            norm_bytes = BYTES_PER_NORM * len(profile.gradients) * network.workers
+            norm_ns = round(network.collective("all-gather").seconds(norm_bytes) * NS_PER_S)
         return cls(
             ready_ns=list(itertools.accumulate((t.ready_ns for t in tensors), max)),
             size_bytes=[t.size_bytes for t in tensors],
@@ -114,8 +119,9 @@ class HalvesRound(NamedTuple):
             need=[t.need for t in tensors],
             half=network.collective("all-gather", in_flight=in_flight),
             gap_ns=round(network.issue_gap_s * NS_PER_S) if in_flight == 1 else 0,
-            norm_ns=round(network.collective("all-gather").seconds(norm_bytes) * NS_PER_S),
+            norm_ns=norm_ns,
             in_flight=in_flight,
+            gathers_last=profile.sharded,
         )
 
     def end_ns(self, lasts: Sequence[int], order: Order) -> int:

@@ -116,17 +116,18 @@ def message_tasks(
     tasks: list[MessageTask] = []
     arrivals: list[int] = []  # the last task of each message
     scattered: list[tuple[int, int, int]] = []  # (start, stop, last task), by start
+    summed = 0  # the last task of sums so far, and of their norms: the channel runs them in turn
     for index, (message, cost_ns) in enumerate(zip(plan.messages, costs_ns, strict=True)):
         gradients = message.collective != "all-gather"
         after: tuple[int, ...] = ()
-        if not gradients:
+        if not gradients and plan.sharded:
+            after = (summed,)
+        elif not gradients:
             after = tuple(
                 arrival
                 for start, stop, arrival in scattered
-                if plan.sharded or (start < message.stop and stop > message.start)
+                if start < message.stop and stop > message.start
             )
-            if plan.sharded and plan.norm is not None:
-                after = (*after, next(i for i, task in enumerate(tasks) if task.norms))
         parts = {"channel": cost_ns}
         if plan.in_flight > 1:
             own_ns = min(latency_ns[message.collective], cost_ns)
@@ -141,22 +142,20 @@ def message_tasks(
         share = _share(busy_ns[index], parts["channel"])
         tasks[-1] = tasks[-1]._replace(link_share=share)
         arrivals.append(len(tasks) - 1)
+        if message.collective != "all-gather":
+            summed = arrivals[-1]
         if message.collective == "reduce-scatter":
             bisect.insort(scattered, (message.start, message.stop, arrivals[-1]))
         if index == norms_after:
-            sums = tuple(
-                arrival
-                for arrival, sent in zip(arrivals, plan.messages, strict=False)
-                if sent.collective != "all-gather"
-            )
             seconds = network.collective("all-gather").seconds(plan.norm_bytes)
             norms_ns = round(seconds * NS_PER_S)
             share = 0.0
             if shared:
                 sent_ns = _links_busy(network).seconds(plan.norm_bytes) / 2 * NS_PER_S
                 share = _share(sent_ns, norms_ns)
-            norms = MessageTask("channel", norms_ns, index, False, last=False, after=sums)
+            norms = MessageTask("channel", norms_ns, index, False, last=False, after=(summed,))
             tasks.append(norms._replace(norms=True, link_share=share))
+            summed = len(tasks) - 1
     return tasks
 
 
