@@ -3,9 +3,9 @@
 Predictions by our simulator, not measurements: what is compared is the planners. An all-reduce
 costs what the cheapest of the ring, halving and doubling and the pipelined tree costs at its size,
 with 20 us of latency. The Espresso traces have no forward pass; each layer's is taken to be half of
-its backward pass. With ``--clip`` every update waits for the norm of all gradients. With ``--shard``
-each worker updates a share: plans that overlap send all sums and then all gathers, the others gather
-parameters after the update.
+its backward pass. With ``--clip`` every update waits for the norm of all gradients. With
+``--shard`` each worker updates a share: plans that overlap send all sums and then all gathers, the
+others gather parameters after the update.
 """
 
 from __future__ import annotations
