@@ -2,12 +2,13 @@
 
 Only the links are emulated. ``syncline train --model transformer --baseline`` runs on hosts whose
 exchange and computing take about equally long: seconds an iteration, perplexity, and how far the
-prediction was off.
+prediction was off. With ``--shard`` each seed trains once more, its optimizer's state in shards.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -31,30 +32,34 @@ def main() -> None:
     parser.add_argument("--rate", default="125mbit")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--shard", action="store_true")
     arguments = parser.parse_args()
     rows = []
-    for seed in arguments.seeds:
-        row = measured(arguments, seed)
+    for seed, shard in itertools.product(arguments.seeds, (False, True)[: 1 + arguments.shard]):
+        row = measured(arguments, seed, shard=shard)
         rows.append(row)
         print(
-            f"seed {seed}: Syncline {row['syncline_s']:.4f} s, DDP {row['ddp_s']:.4f} s, "
-            f"{row['speed_up']:.3f} times as fast; perplexity {row['syncline_perplexity']:.4f} and "
-            f"{row['ddp_perplexity']:.4f}; predicted {row['predicted_s']:.4f} s "
-            f"({row['prediction_error']:+.1%})",
+            f"seed {seed}{', sharded' * shard}: Syncline {row['syncline_s']:.4f} s, "
+            f"DDP {row['ddp_s']:.4f} s, {row['speed_up']:.3f} times as fast; perplexity "
+            f"{row['syncline_perplexity']:.4f} and {row['ddp_perplexity']:.4f}; "
+            f"predicted {row['predicted_s']:.4f} s ({row['prediction_error']:+.1%}); state {row['state_bytes'][0] / 1e6:.1f} MB",
             flush=True,
         )
-    print(f"times as fast as DDP: {spread([row['speed_up'] for row in rows])}")
+    for shard in (False, True)[: 1 + arguments.shard]:
+        speed_ups = [row["speed_up"] for row in rows if row["sharded"] == shard]
+        print(f"{'sharded, ' * shard}times as fast as DDP: {spread(speed_ups)}")
     print(f"prediction off by {median([abs(r['prediction_error']) for r in rows]):.1%} (median)")
     settings = {"hosts": arguments.hosts, "rate": arguments.rate, "steps": arguments.steps}
-    save("training", {"settings": settings, "rows": rows})
+    save("training" + "_sharded" * arguments.shard, {"settings": settings, "rows": rows})
 
 
-def measured(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+def measured(arguments: argparse.Namespace, seed: int, *, shard: bool) -> dict[str, Any]:
     """Train once and return the figures."""
     steps = ("--steps", str(arguments.steps), "--seed", str(seed))
     hosts = ("--hosts", str(arguments.hosts), "--rate", arguments.rate)
-    run, _ = beside_ddp("--model", "transformer", "--data", "text", *steps, hosts=hosts)
-    return row_of(run, seed)
+    form = ("--shard",) * shard
+    run, _ = beside_ddp("--model", "transformer", "--data", "text", *form, *steps, hosts=hosts)
+    return {**row_of(run, seed), "sharded": shard}
 
 
 def beside_ddp(*options: str, hosts: Sequence[str] = ()) -> tuple[Run, Profile]:
@@ -107,6 +112,8 @@ def row_of(run: Run, seed: int) -> dict[str, Any]:
         "syncline_perplexity": run.results[METRIC],
         "ddp_perplexity": run.results[f"{BASELINE} {METRIC}"],
         "largest_parameter_difference": run.results[DIFFERENCE],
+        "state_bytes": [rank.state_bytes for rank in run.memory],
+        "peak_bytes": [rank.peak_bytes for rank in run.memory],
     }
 
 
