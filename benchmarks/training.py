@@ -42,7 +42,8 @@ def main() -> None:
             f"seed {seed}{', sharded' * shard}: Syncline {row['syncline_s']:.4f} s, "
             f"DDP {row['ddp_s']:.4f} s, {row['speed_up']:.3f} times as fast; perplexity "
             f"{row['syncline_perplexity']:.4f} and {row['ddp_perplexity']:.4f}; "
-            f"predicted {row['predicted_s']:.4f} s ({row['prediction_error']:+.1%}); state {row['state_bytes'][0] / 1e6:.1f} MB",
+            f"predicted {row['predicted_s']:.4f} s ({row['prediction_error']:+.1%}); "
+            f"state {row['state_bytes'][0] / 1e6:.1f} MB",
             flush=True,
         )
     for shard in (False, True)[: 1 + arguments.shard]:

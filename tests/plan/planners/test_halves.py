@@ -44,7 +44,9 @@ def with_norm(profile: Profile) -> Profile:
 
 
 def predicted_ns(profile: Profile, network: Network, plan: Plan) -> float:
-    return predict_iteration_s(profile, network, plan.in_shards() if profile.sharded else plan) * 1e9
+    if profile.sharded:
+        plan = plan.in_shards()
+    return predict_iteration_s(profile, network, plan) * 1e9
 
 
 def round_of(profile: Profile, network: Network, in_flight: int) -> HalvesRound:

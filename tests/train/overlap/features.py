@@ -88,7 +88,8 @@ def _lines() -> Iterator[str]:
     for happens, meaning in sharded_rows.MEANING.items():
         yield f"- **{happens}**: {meaning}."
     for group, heading in GROUPS.items():
-        yield from ("", f"## {heading}", "", "| what you do | what happens | sharded |", "|---|---|---|")
+        yield from ("", f"## {heading}", "")
+        yield from ("| what you do | what happens | sharded |", "|---|---|---|")
         for row in features().values():
             if row.group == group:
                 yield f"| {row.text} | {row.happens} | {sharded_rows.sharded(row.text)} |"

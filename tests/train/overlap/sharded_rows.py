@@ -86,4 +86,6 @@ def sharded(row: str) -> str:
     """Return what becomes of a row."""
     groups = {"refused": REFUSED, "sees shares": SHARES, "rounds otherwise": ROUNDED}
     return next((name for name, rows in groups.items() if row in rows), "trains")
+
+
 """They come to what stock DDP comes to, within a relative 1e-6."""

@@ -40,14 +40,15 @@ def plan_in_halves(
 
     The norm, or an update of a share, needs only the sums, so reduce-scatters go in the order in
     which gradients become ready. A gather goes before the last sum only where the channel would be
-    idle, and not if it carries updated parameters; the others follow in the order of need. Every message has a latency, so gradients are grouped: into parts of equal
-    size, in the way in which the sums end earliest (the exact merge of reduce-scatters), or in any
-    way if there are at most eight. Then one boundary at a time is added or taken away. In the best
-    orders, neighbouring gathers are merged, and moved. Groups that gain next to nothing by being
-    separate are merged (:func:`with_fewer_groups`). A reduce-scatter right before its own gather
-    becomes an all-reduce, except for the last, which the norm follows. The search is native and
-    deterministic, and looks at :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs
-    ``handling_s`` beside its time on the network.
+    idle, and not if it carries updated parameters; the others follow in the order of need. Every
+    message has a latency, so gradients are grouped: into parts of equal size, in the way in which
+    the sums end earliest (the exact merge of reduce-scatters), or in any way if there are at most
+    eight. Then one boundary at a time is added or taken away. In the best orders, neighbouring
+    gathers are merged, and moved. Groups that gain next to nothing by being separate are merged
+    (:func:`with_fewer_groups`). A reduce-scatter right before its own gather becomes an all-reduce,
+    except for the last, which the norm follows. The search is native and deterministic, and looks
+    at :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs ``handling_s`` beside
+    its time on the network.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
