@@ -47,7 +47,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
         generator = torch.Generator().manual_seed(step)
         inputs = torch.randn(4, FEATURES, generator=generator)
         optimizer.zero_grad()
-        model(inputs).square().mean().backward()
+        model(inputs.to(next(model.parameters()).dtype)).square().mean().backward()
         optimizer.step()
 
 
@@ -92,6 +92,59 @@ def trained(
         "elements": sum(v.numel() for v in kept if v.ndim),
         "whole": 2 * sum(p.numel() for p in parameters),
     }
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """Updates parameters in 16 bits by copies and momentum in float32."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["master"], state["momentum"] = p.float(), torch.zeros_like(p).float()
+                state["momentum"].mul_(0.9).add_(p.grad.float())
+                p.copy_(state["master"].sub_(state["momentum"].mul(group["lr"])))
+
+
+def in_16_bits() -> tuple[list[str], list[int]]:
+    """Train parameters in bfloat16 with state in float32, in shards and whole.
+
+    Returns:
+        What differs by more than a last bit, and the bytes of state that this rank keeps in each.
+    """
+    states, parameters, kept = [], [], []
+    for shard in (True, False):
+        torch.manual_seed(1)
+        module = Net().bfloat16()
+        inputs = torch.ones(4, FEATURES, dtype=torch.bfloat16)
+        order = ready_order(module, lambda net: net(inputs).square().mean())  # noqa: B023
+        plan = plan_of(module, order, dist.get_world_size(), Style(halves=True, piece_elements=70))
+        model = DistributedDataParallel(module, plan=plan, check=False, cache=False)
+        optimizer = MasterWeights(module.parameters())
+        model.overlap(optimizer, shard=shard)
+        train(model, optimizer, range(STEPS))
+        kept.append(sum(v.nbytes for s in optimizer.state.values() for v in s.values()))
+        states.append(model.full_state_dict(optimizer) if shard else optimizer.state_dict())
+        parameters.append(copy.deepcopy(module.state_dict()))
+        planned_training(model).reducer.executor.stop()
+    differing = [
+        name
+        for name, value in parameters[1].items()
+        if not torch.allclose(parameters[0][name], value, rtol=2**-8, atol=0)
+    ]
+    for key, state in states[1]["state"].items() if dist.get_rank() == 0 else ():
+        for name, value in state.items():
+            found = states[0]["state"][key][name]
+            if found.dtype != value.dtype or not torch.allclose(found, value, rtol=1e-5, atol=1e-7):
+                differing.append(f"{name} of {key}")
+    return differing, kept
 
 
 def refusals(folder: str) -> list[str]:

@@ -167,6 +167,12 @@ def test_what_is_measured_and_planned_is_sharded(workers: WorkerPool) -> None:
     assert all(map(torch.equal, one["parameters"], other["parameters"]))
 
 
+def test_parameters_in_16_bits_and_state_in_float32(workers: WorkerPool) -> None:
+    for differing, (sharded_bytes, whole_bytes) in workers.run(sharded_jobs.in_16_bits, 2):
+        assert differing == []
+        assert sharded_bytes < 0.6 * whole_bytes
+
+
 def test_refusals_say_what_to_do(workers: WorkerPool, tmp_path: Path) -> None:
     for said in workers.run(sharded_jobs.refusals, 2, str(tmp_path / "saved")):
         parts = [
