@@ -53,7 +53,7 @@ def against_exhaustive_search(kind: Kind, in_flight: int) -> dict[str, Any]:
         bound = lower_bound_ns(
             Terms(instance.ready_ns, instance.elements, instance.tail_ns, 0),
             curve,
-            halves=False,
+            decoupled=False,
             in_flight=in_flight,
         )
         ratios.append(end / best)
@@ -180,7 +180,7 @@ def against_the_bound(layers: int, need: str, latency_share: float) -> dict[str,
         round_ = Round.of(profile)
         slices = [(m.start, m.stop) for m in plan.messages]
         end_ns = round_.end_ns(slices, network.all_reduce, plan.in_flight)
-        bound = lower_bound_ns(known, network.all_reduce, halves=False)
+        bound = lower_bound_ns(known, network.all_reduce, decoupled=False)
         gaps.append(max(known.base_ns, end_ns) / bound - 1)
     return {
         "tensors": layers,

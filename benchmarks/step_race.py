@@ -29,7 +29,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
 from syncline.plan.planners.compressed import planned_in
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.planners.halves import in_equal_parts
+from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.contention import Measured as Trained
 from syncline.plan.simulator.contention import as_under_stock, fit_contention

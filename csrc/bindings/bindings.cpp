@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "group_bindings.hpp"
-#include "halves.hpp"
+#include "decoupled.hpp"
 #include "merge.hpp"
 #include "overlap.hpp"
 #include "pace.hpp"
@@ -134,33 +134,33 @@ using HalfTuple = std::tuple<std::int32_t, std::int32_t, bool>;  // first, last,
 
 // Ready times, sizes, tails and needs; the cost of a half; its gap; that of norms; messages at
 // once; whether gathers go last.
-using HalvesTuple =
+using DecoupledTuple =
     std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::int64_t>,
                std::vector<std::int64_t>, std::vector<SegmentTuple>, std::int64_t, std::int64_t,
                std::int32_t, bool>;
 
-syncline::HalvesRound make_halves(const HalvesTuple& round) {
+syncline::DecoupledRound make_decoupled(const DecoupledTuple& round) {
     const auto& [ready_ns, size_bytes, tail_ns, need, segments, gap_ns, norm_ns, in_flight, last] =
         round;
     return {ready_ns, size_bytes, tail_ns,   need, make_curve(segments),
             gap_ns,   norm_ns,    in_flight, last};
 }
 
-std::int64_t halves_end(const HalvesTuple& round, const std::vector<std::int32_t>& lasts,
+std::int64_t decoupled_end(const DecoupledTuple& round, const std::vector<std::int32_t>& lasts,
                         const std::vector<HalfTuple>& order) {
-    std::vector<syncline::Half> halves;
-    for (const auto& [first, last, gathered] : order) halves.push_back({first, last, gathered});
-    return syncline::halves_end(make_halves(round), lasts, halves);
+    std::vector<syncline::Half> sent;
+    for (const auto& [first, last, gathered] : order) sent.push_back({first, last, gathered});
+    return syncline::decoupled_end(make_decoupled(round), lasts, sent);
 }
 
-std::tuple<std::vector<std::int32_t>, std::vector<HalfTuple>> halves(
-    const HalvesTuple& from, const std::vector<std::vector<std::int32_t>>& seeds,
+std::tuple<std::vector<std::int32_t>, std::vector<HalfTuple>> decoupled(
+    const DecoupledTuple& from, const std::vector<std::vector<std::int32_t>>& seeds,
     std::int64_t budget) {
-    const syncline::HalvesRound round = make_halves(from);
-    syncline::HalvesPlan plan;
+    const syncline::DecoupledRound round = make_decoupled(from);
+    syncline::DecoupledPlan plan;
     {
         const syncline::Unlocked unlocked;
-        plan = syncline::plan_halves(round, seeds, budget);
+        plan = syncline::plan_decoupled(round, seeds, budget);
     }
     std::vector<HalfTuple> order;
     for (const syncline::Half& half : plan.order) {
@@ -267,9 +267,9 @@ NB_MODULE(_native, module) {
                nb::arg("segments"), nb::arg("seeds"), nb::arg("goal_ns"), nb::arg("budget"),
                nb::arg("exact_elements"),
                "Return slices of elements, in an order in which the round ends early.");
-    module.def("halves_end", &halves_end, nb::arg("one"), nb::arg("lasts"), nb::arg("order"),
+    module.def("decoupled_end", &decoupled_end, nb::arg("one"), nb::arg("lasts"), nb::arg("order"),
                "Return when a round ends whose updates wait for a norm.");
-    module.def("halves", &halves, nb::arg("one"), nb::arg("seeds"), nb::arg("budget"),
+    module.def("decoupled", &decoupled, nb::arg("one"), nb::arg("seeds"), nb::arg("budget"),
                "Return the last tensors of groups, and an order in which such a round ends early.");
     module.def("simulate", &simulate, nb::arg("lanes"), nb::arg("contentions"),
                nb::arg("task_lanes"), nb::arg("durations_ns"), nb::arg("tasks"), nb::arg("before"),

@@ -12,7 +12,7 @@
 #include "check.hpp"
 #include "dispatch.hpp"
 #include "gradients.hpp"
-#include "halves.hpp"
+#include "decoupled.hpp"
 #include "improve.hpp"
 #include "overlap.hpp"
 #include "rearrange.hpp"
@@ -261,11 +261,11 @@ void many_threads_agree() {
     CHECK(std::ranges::count(equal, 1) == 4);
 }
 
-void halves_are_no_worse_than_their_seeds() {
+void decoupled_plans_are_no_worse_than_their_seeds() {
     Random random(7);
     for (int trial = 0; trial < 60; ++trial) {
         const std::int64_t tensors = uniform(random, 1, trial % 2 == 0 ? 9 : 60);
-        syncline::HalvesRound round{{}, {}, {}, {}, random_curve(random), 0, 0, 1};
+        syncline::DecoupledRound round{{}, {}, {}, {}, random_curve(random), 0, 0, 1};
         std::int64_t ready = 0;
         for (std::int64_t i = 0; i < tensors; ++i) {
             ready += uniform(random, 0, 30);
@@ -280,18 +280,18 @@ void halves_are_no_worse_than_their_seeds() {
         round.gathers_last = trial % 3 == 0;
         const std::vector<std::int32_t> one{static_cast<std::int32_t>(tensors) - 1};
         const std::int64_t seed_end =
-            syncline::halves_end(round, one, {{0, 0, false}, {0, 0, true}});
-        const syncline::HalvesPlan plan = syncline::plan_halves(round, {one}, 3000);
+            syncline::decoupled_end(round, one, {{0, 0, false}, {0, 0, true}});
+        const syncline::DecoupledPlan plan = syncline::plan_decoupled(round, {one}, 3000);
         CHECK(plan.end_ns <= seed_end);
         // It throws where a gather goes before the last sum that must not.
-        CHECK(plan.end_ns == syncline::halves_end(round, plan.lasts, plan.order));
+        CHECK(plan.end_ns == syncline::decoupled_end(round, plan.lasts, plan.order));
     }
 }
 
 }  // namespace
 
 int main() {
-    halves_are_no_worse_than_their_seeds();
+    decoupled_plans_are_no_worse_than_their_seeds();
     an_outlook_tells_what_sending_does();
     cuts_lie_where_they_should();
     rearranging_is_exact();

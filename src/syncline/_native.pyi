@@ -52,7 +52,7 @@ def overlap(
 ) -> list[tuple[int, int]]:
     """Return slices of elements, in an order in which the round ends early."""
 
-HalvesRound = tuple[
+DecoupledRound = tuple[
     Sequence[int],
     Sequence[int],
     Sequence[int],
@@ -64,13 +64,13 @@ HalvesRound = tuple[
     bool,
 ]
 
-def halves_end(
-    one: HalvesRound, lasts: Sequence[int], order: Sequence[tuple[int, int, bool]]
+def decoupled_end(
+    one: DecoupledRound, lasts: Sequence[int], order: Sequence[tuple[int, int, bool]]
 ) -> int:
     """Return when a round ends whose updates wait for the sums of all gradients."""
 
-def halves(
-    one: HalvesRound, seeds: Sequence[Sequence[int]], budget: int
+def decoupled(
+    one: DecoupledRound, seeds: Sequence[Sequence[int]], budget: int
 ) -> tuple[list[int], list[tuple[int, int, bool]]]:
     """Return the last tensors of groups, and an order in which such a round ends early."""
 

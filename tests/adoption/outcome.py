@@ -29,7 +29,7 @@ def planned(module: nn.Module) -> dict[str, Any]:
     step. Clipping gets its norm from the reduce-scatters.
     """
     order = [name for name, _ in module.named_parameters()][::-1]
-    style = Style(piece_elements=4000, halves=True, norm="2", delay_s=0.004)
+    style = Style(piece_elements=4000, decoupled=True, norm="2", delay_s=0.004)
     return {"plan": plan_of(module, order, 2, style), "check": False}
 
 

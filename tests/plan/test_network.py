@@ -259,15 +259,15 @@ def test_more_workers_fill_more_hosts() -> None:
         LINKED.with_(hosts=2)
 
 
-# Halves
+# Decoupled all-reduces
 
 
-def test_the_halves_of_an_all_reduce() -> None:
+def test_a_decoupled_all_reduce_costs_the_same() -> None:
     for network in (LINKED, MEASURED):
-        halves = [network.collective(kind) for kind in ("reduce-scatter", "all-gather")]
+        parts = [network.collective(kind) for kind in ("reduce-scatter", "all-gather")]
         for size in (0, 50, 99, 100, 10**6):
             whole_s = network.collective("all-reduce").seconds(size)
-            assert sum(half.seconds(size) for half in halves) == pytest.approx(whole_s)
+            assert sum(part.seconds(size) for part in parts) == pytest.approx(whole_s)
     with pytest.raises(UserError, match="unknown collective 'broadcast'"):
         LINKED.collective("broadcast")
 

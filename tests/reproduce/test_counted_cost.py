@@ -82,8 +82,8 @@ def test_what_folding_costs(ranks: int) -> None:
 
 
 @each((ranks,) for ranks in range(1, 40))
-def test_halves_of_a_ring(ranks: int) -> None:
-    """What holds for any P: ring and direct halves are optimal in bytes."""
+def test_reduce_scatters_and_all_gathers(ranks: int) -> None:
+    """What holds for any P: ring and direct collectives are optimal in bytes."""
     share = Fraction(ranks - 1, ranks)
     for algorithm in ("ring", "direct"):
         half = Cost(latencies=ranks - 1, transmitted=share, added=share)

@@ -51,7 +51,7 @@ FEATURES = [
                 Message(start=0, stop=TOTAL, collective="all-gather"),
             )
         },
-        id="halves",
+        id="decoupled",
     ),
     pytest.param({"messages": (Message(start=0, stop=TOTAL, delay_s=5e-4),)}, id="held back"),
     pytest.param(

@@ -62,12 +62,12 @@ def plan(
     wait: Wait = "need", collectives: tuple[MessageCollective, ...] = ("all-reduce", "all-reduce")
 ) -> Plan:
     """Return a message for ``b``, then one for ``a``."""
-    halves = ((0, 100), (100, 300))
+    spans = ((0, 100), (100, 300))
     messages = [
         Message(start=start, stop=stop, collective=collective)
-        for (start, stop), collective in zip(halves, collectives, strict=True)
+        for (start, stop), collective in zip(spans, collectives, strict=True)
     ]
-    for (start, stop), collective in zip(halves, collectives, strict=True):
+    for (start, stop), collective in zip(spans, collectives, strict=True):
         if collective == "reduce-scatter":
             messages.append(Message(start=start, stop=stop, collective="all-gather"))
     return Plan(
@@ -194,10 +194,10 @@ def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
     ]
 
 
-def test_halves_are_named() -> None:
-    halves = plan(collectives=("all-reduce", "reduce-scatter"))
+def test_decoupled_all_reduces_are_named() -> None:
+    decoupled = plan(collectives=("all-reduce", "reduce-scatter"))
     own = [OWN, message(1, 130, 140, 150), message(2, 150, 150, 160)]
-    timeline = timeline_of(DEFERRED, EngineTimes(own, []), halves, CpuClock())
+    timeline = timeline_of(DEFERRED, EngineTimes(own, []), decoupled, CpuClock())
     assert [label for label, *_ in sent(timeline)] == ["b", "reduce-scatter a", "all-gather a"]
 
 

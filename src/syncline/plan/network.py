@@ -301,9 +301,9 @@ class Network(Document, frozen=True, kw_only=True):
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
 
-        The two halves cost half of the all-reduce each, also in the simulator. That is exact for
-        the ring and for halving and doubling without gamma. Only the reduce-scatter adds, so with
-        gamma each half is off by half of it, but their sum is right.
+        A reduce-scatter and an all-gather cost half of the all-reduce each, also in the simulator.
+        That is exact for the ring and for halving and doubling without gamma. Only the
+        reduce-scatter adds, so with gamma each is off by half of it, but their sum is right.
 
         Raises:
             UserError: it is none of the three.

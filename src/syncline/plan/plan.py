@@ -30,7 +30,7 @@ __all__ = ["Message", "MessageCollective", "Payload", "Plan", "Tensor", "Wait"]
 
 MessageCollective = Literal["all-reduce", "reduce-scatter", "all-gather"]
 """``reduce-scatter`` sums a slice and leaves each worker a share; ``all-gather`` sends every share
-to all. Together they are an all-reduce in two halves, which may be sent at different times."""
+to all. Together they are a decoupled all-reduce, whose parts may be sent at different times."""
 
 Payload = Literal["dense", "sparse", "bfloat16", "float16"]
 """What is sent: every element unchanged; the largest elements, selected by the job's recipe; or
@@ -69,8 +69,8 @@ class Plan(Document, frozen=True, kw_only=True):
     Raises:
         UserError: on construction, if there is no tensor, two tensors share a name, the messages
             overlap or leave a gap, what is scattered is not gathered later, a lossy message holds
-            other elements than float32, halves are rounded differently, or a sparse message is no
-            all-reduce of whole tensors.
+            other elements than float32, reduce-scatters and all-gathers are rounded differently, or
+            a sparse message is no all-reduce of whole tensors.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -125,8 +125,8 @@ class Plan(Document, frozen=True, kw_only=True):
                     "plan: a sharded plan gathers parameters, which must not be rounded; let its "
                     "messages be dense"
                 )
-            halves = [message.collective for message in self.messages]
-            if self.wait == "update" or "all-reduce" in halves or halves != sorted(halves)[::-1]:
+            kinds = [message.collective for message in self.messages]
+            if self.wait == "update" or "all-reduce" in kinds or kinds != sorted(kinds)[::-1]:
                 raise UserError(
                     "plan: a sharded plan waits on need, and has all of its reduce-scatters before "
                     "its all-gathers"
@@ -158,11 +158,11 @@ class Plan(Document, frozen=True, kw_only=True):
                         "can"
                     )
         # A share that was summed unrounded would be gathered as other values than its owner has.
-        halves = {m.payload for m in self.messages if m.collective != "all-reduce"}
-        if len(halves) > 1:
+        payloads = {m.payload for m in self.messages if m.collective != "all-reduce"}
+        if len(payloads) > 1:
             raise UserError(
-                f"plan: halves of all-reduces travel as {' and '.join(sorted(halves))}; let all of "
-                "them travel alike"
+                "plan: reduce-scatters and all-gathers travel as "
+                f"{' and '.join(sorted(payloads))}; let all of them travel alike"
             )
 
     def _check_gathering(self) -> None:

@@ -16,7 +16,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE, Auto
 from syncline.plan.planners.compressed import compressed
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.planners.halves import in_equal_parts
+from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.profile import Profile
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Rate

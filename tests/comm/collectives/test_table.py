@@ -93,7 +93,7 @@ def test_one_rank_does_nothing(collective: Collective, algorithm: str) -> None:
 @each(NAMES)
 def test_largest_programs(collective: Collective, algorithm: str) -> None:
     if algorithm in ("ring", "direct") and collective != "all-reduce":
-        return  # of millions of transfers; halves of the all-reduce
+        return  # of millions of transfers; parts of the all-reduce
     schedule = make(collective, algorithm, 1024)
     assert set(schedule.source) | set(schedule.destination) == set(range(1024))
 

@@ -10,7 +10,7 @@ from tests.lab.replay import jobs
 from tests.workers import WorkerPool
 
 PLANNERS = ("wfbp", "p3", "dear")
-"""A plan that is buckets, one of pieces by need, and one of halves."""
+"""A plan that is buckets, one of pieces by need, and one that is decoupled."""
 OTHERS = ("single", "merge", "horovod", "tictac", "overlap")
 
 

@@ -83,8 +83,8 @@ def test_cuts_go_to_the_nearest_end_of_a_tensor_and_the_order_stays() -> None:
     assert spans_of(compressed(inside, SPARSE)) == [(0, 10)]
 
 
-def test_halves_become_one() -> None:
-    halves = Plan(
+def test_decoupled_all_reduces_become_whole() -> None:
+    decoupled = Plan(
         planner="hand",
         model="net",
         workers=4,
@@ -94,7 +94,7 @@ def test_halves_become_one() -> None:
             Message(start=0, stop=8, collective="all-gather"),
         ),
     )
-    found = compressed(halves, SPARSE)
+    found = compressed(decoupled, SPARSE)
     assert [(m.collective, m.payload) for m in found.messages] == [("all-reduce", "sparse")]
 
 

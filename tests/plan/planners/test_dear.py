@@ -1,4 +1,4 @@
-"""DeAR: buckets from the input on, and the two halves by hand."""
+"""DeAR: buckets from the input on, and both collectives by hand."""
 
 from __future__ import annotations
 

@@ -176,8 +176,8 @@ def test_no_other_planner_is_better_where_two_at_once_were_measured(
             assert forecast.iteration_s <= other, planner.NAME
 
 
-def test_halves_may_be_sent_in_rows_as_well() -> None:
-    """Of a message that nothing hides, an odd nanosecond is saved by rounding two halves."""
+def test_decoupled_ones_may_be_sent_in_rows_as_well() -> None:
+    """Of a message that nothing hides, an odd nanosecond is saved by rounding two parts."""
     profile = chain(backward_s=[0.0], elements=[1], forward_s=[0.0])
     two = some.IntegerCurve(segments=((0, 977, 0),)).network(profile.workers).all_reduce
     alone = some.IntegerCurve(segments=((0, 957, 5),)).network(profile.workers)
@@ -274,7 +274,7 @@ def test_a_large_tensor_is_cut_for_the_one_that_is_needed_first() -> None:
     assert whole > 1.05 * ours
 
 
-def test_there_are_fewer_halves_where_each_takes_time_from_computing() -> None:
+def test_there_are_fewer_messages_where_each_takes_time_from_computing() -> None:
     profile = some.profile_of([2_000_000] * 40, [100_000] * 40, forward_ns=40_000_000)
     profile = msgspec.structs.replace(profile, norm="2")
     free = Network.line(workers=4, a_s=1e-4, b_s_per_byte=8e-9)

@@ -27,10 +27,10 @@ from tests.plan.planners.instances import chains
 from tests.trace_files import TRACES, all_traces
 
 
-def bound_ns(instance: Instance, *, halves: bool = False, in_flight: int | None = None) -> int:
+def bound_ns(instance: Instance, *, decoupled: bool = False, in_flight: int | None = None) -> int:
     """Return the bound of a round without computation around it."""
     round_ = Terms(instance.ready_ns, instance.elements, instance.tail_ns, base_ns=0)
-    return lower_bound_ns(round_, instance.curve.curve(), halves=halves, in_flight=in_flight)
+    return lower_bound_ns(round_, instance.curve.curve(), decoupled=decoupled, in_flight=in_flight)
 
 
 @some.many
@@ -39,7 +39,7 @@ def test_no_plan_undercuts_it(instance: Instance) -> None:
     for in_flight in (1, 2):
         best = least_end_ns(instance, in_flight)
         assert best is not None
-        assert bound_ns(instance, halves=True) <= bound_ns(instance) <= best
+        assert bound_ns(instance, decoupled=True) <= bound_ns(instance) <= best
         assert bound_ns(instance) <= bound_ns(instance, in_flight=in_flight) <= best
 
 
@@ -63,7 +63,7 @@ def test_no_planner_undercuts_it(profile: Profile, curve: some.IntegerCurve) -> 
     for planner in PLANNERS.values():
         plan = planner.plan(profile, network)
         period_ns = predict_iteration_s(profile, network, plan) * 1e9
-        # Halves of odd costs, and shares of the update, are rounded to a nanosecond each.
+        # Parts of odd costs, and shares of the update, are rounded to a nanosecond each.
         assert bound <= period_ns + len(plan.messages) + len(profile.operations), planner.NAME
 
 
@@ -82,14 +82,14 @@ def test_no_planner_undercuts_it_on_measured_traces(network: Network) -> None:
 def test_it_is_exact_for_one_tensor() -> None:
     round_ = Terms([100], [50], [30], base_ns=120)
     curve = CostCurve.line(8e-9, 2e-9)
-    assert lower_bound_ns(round_, curve, halves=False) == 100 + 8 + 2 * 50 + 30
+    assert lower_bound_ns(round_, curve, decoupled=False) == 100 + 8 + 2 * 50 + 30
     assert lower_bound_ns(round_._replace(base_ns=1000), curve) == 1000
 
 
 def test_many_tensors_are_bounded() -> None:
     count = 40_000
     round_ = Terms(list(range(count)), [10] * count, [0] * count, base_ns=0)
-    bound = lower_bound_ns(round_, CostCurve.line(5e-9, 1e-9), halves=False)
+    bound = lower_bound_ns(round_, CostCurve.line(5e-9, 1e-9), decoupled=False)
     assert 0.99 * 10 * count < bound <= 10 * count + 5
 
 

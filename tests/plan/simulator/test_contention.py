@@ -15,7 +15,7 @@ from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.planners.halves import in_equal_parts
+from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.planners.table import CANDIDATES
 from syncline.plan.profile import WAIT, Operation, Profile
 from syncline.plan.simulator.contention import LARGEST, Measured, as_under_stock, fit_contention

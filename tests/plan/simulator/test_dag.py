@@ -204,7 +204,7 @@ def test_two_in_flight_hide_latencies() -> None:
     assert period_ns(profile, line(30), two) == 100 + 50 + 30 + 4 * 50 + 40
 
 
-def test_halves() -> None:
+def test_decoupled_all_reduces() -> None:
     """Reduce-scatter in backward, all-gather in the next forward (DeAR)."""
     profile = chain([60, 60], [100, 100], [100, 100])
     scatter = [
@@ -461,7 +461,7 @@ def test_no_strategy_undercuts_the_bound(
     network = line(a)
     plan = msgspec.structs.replace(Wfbp().plan(profile, network), wait="need", in_flight=in_flight)
     seen = as_planned(profile, STRATEGIES[name], 1.0)
-    bound = lower_bound_ns(terms(seen), network.all_reduce, halves=False)
+    bound = lower_bound_ns(terms(seen), network.all_reduce, decoupled=False)
     if profile.gradient_bytes:
         assert period_ns(profile, network, plan, strategy=STRATEGIES[name]) >= bound - 2
 
@@ -529,11 +529,11 @@ def test_what_a_server_cannot_exchange() -> None:
         predict(profile, sparse, plan, strategy=STRATEGIES["parameter-server"])
 
 
-def test_halves_and_delays_at_a_server() -> None:
+def test_decoupled_all_reduces_and_delays_at_a_server() -> None:
     profile = chain([50], [50], [100])
     server = STRATEGIES["parameter-server"]
     whole = plan_of(profile, [(0, 100)])
-    halves = plan_of(
+    decoupled = plan_of(
         profile,
         [
             Message(start=0, stop=100, collective="reduce-scatter"),
@@ -543,7 +543,7 @@ def test_halves_and_delays_at_a_server() -> None:
     late = plan_of(profile, [Message(start=0, stop=100, delay_s=7 * NS)])
     period = period_ns(profile, served(), whole, strategy=server)
     assert period == 100 + 2 * 4 * (3 + 25)
-    assert period_ns(profile, served(), halves, strategy=server) == period
+    assert period_ns(profile, served(), decoupled, strategy=server) == period
     assert period_ns(profile, served(), late, strategy=server) == period + 7
 
 

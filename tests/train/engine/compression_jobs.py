@@ -448,7 +448,7 @@ def as_on_a_gpu(given: str | dict[str, Any], overlap: bool) -> list[str]:
             stack.enter_context(measured_as(lambda _: 0.1))  # the plan begins in the same step
             for patch in patches if on_device else ():
                 stack.enter_context(patch)
-            # What is measured decides where halves are, whose sums a ring rounds otherwise.
+            # What is measured decides what is decoupled, whose sums a ring rounds otherwise.
             plan = compressed(plain_plan(), given) if isinstance(given, str) else None  # type: ignore[arg-type]
             ddp, optimizer = begun(given, check=False, plan=plan)
             if overlap:

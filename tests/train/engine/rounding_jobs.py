@@ -10,7 +10,7 @@ from syncline.train.engine.dense_transport import DenseTransport, RingDenseTrans
 from syncline.train.engine.layout import shares_of
 from tests.timeouts import TIMEOUT
 
-HALVES: tuple[MessageCollective, ...] = ("reduce-scatter", "all-gather")
+DECOUPLED: tuple[MessageCollective, ...] = ("reduce-scatter", "all-gather")
 Found = tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]
 
 

@@ -15,7 +15,7 @@ from tests.strategies import many
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """Draw a plan with tensors of any size, none too, cut and ordered anyhow, some in halves."""
+    """Draw a plan with tensors of any size, none too, cut and ordered anyhow, some decoupled."""
     sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     total = sum(sizes)
     cuts = sorted(draw(st.sets(st.integers(0, total), max_size=6)) | {0, total})
@@ -29,10 +29,10 @@ def plans(draw: st.DrawFn) -> Plan:
             ]
         )
     )
-    halves = [m for m in messages if m.collective == "reduce-scatter" and m.start < m.stop]
-    for half in draw(st.permutations(halves)):
-        cut = draw(st.integers(half.start, half.stop))
-        for start, stop in ((half.start, cut), (cut, half.stop)):
+    scatters = [m for m in messages if m.collective == "reduce-scatter" and m.start < m.stop]
+    for scatter in draw(st.permutations(scatters)):
+        cut = draw(st.integers(scatter.start, scatter.stop))
+        for start, stop in ((scatter.start, cut), (cut, scatter.stop)):
             if start < stop:
                 messages.append(Message(start=start, stop=stop, collective="all-gather"))
     return Plan(

@@ -1,4 +1,4 @@
-"""Halves as rings: sums of all workers, also of several messages under way at once."""
+"""Reduce-scatter and all-gather as rings: sums of all workers, several messages under way at once."""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ ALL_REDUCE: tuple[MessageCollective, ...] = ("all-reduce",)
     ("backend", "rings", "collectives"),
     [
         ("gloo", True, ALL_REDUCE),
-        ("gloo", True, jobs.HALVES),
-        ("gloo", False, jobs.HALVES),
+        ("gloo", True, jobs.DECOUPLED),
+        ("gloo", False, jobs.DECOUPLED),
         ("syncline", False, ALL_REDUCE),
-        ("syncline", False, jobs.HALVES),
+        ("syncline", False, jobs.DECOUPLED),
     ],
 )
 @pytest.mark.parametrize("elements", [0, 1, 1000])
@@ -49,7 +49,7 @@ def test_every_rank_gets_the_same_average(
             assert gathered.equal(average)  # norms are computed from what is gathered
 
 
-@pytest.mark.parametrize("collectives", [ALL_REDUCE, jobs.HALVES])
+@pytest.mark.parametrize("collectives", [ALL_REDUCE, jobs.DECOUPLED])
 @pytest.mark.parametrize("rings", [True, False])
 def test_no_sum_overflows_whose_average_does_not(
     workers: WorkerPool, collectives: tuple[MessageCollective, ...], rings: bool
@@ -64,9 +64,9 @@ def test_sums_between_the_hops_of_a_ring_are_closer_than_those_in_16_bits(
     workers: WorkerPool,
 ) -> None:
     """As in torch's own hooks, whose backends add up in 16 bits."""
-    halves, whole = (
+    decoupled, whole = (
         workers.run(jobs.averaged, 4, True, kinds, "bfloat16", 20_000, 1.0)[0]
-        for kinds in (jobs.HALVES, ALL_REDUCE)
+        for kinds in (jobs.DECOUPLED, ALL_REDUCE)
     )
-    errors = [float((average - exact).square().mean()) for average, exact, _ in (halves, whole)]
+    errors = [float((average - exact).square().mean()) for average, exact, _ in (decoupled, whole)]
     assert errors[0] < 0.8 * errors[1]

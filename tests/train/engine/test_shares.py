@@ -1,4 +1,4 @@
-"""Who sums what, where an all-reduce is sent in halves."""
+"""Who sums what, where all-reduces are decoupled."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ ROWS = [
 ]
 STYLES = {
     "messages": Style(),
-    "halves": Style(halves=True, order="7", piece_elements=77, in_flight=3),
-    "norms": Style(halves=True, norm="2"),
+    "decoupled": Style(decoupled=True, order="7", piece_elements=77, in_flight=3),
+    "norms": Style(decoupled=True, norm="2"),
 }
 LENGTH = 11
 SHORT = 6

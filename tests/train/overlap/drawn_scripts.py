@@ -541,7 +541,7 @@ def drawn(number: int) -> DrawnScript:
             piece_elements=pick((13, 60, 150, 400, 10**6)),
             aligned=pick((True, False)),
             order=pick(("need", "need", "ready", str(number))),
-            halves=pick((True, False)),
+            decoupled=pick((True, False)),
             wait=pick(("need", "need", "need", "update")),
             in_flight=pick((1, 2, 4)),
         ),

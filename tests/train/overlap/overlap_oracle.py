@@ -17,7 +17,7 @@ __all__ = ["average"]
 def average(parameters: Mapping[str, nn.Parameter], plan: Plan) -> None:
     """Average the gradients over all ranks, message by message.
 
-    An all-reduce in halves sums in the order of the ranks, over Gloo in the order of a ring; the
+    A decoupled all-reduce sums in the order of the ranks, over Gloo in the order of a ring; the
     sums are handed round unchanged.
     """
     tensors = [parameters[tensor.name] for tensor in plan.tensors]

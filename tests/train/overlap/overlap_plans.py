@@ -32,7 +32,7 @@ class Style:
     there are several buckets."""
     order: str = "need"
     """``need`` (what is ready last first), ``ready``, or a seed to shuffle with."""
-    halves: bool = False
+    decoupled: bool = False
     """Whether every message is a reduce-scatter and, after all of them, an all-gather."""
     wait: Wait = "need"
     in_flight: int = 2
@@ -81,7 +81,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         spans.reverse()
     elif style.order != "ready":
         random.Random(style.order).shuffle(spans)
-    if style.halves:
+    if style.decoupled:
         pairs = [(span, "reduce-scatter") for span in spans]
         pairs += [(span, "all-gather") for span in spans]
     else:

@@ -350,7 +350,7 @@ class HeldTransport:
         self._threads = ThreadPoolExecutor(MOST_MESSAGES)
         self._sent = self._allowed = self._under_way = self._most = 0
         self.bounded = inner.bounded
-        self.halves_are_rings = inner.halves_are_rings
+        self.sends_rings = inner.sends_rings
         self.workers, self.rank = inner.workers, inner.rank
 
     def mark(self) -> Any:

@@ -125,7 +125,8 @@ def in_16_bits() -> tuple[list[str], list[int]]:
         module = Net().bfloat16()
         inputs = torch.ones(4, FEATURES, dtype=torch.bfloat16)
         order = ready_order(module, lambda net: net(inputs).square().mean())  # noqa: B023
-        plan = plan_of(module, order, dist.get_world_size(), Style(halves=True, piece_elements=70))
+        style = Style(decoupled=True, piece_elements=70)
+        plan = plan_of(module, order, dist.get_world_size(), style)
         model = DistributedDataParallel(module, plan=plan, check=False, cache=False)
         optimizer = MasterWeights(module.parameters())
         model.overlap(optimizer, shard=shard)

@@ -22,7 +22,7 @@ SHORT = 13
 """Steps under other plans. Every script has done what it does at some step by the twelfth."""
 OTHERS = [
     (Style(aligned=True, piece_elements=60, in_flight=1), 0.5),
-    (Style(halves=True, order="7", piece_elements=77, in_flight=3), 0.3),
+    (Style(decoupled=True, order="7", piece_elements=77, in_flight=3), 0.3),
     (Style(aligned=True, order="ready", piece_elements=30, in_flight=4), 0.9),
 ]
 """Plans, and what part of their messages lands before ``backward`` ends."""
@@ -84,15 +84,15 @@ def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
     ("style", "let_through"),
     [
         (Style(wire="bfloat16"), HELD),
-        (Style(wire="float16", halves=True, order="7", piece_elements=77, in_flight=3), 0.3),
+        (Style(wire="float16", decoupled=True, order="7", piece_elements=77, in_flight=3), 0.3),
     ],
-    ids=["bfloat16", "float16 in halves"],
+    ids=["bfloat16", "float16, decoupled"],
 )
 @pytest.mark.parametrize("rows", ROUNDED, ids=lambda rows: rows[0])
 def test_bits_in_16_bits_are_those_of_a_hook(
     workers: WorkerPool, rows: list[str], style: Style, let_through: float
 ) -> None:
-    """On our backend two ranks add up exactly alike, whole or in halves."""
+    """On our backend two ranks add up exactly alike, whole or decoupled."""
     job, steps = overlap_jobs.beside_stock, STEPS if let_through == HELD else SHORT
     for results in workers.run(job, 2, rows, style, let_through, steps, backend="syncline"):
         assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {

@@ -23,14 +23,14 @@ STYLES = {
     "buckets of their own": (Style(aligned=True, piece_elements=60), 0.0),
     "one message": (Style(piece_elements=10**6, in_flight=1), 0.0),
     "an element each, almost": (Style(piece_elements=13, in_flight=8), 0.7),
-    "halves": (Style(halves=True), 0.0),
-    "halves, shuffled, 3 in flight": (Style(halves=True, order="5", in_flight=3), 0.4),
-    "halves of odd sizes": (Style(halves=True, piece_elements=97, aligned=True), 0.2),
+    "decoupled": (Style(decoupled=True), 0.0),
+    "decoupled, shuffled, 3 in flight": (Style(decoupled=True, order="5", in_flight=3), 0.4),
+    "decoupled, of odd sizes": (Style(decoupled=True, piece_elements=97, aligned=True), 0.2),
     "held back (Horovod)": (Style(delay_s=0.002, order="ready"), 1.0),
 }
 WAITING = {
     "backward waits": Style(wait="update", order="5"),
-    "backward waits, halves": Style(wait="update", halves=True, in_flight=4),
+    "backward waits, decoupled": Style(wait="update", decoupled=True, in_flight=4),
     "backward waits, held back": Style(wait="update", delay_s=0.002, in_flight=1),
 }
 
@@ -90,7 +90,7 @@ def spans(draw: st.DrawFn, start: int, stop: int, most: int) -> list[tuple[int, 
 
 @st.composite
 def plans(draw: st.DrawFn, ranks: int) -> Plan:
-    """Draw a plan with any cuts, any order and any halves, gathered in other cuts."""
+    """Draw a plan with any cuts, any order, decoupled anyhow, gathered in other cuts."""
     whole: list[Message] = []
     gathers: list[tuple[int, int]] = []
     for start, stop in draw(spans(0, TOTAL, 6)):

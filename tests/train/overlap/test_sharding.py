@@ -22,7 +22,7 @@ from tests.train.overlap.sharded_jobs import MAKERS
 from tests.train.overlap.test_overlap_features import AT_ONCE
 from tests.workers import WorkerPool
 
-HALVES = Style(halves=True, piece_elements=70)
+DECOUPLED = Style(decoupled=True, piece_elements=70)
 SAME = [row for row in features() if sharded_rows.sharded(row) == "trains"]
 TRIED = [
     row.text
@@ -106,7 +106,7 @@ def test_what_is_refused(workers: WorkerPool, row: str) -> None:
 
 def test_three_ranks_and_other_messages(workers: WorkerPool) -> None:
     rows = ["Adam, foreach", "`clip_grad_norm_` with `foreach=True`", "shared and tied parameters"]
-    style = Style(halves=True, order="7", piece_elements=77, in_flight=3)
+    style = Style(decoupled=True, order="7", piece_elements=77, in_flight=3)
     job = overlap_jobs.sharded_beside_stock
     for results in workers.run(job, 3, rows, style, 0.3, backend="syncline"):
         assert [r["differences"] for r in results] == [[]] * len(rows)
@@ -129,7 +129,7 @@ def require_alike(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 def test_a_run_goes_on_with_another_number_of_ranks(workers: WorkerPool, name: str) -> None:
     """Two ranks under a plan, three under DDP's buckets, two again, and one rank unsharded."""
     checkpoint, begin = b"", 0
-    for ranks, shard, style in ((2, True, HALVES), (3, True, None), (2, True, HALVES)):
+    for ranks, shard, style in ((2, True, DECOUPLED), (3, True, None), (2, True, DECOUPLED)):
         found = workers.run(sharded_jobs.trained, ranks, name, shard, style, checkpoint, begin, 6)
         checkpoint, begin = found[0]["checkpoint"], begin + 6
         for other in found[1:]:
@@ -147,7 +147,7 @@ def test_a_checkpoint_in_parts_fits_any_number_of_ranks(
 ) -> None:
     """Three save, two load and save, three load; beside one rank that goes on without a stop."""
     checkpoint, begin, folder = b"", 0, ""
-    for ranks, style in ((3, HALVES), (2, None), (3, HALVES)):
+    for ranks, style in ((3, DECOUPLED), (2, None), (3, DECOUPLED)):
         then = str(tmp_path / str(begin))
         arguments = (name, True, style, checkpoint, begin, 6, (folder, then))
         found = workers.run(sharded_jobs.trained, ranks, *arguments)

@@ -9,7 +9,7 @@ from syncline.comm.collectives.schedule import Transfers, in_turn
 
 
 def all_reduce(ranks: int) -> Transfers:
-    """Return the ring all-reduce, for any number of ranks: both halves below.
+    """Return the ring all-reduce, for any number of ranks: both collectives below.
 
     Cost: 2 (P - 1) alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M.
 

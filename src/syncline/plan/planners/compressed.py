@@ -109,7 +109,7 @@ def planned_in(planner: Planner, profile: Profile, network: Network, wire: Round
 def uncut(plan: Plan) -> Plan:
     """Return the plan in the form in which its messages can be sparse.
 
-    Halves of an all-reduce become one, and messages begin and end with tensors: a cut goes to the
+    Decoupled all-reduces become whole, and messages begin and end with tensors: a cut goes to the
     nearest end of a tensor. One message travels at a time.
     """
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]

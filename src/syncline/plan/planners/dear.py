@@ -1,4 +1,4 @@
-"""DeAR: the two halves of the all-reduce in the two halves of the iteration."""
+"""DeAR: reduce-scatters in the backward pass, all-gathers in the next forward pass."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from syncline.plan.cost import CostCurve
 from syncline.plan.network import Network
 from syncline.plan.plan import Message, Plan
 from syncline.plan.planners.base import Planner
-from syncline.plan.planners.halves import plan_in_halves
+from syncline.plan.planners.decoupled import plan_decoupled
 from syncline.plan.planners.slices import plan_of
 from syncline.plan.planners.table import CANDIDATES, PUBLISHED
 from syncline.plan.profile import Profile
@@ -187,7 +187,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
             compared = [self.own_plan(profile, network, others, handling_s=s) for s in handling_s]
         else:
             compared = [
-                plan_in_halves(self.NAME, profile, network, in_flight=in_flight, handling_s=s)
+                plan_decoupled(self.NAME, profile, network, in_flight=in_flight, handling_s=s)
                 for in_flight in range(1, self.in_flight + 1)
                 for s in handling_s
             ]
@@ -257,7 +257,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         known = terms(profile)
         early_ns = known.base_ns - int(known.base_ns * MARGIN)
         bound_ns = lower_bound_ns(
-            known._replace(base_ns=0), curve, halves=False, in_flight=self.in_flight
+            known._replace(base_ns=0), curve, decoupled=False, in_flight=self.in_flight
         )
         goal_ns = max(bound_ns, early_ns)
         slices = round_.search(
@@ -299,7 +299,7 @@ def _is_plain(plan: Plan) -> bool:
 
 
 def _slices(plan: Plan) -> Slices:
-    """Return a plan's messages as all-reduces; of halves, where they are handed round."""
+    """Return a plan's messages as all-reduces; of decoupled ones, the all-gathers."""
     return [
         (m.start, m.stop)
         for m in plan.messages

@@ -19,7 +19,7 @@ CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(),
 
 SCHEDULERS: tuple[Planner, ...] = (Horovod(), Dear(), TicTac(), P3(), ByteScheduler(), Pace())
 """Their plans are run by an engine of our own: they let the forward pass wait for each gradient by
-itself, split tensors, send them in another order or in halves, or hold messages back."""
+itself, split tensors, send them in another order, decouple all-reduces, or hold messages back."""
 
 PUBLISHED: tuple[Planner, ...] = CANDIDATES + SCHEDULERS
 """Every planner with its default settings, except those that compare the others."""

@@ -106,7 +106,7 @@ def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
 
 
 def lower_bound_ns(
-    terms: Terms, curve: CostCurve, *, halves: bool = True, in_flight: int | None = None
+    terms: Terms, curve: CostCurve, *, decoupled: bool = True, in_flight: int | None = None
 ) -> int:
     """Return a lower bound on the period of any plan, however it merges, splits and orders.
 
@@ -123,14 +123,14 @@ def lower_bound_ns(
     T(0)``, processing times of at least ``p_i`` and the gradients' tails, and end no earlier than
     the best such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``.
 
-    In halves (reduce-scatter and all-gather, ``T(M) / 2`` each) a gradient is transmitted twice,
+    In a reduce-scatter and an all-gather (``T(M) / 2`` each) a gradient is transmitted twice,
     ``p_i`` in all, from ``ready_i + T(0) / 2`` on: the latency of its all-gather may overlap other
     transmissions. But that latency follows its reduce-scatter, so it arrives no earlier than
-    ``ready_i + T(0)``. With ``halves=False`` such plans are left out.
+    ``ready_i + T(0)``. With ``decoupled=False`` such plans are left out.
 
-    With one in flight (and no halves) every message also pays for its latency. Take the gradients
-    whose tails are at least ``q``. Each message with some of them takes at least ``T(0) + rate *
-    (their bytes in it)``. Handing a gradient's bytes all to the first message that has some, and
+    With one in flight (and none decoupled) every message also pays for its latency. Take the
+    gradients whose tails are at least ``q``. Each message with some of them takes at least ``T(0) +
+    rate * (their bytes in it)``. Handing a gradient's bytes all to the first message that has some, and
     then to the first that is ready after it, ends the last of these messages no later: what comes
     between is delayed by as much as the later message becomes shorter. So no plan sends them sooner
     than the best merge of whole tensors in ready order, which ``merge`` finds exactly; and ``q``
@@ -144,7 +144,7 @@ def lower_bound_ns(
     Args:
         terms: one round of gradients.
         curve: the cost of an all-reduce.
-        halves: bound plans that send an all-reduce in two halves too.
+        decoupled: bound plans with reduce-scatters and all-gathers, too.
         in_flight: 1 for the bound of plans with one message in flight; else that of all plans.
 
     Returns:
@@ -158,7 +158,7 @@ def lower_bound_ns(
     latency_ns = round(curve.latency_s * NS_PER_S)
     transmission_ns = [math.floor(rate_ns * size) for size in size_bytes]
     end_ns = _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
-    if not halves:
+    if not decoupled:
         one_by_one_ns = 0
         if in_flight == 1:
             one_by_one_ns = _one_by_one_ns(terms, curve.latency_s, rate_ns / NS_PER_S)
@@ -168,7 +168,7 @@ def lower_bound_ns(
 
 
 def network_bound_ns(
-    terms: Terms, network: Network, *, halves: bool, norm: bool = False, sharded: bool = False
+    terms: Terms, network: Network, *, decoupled: bool, norm: bool = False, sharded: bool = False
 ) -> int:
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
@@ -179,7 +179,7 @@ def network_bound_ns(
     curves = (network.all_reduce, network.pipelined)
     return min(
         max(
-            lower_bound_ns(terms, curve, halves=halves or norm or sharded),
+            lower_bound_ns(terms, curve, decoupled=decoupled or norm or sharded),
             _norm_bound_ns(terms, curve) if norm else 0,
             _sharded_bound_ns(terms, curve) if sharded else 0,
         )

@@ -169,7 +169,7 @@ def prediction_of(
 def _communication_bound_s(
     profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
 ) -> float:
-    """Return a lower bound for all plans of this kind (halves or whole); 0 where none is known.
+    """Return a lower bound for all plans with all-reduces of this kind; 0 where none is known.
 
     The bound of :mod:`syncline.plan.simulator.bound` holds for operations that run one at a time
     in the profile's order.
@@ -187,10 +187,10 @@ def _communication_bound_s(
     alike = [c.factor for c in steady.dag.classes] == [1.0] and not steady.error_ns
     if strategy.compute != "stream" or not (alike and profile.is_one_round_after_another):
         return least_s
-    halves = any(message.collective != "all-reduce" for message in plan.messages)
+    decoupled = any(message.collective != "all-reduce" for message in plan.messages)
     known = terms(as_planned(profile, strategy, 1.0))
     bound_ns = network_bound_ns(
-        known, network, halves=halves, norm=plan.norm is not None, sharded=plan.sharded
+        known, network, decoupled=decoupled, norm=plan.norm is not None, sharded=plan.sharded
     )
     return max(least_s, bound_ns / NS_PER_S)
 

@@ -34,8 +34,8 @@ class Strategy(Value, frozen=True, kw_only=True):
     exchange: Literal["all-reduce", "parameter-server"] = "all-reduce"
     """A parameter server receives a push from each worker and answers with a pull, both over its
     own link, which all workers share; the two directions run beside each other. Messages queue at
-    that link as they become ready, so a plan's number in flight has no meaning; of halves, the
-    first is a push and the second a pull."""
+    that link as they become ready, so a plan's number in flight has no meaning; a
+    reduce-scatter is a push, an all-gather a pull."""
     compute: Literal["stream", "unlimited"] = "stream"
     """``stream``: a device runs one operation at a time in the profile's order, as GPUs do.
     ``unlimited``: each runs as soon as what it depends on is done (PACE, section IV-A)."""

@@ -100,8 +100,9 @@ class DenseTransport:
 
     bounded = True
     """Whether messages occupy the host while under way, so that it must bound their number."""
-    halves_are_rings = False
-    """Whether halves are rings of ours, which multiply what they sum and call ``on_sent``."""
+    sends_rings = False
+    """Whether reduce-scatters and all-gathers are rings of ours, which multiply what they sum and
+    call ``on_sent``."""
 
     def mark(self) -> Any:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
@@ -120,7 +121,7 @@ class DenseTransport:
         elements = given.elements
         # The multiplication of the reducer itself comes before its sum: so must ours, or results
         # differ in the last bit.
-        if collective == "all-gather" or (collective == "reduce-scatter" and self.halves_are_rings):
+        if collective == "all-gather" or (collective == "reduce-scatter" and self.sends_rings):
             return
         if not given.casts:
             elements.mul_(self._share)
@@ -144,10 +145,11 @@ class DenseTransport:
             given: the slice, of n elements, prepared; averaged in place. For an all-gather, each
                 worker's shares hold averages already.
             collective: what to do with it.
-            shares: for halves, the workers' shares in it (:mod:`syncline.train.engine.layout`).
+            shares: unless it is an all-reduce, the workers' shares in it
+                (:mod:`syncline.train.engine.layout`).
             after: the marks after which its content is complete.
             on_sent: called, on any thread, once all that this worker sends for it has been given to
-                the backend, if :attr:`halves_are_rings`: what is sent then is behind it.
+                the backend, if :attr:`sends_rings`: what is sent then is behind it.
         """
         if collective == "reduce-scatter":
             return self._scatter(given, shares, on_sent)
@@ -229,9 +231,9 @@ class DenseTransport:
 
 
 class RingDenseTransport(DenseTransport):
-    """Sends halves in a ring of point-to-point messages, which needs a backend that has these."""
+    """Sends reduce-scatters and all-gathers as rings; the backend needs point-to-point messages."""
 
-    halves_are_rings = True
+    sends_rings = True
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)

@@ -152,7 +152,7 @@ class MessageThreads:
         steps = max(self._transport.workers - 1, 1)
         if message.collective == "all-reduce":
             return 1 / (2 * steps)
-        return None if self._transport.halves_are_rings else 1 / steps
+        return None if self._transport.sends_rings else 1 / steps
 
     # ------------------------------------------------------------------ called by other threads
 

@@ -1,4 +1,4 @@
-"""Collectives of point-to-point messages: halves of an all-reduce as rings, rows directly.
+"""Collectives of point-to-point messages: reduce-scatter and all-gather as rings, rows directly.
 
 In a ring a worker sends to the next one only, as in Gloo's ring all-reduce, so links carry one flow
 each way. Gloo's own reduce-scatter is an all-reduce of which most is thrown away. In its all-to-all

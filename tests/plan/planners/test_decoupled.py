@@ -17,12 +17,12 @@ from syncline.plan.network import PRESETS, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.dear import Dear
-from syncline.plan.planners.halves import (
+from syncline.plan.planners.decoupled import (
     NEXT_TO_NOTHING,
-    HalvesRound,
+    DecoupledRound,
     Order,
     in_equal_parts,
-    plan_in_halves,
+    plan_decoupled,
     with_fewer_groups,
 )
 from syncline.plan.planners.merge import Merge
@@ -49,9 +49,9 @@ def predicted_ns(profile: Profile, network: Network, plan: Plan) -> float:
     return predict_iteration_s(profile, network, plan) * 1e9
 
 
-def round_of(profile: Profile, network: Network, in_flight: int) -> HalvesRound:
+def round_of(profile: Profile, network: Network, in_flight: int) -> DecoupledRound:
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
-    return HalvesRound.of(tensors, profile, network, in_flight)
+    return DecoupledRound.of(tensors, profile, network, in_flight)
 
 
 networks = st.builds(line, st.integers(0, 2000), st.integers(0, 20))
@@ -69,7 +69,7 @@ def test_the_model_is_the_simulators(
     profile: Profile, network: Network, wait: dict[str, Any], in_flight: int
 ) -> None:
     profile = msgspec.structs.replace(profile, **wait)
-    plan = plan_in_halves("x", profile, network, in_flight=in_flight)
+    plan = plan_decoupled("x", profile, network, in_flight=in_flight)
     round_ = round_of(profile, network, in_flight)
     end_ns = round_.end_ns(*with_fewer_groups(round_, *round_.search()))
     expected_ns = max(terms(profile).base_ns, end_ns)
@@ -93,7 +93,7 @@ def test_fewer_groups_end_hardly_later(profile: Profile, network: Network, in_fl
 
 def test_a_message_that_only_fills_an_idle_moment_goes_with_the_next() -> None:
     """The small gradient is there before the large one, and gone before that is ready."""
-    round_ = HalvesRound(
+    round_ = DecoupledRound(
         ready_ns=[1000, 2000],
         size_bytes=[4, 400_000],
         tail_ns=[0, 0],
@@ -116,9 +116,9 @@ def test_a_message_that_only_fills_an_idle_moment_goes_with_the_next() -> None:
 @given(profile=chains(), network=networks)
 def test_none_ends_before_the_bound(profile: Profile, network: Network, in_flight: int) -> None:
     profile = with_norm(profile)
-    bound_ns = network_bound_ns(terms(profile), network, halves=True, norm=True)
+    bound_ns = network_bound_ns(terms(profile), network, decoupled=True, norm=True)
     for plan in (
-        plan_in_halves("x", profile, network, in_flight=in_flight),
+        plan_decoupled("x", profile, network, in_flight=in_flight),
         Dear().plan(profile, network),
         msgspec.structs.replace(Merge().plan(profile, network), wait="need", norm="2"),
     ):
@@ -132,9 +132,9 @@ def test_no_plan_in_shards_ends_before_its_bound(
     profile: Profile, network: Network, in_flight: int
 ) -> None:
     profile = msgspec.structs.replace(profile, sharded=True)
-    bound_ns = network_bound_ns(terms(profile), network, halves=True, sharded=True)
+    bound_ns = network_bound_ns(terms(profile), network, decoupled=True, sharded=True)
     for plan in (
-        plan_in_halves("x", profile, network, in_flight=in_flight),
+        plan_decoupled("x", profile, network, in_flight=in_flight),
         Dear().plan(profile, network),
         msgspec.structs.replace(Merge().plan(profile, network), wait="need"),
     ):
@@ -209,7 +209,7 @@ def test_it_is_near_the_best_of_all(
             except ValueError:  # a gather before its sum, or before all sums if it must not
                 continue
     best_ns = max(min(ends), terms(profile).base_ns)
-    plan = plan_in_halves("x", profile, network, in_flight=in_flight)
+    plan = plan_decoupled("x", profile, network, in_flight=in_flight)
     found_ns = predicted_ns(profile, network, plan)
     assert found_ns <= 1.02 * best_ns + 6
 
@@ -219,7 +219,7 @@ def test_gathers_wait_for_the_sums_by_hand() -> None:
     profile = with_norm(
         chain(backward_s=[100e-9, 100e-9], elements=[25, 25], forward_s=[100e-9, 100e-9])
     )
-    plan = plan_in_halves("x", profile, line(0, 2), in_flight=1)
+    plan = plan_decoupled("x", profile, line(0, 2), in_flight=1)
     assert [(m.start, m.collective) for m in plan.messages] == [
         (0, "reduce-scatter"),
         (25, "reduce-scatter"),
@@ -235,7 +235,7 @@ def test_many_tensors() -> None:
     profile = with_norm(some.profile_of(gaps_ns, elements, forward_ns=10_000_000))
     network = PRESETS["10gbit"].with_workers(8)
     plan = Overlap().plan(profile, network)
-    bound_ns = network_bound_ns(terms(profile), network, halves=True, norm=True)
+    bound_ns = network_bound_ns(terms(profile), network, decoupled=True, norm=True)
     assert predict_iteration_s(profile, network, plan) * 1e9 <= 1.2 * bound_ns
     assert plan_of("x", profile, 8, plan.messages, in_flight=plan.in_flight).norm == "2"
 

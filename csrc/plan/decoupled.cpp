@@ -1,4 +1,4 @@
-#include "halves.hpp"
+#include "decoupled.hpp"
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@ constexpr std::array<std::int64_t, 6> steps{-8, -3, -1, 1, 3, 8};
 // The groups of a round, with all that the end of an order depends on.
 class Schedule {
   public:
-    Schedule(const HalvesRound& round, const std::vector<std::int32_t>& lasts) : round_(round) {
+    Schedule(const DecoupledRound& round, const std::vector<std::int32_t>& lasts) : round_(round) {
         std::size_t tensor = 0;
         bytes_before_.push_back(0);
         for (const std::int32_t last : lasts) {
@@ -126,7 +126,7 @@ class Schedule {
         return round_.half(bytes_before_[last + 1] - bytes_before_[first]) + round_.gap_ns;
     }
 
-    const HalvesRound& round_;
+    const DecoupledRound& round_;
     std::vector<Group> groups_;
     std::vector<std::int64_t> bytes_before_;
     std::vector<std::int64_t> own_ns_;  // of each group by itself
@@ -134,7 +134,7 @@ class Schedule {
     std::int64_t latency_ns_ = 0;
 };
 
-bool is_possible(const HalvesRound& round, const std::vector<Half>& order) {
+bool is_possible(const DecoupledRound& round, const std::vector<Half>& order) {
     std::int32_t summed = 0;  // groups, as they are summed in order
     bool gathered = false;
     for (const Half& half : order) {
@@ -149,7 +149,7 @@ bool is_possible(const HalvesRound& round, const std::vector<Half>& order) {
     return true;
 }
 
-void check_lasts(const HalvesRound& round, const std::vector<std::int32_t>& lasts) {
+void check_lasts(const DecoupledRound& round, const std::vector<std::int32_t>& lasts) {
     std::int32_t before = -1;
     for (const std::int32_t last : lasts) {
         if (last <= before) throw std::invalid_argument("the ends of groups do not increase");
@@ -162,11 +162,11 @@ void check_lasts(const HalvesRound& round, const std::vector<std::int32_t>& last
 
 class Search {
   public:
-    Search(const HalvesRound& round, std::int64_t budget) : round_(round), budget_(budget) {}
+    Search(const DecoupledRound& round, std::int64_t budget) : round_(round), budget_(budget) {}
 
     std::int64_t schedule(const std::vector<std::int32_t>& lasts) {
         Schedule groups(round_, lasts);
-        HalvesPlan best{lasts, {}, std::numeric_limits<std::int64_t>::max()};
+        DecoupledPlan best{lasts, {}, std::numeric_limits<std::int64_t>::max()};
         for (const bool fill : {false, true}) {
             std::vector<Half> order = groups.greedy(fill);
             const std::int64_t end = groups.end_ns(order);
@@ -204,27 +204,27 @@ class Search {
         }
     }
 
-    HalvesPlan improved() {
+    DecoupledPlan improved() {
         const auto plans = static_cast<std::int64_t>(found_.size());
         const std::int64_t each = std::max<std::int64_t>(budget_ / plans, 0);
-        for (HalvesPlan& plan : found_) improve(plan, each);
+        for (DecoupledPlan& plan : found_) improve(plan, each);
         return *std::min_element(found_.begin(), found_.end(), &Search::is_better);
     }
 
   private:
-    static bool is_better(const HalvesPlan& a, const HalvesPlan& b) {
+    static bool is_better(const DecoupledPlan& a, const DecoupledPlan& b) {
         return std::tuple(a.end_ns, a.order.size()) < std::tuple(b.end_ns, b.order.size());
     }
 
-    void keep(HalvesPlan plan) {
-        const auto same = [&](const HalvesPlan& other) { return other.lasts == plan.lasts; };
+    void keep(DecoupledPlan plan) {
+        const auto same = [&](const DecoupledPlan& other) { return other.lasts == plan.lasts; };
         if (std::any_of(found_.begin(), found_.end(), same)) return;
         const auto at = std::upper_bound(found_.begin(), found_.end(), plan, &Search::is_better);
         found_.insert(at, std::move(plan));
         if (found_.size() > improved_plans) found_.pop_back();
     }
 
-    void improve(HalvesPlan& plan, std::int64_t budget) {
+    void improve(DecoupledPlan& plan, std::int64_t budget) {
         Schedule groups(round_, plan.lasts);
         const auto attempt = [&](std::vector<Half> changed) {
             if (!is_possible(round_, changed)) return false;
@@ -253,9 +253,9 @@ class Search {
         const Half own = order[place];
         std::vector<Half> rest = order;
         rest.erase(rest.begin() + static_cast<std::ptrdiff_t>(place));
-        const auto with = [](std::vector<Half> halves, Half half, std::size_t at) {
-            halves.insert(halves.begin() + static_cast<std::ptrdiff_t>(at), half);
-            return halves;
+        const auto with = [](std::vector<Half> changed, Half half, std::size_t at) {
+            changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(at), half);
+            return changed;
         };
         for (const std::int64_t step : steps) {
             const std::int64_t at = static_cast<std::int64_t>(place) + step;
@@ -275,14 +275,14 @@ class Search {
                (low < high && attempt(with(rest, joined, high)));
     }
 
-    const HalvesRound& round_;
+    const DecoupledRound& round_;
     std::int64_t budget_;
-    std::vector<HalvesPlan> found_;  // the best first, each of other groups
+    std::vector<DecoupledPlan> found_;  // the best first, each of other groups
 };
 
 }  // namespace
 
-void HalvesRound::check() const {
+void DecoupledRound::check() const {
     const std::size_t tensors = ready_ns.size();
     if (tensors == 0 || size_bytes.size() != tensors || tail_ns.size() != tensors ||
         need.size() != tensors) {
@@ -296,7 +296,7 @@ void HalvesRound::check() const {
     }
 }
 
-std::int64_t halves_end(const HalvesRound& round, const std::vector<std::int32_t>& lasts,
+std::int64_t decoupled_end(const DecoupledRound& round, const std::vector<std::int32_t>& lasts,
                         const std::vector<Half>& order) {
     round.check();
     check_lasts(round, lasts);
@@ -317,7 +317,7 @@ std::int64_t halves_end(const HalvesRound& round, const std::vector<std::int32_t
     return Schedule(round, lasts).end_ns(order);
 }
 
-HalvesPlan plan_halves(const HalvesRound& round,
+DecoupledPlan plan_decoupled(const DecoupledRound& round,
                        const std::vector<std::vector<std::int32_t>>& seeds, std::int64_t budget) {
     round.check();
     const std::size_t tensors = round.ready_ns.size();

@@ -9,7 +9,7 @@
 namespace syncline {
 
 // What is exchanged in a round, and what that costs.
-struct HalvesRound {
+struct DecoupledRound {
     std::vector<std::int64_t> ready_ns;  // of each tensor; non-decreasing
     std::vector<std::int64_t> size_bytes;
     std::vector<std::int64_t> tail_ns;
@@ -31,7 +31,7 @@ struct Half {
     bool gathered = false;
 };
 
-struct HalvesPlan {
+struct DecoupledPlan {
     std::vector<std::int32_t> lasts;  // the last tensor of each group
     std::vector<Half> order;          // of sending
     std::int64_t end_ns = 0;
@@ -40,15 +40,15 @@ struct HalvesPlan {
 // When a round ends: the largest arrival, or norm, plus tail. Reduce-scatters are sent in ready
 // order; the norms follow the last one; each gather comes after the sums that it hands round.
 // Throws std::invalid_argument if the plan is none of the round.
-[[nodiscard]] std::int64_t halves_end(const HalvesRound& round,
+[[nodiscard]] std::int64_t decoupled_end(const DecoupledRound& round,
                                       const std::vector<std::int32_t>& lasts,
                                       const std::vector<Half>& order);
 
-// Searches for groups and an order such that the round ends early; see plan/planners/halves.py.
+// Searches for groups and an order such that the round ends early; see plan/planners/decoupled.py.
 //
 // seeds: the last tensors of groups to begin with; all groups are tried of at most eight tensors.
 // budget: orders that are looked at, about a microsecond for 100 messages each.
-[[nodiscard]] HalvesPlan plan_halves(const HalvesRound& round,
+[[nodiscard]] DecoupledPlan plan_decoupled(const DecoupledRound& round,
                                      const std::vector<std::vector<std::int32_t>>& seeds,
                                      std::int64_t budget);
 

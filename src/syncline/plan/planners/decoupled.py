@@ -1,4 +1,4 @@
-"""All-reduces in two halves where every update waits for the sums of all gradients: ours."""
+"""Decoupled all-reduces where every update waits for the sums of all gradients: ours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Order = list[tuple[int, int, bool]]
 """Messages in the order of sending: groups ``[first, last]``, and whether they are gathered."""
 
 
-def plan_in_halves(
+def plan_decoupled(
     name: str,
     profile: Profile,
     network: Network,
@@ -53,7 +53,7 @@ def plan_in_halves(
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
         return plan_of(name, profile, network.workers, [Message(start=0, stop=0)])
-    round_ = HalvesRound.of(tensors, profile, network, in_flight)
+    round_ = DecoupledRound.of(tensors, profile, network, in_flight)
     if handling_s:
         round_ = round_._replace(half=round_.half.raised(handling_s))
     lasts, order = with_fewer_groups(round_, *round_.search())
@@ -65,7 +65,7 @@ def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: b
     """Return a plan of whole tensors in ready order, in about so many messages of equal size.
 
     Those ``by_need`` overlap as far as simple messages can: two are under way, and updates wait by
-    need. If every update waits for a norm, each is sent in halves, and the gathers follow in the
+    need. If every update waits for a norm, each is decoupled, and the gathers follow in the
     order of need. The others are DDP's buckets of that size.
     """
     size_bytes = -(-profile.gradient_bytes // parts)
@@ -89,7 +89,7 @@ def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: b
     )
 
 
-class HalvesRound(NamedTuple):
+class DecoupledRound(NamedTuple):
     """One round of tensors as the native search takes it."""
 
     ready_ns: list[int]
@@ -107,7 +107,7 @@ class HalvesRound(NamedTuple):
     @classmethod
     def of(
         cls, tensors: Sequence[Slice], profile: Profile, network: Network, in_flight: int
-    ) -> HalvesRound:
+    ) -> DecoupledRound:
         """Return the round of some tensors of a profile, in ready order."""
         norm_ns = 0
         if profile.norm is not None:
@@ -133,11 +133,11 @@ class HalvesRound(NamedTuple):
         Raises:
             ValueError: a group is not summed, or not gathered after that, or not once.
         """
-        return _native.halves_end(self._native(), lasts, order)
+        return _native.decoupled_end(self._native(), lasts, order)
 
     def search(self) -> tuple[list[int], Order]:
         """Return the last tensor of each group, and an order in which the round ends early."""
-        return _native.halves(self._native(), list(self._seeds()), BUDGET)
+        return _native.decoupled(self._native(), list(self._seeds()), BUDGET)
 
     def _native(self) -> Any:
         return (*self[:4], self.half.rows(), *self[5:])
@@ -155,7 +155,7 @@ class HalvesRound(NamedTuple):
 
 
 def with_fewer_groups(
-    round_: HalvesRound, lasts: list[int], order: Order
+    round_: DecoupledRound, lasts: list[int], order: Order
 ) -> tuple[list[int], Order]:
     """Merge neighbouring groups, from the first on, while the round ends hardly later.
 
