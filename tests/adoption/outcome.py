@@ -50,7 +50,7 @@ class Overlapping(logging.Handler):
         model = uncompiled(model)
         if isinstance(model, DistributedDataParallel):
             deferral = model._training.deferral
-            self.steps += deferral is not None and deferral.anything_due
+            self.steps += deferral is not None and deferral.anything_deferred
 
 
 def train_all(train: Callable[[str, str, Path], None]) -> None:

@@ -171,7 +171,7 @@ class Training:
 
     @property
     def pending(self) -> bool:
-        """Whether an update is due, told without reading it."""
+        """Whether an update is deferred, told without reading it."""
         return any(type(p) is not nn.Parameter for p in self.net.parameters())
 
 
@@ -711,7 +711,7 @@ def synchronizes(place: Place) -> None:
 
 
 def is_copied(place: Place) -> None:
-    """Copy and pickle wrapper, model and optimizer while updates are due, and train on."""
+    """Copy and pickle wrapper, model and optimizer while updates are deferred, and train on."""
     join(place)
     training = Training(place)
     training.warm()

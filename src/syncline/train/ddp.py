@@ -318,7 +318,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         return self._training.wrapped.can_defer
 
     def synchronize(self) -> None:
-        """Wait for all gradients, and make all due updates.
+        """Wait for all gradients, and make all deferred updates.
 
         It is needed only before code that reads parameters, gradients or the optimizer's state
         without torch's Python interface.

@@ -31,7 +31,7 @@ from syncline.train.stages import Measurement, Probe, Settings, Stage, Step
 REBUILT = 2
 """Iterations after a change of buckets: DDP makes the final ones after the first."""
 DEFERRED = REBUILT + 1
-"""The same where updates are deferred: until one begins with an update that is due."""
+"""The same where updates are deferred: until one begins with a deferred update."""
 STARTING_S = 1.0
 MOST_STARTING = 16
 """A program's first second is slower than the rest; so many iterations are waited for at most."""
@@ -111,7 +111,7 @@ class Experiments:
     def stage(self, name: str, plan: Plan | None, iterations: int = 0) -> Stage:
         """Return a stage under a plan, which warms up until an iteration is like all that follow.
 
-        Where updates are deferred, that is the first that begins with an update that is due.
+        Where updates are deferred, that is the first that begins with a deferred update.
         """
         return Stage(
             name=name,

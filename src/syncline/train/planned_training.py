@@ -155,7 +155,7 @@ class UnplannedTraining:
             )
 
     def synchronize(self) -> None:
-        """Wait for all gradients, and make all due updates."""
+        """Wait for all gradients, and make all deferred updates."""
         if self.deferral is not None:
             self.deferral.finish()
 

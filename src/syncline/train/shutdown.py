@@ -105,7 +105,7 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
             )
         engine.fail(error)
     shown = _exception()
-    if lost is not None and deferral.anything_due and shown is not lost:
+    if lost is not None and deferral.anything_deferred and shown is not lost:
         text = str(lost) if isinstance(lost, SynclineError) else repr(lost)
         if shown is None:
             _say(f"rank {engine.rank} ended before its last update, which is lost: {text}")

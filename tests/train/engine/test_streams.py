@@ -124,7 +124,7 @@ def test_a_number_that_the_host_reads_is_waited_for() -> None:
 
 
 def test_a_read_that_waits_for_another_thread_lets_it_be_recorded() -> None:
-    """As a parameter whose update is due waits for the engine's threads."""
+    """As a parameter whose update is deferred waits for the engine's threads."""
 
     class Pending(torch.Tensor):
         @classmethod

@@ -20,7 +20,7 @@ __all__ = ["BLIND", "NEVER_SEEN", "by_group", "look", "table"]
 
 
 class Case(NamedTuple):
-    """What there is when an update is due."""
+    """What there is when an update is deferred."""
 
     net: Any
     weight: nn.Parameter
@@ -143,7 +143,7 @@ def by_group(side: Side) -> None:
 
 
 def look(guard: bool) -> dict[str, tuple[bool, bool]]:
-    """Look at each while an update is due: is it stale, and is it not after ``synchronize``?"""
+    """Look at each while an update is deferred: is it stale, but not after ``synchronize``?"""
     found = {}
     with holding(0.0), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of TorchScript, nested tensors, torch.tensor

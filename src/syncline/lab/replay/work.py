@@ -97,7 +97,7 @@ class Computation:
         self._device_update_ns = sum(
             operations[i].duration_ns for i in updates if operations[i].is_device_update
         )
-        self._is_due = False
+        self._is_deferred = False
         self._launched_ns = 0
         self.begin()
 
@@ -133,7 +133,7 @@ class Computation:
 
         The host waits until that one has ended.
         """
-        self._is_due = True
+        self._is_deferred = True
         if operation is None:
             self._reach(self._exchanged)
             self.clock.wait()
@@ -147,10 +147,10 @@ class Computation:
         The update's time is shared out by the bytes of gradients; where the profile has none at
         all, by tensors.
         """
-        self._arrived("device", "all gradients" if self._is_due else self._next_name())
+        self._arrived("device", "all gradients" if self._is_deferred else self._next_name())
         whole_bytes = self.profile.gradient_bytes
         share = size_bytes / whole_bytes if whole_bytes else tensors / len(self.profile.gradients)
-        at_once = self._is_due  # else the next iteration has begun, and a gate asks
+        at_once = self._is_deferred  # else the next iteration has begun, and a gate asks
         self._end()
         duration_ns = round(self._device_update_ns * share)
         if duration_ns:
@@ -174,9 +174,9 @@ class Computation:
 
     def _end(self) -> None:
         """Run what else belongs to the iteration whose backward pass is over."""
-        if not self._is_due:
+        if not self._is_deferred:
             return
-        self._is_due = False
+        self._is_deferred = False
         self._launched_ns = 0
         for index in range(self._exchanged, len(self.profile.operations)):
             operation = self.profile.operations[index]

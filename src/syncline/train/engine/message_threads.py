@@ -221,7 +221,7 @@ class MessageThreads:
             self.fail(
                 PeerError(
                     f"rank {self.rank} lost a peer while gradients were exchanged: "
-                    f"{describe_error(error, self.timeout_s)}; the updates that are due are lost "
+                    f"{describe_error(error, self.timeout_s)}; the deferred updates are lost "
                     "on this rank: see the other ranks' output, and resume all ranks from the "
                     "last checkpoint"
                 )

@@ -24,7 +24,7 @@ PLAIN = (torch.Tensor, nn.Parameter)
 def average(
     averages: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], update: AverageUpdate
 ) -> None:
-    """Update averages: those of parameters whose updates are due after these, the others now.
+    """Update averages: those of parameters whose updates are deferred after these, the others now.
 
     ``update`` is called for some at a time. It must not depend on anything that changes.
     """
@@ -36,7 +36,7 @@ def average(
             if (
                 isinstance(owner, Deferral)
                 and owner.guard is None
-                and owner.is_due(parameter)
+                and owner.is_deferred(parameter)
                 and type(mean) in PLAIN
             ):
                 later.setdefault(owner, {})[owner.index_of[id(parameter)]] = mean

@@ -26,7 +26,7 @@ from syncline.train.engine.norms import ORDERS
 
 
 class Change(NamedTuple):
-    """A due operation on each element of a gradient by itself."""
+    """A deferred operation on each element of a gradient by itself."""
 
     function: Callable[..., Any]
     """Takes a gradient or, if ``of_many``, a list of them."""
@@ -89,7 +89,7 @@ class Owner(Protocol):
         """Whether this thread runs the training that the values belong to."""
 
     def read_parameters(self, indices: list[int]) -> None:
-        """Make the due updates of the parameters."""
+        """Make the deferred updates of the parameters."""
 
     def read_gradients(self, indices: list[int]) -> None:
         """Wait for the exchange of the gradients."""

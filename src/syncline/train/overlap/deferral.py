@@ -1,4 +1,4 @@
-"""``Deferral``: the gradients that are still being exchanged, and the updates that are due."""
+"""``Deferral``: the gradients that are still being exchanged, and the deferred updates."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Deferral(PendingGradients):
         self._maker = 0
         """The thread that makes some updates, for which their tensors are plain; 0 if none does."""
         self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
-        """By parameter: averages to be updated after its due update, in this order."""
+        """By parameter: averages to be updated after its deferred update, in this order."""
         self._compiled: set[int] = set()
         """Parameters that compiled code reads."""
 
@@ -53,26 +53,26 @@ class Deferral(PendingGradients):
     @property
     def pending(self) -> bool:
         """Whether anything is left to do."""
-        return bool(self._gradients or self._due) or self.engine.exchanging
+        return bool(self._gradients or self._deferred) or self.engine.exchanging
 
     @property
-    def anything_due(self) -> bool:
+    def anything_deferred(self) -> bool:
         """Whether any update was asked for and is not complete yet."""
-        return bool(self._due)
+        return bool(self._deferred)
 
-    def is_due(self, parameter: torch.Tensor) -> bool:
+    def is_deferred(self, parameter: torch.Tensor) -> bool:
         """Say whether a parameter's update was asked for and is not complete yet."""
-        return self.index_of.get(id(parameter)) in self._due
+        return self.index_of.get(id(parameter)) in self._deferred
 
     def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
-        """Make the update of parameters with pending gradients due; call under the lock."""
+        """Make the update of parameters with pending gradients deferred; call under the lock."""
         chosen = list(parameters)
         # A second backward pass through a graph with the old values raises torch's error, as after
         # an update that was made at once.
         increment_version(chosen)
         for parameter in chosen:
             index = self.index_of[id(parameter)]
-            self._due[index] = step
+            self._deferred[index] = step
             self._suspend(parameter, index)
         step.suspend(len(chosen))
 
@@ -92,7 +92,7 @@ class Deferral(PendingGradients):
             suspend(average, self, index, is_average=True)
 
     def begin_backward(self) -> None:
-        """Call before gradients are accumulated, once nothing is due."""
+        """Call before gradients are accumulated, once nothing is deferred."""
 
     def stop(self) -> None:
         """Finish everything, and own no tensor any more."""
@@ -105,7 +105,7 @@ class Deferral(PendingGradients):
         if torch.is_grad_enabled():
             self.train_here()
         self.in_forward |= self.trains_here
-        if self._due and self._compiled:
+        if self._deferred and self._compiled:
             self.make_updates("compiled code", sorted(self._compiled))
 
     def end_forward(self) -> None:
@@ -119,20 +119,20 @@ class Deferral(PendingGradients):
     # ------------------------------------------------------------------ what finishes it
 
     def make_updates(self, label: str, indices: Sequence[int]) -> None:
-        """Make the due updates of some parameters, which are about to be used."""
+        """Make the deferred updates of some parameters, which are about to be used."""
         engine, began_ns, waited = self.engine, time.perf_counter_ns(), None
         while True:
             with UPDATES:
-                due = [index for index in indices if index in self._due]
-                if not due or self._makes_here:
+                deferred = [index for index in indices if index in self._deferred]
+                if not deferred or self._makes_here:
                     return
                 engine.check()
                 arrived_ns, round_ = time.perf_counter_ns(), engine.round
                 # On CUDA the host has not waited for what this thread's stream waits for. Another
                 # thread may have gone on to the next round.
-                here = set(due) if waited is round_ else set()
+                here = set(deferred) if waited is round_ else set()
                 # One call of the optimizer costs as much for many parameters as for one.
-                ready = [i for i in self._due if i in here or engine.arrived(i)]
+                ready = [i for i in self._deferred if i in here or engine.arrived(i)]
                 if ready:
                     with self._in_order():
                         engine.wait(ready)  # on CUDA, also for norms that are only issued
@@ -142,7 +142,7 @@ class Deferral(PendingGradients):
                         self.waits.note(label, began_ns, arrived_ns, ended_ns)
                         began_ns = ended_ns
                     continue
-            self._wait(due, round_)
+            self._wait(deferred, round_)
             waited = round_
 
     def read_parameters(self, indices: list[int]) -> None:
@@ -155,19 +155,19 @@ class Deferral(PendingGradients):
     def read_gradients(self, indices: list[int]) -> None:
         """Finish gradients that are read.
 
-        If no update is due, all gradients: code that reads one reads the others next.
+        If no update is deferred, all gradients: code that reads one reads the others next.
         """
         if self._makes_here:
             return
         if not self.trains_here:
             self._read_elsewhere(indices)
             return
-        if not self._due.keys().isdisjoint(indices):
+        if not self._deferred.keys().isdisjoint(indices):
             self.force_sync()
             return
         if self._read.issuperset(indices):
             return
-        if self._due:  # of another optimizer
+        if self._deferred:  # of another optimizer
             self._wait(indices)
             self._deliver(indices)
             return
@@ -181,15 +181,15 @@ class Deferral(PendingGradients):
         while left:
             with UPDATES:
                 left = [i for i in left if i in self._gradients and i not in self._read]
-                due, round_ = [i for i in left if i in self._due], self.engine.round
-            if due:
-                self.make_updates(self.names[due[0]], due)
+                deferred, round_ = [i for i in left if i in self._deferred], self.engine.round
+            if deferred:
+                self.make_updates(self.names[deferred[0]], deferred)
             elif left:
                 self._wait(left, round_)
                 with UPDATES, self._in_order():
                     if self.engine.round is round_:
                         self.engine.wait(left, round_)
-                        self._deliver(i for i in left if i not in self._due)
+                        self._deliver(i for i in left if i not in self._deferred)
 
     def force_sync(self) -> None:
         """Finish everything because something was read outside the forward pass."""
@@ -208,7 +208,7 @@ class Deferral(PendingGradients):
         """Finish everything, on the thread that trains: all gradients arrive, all updates are made.
 
         Raises:
-            PeerError: a rank failed; the due updates are lost.
+            PeerError: a rank failed; the deferred updates are lost.
             MismatchError: the ranks are desynchronized.
         """
         if self._makes_here:
@@ -226,20 +226,20 @@ class Deferral(PendingGradients):
         Without a lock or an operation on tensors: the garbage collector may call this on any
         thread, while another one has the lock and waits for it, or while another model is traced.
         """
-        left = {i: g for i, g in dict(self._gradients).items() if i not in self._due}
+        left = {i: g for i, g in dict(self._gradients).items() if i not in self._deferred}
         orphans = _Orphans(self.engine, left, self.parameters, self._changes)
         for gradient in left.values():
             hand_over(gradient, orphans)
 
     def _apply(self, indices: Sequence[int]) -> None:
-        """Make due updates whose gradients have arrived; call under the lock.
+        """Make deferred updates whose gradients have arrived; call under the lock.
 
         For this thread their tensors are plain ones meanwhile. For all others they stay pending
         until everything is done: the changes of the gradients, the updates and the averages.
         """
         by_step: dict[DeferredStep, list[int]] = {}
         for index in indices:
-            by_step.setdefault(self._due[index], []).append(index)
+            by_step.setdefault(self._deferred[index], []).append(index)
         self._maker = threading.get_ident()
         parameters = [(self.parameters[index], None) for index in indices]
         gradients = [(self._gradients[index], self.parameters[index]) for index in indices]
@@ -259,7 +259,7 @@ class Deferral(PendingGradients):
             self._zeroed.difference_update(indices)
             self._release_gradients(indices)
             for index in indices:
-                del self._due[index]
+                del self._deferred[index]
         except BaseException as error:
             self._spoil(indices, error)
             raise
@@ -322,7 +322,7 @@ class _Orphans:
         }
 
     def read_parameters(self, indices: list[int]) -> None:
-        """No update is due."""
+        """No update is deferred."""
         raise AssertionError(f"parameters {indices} wait for no gradient")
 
     def read_gradients(self, indices: list[int]) -> None:  # noqa: ARG002

@@ -176,7 +176,7 @@ class DeferredOptimizer:
             deferral.engine.require_whole()
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for deferral in deferrals:
-            if deferral.anything_due and any(map(deferral.is_due, parameters)):
+            if deferral.anything_deferred and any(map(deferral.is_deferred, parameters)):
                 deferral.synchronize()  # the second step on one exchange
         if self.why_not is None:
             with UPDATES:  # another thread may finish gradients and read the optimizer meanwhile

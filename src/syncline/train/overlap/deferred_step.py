@@ -41,8 +41,8 @@ class DeferredStep:
     ) -> None:
         self._optimizer = optimizer
         self._state = state
-        self._due = 0
-        """Parameters whose update is due."""
+        self._deferred = 0
+        """Parameters whose update is deferred."""
         self._groups = [
             {key: _copied(value) for key, value in hyperparameters(group).items()}
             for group in optimizer.param_groups
@@ -54,15 +54,15 @@ class DeferredStep:
             move_groups(optimizer.param_groups, self._step_on)
 
     def suspend(self, parameters: int) -> None:
-        """Note how many parameters' updates are due."""
-        self._due += parameters
-        if self._due:
+        """Note how many parameters' updates are deferred."""
+        self._deferred += parameters
+        if self._deferred:
             self._state.hide()
 
     def made(self, parameters: int) -> None:
         """Note how many parameters' updates have been made."""
-        self._due -= parameters
-        if not self._due:
+        self._deferred -= parameters
+        if not self._deferred:
             self._state.show()
 
     def apply(self, parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor]) -> None:

@@ -223,7 +223,7 @@ class GuardedGradient(_Guarded, PendingGradient):  # type: ignore[misc]
 
 
 class GuardedParameter(_Guarded, PendingParameter):  # type: ignore[misc]
-    """A parameter whose update is due, and has a stand-in."""
+    """A parameter whose update is deferred, and has a stand-in."""
 
 
 class _OnTwins:

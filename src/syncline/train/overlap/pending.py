@@ -167,7 +167,7 @@ class PendingGradient(_Pending, torch.Tensor):
 
 
 class PendingParameter(_Pending, nn.Parameter):
-    """A parameter whose update is due."""
+    """A parameter whose update is deferred."""
 
     def detach(self) -> torch.Tensor:
         """Wait, and return what :meth:`torch.Tensor.detach` does.
@@ -184,7 +184,7 @@ class PendingParameter(_Pending, nn.Parameter):
 
 
 class PendingAverage(_Pending, torch.Tensor):
-    """An average, not itself a parameter, of a parameter whose update is due."""
+    """An average, not itself a parameter, of a parameter whose update is deferred."""
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
@@ -335,9 +335,9 @@ class PendingState:
     """Shows an optimizer to each thread as it must see it, by a change of the optimizer's class.
 
     Between :meth:`hide` and :meth:`show` the optimizer has a subclass of its class, in which a read
-    of ``state`` first makes the due updates; so does a read of the stand-in in ``vars(optimizer)``.
-    An older reference to the state itself sees it as it is. ``synchronize`` makes all due updates,
-    and so ends with :meth:`show`.
+    of ``state`` first makes the deferred updates; so does a read of the stand-in in
+    ``vars(optimizer)``. An older reference to the state itself sees it as it is. ``synchronize``
+    makes all deferred updates, and so ends with :meth:`show`.
 
     Within :meth:`stepping` the thread that makes a step sees the parameter groups of that step, and
     all others the real ones: they may zero gradients and change learning rates meanwhile.
@@ -399,7 +399,7 @@ class PendingState:
         return self._stepper == threading.get_ident()
 
     def synchronize(self) -> None:
-        """Make all due updates, unless this is called from one of them."""
+        """Make all deferred updates, unless this is called from one of them."""
         if not self.steps_here:
             self._synchronize()
 

@@ -36,7 +36,7 @@ class PendingGradients(Owner):
     """Knows which gradients are pending, their norms, and what is to be done with them.
 
     A gradient is pending from the end of the backward pass until its messages have arrived, or
-    until its due update is made (:class:`~syncline.train.overlap.deferral.Deferral`).
+    until its deferred update is made (:class:`~syncline.train.overlap.deferral.Deferral`).
 
     The parameters are the exchanged ones, by name, in the order of the plan's tensors.
     """
@@ -57,7 +57,7 @@ class PendingGradients(Owner):
         """On CUDA, the stream it trains on."""
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients, each the view of its bucket."""
-        self._due: dict[int, DeferredStep] = {}
+        self._deferred: dict[int, DeferredStep] = {}
         """By parameter: the update that was asked for and is not complete yet."""
         self._read: set[int] = set()
         """Pending gradients that have arrived; see :func:`own_class`."""
@@ -190,7 +190,7 @@ class PendingGradients(Owner):
         Ranks differ in which gradients have been read, so the norms of these are computed in the
         same way as the exchanged ones.
         """
-        if not self._due.keys().isdisjoint(indices):
+        if not self._deferred.keys().isdisjoint(indices):
             return None
         if self.engine.plan.norm != norm:
             self.waits.asked_norm = norm
@@ -223,7 +223,7 @@ class PendingGradients(Owner):
             return None
         # The square of a float64 may be too large for one.
         if any(
-            i in self._due
+            i in self._deferred
             or i in self._read
             or self._changes.get(i)
             or self._gradients[i].dtype.to_real() == torch.float64
@@ -243,11 +243,11 @@ class PendingGradients(Owner):
         return self._norms
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> None:
-        """Change gradients: before their update or, if that is due, after it."""
+        """Change gradients: before their update or, if that is deferred, after it."""
         with UPDATES:
             indices = [index_of(gradient) for gradient in filter(is_pending, gradients)]
-            due = not self._due.keys().isdisjoint(indices)
-        if due:
+            deferred = not self._deferred.keys().isdisjoint(indices)
+        if deferred:
             self.read_gradients(indices)
         with UPDATES:
             present = []
@@ -260,26 +260,26 @@ class PendingGradients(Owner):
                 change.make(present)
 
     def _make_changes(self, indices: Iterable[int]) -> None:
-        """Make the due changes of gradients that have arrived; call under the lock."""
-        due: dict[tuple[int, ...], tuple[list[Change], list[torch.Tensor]]] = {}
+        """Make the deferred changes of gradients that have arrived; call under the lock."""
+        deferred: dict[tuple[int, ...], tuple[list[Change], list[torch.Tensor]]] = {}
         for index in indices:
             changes = self._changes.pop(index, [])
             if changes:
-                alike = due.setdefault(tuple(map(id, changes)), (changes, []))
+                alike = deferred.setdefault(tuple(map(id, changes)), (changes, []))
                 alike[1].append(self._gradients[index])
         with torch.no_grad():
-            for changes, gradients in due.values():
+            for changes, gradients in deferred.values():
                 with lifted([(gradient, None) for gradient in gradients]):
                     make_changes(changes, gradients)
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Set gradients to zero: those whose update is due once that is made."""
+        """Set gradients to zero: those whose update is deferred once that is made."""
         with UPDATES:
             pending = [gradient for gradient in gradients if is_pending(gradient)]
-            due = self._due.keys() & {index_of(gradient) for gradient in pending}
-            self._zeroed |= due
-            unused = [index_of(g) for g in pending if index_of(g) not in due]
-            now = [g for g in gradients if not is_pending(g) or index_of(g) not in due]
+            deferred = self._deferred.keys() & {index_of(gradient) for gradient in pending}
+            self._zeroed |= deferred
+            unused = [index_of(g) for g in pending if index_of(g) not in deferred]
+            now = [g for g in gradients if not is_pending(g) or index_of(g) not in deferred]
         if unused:
             self.read_gradients(unused)
             with UPDATES:

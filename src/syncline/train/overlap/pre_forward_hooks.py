@@ -100,7 +100,7 @@ class _PreForwardHook:
             self.compile()
             return
         deferral = self._deferral()
-        if deferral is not None and deferral.anything_due:
+        if deferral is not None and deferral.anything_deferred:
             deferral.make_updates(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:

@@ -219,7 +219,7 @@ class ShardedDeferral(Deferral):
         Raises:
             UserError: they are read after it.
         """
-        spent = [i for i in indices if i in self._due or i in self._spent]
+        spent = [i for i in indices if i in self._deferred or i in self._spent]
         if spent and not self._makes_here:
             raise UserError(
                 f"overlap(shard=True): the gradient of {self.names[spent[0]]!r} was read after the "
@@ -251,7 +251,7 @@ class ShardedDeferral(Deferral):
             lift(self._spent[index], self.parameters[index])
 
     def begin_backward(self) -> None:
-        """Call before gradients are accumulated, once nothing is due.
+        """Call before gradients are accumulated, once nothing is deferred.
 
         Raises:
             UserError: they would be added to those of an update that was made.

@@ -108,7 +108,7 @@ class ShardedOptimizer(DeferredOptimizer):
 
     def _update_share(self, deferral: ShardedDeferral) -> bool:
         """Update this rank's share under a sharded plan; False if the gradients are whole."""
-        if deferral.anything_due:
+        if deferral.anything_deferred:
             deferral.synchronize()  # the second step on one exchange
         if not deferral.pending_gradients or len(self.sharding.optimizers) > 1:
             return False
