@@ -179,6 +179,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "usual": {},
     "planner": {"planner": "merge"},
     "no planner": {"planner": "mergge"},
+    "buckets of ddp": {"planner": "ddp:bucket_bytes=1000"},
     "plan": {"plan": PLAN},
     "another plan": {"plan": msgspec.structs.replace(PLAN, in_flight=2)},
     "no check": {"check": False},
@@ -217,7 +218,11 @@ def test_another_plan(workers: WorkerPool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("no planner", "unknown planner 'mergge'"), ("two of them", "a plan was given")],
+    [
+        ("no planner", "unknown planner 'mergge'"),
+        ("buckets of ddp", "from the wrapper: give bucket_cap_mb"),
+        ("two of them", "a plan was given"),
+    ],
 )
 def test_refused_arguments_of_one_rank_reach_all(
     workers: WorkerPool, kind: str, reason: str

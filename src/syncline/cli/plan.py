@@ -29,7 +29,8 @@ from syncline.plan.simulator.transformations import with_sharding
 @click.option(
     "--planner",
     default="auto",
-    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run the plans of all.",
+    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run the plans of all. Settings "
+    "follow the name: horovod:cycle_s=0.005.",
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")

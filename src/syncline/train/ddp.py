@@ -59,7 +59,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     Args:
         module: as for torch's class; all its other arguments are taken too.
-        planner: ``"auto"`` or the name of a planner; the plan is made by it.
+        planner: ``"auto"`` or the name of a planner, which makes the plan; settings may follow:
+            ``"horovod:cycle_s=0.005"``.
         plan: use this plan instead of measuring and planning.
         profile: use this profile instead of measuring one.
         network: use this network instead of probing.

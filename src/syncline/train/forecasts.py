@@ -75,7 +75,7 @@ def forecast(
     comparison = choice.comparison
     if asked is not None:
         comparison = msgspec.structs.replace(
-            comparison, chosen=settings.planner, reason=f"{settings.planner} was asked for"
+            comparison, chosen=asked.NAME, reason=f"{settings.planner} was asked for"
         )
     chosen = comparison.chosen
     return Forecasts(

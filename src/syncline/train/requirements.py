@@ -12,6 +12,7 @@ from torch import nn
 from syncline.errors import MismatchError, UserError
 from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
+from syncline.plan.planners.ddp import Ddp
 from syncline.torch_entry import advice, untried
 from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
@@ -82,6 +83,11 @@ def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: S
         ):
             raise UserError(WRAPPED_TWICE)
     planner_named(settings.planner)
+    if settings.planner.startswith(f"{Ddp.NAME}:"):
+        raise UserError(
+            f"planner {Ddp.NAME} takes the sizes of its buckets from the wrapper: give "
+            f"bucket_cap_mb, not {settings.planner!r}"
+        )
     require_compression(
         module, settings.compression, plan, planner=settings.planner, check=settings.check
     )

@@ -10,8 +10,10 @@ from hypothesis import given
 
 from syncline.errors import UserError
 from syncline.plan.network import Network
-from syncline.plan.planners import PLANNERS, Planner, planner_named
+from syncline.plan.planners import PLANNERS, Planner, planned, planner_named
 from syncline.plan.planners.base import MergingPlanner
+from syncline.plan.planners.horovod import Horovod
+from syncline.plan.planners.p3 import P3
 from syncline.plan.planners.table import CANDIDATES, PUBLISHED, SCHEDULERS
 from syncline.plan.profile import Profile
 from tests import strategies as some
@@ -94,6 +96,38 @@ def test_an_unknown_planner_suggests_the_nearest(name: str, nearest: str) -> Non
     said = f"unknown planner {name!r}; did you mean {nearest!r}? (known: wfbp, single, "
     with pytest.raises(UserError, match=re.escape(said)):
         planner_named(name)
+
+
+def test_settings_follow_the_name() -> None:
+    assert planner_named("horovod:cycle_s=0.005:threshold_bytes=67108864") == Horovod(
+        cycle_s=0.005, threshold_bytes=64 << 20
+    )
+    assert planner_named("p3:slice_elements=1000") == P3(slice_elements=1000)
+
+
+def test_a_plan_has_the_name_with_its_settings() -> None:
+    """So that two forms of one planner stand side by side in a comparison."""
+    profile = some.profile_of([5, 5, 5], [25, 25, 25])
+    network = Network.line(workers=4, a_s=1e-9, b_s_per_byte=1e-9)
+    found = planned("buckets:threshold_bytes=100", profile, network)
+    assert (found.planner, len(found.messages)) == ("buckets:threshold_bytes=100", 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("horovod:cycle=1", "setting of planner horovod 'cycle'; did you mean 'cycle_s'?"),
+        ("horovod:cycle_s", "horovod: cycle_s is a number, as in horovod:cycle_s=0.001; found ''"),
+        ("p3:slice_elements=1.5", "slice_elements is a whole number, as in p3:slice_elements=40000"),
+        ("p3:slice_elements=0", "p3: slice_elements must be at least 1, found 0"),
+        ("merge:x=1", "planner merge has no settings, found 'x=1'"),
+        ("auto:x=1", "planner auto has no settings"),
+        ("horovd:cycle_s=1", "did you mean 'horovod'?"),
+    ],
+)
+def test_settings_that_are_none(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        planner_named(text)
 
 
 def test_a_name_like_no_other_suggests_nothing() -> None:

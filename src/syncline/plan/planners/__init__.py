@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from syncline.errors import require_known
+import msgspec
+
+from syncline.errors import UserError, quoted, require_known
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import Auto, as_trained, choose
@@ -19,24 +21,51 @@ PLANNERS: dict[str, Planner] = {
 """Every planner with its default settings."""
 
 
-def planner_named(name: str) -> Planner:
-    """Return the planner of that name with its default settings.
+def planner_named(text: str) -> Planner:
+    """Return the planner that a text names, such as ``"horovod"`` or ``"horovod:cycle_s=0.005"``.
+
+    Args:
+        text: the planner's name and, each after a colon, settings that are not to be the defaults.
 
     Raises:
-        UserError: there is none; the message names the nearest.
+        UserError: there is no such planner or setting (the message names the nearest), or a value
+            is not possible.
     """
+    name, *given = text.split(":")
     require_known("planner", name, PLANNERS)
-    return PLANNERS[name]
+    kinds = {f.name: f.type for f in msgspec.structs.fields(PLANNERS[name])}
+    numbers = {setting: kind for setting, kind in kinds.items() if kind in (int, float)}
+    changes = {}
+    for part in given:
+        setting, _, value = part.partition("=")
+        if not numbers:
+            raise UserError(f"planner {name} has no settings, found {quoted(part)}")
+        require_known(f"setting of planner {name}", setting, numbers)
+        try:
+            changes[setting] = msgspec.convert(value, numbers[setting], strict=False)
+        except msgspec.ValidationError:
+            kind = "whole number" if numbers[setting] is int else "number"
+            raise UserError(
+                f"planner {name}: {setting} is a {kind}, as in {name}:{setting}="
+                f"{getattr(PLANNERS[name], setting)}; found {quoted(value)}"
+            ) from None
+    return msgspec.structs.replace(PLANNERS[name], **changes) if changes else PLANNERS[name]
 
 
-def planned(name: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
-    """Return the plan of the planner of that name, as training runs it before it has tried any.
+def planned(text: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
+    """Return the plan of a planner, as training runs it before it has tried any.
 
-    ``defers`` is whether the forward pass can wait for single gradients.
+    Args:
+        text: names the planner; see :func:`planner_named`. It becomes the name of the plan.
+        profile: of one iteration.
+        network: that it is made for.
+        defers: whether the forward pass can wait for single gradients.
 
     Raises:
         UserError: there is no such planner, or it cannot plan this.
     """
-    if name == Auto.NAME:
+    if text == Auto.NAME:
         return choose(profile, network, defers=defers).plan
-    return as_trained(profile, planner_named(name).plan(profile, network), network, defers=defers)
+    plan = planner_named(text).plan(profile, network)
+    plan = msgspec.structs.replace(plan, planner=text)
+    return as_trained(profile, plan, network, defers=defers)
