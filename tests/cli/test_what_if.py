@@ -351,9 +351,12 @@ def test_a_server_for_every_worker(run: Run, profile: Path) -> None:
 
 
 def test_workers_that_do_not_fill_hosts(run: Run, profile: Path) -> None:
-    result = run("simulate", profile, "bandwidth=10gbit,hosts=4x8", "--workers", "8,12")
-    assert result.code == 2
-    assert "12 workers cannot be spread over hosts of 8; give a multiple" in result.err
+    """They are spread evenly; the fullest host counts."""
+    network = "bandwidth=10gbit,hosts=4x8,workers=31"
+    result = run("simulate", profile, network, "--workers", "8,12,32", "--json")
+    assert result.code == 0, result.err
+    points = {p["workers"]: p for p in json.loads(result.out)["points"]}
+    assert set(points) >= {8, 12, 31, 32}
 
 
 def test_a_parameter_server_needs_a_link(run: Run, profile: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_stage_needs_a_capacity() -> None:
         ({"algorithm": "rong"}, "did you mean 'ring'"),
         ({"algorithm": "top-k", "density": None}, "top-k needs a density, such as 0.001"),
         ({"density": 0.1}, "ring sends every element"),
-        ({"hosts": 3, "inside": LINK}, "8 workers cannot be spread evenly over 3 hosts"),
+        ({"hosts": 9, "inside": LINK}, "8 workers cannot be on 9 hosts"),
         ({"hosts": 4}, "need a link inside a host"),
         ({"algorithm": "gtop-k", "hosts": 4, "inside": LINK}, "has no form for hosts"),
         ({"servers": 2}, "servers were given, but ring does not count them"),

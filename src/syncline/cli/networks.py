@@ -311,11 +311,12 @@ def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | N
                 raise UserError(f"network {text!r}: {key}= needs hosts=, such as hosts=4x8")
         return None, values.get("workers", WORKERS), None
     hosts, workers_a_host = values["hosts"]
-    workers = hosts * workers_a_host
-    if values.get("workers", workers) != workers:
+    most = hosts * workers_a_host
+    workers = values.get("workers", most)
+    if not most - workers_a_host < workers <= most:
         raise UserError(
-            f"network {text!r}: {hosts} hosts of {workers_a_host} are {workers} workers, not "
-            f"{values['workers']}; leave workers= out"
+            f"network {text!r}: {hosts} hosts of at most {workers_a_host} are {most} workers or a "
+            f"few less; found workers={workers}"
         )
     inside = INSIDE.with_(
         bandwidth_bytes_per_s=values.get("inside-bandwidth"),

@@ -133,7 +133,7 @@ def all_reduce_curve(
 def hierarchical_all_reduce(
     *,
     hosts: int,
-    workers_a_host: int,
+    workers: int,
     inside: Link,
     between: Link,
     algorithm: str = "ring",
@@ -141,14 +141,16 @@ def hierarchical_all_reduce(
 ) -> CostCurve:
     """Return the cost of an all-reduce between workers on hosts.
 
+    Workers are spread as evenly as possible; L is the number on the fullest host.
+
     Most run in three stages, one after another. The L workers of a host reduce-scatter round a
     ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others; the
     workers of a host all-gather the results. The L all-reduces share the host's link, so together
     they load it as one of M bytes would; their latencies overlap, and each worker adds only its own
     part.
 
-    Those of :data:`FLAT` are one pipeline of chunks over all ``N = H L`` workers, host by host. Of
-    the ring's 2 (N - 1) hops, every Lth is between hosts: a chunk takes the sum of its hops, and no
+    Those of :data:`FLAT` are one pipeline of chunks over all N workers, host by host. Of the ring's
+    2 (N - 1) hops, H of N are between hosts: a chunk takes the sum of its hops, and no
     link passes its ``2 (N - 1) / N M`` bytes sooner than its rate allows. In the tree, a host's
     workers form a chain, and trees join the hosts: their latencies add up, and the slowest link
     counts. Source: NCCL's ring and tree, without its protocols.
@@ -158,7 +160,7 @@ def hierarchical_all_reduce(
 
     Args:
         hosts: at least 1.
-        workers_a_host: L, at least 1.
+        workers: on all hosts together; at least as many as hosts.
         inside: link between two workers of a host.
         between: link between two hosts, shared by the workers of a host.
         algorithm: the all-reduce between hosts; one of :data:`DENSE_ALGORITHMS`.
@@ -167,12 +169,12 @@ def hierarchical_all_reduce(
     Raises:
         UserError: a count is below 1, or the algorithm is unknown.
     """
-    if algorithm in FLAT and workers_a_host > 1:
+    if algorithm in FLAT and workers > hosts:
         return _flat(
-            algorithm, hosts, workers_a_host, inside, between, switch_bytes_per_s=switch_bytes_per_s
+            algorithm, hosts, workers, inside, between, switch_bytes_per_s=switch_bytes_per_s
         )
-    local = all_reduce_curve("ring", workers_a_host, inside)
-    gamma = between.gamma_s_per_byte / workers_a_host
+    local = all_reduce_curve("ring", -(-workers // hosts), inside)
+    gamma = between.gamma_s_per_byte / max(workers // hosts, 1)  # where the fewest share the work
     shared = msgspec.structs.replace(between, gamma_s_per_byte=gamma)
     across = all_reduce_curve(algorithm, hosts, shared, switch_bytes_per_s=switch_bytes_per_s)
     return CostCurve.in_turn((local, across))
@@ -181,13 +183,13 @@ def hierarchical_all_reduce(
 def _flat(
     algorithm: str,
     hosts: int,
-    local: int,
+    workers: int,
     inside: Link,
     between: Link,
     *,
     switch_bytes_per_s: float | None,
 ) -> CostCurve:
-    workers = hosts * local
+    local = -(-workers // hosts)
     within = all_reduce_curve(algorithm, workers, inside)
     if hosts == 1:
         if algorithm == "flat-ring":
@@ -199,10 +201,11 @@ def _flat(
         # The longest way through the hops of all chunks: a chunk goes on, or waits behind others
         # for the slowest link: at every hop, at none, or where its way ends between two hosts.
         hops = 2 * (workers - 1)
-        out = -(-hops // local)
+        out = -(-hops * hosts // workers)
+        last = hops - (out - 1) * local - 1  # hops after the last host but one, on the longest way
         slowest = between if rates[1] >= rates[0] else inside
         curve = CostCurve.line(slowest.alpha_s, max(rates))
-        for waits in (0, hops - out * local + local - 1):
+        for waits in (0, min(max(last, 0), hops - out)):
             inner = hops - out - waits
             curve = curve.at_least(
                 out * between.alpha_s + inner * inside.alpha_s,
@@ -225,8 +228,8 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
-            or the reverse, hosts that do not divide the workers, hosts without a link inside, hosts
-            with an algorithm that knows none, or servers with one that has none to count.
+            or the reverse, more hosts than workers, hosts without a link inside, hosts with an
+            algorithm that knows none, or servers with one that has none to count.
     """
 
     algorithm: str
@@ -272,9 +275,10 @@ class Exchange(Value, frozen=True, kw_only=True):
             raise UserError(f"{self.algorithm} has no servers that could be on the workers' hosts")
         if self.hosts is None:
             return
-        if self.hosts < 1 or self.workers % self.hosts:
+        if not 1 <= self.hosts <= self.workers:
             raise UserError(
-                f"{self.workers} workers cannot be spread evenly over {self.hosts} hosts"
+                f"{self.workers} workers cannot be on {self.hosts} hosts, of which each has one at "
+                "least"
             )
         if self.inside is None:
             raise UserError("workers on hosts need a link inside a host; give its costs too")
@@ -310,8 +314,8 @@ class Exchange(Value, frozen=True, kw_only=True):
         if self.algorithm in TUNED:
             return lower_envelope([each.links_curve() for each in self.choices()])
         curve = hierarchical_all_reduce(
-            hosts=self.workers // self._workers_a_host,
-            workers_a_host=self._workers_a_host,
+            hosts=self._ends,
+            workers=self.workers,
             inside=self.inside or _FREE,
             between=self.link,
             algorithm=self.algorithm,
@@ -343,8 +347,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return self._one_way(link, inside), self._one_way(_not_adding(link), _not_adding(inside))
 
     def _one_way(self, link: Link, inside: Link) -> CostCurve:
-        local = self._workers_a_host
-        ends = self.workers // local
+        local, ends = self._workers_a_host, self._ends
         sharded = self.algorithm == "sharded-parameter-server"
         servers = ends if sharded else self.servers or 1
         own = msgspec.structs.astuple(link)
@@ -356,8 +359,14 @@ class Exchange(Value, frozen=True, kw_only=True):
         return CostCurve.in_turn((way, CostCurve.line(0.0, self._host_s_per_byte / 2), within))
 
     @property
+    def _ends(self) -> int:
+        """What links connect: hosts, or workers."""
+        return self.workers if self.hosts is None else self.hosts
+
+    @property
     def _workers_a_host(self) -> int:
-        return 1 if self.hosts is None else self.workers // self.hosts
+        """Of the fullest host."""
+        return -(-self.workers // self._ends)
 
     @property
     def _switch_bytes_per_s(self) -> float | None:

@@ -361,7 +361,7 @@ class Network(Document, frozen=True, kw_only=True):
         changes, the network itself is returned.
 
         Args:
-            workers: in all; on hosts, as many on each as before.
+            workers: in all; on as many hosts as they need, with at most as many on each as before.
             bandwidth_bytes_per_s: of the link, one way: ``1 / beta``.
             latency_s: of the link: ``alpha``.
             algorithm: one of :data:`syncline.plan.exchange.EXCHANGES`; a dense one drops the
@@ -403,13 +403,7 @@ class Network(Document, frozen=True, kw_only=True):
         count = self.workers if workers is None else workers
         require_count("network: workers", count, LARGEST_WORKERS)
         if hosts is None and self.hosts is not None:
-            workers_a_host = self.workers // self.hosts
-            if count % workers_a_host:
-                raise UserError(
-                    f"{count} workers cannot be spread over hosts of {workers_a_host}; "
-                    "give a multiple, or say how many hosts"
-                )
-            hosts = count // workers_a_host
+            hosts = -(-count // -(-self.workers // self.hosts))
         if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
             density = self.density
         if algorithm is None:

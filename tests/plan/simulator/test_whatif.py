@@ -284,8 +284,6 @@ def test_what_the_network_refuses() -> None:
     hosts = Network.of_link(LINK, workers=16, hosts=4, inside=LINK)
     with pytest.raises(UserError, match="has no form for hosts"):
         simulator(network=hosts).point(Change(density=0.001))
-    with pytest.raises(UserError, match="cannot be spread over hosts of 4"):
-        simulator(network=hosts).point(Change(workers=6))
     with pytest.raises(UserError, match="needs a density"):
         simulator().point(Change(algorithm="gtop-k"))
     with pytest.raises(UserError, match="parameter servers exchange all of them"):
