@@ -1,4 +1,4 @@
-// The Python face of the native core. Torch-free: lists and numpy arrays of integers and floats.
+// Python bindings of the native core. Torch-free: lists and numpy arrays of integers and floats.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
@@ -132,8 +132,8 @@ Slices overlap(const std::vector<std::int64_t>& ready_ns, const std::vector<std:
 
 using HalfTuple = std::tuple<std::int32_t, std::int32_t, bool>;  // first, last, gathered
 
-// Ready times, sizes, tails and needs; the cost of a half; its gap; that of norms; messages at
-// once; whether gathers go last.
+// Ready times, sizes, tails and needs; the cost of a reduce-scatter or all-gather; the gap; the
+// time of norms; messages in flight; whether all-gathers go last.
 using DecoupledTuple =
     std::tuple<std::vector<std::int64_t>, std::vector<std::int64_t>, std::vector<std::int64_t>,
                std::vector<std::int64_t>, std::vector<SegmentTuple>, std::int64_t, std::int64_t,

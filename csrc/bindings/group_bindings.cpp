@@ -1,4 +1,4 @@
-// The Python face of groups: addresses of memory as integers, programs as rows.
+// Python bindings of groups: addresses of memory as integers, programs as rows.
 #include "group_bindings.hpp"
 
 #include <fcntl.h>
@@ -75,7 +75,7 @@ std::shared_ptr<Program> make_program(std::int32_t rank, std::int32_t ranks, std
     return std::make_shared<Program>(rank, ranks, blocks, steps);
 }
 
-constexpr double longest_s = 1e9;  // what is longer would not fit into a time point
+constexpr double longest_s = 1e9;  // a longer time would not fit into a time point
 
 Clock::time_point after(double timeout_s) {
     return Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -100,10 +100,10 @@ using Remote = std::tuple<std::int32_t, nb::bytes>;
 // A rank of another host, and a socket that is connected to it.
 using Connection = std::tuple<std::int32_t, int>;
 
-// Fragments under way to each rank that UCX joins.
+// Fragments in flight to each rank that UCX joins.
 constexpr std::uint32_t ucx_window = 8;
 
-// What ranks exchange in collectives, and after that the same for messages between two of them.
+// A layout for collectives, followed by the same layout for messages between two ranks.
 std::size_t segment_bytes(const SegmentLayout& layout) { return 2 * layout.bytes(); }
 
 // A group of ranks that share memory, or are joined by TCP or UCX, or both. Arenas and segments
@@ -189,7 +189,7 @@ class NativeGroup {
             Group::Patience{nanoseconds(pause_s), nanoseconds(spin_s)});
     }
 
-    // A fork leaks what UCX and the operating system keep: to close it there would close it here.
+    // A fork leaks what UCX and the operating system keep: closing it would close the parent's.
     ~NativeGroup() {
         if (group_->forked()) (void)group_.release();
     }
@@ -308,7 +308,7 @@ class NativeCall {
 
 // As ctypes.memmove, which takes half a microsecond to be called.
 void move(std::uintptr_t to, std::uintptr_t from, std::size_t bytes) {
-    constexpr std::size_t long_enough = 64 * 1024;  // to let other threads have the interpreter
+    constexpr std::size_t long_enough = 64 * 1024;  // to release the interpreter's lock
     std::optional<syncline::Unlocked> unlocked;
     if (bytes > long_enough) unlocked.emplace();
     std::memmove(writable(to), memory(from), bytes);

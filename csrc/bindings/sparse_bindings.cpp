@@ -1,4 +1,4 @@
-// The Python face of selection and of sparse vectors: addresses of tensors as integers, sparse
+// Python bindings of selection and of sparse vectors: addresses of tensors as integers, sparse
 // vectors as numpy arrays. All of it runs without the interpreter's lock.
 #include "sparse_bindings.hpp"
 
@@ -59,7 +59,7 @@ Instructions instructions_of(int chosen) {
     return static_cast<Instructions>(chosen);
 }
 
-// The addresses of values, gradient and velocity, 0 where there is none, and the elements.
+// The addresses of values, gradient and velocity (0: none), and the number of elements.
 using Addresses = std::tuple<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::size_t>;
 
 nb::tuple select_largest(const std::vector<Addresses>& addresses, float momentum, std::size_t k,
@@ -130,7 +130,7 @@ auto code_indices(const Array<std::uint32_t>& indices) {
 
 nb::tuple decode_indices(const Array<std::uint8_t>& bytes, std::size_t count,
                          std::size_t universe) {
-    // Every index takes two bytes, so a count that cannot be is refused before it is made room for.
+    // Every index takes two bytes or more, so an impossible count is refused before memory is allocated.
     if (count > bytes.shape(0) / 2) throw std::invalid_argument("the indices end early");
     syncline::RecycledVector<std::uint32_t> indices(count);
     std::size_t taken = 0;

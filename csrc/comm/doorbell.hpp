@@ -1,4 +1,4 @@
-// How a rank waits for whatever its peers do, in memory that they share.
+// How a rank sleeps until its peers do something, in memory that they share.
 #pragma once
 
 #include <atomic>
@@ -16,18 +16,18 @@ struct Doorbell {
     static constexpr std::uint32_t by_futex = 1;
     static constexpr std::uint32_t by_event = 2;
 
-    // No sleep takes longer: any process may write here, or take what was to wake the sleeper.
+    // No sleep takes longer: any process may write here, or consume the sleeper's wake-up.
     static constexpr std::chrono::seconds longest_sleep{1};
 
-    // Wake the sleeper, if there is one; comes after what it should see has been written. `event`
-    // is the sleeper's eventfd, or -1.
+    // Wake the sleeper, if there is one; to be called after writing what it should see. `event` is
+    // the sleeper's eventfd, or -1.
     void ring(int event = -1);
-    // Wake the sleeper by futex, whether or not it is known here.
+    // Wake the sleeper by futex, even if it is not known to sleep.
     void wake();
-    // Say that this thread is about to sleep: what is written from now on rings.
+    // Announce that this thread is about to sleep: whoever writes from now on rings.
     std::uint32_t announce(std::uint32_t how = by_futex);
     void withdraw() { sleeping.store(0, std::memory_order_relaxed); }
-    // Sleep until rung since announce(), or until the deadline, or long enough; withdraws.
+    // Sleep until rung since announce(), until the deadline, or for longest_sleep; withdraws.
     void sleep(std::uint32_t announced, std::chrono::steady_clock::time_point deadline);
 };
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);

@@ -37,11 +37,11 @@ void combine(Reduction reduction, Dtype dtype, void* result, const void* a, cons
 // data[i] = data[i] / divisor; integers are rounded towards zero.
 void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor);
 
-// Round to 16 bits, to the nearest even; what is beyond the largest number becomes that, so that
-// the remainder is finite.
+// Round to 16 bits, to the nearest even; values beyond the largest number become that number, so
+// that the remainder is finite.
 void narrowed(Dtype dtype, const float* values, std::uint16_t* result, std::size_t count);
 
-// Exactly.
+// Convert to 32 bits, exactly.
 void widened(Dtype dtype, const std::uint16_t* values, float* result, std::size_t count);
 
 }  // namespace syncline

@@ -16,11 +16,11 @@ namespace {
 // threads that compute, and from the kernel, which needs one to move the data.
 constexpr std::size_t bulk_bytes = 1 << 20;
 constexpr Group::Patience bulk_patience{std::chrono::nanoseconds(0), std::chrono::microseconds(20)};
-// As many polls as take as long as one pass over everything.
+// This many polls take as long as one pass over everything.
 constexpr int polls_a_pass = 16;
 // How long a closing group waits until its peers have its last notice.
 constexpr std::chrono::seconds shutdown_grace{2};
-// How long a rank that blames a silent one waits for its answer: it may wait for another itself.
+// How long a rank that blames a silent one waits for its answer: the silent one may itself wait.
 constexpr std::chrono::milliseconds answer_timeout{500};
 constexpr std::chrono::microseconds poll_interval{50};
 
@@ -48,8 +48,8 @@ void Operation::begin_with(Request request) {
     }
 }
 
-// As Schedule.block_offsets has it. It is asked for several times a fragment, and small ones feel
-// each division.
+// The same as Schedule.block_offsets. It is called several times a fragment, and with small
+// fragments each division is noticeable.
 std::size_t Operation::offset(std::int32_t block) const {
     const auto index = static_cast<std::size_t>(block);
     const std::size_t whole = index * block_elements_;
@@ -120,7 +120,7 @@ void Group::close() {
     if (forked()) return;
     {
         const std::lock_guard lock(mutex_);
-        if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
+        if (closing_) return;  // the sleeper's descriptor may be closed by now, and reused
         closing_ = true;
         if (!failure_) failure_ = {{-1, Fault::lost}, "the group was closed"};
     }
@@ -153,7 +153,7 @@ Handle Group::start(Operation::Request request, bool blocking) {
     }
     std::unique_lock lock(mutex_);
     if (failure_) throw_failure();
-    // To make one anew would take a small collective a tenth longer.
+    // Making a new one would make a small collective take a tenth longer.
     if (last_ == nullptr || last_.use_count() > 1) last_ = std::make_shared<Operation>();
     const Handle operation = last_;
     operation->begin_with(std::move(request));
@@ -175,7 +175,7 @@ Handle Group::start(Operation::Request request, bool blocking) {
             progress();
             if (!operation->done()) wake_progress_thread();
         }
-    } catch (...) {  // its memory may be in use, so the caller gets what keeps it
+    } catch (...) {  // its memory may be in use, so the caller gets the operation
         fail_for_exception();
     }
     return operation;
@@ -270,7 +270,7 @@ std::vector<std::int32_t> Group::cut_off() {
 void Group::lose(std::int32_t rank, const std::string& what) {
     if (forked()) return;
     const std::lock_guard lock(mutex_);
-    if (closing_) return;  // what the sleeper wakes by may be closed by now, and be another's
+    if (closing_) return;  // the sleeper's descriptor may be closed by now, and reused
     Peer& peer = links_.at(static_cast<std::size_t>(rank));
     try {
         poll_verdict(rank);  // why it left, if it said so
@@ -298,7 +298,7 @@ void Group::require_peers() {
 void Group::find_missing() {
     for (std::int32_t rank = 0; rank < ranks(); ++rank) poll_verdict(rank);
     if (!any_lost_) return;
-    // Who waits in vain for this rank, or for several, knows less than who names another.
+    // A rank that waits in vain for this one or for several knows less than one that names another.
     for (const bool vague : {false, true}) {
         for (std::int32_t rank = 0; rank < ranks(); ++rank) {
             const Peer& peer = links_[static_cast<std::size_t>(rank)];
@@ -539,7 +539,7 @@ bool Group::progress_receives(Peer& peer) {
         if (!peer.link->can_receive() || !operation.passed(transfer.after_receives, from, to)) {
             break;
         }
-        // What was put in elsewhere is not overwritten, so nobody need have read it.
+        // An out-of-place receive overwrites nothing, so earlier sends need not be done.
         const bool overwrites = operation.in_place() || !transfer.fresh;
         if (overwrites && !operation.passed(transfer.after_sends, from, to)) break;
         const std::byte* own = transfer.fresh ? operation.request_.input : operation.request_.work;
@@ -605,7 +605,7 @@ bool Group::drive(std::unique_lock<std::mutex>& lock, const Task* until,
     }
     driven_ = false;
     if (closing_) done_.notify_all();
-    // Those who wait for others, or for nothing yet, need another driver.
+    // Threads that wait for other tasks, and tasks that nobody waits for yet, need another driver.
     const std::size_t own = !deadline && until != nullptr && !until->done() ? 1 : 0;
     if (until != nullptr && (active_.size() > own || !mailbox_.idle()) && !failure_) {
         done_.notify_all();
@@ -723,7 +723,7 @@ std::vector<std::int32_t> Group::silent_in(const Task& task) const {
     });
     const auto* operation = dynamic_cast<const Operation*>(&task);
     if (operation == nullptr) return silent;
-    // Who has sent its part takes that of this rank late because it waits for another.
+    // A rank that has sent its part takes this rank's late because it waits for another.
     std::vector<std::int32_t> senders = silent;
     std::erase_if(senders, [&](std::int32_t rank) {
         return !operation->open(operation->request_.program->receives_from(rank));

@@ -23,11 +23,11 @@
 
 namespace syncline {
 
-// One collective under way.
+// One collective in flight.
 class Operation final : public Task {
   public:
-    // What to run on which memory. Where `input` is another buffer than `work`, it is left as it
-    // is, which takes a program that is out_of_place().
+    // What to run on which memory. If `input` is another buffer than `work`, it is not changed; the
+    // program must then be out_of_place().
     struct Request {
         std::shared_ptr<const Program> program;
         Call call;
@@ -61,7 +61,7 @@ class Operation final : public Task {
 
     Request request_{};
     std::size_t element_ = 0;
-    std::size_t block_elements_ = 0;  // of every block, but for what does not go into them
+    std::size_t block_elements_ = 0;  // of every block, without the remainder
     std::size_t rest_elements_ = 0;
     std::vector<std::size_t> through_;  // of each transfer: bytes sent and released, or landed
     std::size_t left_ = 0;              // transfers that are not through
@@ -106,7 +106,7 @@ class Group {
     Handle start(Operation::Request request, bool blocking);
 
     // Return once it is done. Throws Forked, PeerFailure, after which the group is of no use, or
-    // Timeout. Then the collective stays under way, unless the rank gives up: that ends the group.
+    // Timeout: the collective stays in flight, unless the rank gives up, which ends the group.
     void wait(const std::shared_ptr<Task>& task, Clock::time_point deadline, bool gives_up = true);
 
     // Begin to send or to receive a message. Throws an earlier failure of the group, or Forked.
@@ -116,15 +116,15 @@ class Group {
     // A peer has died or left: what it has sent is still received, the rest never comes.
     void lose(std::int32_t rank, const std::string& what);
 
-    // End all waits; collectives under way are abandoned, and their memory is not accessed any
+    // End all waits; collectives in flight are abandoned, and their memory is not accessed any
     // more. No thread is in the sleeper any more.
     void close();
 
     // Whether this is a fork of the process that made the group.
     [[nodiscard]] bool forked() const { return origin_.forked(); }
-    // Whether nothing is under way.
+    // Whether nothing is in flight.
     [[nodiscard]] bool idle();
-    // Whether collectives under way will never be done.
+    // Whether collectives in flight will never be done.
     [[nodiscard]] bool failed();
     // The ranks of other hosts that have ended, or cannot be reached, as far as is known now.
     [[nodiscard]] std::vector<std::int32_t> cut_off();
@@ -165,17 +165,17 @@ class Group {
     // Whether a peer has given up because it waits in vain, and blames this rank, or several.
     [[nodiscard]] bool names_no_other(const Peer& peer) const;
     [[nodiscard]] PeerFailure loss(std::int32_t rank, const Call& call) const;
-    // Throws PeerFailure if the peer's verdict cannot be.
+    // Throws PeerFailure if the peer's verdict is impossible.
     void poll_verdict(std::int32_t rank);
-    // Whether the operation needs more of the rank.
+    // Whether the operation needs more from, or must send more to, the rank.
     [[nodiscard]] bool misses(const Operation& operation, std::int32_t rank) const;
     // Whether the operation waits for the rank now.
     [[nodiscard]] bool awaits(const Operation& operation, std::int32_t rank) const;
     void fail(std::int32_t rank, Fault fault, std::string what);
-    // Fail for what a task waits for.
+    // Fail because of the ranks that a task waits for.
     void give_up_on(const Task& task);
-    // After a failure for ranks that are silent: a rank that is alive answers a notice that
-    // blames it by naming the rank that it waits for itself. Name the rank that says nothing.
+    // After a failure because of silent ranks: a live rank answers a notice that blames it by
+    // naming the rank that it waits for itself. Name the rank that does not answer.
     void name_silent(std::vector<std::int32_t> silent);
     // Fail for the exception that is being handled.
     void fail_for_exception();
@@ -184,11 +184,11 @@ class Group {
     [[nodiscard]] std::string waited_for(const Task& task) const;
     // The ranks that a task waits for now.
     [[nodiscard]] std::vector<std::int32_t> awaited(const Task& task) const;
-    // Those of them that have not given up, first of all those that it shall receive from.
+    // Those of them that have not given up; if it is to receive from some of these, only they.
     [[nodiscard]] std::vector<std::int32_t> silent_in(const Task& task) const;
     [[nodiscard]] bool all_done() const { return active_.empty() && mailbox_.idle(); }
 
-    // How to poll, for the collectives under way.
+    // How to poll, for the collectives in flight.
     [[nodiscard]] Patience patience() const;
     // Whether a peer has sent something that this rank has not received.
     [[nodiscard]] bool has_arrivals();
@@ -198,7 +198,7 @@ class Group {
                std::optional<Clock::time_point> deadline);
     bool drive_on(std::unique_lock<std::mutex>& lock, const Task* until,
                   std::optional<Clock::time_point> deadline);
-    // Append a collective to those under way.
+    // Append a collective to those in flight.
     void enlist(const Handle& operation);
     void wake_progress_thread();
     void run_progress();

@@ -12,8 +12,8 @@ struct Interface {
     int prefix_bits;      // of its network
 };
 
-// An entry for each address of an interface that is up, in the kernel's order. Without those of a
-// link alone (fe80::/10), which mean nothing on another host. Throws std::system_error.
+// An entry for each address of an interface that is up, in the kernel's order, without link-local
+// addresses (fe80::/10), which mean nothing on another host. Throws std::system_error.
 [[nodiscard]] std::vector<Interface> interfaces();
 
 }  // namespace syncline

@@ -46,7 +46,7 @@ struct Copies {
 
 // What is wrong with a rank.
 enum class Fault : std::uint32_t {
-    lost,       // it has ended, or the connection to it
+    lost,       // it, or the connection to it, has ended
     silent,     // it did not send, or take, what it should in time
     disagrees,  // it called something else
 };
@@ -60,7 +60,7 @@ class PeerFailure : public std::runtime_error {
     Fault fault;
 };
 
-// What no rank sends that runs this program undamaged; says what was expected and what came.
+// The error for data that no undamaged rank sends; says what was expected and what came.
 [[nodiscard]] PeerFailure faulty(std::int32_t peer, const std::string& expected,
                                  const std::string& found);
 
@@ -71,7 +71,7 @@ struct Verdict {
 };
 
 // Both directions between this rank and one peer. Used by one thread at a time. Whatever the peer
-// says is read once and checked; what cannot be throws PeerFailure, here or at the next received().
+// sends is read once and checked; impossible values throw PeerFailure, here or in received().
 class Link {
   public:
     Link() = default;
@@ -119,7 +119,7 @@ class Link {
 
     // Begin to end the link: from here on it takes nothing more from the peer.
     virtual void end() {}
-    // Whether the link may go: the peer knows why this rank has given up, if it has.
+    // Whether the link may be destroyed: the peer knows why this rank has given up, if it has.
     [[nodiscard]] virtual bool ended() { return true; }
 };
 
@@ -137,7 +137,7 @@ class Transport {
     virtual void close() = 0;
 };
 
-// Whether any rank can call that: what a peer says may be anything.
+// Whether any rank can call that: a peer may send anything.
 [[nodiscard]] bool is_possible(const Call& call);
 [[nodiscard]] std::size_t bytes_of(const Call& call);
 

@@ -8,8 +8,8 @@ namespace syncline {
 
 namespace {
 
-// The program's own messages go by their tag. Parts of a collective have an order that all ranks
-// agree on: they come in it, or the ranks called different collectives.
+// The program's own messages match by tag. Parts of a collective have an order that all ranks
+// agree on: they arrive in it, or the ranks called different collectives.
 bool same_key(const Call& a, const Call& b) {
     if (a.collective != exchange || b.collective != exchange) {
         return a.collective != exchange && b.collective != exchange;
@@ -131,8 +131,8 @@ bool Mailbox::progress_receives(std::int32_t rank, Lane& lane) {
         const std::size_t bytes =
             std::min(arrival.bytes - arrival.begun, lane.link->fragment_bytes());
         if (arrival.aside != nullptr) {
-            // It grows by what comes, not by what is said to come. Nothing is being put into it: a
-            // link for messages takes nothing more until that is there.
+            // It grows with what arrives, not with what is announced. Nothing is being written to
+            // it now: a link for messages receives one fragment at a time.
             arrival.aside->data.resize(arrival.begun + bytes);
             arrival.target = arrival.aside->data.data();
         }

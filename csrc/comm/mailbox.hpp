@@ -45,9 +45,9 @@ class Message final : public Task {
 using MessageHandle = std::shared_ptr<Message>;
 
 // A rank's messages to and from all others. Messages from one rank with one tag arrive in the order
-// in which they were sent; others overtake them where the program asks for them first: then those
-// before are set aside. What nobody waits behind stays where it is, so that a rank cannot fill
-// another's memory. Used by one thread at a time.
+// in which they were sent. If the program asks for another message first, those before it are set
+// aside. A message that holds up no other stays in the link, so that a rank cannot fill another's
+// memory. Used by one thread at a time.
 class Mailbox {
   public:
     // links[r] carries messages to and from rank r; null where there are none.
@@ -65,11 +65,11 @@ class Mailbox {
     [[nodiscard]] bool has_come() const;
     // A message that will never be done if those ranks do nothing any more; null: none.
     [[nodiscard]] const Message* missing(const std::function<bool(std::int32_t)>& lost) const;
-    // Touch no memory of messages any more.
+    // Stop accessing the memory of messages.
     void close();
 
   private:
-    // A message that arrived before the program asks for it, or is about to.
+    // A message that has arrived, or is arriving, before the program asks for it.
     struct Aside {
         Call call;
         RecycledVector<std::byte> data;
@@ -109,7 +109,7 @@ class Mailbox {
     void finish(Message& message);
 
     std::vector<Lane> lanes_;
-    std::deque<MessageHandle> wanted_;  // receives that nothing has arrived for
+    std::deque<MessageHandle> wanted_;  // receives for which nothing has arrived
     std::size_t open_ = 0;              // messages that are not done
 };
 

@@ -76,7 +76,7 @@ Program::Program(std::int32_t rank, std::int32_t ranks, std::int32_t blocks,
         auto& list = step.action == Action::send ? sends_ : receives_;
         list[static_cast<std::size_t>(step.peer)].push_back(index);
         if (step.action == Action::send) {
-            // What is sent is what the same receives have left there.
+            // Two sends have the same content if the same receives wrote their blocks last.
             auto& alike = firsts[{step.block_start, step.block_stop}];
             const auto first = std::ranges::find_if(alike, [&](std::uint32_t other) {
                 return transfers_[other].after_receives == transfer.after_receives;

@@ -27,21 +27,21 @@ struct Transfer {
     std::int32_t peer;
     std::int32_t block_start;
     std::int32_t block_stop;
-    // Receives whose blocks this sends, or changes after them: those whose value was there last.
+    // The receives that last wrote the blocks that this sends or changes.
     std::vector<std::uint32_t> after_receives;
-    // Sends of what this receive changes.
+    // Earlier sends of the blocks that this receive changes.
     std::vector<std::uint32_t> after_sends;
-    // Whether the rank has changed none of the blocks before: they still are what was put in.
+    // Whether the rank has changed none of the blocks before: they still hold the input.
     bool fresh;
     // For a send: whether the rank changes a block in the step in which it sends it. Two ranks that
     // do so with each other would wait in a circle for their blocks to be read.
     bool exchanged = false;
-    // For a send: the first of those that send the same, if there are others.
+    // For a send: the first send of the same content, if several have it.
     std::optional<std::uint32_t> copy_of;
 };
 
-// Python's object of it and operations share it. Else the thread that ends the last operation would
-// need Python's lock for it, and has that of the group.
+// Shared by its Python object and by operations. Otherwise the thread that ends the last operation
+// would need Python's lock to free it, while it holds that of the group.
 class Program : public std::enable_shared_from_this<Program> {
   public:
     // `steps` in the order of Schedule.program(rank). Throws std::invalid_argument for ranks or
@@ -61,7 +61,7 @@ class Program : public std::enable_shared_from_this<Program> {
         return receives_[static_cast<std::size_t>(peer)];
     }
     // Whether every transfer's blocks are all fresh, or none of them: then a first reduction can
-    // read what was put in and write elsewhere.
+    // read the input and write elsewhere.
     [[nodiscard]] bool out_of_place() const { return out_of_place_; }
     // Which blocks the rank changes.
     [[nodiscard]] bool changes(std::int32_t block) const {

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t page = 4096;
 constexpr std::size_t fragment_stride = 320;
-// Of a larger vector, little is left in the caches when it is whole: its user fetches it from
+// A larger vector has mostly left the caches by the time it is complete: its user fetches it from
 // memory, however it was written.
 constexpr std::size_t beyond_caches = std::size_t{4} << 20;
 
@@ -48,7 +48,7 @@ SharedMemory::SharedMemory(int descriptor, std::size_t bytes) : bytes_(bytes) {
 SharedMemory::~SharedMemory() { munmap(data_, bytes_); }
 
 std::size_t SegmentLayout::channel_offset(std::int32_t to) const {
-    // The counters, then what is said of each fragment.
+    // The counters, then the description of each fragment.
     const std::size_t channel = pages(2 * 64 + window * fragment_stride);
     return page + static_cast<std::size_t>(to) * channel;
 }
@@ -182,7 +182,7 @@ void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call
         borrowed_ = sent_ + 1;
         line.offset = place.offset;
     } else if (bytes <= sizeof line.small) {
-        if (bytes > 0) std::memcpy(line.small, data, bytes);  // of nothing the address may be null
+        if (bytes > 0) std::memcpy(line.small, data, bytes);  // an empty one's address may be null
     } else {
         said.slot = put(data, bytes, call, copies);
         held_[sent_ % window_] = said.slot;
@@ -255,7 +255,7 @@ void SharedLink::receive(const Target& target, const Call& call) {
         }
     }
     // A peer blocks for a borrowed fragment, or because its window is full: then a multiple of half
-    // of it comes soon, and a ring for each fragment would take as long as two small fragments.
+    // the window comes soon. Ringing for each fragment would take as long as two small fragments.
     const bool borrowed = come.arena != 0;
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);

@@ -22,8 +22,8 @@ namespace syncline {
 // Owned by C++, as Program is: the thread that lets it go last may not take Python's lock.
 class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
   public:
-    // Throws std::system_error, and std::length_error if it is less, or another process can make it
-    // less: then an access would end this one.
+    // Throws std::system_error, and std::length_error if it is smaller, or another process can
+    // shrink it: an access would then kill this process.
     SharedMemory(int descriptor, std::size_t bytes);
     SharedMemory(const SharedMemory&) = delete;
     SharedMemory& operator=(const SharedMemory&) = delete;
@@ -42,7 +42,7 @@ class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
 struct SegmentLayout {
     std::int32_t peers;          // ranks on the host, the owner included
     std::size_t fragment_bytes;  // a multiple of 4096
-    std::uint32_t window;        // fragments under way from one rank to another
+    std::uint32_t window;        // fragments in flight from one rank to another
 
     [[nodiscard]] std::size_t bytes() const;
     [[nodiscard]] std::size_t channel_offset(std::int32_t to) const;
@@ -65,8 +65,8 @@ class Arenas {
         std::uint64_t offset = 0;
     };
     [[nodiscard]] Place find(const std::byte* data, std::size_t bytes) const;
-    // It stays mapped as long as what is returned, also once it is forgotten. Null if there is no
-    // such arena, or it is too small.
+    // The arena stays mapped as long as the result lives, even once it is forgotten. Null if there
+    // is no such arena, or it is too small.
     [[nodiscard]] std::shared_ptr<const std::byte> at(std::int32_t peer, Place place,
                                                       std::size_t bytes) const;
 
@@ -111,17 +111,17 @@ class SharedLink final : public Link {
     [[nodiscard]] static Doorbell& bell_of(const SharedMemory& segment);
 
   private:
-    // As measured: whoever reads a slot reads at half the speed if it was written past the caches,
-    // where the ranks share one; an arena is not read at once.
+    // As measured: if the ranks share a cache, a slot that was written past it is read at half the
+    // speed; an arena is not read at once.
     static constexpr double slots_worth = 4;
     static constexpr double arenas_worth = 1.5;
     static constexpr double results_worth = 1.5;
 
-    // What fills five lines with what is said of it. As measured: they are fetched sooner than one
-    // line and a slot.
+    // Together with its description, this fills five lines. As measured, they are fetched sooner
+    // than one line and a slot.
     static constexpr std::size_t small_bytes = 272;
 
-    // What is said of a fragment.
+    // The description of a fragment.
     struct Said {
         Call call;
         std::uint64_t bytes;
@@ -129,8 +129,8 @@ class SharedLink final : public Link {
         std::uint32_t slot;
     };
     using SaidWords = std::array<std::uint64_t, sizeof(Said) / sizeof(std::uint64_t)>;
-    // That in one line, so that whoever sees it arrive has it all, and in the lines after
-    // it what it holds, if that is little.
+    // The description in one line, so that whoever sees it arrive has all of it. A small fragment's
+    // content is in the lines after it.
     struct Fragment {
         std::atomic<std::uint64_t> number;  // of the fragment that lies here, from 1; written last
         SaidWords said;
@@ -149,15 +149,15 @@ class SharedLink final : public Link {
     [[nodiscard]] Fragment& fragment(std::byte* base, std::uint64_t number) const;
     [[nodiscard]] std::uint32_t put(const std::byte* data, std::size_t bytes, const Call& call,
                                     const std::optional<Copies>& copies);
-    // What is said of the next fragment, which has arrived. Its words are read once: the peer may
-    // change them at any moment.
+    // The description of the next fragment, which has arrived. Its words are read once: the peer
+    // may change them at any moment.
     [[nodiscard]] const Said& said();
     // See what the peer has taken.
     void look();
 
     // Take a fragment from the peer's memory.
     void borrow(const Target& target, const Call& call, Arenas::Place place);
-    // Where the next fragment lies that is in no arena.
+    // Where the content of the next fragment lies, which is in no arena.
     [[nodiscard]] const std::byte* place_of(const Said& said) const;
     static void take(const Target& target, const Call& call, const std::byte* data, bool past);
 
@@ -177,7 +177,7 @@ class SharedLink final : public Link {
     Channel& incoming_;
     std::shared_ptr<Slots> slots_;
     std::unique_ptr<Link> messages_;
-    std::vector<std::optional<std::uint32_t>> held_;  // by those sent and not taken
+    std::vector<std::optional<std::uint32_t>> held_;  // slots of those sent and not taken
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;     // of those sent, as last seen
     std::uint64_t borrowed_ = 0;  // fragments up to here are in an arena, unless they are taken

@@ -19,7 +19,7 @@ class Sleeper {
     // Announce sleep; what peers do from now on ends it.
     virtual void announce() = 0;
     virtual void withdraw() = 0;
-    // Called last, with everything looked at after announce(): whether it may sleep.
+    // Called last, once everything was polled after announce(): whether it may sleep.
     virtual bool may_sleep() { return true; }
     virtual void sleep(Clock::time_point deadline) = 0;
     // End the sleep from this process.

@@ -26,7 +26,7 @@ class Slots {
         for (std::uint32_t slot = 0; slot < count; ++slot) free_.push_back(slot);
     }
 
-    // The slot where this already lies, with one reader more; none where it does not.
+    // The slot that already holds this, with one reader more; nothing if there is none.
     [[nodiscard]] std::optional<std::uint32_t> share(const Content& content) {
         const auto found = std::ranges::find_if(
             slots_, [&](const Slot& slot) { return slot.readers > 0 && slot.content == content; });
@@ -35,9 +35,9 @@ class Slots {
         return static_cast<std::uint32_t>(found - slots_.begin());
     }
 
-    // A slot for one reader. There is one as long as no peer has more fragments under way than
-    // there are slots for each. The one that has been free for longest: its lines have most likely
-    // left its readers' caches.
+    // A slot for one reader: the one that has been free for longest, since its lines have most
+    // likely left its readers' caches. There is one as long as no peer has more fragments in flight
+    // than there are slots for each.
     [[nodiscard]] std::uint32_t take(const std::optional<Content>& content) {
         const std::uint32_t slot = free_.front();
         free_.pop_front();
@@ -45,7 +45,7 @@ class Slots {
         return slot;
     }
 
-    // A reader has taken what lies there.
+    // A reader has taken the slot's content.
     void release(std::uint32_t slot) {
         if (--slots_[slot].readers == 0) free_.push_back(slot);
     }

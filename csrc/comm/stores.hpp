@@ -30,11 +30,11 @@ void combine_past_caches(Reduction reduction, Dtype dtype, std::byte* result, co
 // Chooses between the two ways to write, for one purpose. Used by one thread at a time.
 class Stores {
   public:
-    // `worth`: past the caches is right where the other way takes more than so many times as long.
-    // More than 1, because a reader takes longer too.
+    // `worth`: write past the caches if the other way takes more than this many times as long.
+    // More than 1, because a reader takes longer, too.
     explicit Stores(double worth) : worth_(worth) {}
 
-    // Pieces of fewer bytes are in the cache of whoever wrote them, or say too little.
+    // Smaller pieces are in the cache of whoever wrote them, or too small to time.
     static constexpr std::size_t least_bytes = 8 * 1024;
 
     // Call `write(past)` for a piece of so many bytes, which writes past the caches or not.
@@ -50,7 +50,7 @@ class Stores {
 
     // How to write the next piece.
     [[nodiscard]] bool next();
-    // What one written so took, in seconds a byte.
+    // How long a piece that was written this way took, in seconds a byte.
     void learn(bool past, double s_per_byte);
 
   private:

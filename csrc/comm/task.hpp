@@ -1,4 +1,4 @@
-// What a group has been asked to do, and may be waited for.
+// A collective or a message of a group, for which a thread may wait.
 #pragma once
 
 #include <atomic>

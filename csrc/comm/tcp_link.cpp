@@ -22,7 +22,7 @@ namespace {
 
 constexpr int most_events = 64;
 constexpr std::size_t most_parts = 16;  // of a write
-// Where the peer's host says nothing, the connection ends. A shorter break is survived.
+// These end the connection if the peer's host stays silent. It survives a shorter break.
 constexpr int idle_s = 5;
 constexpr int between_probes_s = 5;
 constexpr unsigned unacknowledged_ms = 25'000;
@@ -147,7 +147,7 @@ TcpLink::TcpLink(std::shared_ptr<TcpTransport> transport, int socket, std::int32
 
 TcpLink::~TcpLink() {
     std::erase(transport_->links_, this);
-    // A fork may have it, too, for a moment: closing alone would not take it out.
+    // A fork may have a copy for a moment, so closing alone would not remove it from epoll.
     (void)epoll_ctl(transport_->epoll_, EPOLL_CTL_DEL, socket_, nullptr);
     Inherited::shared().close(socket_);
 }
@@ -248,7 +248,7 @@ void TcpLink::notify(Header header) {
 void TcpLink::give_up(const Verdict& verdict) {
     gave_up_ = true;
     if (!broken_.empty()) return;
-    // A peer that knows it receives nothing more; but it must find the end of this frame.
+    // A peer that knows of it receives nothing more, but a frame that has begun must be completed.
     const std::size_t begun = written_ > 0 ? 1 : 0;
     while (out_.size() > begun && out_.back().header.kind <= Kind::message) out_.pop_back();
     notify({.kind = Kind::given_up, .culprit = verdict.culprit, .fault = verdict.fault});
@@ -355,7 +355,7 @@ bool TcpLink::read() {
             asked = direct;
         }
         if (!frame_ || direct == frame_->bytes - done_) {
-            // Behind a long fragment only the next header: its bytes need no copy then.
+            // After a long fragment, read only the next header: what follows it needs no copy then.
             const std::size_t most = direct > stage_bytes ? sizeof(Header) : stage_bytes;
             parts[count++] = {stage_.data() + staged_to_,
                               std::min(most, stage_.size() - staged_to_)};
@@ -507,7 +507,7 @@ void TcpLink::accept(const Header& header) {
 
 // ---------------------------------------------------------------------- the end
 
-// What the peer said before is still to be read.
+// What the peer sent before is still read.
 void TcpLink::failed(int error) {
     if (error_ == 0) error_ = error;
     readable_ = true;
@@ -528,7 +528,7 @@ void TcpLink::refuse(const std::string& expected, const std::string& found) {
     throw faulty(peer_, expected, found);
 }
 
-// What comes from here on goes nowhere: the memory of receives may be gone.
+// Whatever arrives from here on is dropped: the memory of receives may be gone.
 void TcpLink::end() {
     if (std::exchange(ending_, true)) return;
     if (frame_) into_ = Into::nowhere;
@@ -539,9 +539,9 @@ void TcpLink::end() {
     if (broken_.empty() && !gave_up_) notify({.kind = Kind::left});
 }
 
-// A socket that is closed with something unread, or to which something comes later, is reset, and
-// what was written to it last may be lost. So it is closed once the peer's host has all of it, or
-// the peer knows why this rank has given up.
+// A socket that is closed with unread data, or that receives data later, is reset, and the last
+// writes to it may be lost. So it is closed only once the peer's host has all of them, or the peer
+// knows why this rank has given up.
 bool TcpLink::ended() {
     if (!broken_.empty() || refused_ || left_) return true;
     if (gave_up_) return verdict_.has_value();

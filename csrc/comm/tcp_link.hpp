@@ -29,15 +29,15 @@ class TcpTransport final : public Transport {
     ~TcpTransport() override;
 
     bool progress() override;
-    // The set of epoll. poll() on it returns when a socket has an event, and leaves the event
-    // there.
+    // The descriptor of epoll. poll() on it returns when a socket has an event, and leaves the
+    // event there.
     [[nodiscard]] int event() const override { return epoll_; }
     [[nodiscard]] bool arm() override;
     void close() override;
 
   private:
     friend class TcpLink;
-    // What is combined passes through here, so that it is combined while it is in the cache.
+    // Data to be reduced passes through here, so that it is reduced while it is in the cache.
     static constexpr std::size_t scratch_bytes = std::size_t{1} << 17;
 
     int epoll_;
@@ -67,8 +67,8 @@ class TcpMessages final : public Link {
 };
 
 // A fragment is read from the socket directly to where it goes. One that comes before it is asked
-// for is kept in memory, so that notices behind it get through; how far a rank may be ahead of its
-// peer bounds that memory.
+// for is kept in memory, so that notices behind it get through. That memory is bounded by how far a
+// rank may be ahead of its peer.
 class TcpLink final : public Link {
   public:
     // Takes over a connected socket whose other end has proved to be the peer. Throws
@@ -100,9 +100,9 @@ class TcpLink final : public Link {
     friend class TcpMessages;
     friend class TcpTransport;
 
-    // Fragments that wait to be written, or for what they are received into, of each kind.
+    // For each kind: fragments that wait to be written, and receives that wait for a fragment.
     static constexpr std::size_t window = 8;
-    // A rank is ahead of what its peer has acknowledged by at most so much, of each kind.
+    // For each kind, a rank is ahead of what its peer has acknowledged by at most this much.
     static constexpr std::size_t most_ahead_bytes = std::size_t{1} << 21;
     static constexpr std::size_t stage_bytes = 4096;
     static constexpr std::size_t largest_element_bytes = 16;
@@ -173,13 +173,13 @@ class TcpLink final : public Link {
     // Take from the stage what is there.
     void consume();
     void begin(const Header& header);
-    // Take so many of the bytes of the fragment, which are in the stage.
+    // Take so many bytes of the fragment from the stage.
     void deliver(const std::byte* data, std::size_t bytes);
-    // So many of its bytes are in place, or for a reduction behind what is carried in the scratch.
+    // So many of its bytes are in place or, for a reduction, in the scratch after the carried ones.
     void landed(std::size_t bytes);
     // Where its next bytes are read to.
     [[nodiscard]] iovec destination();
-    // Receive what has arrived into where it is asked for.
+    // Move arrived fragments to the receives that ask for them.
     void match(Lane& lane);
     // Keep the fragment that nobody has asked for.
     void keep();

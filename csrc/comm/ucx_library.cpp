@@ -23,8 +23,8 @@ void find(void* library, const char* name, Function& function) {
 constexpr const char* log_level = "UCX_LOG_LEVEL";
 
 UcxLibrary loaded(const std::string& path) {
-    // What it says of ranks that fail, on standard output, says the error that names the rank.
-    // It reads its level when it is loaded.
+    // UCX would print failed ranks on standard output, which our error already names. It reads its
+    // log level when it is loaded.
     const bool quiet = getenv(log_level) == nullptr;
     if (quiet) setenv(log_level, "fatal", 1);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

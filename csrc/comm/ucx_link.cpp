@@ -13,7 +13,7 @@ namespace syncline {
 
 namespace {
 
-// Of a tag: below, who sends.
+// Marks the tags of notices; the bits below are the sender.
 constexpr ucp_tag_t notice_bit = ucp_tag_t{1} << 63;
 constexpr std::chrono::seconds longest_close{2};
 constexpr std::size_t piece_bytes = 4096;  // stays in the first cache
@@ -118,8 +118,8 @@ UcxLink::UcxLink(std::shared_ptr<UcxWorker> worker, const std::string& address, 
     connecting_ = ucx_.ep_flush_nbx(endpoint_, &nothing);
 }
 
-// An active message goes without a copy only once UCX knows the peer's end, for which the
-// peer must read what has arrived. The first fragment must not depend on that.
+// UCX sends an active message without a copy only once it knows the peer's endpoint, and for that
+// the peer must read what has arrived. The first fragment must not depend on that.
 void UcxLink::greet() {
     static constexpr std::byte nothing{};
     ucp_request_param_t parameters{};
@@ -150,13 +150,13 @@ UcxLink::~UcxLink() {
     }
     handle(false);
     if (receiving_notice_ != nullptr) ucx_.request_cancel(worker_->handle(), receiving_notice_);
-    // A peer may still be waiting for what was sent last: it is flushed where there is a way. But
-    // a peer that knows that this rank has given up receives nothing more.
+    // A peer may still be waiting for the last sends, so they are flushed if possible. But a peer
+    // that knows that this rank has given up receives nothing more.
     const ucp_request_param_t nothing{};
     const bool flushes = broken_.empty() && !gave_up_;
     void* flushing = flushes ? ucx_.ep_flush_nbx(endpoint_, &nothing) : nullptr;
     progress_while([&] { return broken_.empty() && (pending(flushing) || saying()); });
-    // What is not through by now is cut off, so that UCX reads none of it when it is gone.
+    // What is still in flight now is cut off, so that UCX does not read its memory once freed.
     const bool through = flushes && broken_.empty() && !pending(flushing);
     ucp_request_param_t parameters{};
     parameters.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -183,7 +183,7 @@ UcxLink::~UcxLink() {
     }
 }
 
-// What is under way must not write to memory that is gone: cancel it. The destructor sees it end.
+// Receives in flight must not write to freed memory: cancel them. The destructor sees them end.
 void UcxLink::end() {
     if (std::exchange(ending_, true)) return;
     for (const Come& each : come_) {
@@ -385,7 +385,7 @@ std::uint64_t UcxLink::released() {
     return count;
 }
 
-// Also where the connection is broken: what had come before is taken still.
+// Also if the connection is broken: what arrived before is still taken.
 bool UcxLink::can_receive() { return posted_ - received_ < window_; }
 
 void UcxLink::receive(const Target& target, const Call& call) {
@@ -412,7 +412,7 @@ ucs_status_t UcxLink::arrive(const void* header, std::size_t header_bytes, void*
                "one more in " + describe(call));
         return UCS_OK;
     }
-    held = held && bytes > 0;  // of nothing there is nothing to fetch, and nowhere to put it
+    held = held && bytes > 0;  // an empty fragment leaves nothing to fetch
     return is_message(call) ? messages_.come(call, data, bytes, held)
                             : come(call, data, bytes, held);
 }
@@ -509,7 +509,7 @@ void UcxLink::land(Receipt& receipt, const std::byte* data) {
         if (target.bytes > 0) std::memcpy(target.result, data, target.bytes);
         return;
     }
-    // UCX's memory is not aligned: what is combined goes through a bit that is.
+    // UCX's memory is not aligned: data to be reduced goes through a small buffer that is.
     const Call& call = receipt.call;
     alignas(64) std::array<std::byte, piece_bytes> piece;
     for (std::size_t done = 0; done < target.bytes; done += piece.size()) {

@@ -1,4 +1,4 @@
-// Two ranks on different hosts: fragments as active messages of UCX, words as tagged ones.
+// Two ranks on different hosts: fragments as active messages of UCX, notices as tagged messages.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,7 @@ class UcxWorker final : public Transport {
     [[nodiscard]] ucp_worker_h handle() const { return worker_; }
     // For peers, to reach this worker.
     [[nodiscard]] std::string address() const;
-    // Throws what was thrown in a callback, through which no exception may pass: UCX is C.
+    // Throws what a callback has thrown: no exception may pass through UCX, which is C.
     bool progress() override {
         const bool moved = ucx_.worker_progress(worker_) != 0;
         if (caught_) std::rethrow_exception(std::exchange(caught_, nullptr));
@@ -115,8 +115,8 @@ class UcxLink final : public Link {
         bool landed = false;
     };
 
-    // What ranks send to each other beside their fragments. None is 0, which is what remains of a
-    // notice that is too short.
+    // What ranks send to each other besides fragments. No word is 0, since a notice that is too
+    // short leaves a 0.
     enum class Word : std::uint32_t {
         ready = 1,  // the sender sees the two connected
         taken,      // acknowledges fragments
@@ -144,7 +144,7 @@ class UcxLink final : public Link {
     // Read the peer's notices.
     void poll_notices();
     void accept(const Notice& notice);
-    // The peer has said what cannot be: take nothing more. received() throws it.
+    // The peer has sent something impossible: take nothing more. received() throws the error.
     void refuse(const std::string& expected, const std::string& found);
     void reap();
     // Let UCX deliver the peer's fragments, or stop it.
@@ -193,7 +193,7 @@ class UcxLink final : public Link {
     std::uint64_t posted_ = 0;
     std::uint64_t received_ = 0;
     std::uint64_t acknowledged_ = 0;     // of those received
-    RecycledVector<std::byte> scratch_;  // where UCX fetches what is combined then
+    RecycledVector<std::byte> scratch_;  // where UCX fetches data to be reduced
     UcxMessages messages_{*this};
 };
 

@@ -16,8 +16,8 @@ namespace syncline {
 
 class UcxLink;
 
-// They wait where they have come until the program asks for them; so how many fragments a rank may
-// be ahead of its peer is bounded for them alone, or collectives would wait for them.
+// Messages wait at the receiver until the program asks for them. So the bound on how many fragments
+// a rank may be ahead of its peer counts them separately, or collectives would wait for them.
 class UcxMessages final : public Link {
   public:
     explicit UcxMessages(UcxLink& link) : link_(link) {}
@@ -38,13 +38,13 @@ class UcxMessages final : public Link {
 
     // UCX has a fragment of the peer.
     ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
-    // How many fragments the peer has taken, as it has said; false if that cannot be.
+    // The peer has acknowledged so many fragments; returns false if that is impossible.
     [[nodiscard]] bool acknowledge(std::uint64_t taken);
     [[nodiscard]] std::uint64_t sent() const { return sent_; }
-    // How many have come that the peer cannot know to be taken.
+    // How many have come that are not yet acknowledged to the peer.
     [[nodiscard]] std::uint64_t ahead() const { return received_ + come_.size() - acknowledged_; }
-    // For the end of the link: give up what is under way, wait until UCX has let go of it, and give
-    // that back.
+    // For the end of the link: cancel what is in flight, wait until UCX has let go of it, and free
+    // it.
     void cancel();
     [[nodiscard]] bool pending() const;
     void release();

@@ -1,4 +1,4 @@
-// What messages take on one communication channel, as max-plus algebra.
+// The timing of messages on one communication channel, as max-plus algebra.
 #pragma once
 
 #include <algorithm>
@@ -40,9 +40,9 @@ struct Channel {
 //
 //   max(latency_free + after_latency, transmission_free + after_transmission, least)
 //
-// Every message maps such a function for what follows it to one for itself as well, in O(1). With
-// these for every suffix and the channel for every prefix, a change of a few messages is judged in
-// time proportional to the few.
+// Prepending a message to such a sequence updates the function in O(1). With the function for every
+// suffix and the channel for every prefix, a change of a few messages is judged in time
+// proportional to their number.
 struct Outlook {
     std::int64_t after_latency_ns = never;
     std::int64_t after_transmission_ns = never;

@@ -7,7 +7,7 @@
 
 namespace syncline {
 
-// The longest task and the dearest message, 19.5 hours: sums of many stay within 64 bits.
+// The longest task and the most expensive message, 19.5 hours: sums of many stay within 64 bits.
 inline constexpr std::int64_t longest_ns = std::int64_t{1} << 46;
 
 struct CostSegment {
@@ -27,7 +27,7 @@ class CostCurve {
     [[nodiscard]] std::int64_t operator()(std::int64_t size_bytes) const;
 
     [[nodiscard]] const std::vector<CostSegment>& segments() const { return segments_; }
-    // Which of them a size lies in.
+    // The index of the segment that a size lies in.
     [[nodiscard]] std::size_t segment(std::int64_t size_bytes) const;
 
   private:

@@ -42,8 +42,8 @@ class Schedule {
 
     [[nodiscard]] std::size_t size() const { return groups_.size(); }
 
-    // Sums in ready order, and a gather wherever the channel would be idle for it: also if the next
-    // sum is delayed by that, with `fill`. The others follow in the order of need.
+    // Reduce-scatters in ready order, and an all-gather wherever the channel would be idle for it;
+    // with `fill`, also if that delays the next reduce-scatter. The others follow in need order.
     [[nodiscard]] std::vector<Half> greedy(bool fill) const {
         std::vector<Half> order;
         std::vector<std::size_t> summed;  // the most urgent last
@@ -178,7 +178,7 @@ class Search {
         return end;
     }
 
-    // Adds or takes away one boundary at a time, while that lets the round end earlier.
+    // Adds or removes one boundary at a time, while that lets the round end earlier.
     void regroup() {
         const auto last = static_cast<std::int32_t>(round_.ready_ns.size()) - 1;
         std::vector<std::int32_t> lasts = found_.front().lasts;
@@ -246,7 +246,7 @@ class Search {
         }
     }
 
-    // Moves a gather, or joins it with that of the next group.
+    // Moves an all-gather, or joins it with that of the next group.
     template <typename Attempt>
     static bool attempt_moves(const std::vector<Half>& order, std::size_t place,
                               const Attempt& attempt) {
@@ -277,7 +277,7 @@ class Search {
 
     const DecoupledRound& round_;
     std::int64_t budget_;
-    std::vector<DecoupledPlan> found_;  // the best first, each of other groups
+    std::vector<DecoupledPlan> found_;  // best first; no two have the same groups
 };
 
 }  // namespace

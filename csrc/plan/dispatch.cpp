@@ -56,7 +56,7 @@ class Dispatcher {
         rest.work_ns = gradients_.transmission_ns(bytes) + (gradients_.overlap() ? 0 : latency_ns_);
     }
 
-    // Until when a message may be chosen at no loss.
+    // How late a message may be chosen without loss.
     std::int64_t decision_ns() const {
         if (!gradients_.overlap()) return channel_.latency_free_ns;
         return std::max(channel_.latency_free_ns, channel_.transmission_free_ns - latency_ns_);
@@ -80,8 +80,8 @@ class Dispatcher {
         std::int32_t tensor;  // for the sake of this tensor; -1: none
     };
 
-    // How late a message over tensors of at most tail `tail_ns` may arrive, if it would arrive at
-    // `arrival_ns`, without making a more urgent tensor late that becomes ready in the meantime.
+    // How late a message over tensors of at most tail `tail_ns` may arrive without making a more
+    // urgent tensor late that becomes ready before `arrival_ns`, when it would arrive.
     Limit limit(std::int64_t tail_ns, std::int64_t arrival_ns) {
         Limit found{std::int64_t{1} << 61, -1};
         urgent_.clear();

@@ -9,8 +9,8 @@ namespace syncline {
 
 struct DispatchRule {
     std::int64_t target_ns;      // the end aimed at: tensor i is due at target - tail
-    std::int64_t enough_ns;      // merge until a message transmits for so long
-    std::int64_t worthwhile_ns;  // send a piece before an urgent tensor if it takes so long
+    std::int64_t enough_ns;      // merge until a message transmits for this long
+    std::int64_t worthwhile_ns;  // send a piece before an urgent tensor if it takes this long
     bool fill;                   // fill a message up with a piece of a neighbouring tensor
 };
 

@@ -15,7 +15,7 @@ void require(bool holds, const char* what) {
 // Twice the longest: sums of rounded times can be a little longer than the time they add up to.
 bool is_time(std::int64_t ns) { return ns >= 0 && ns <= 2 * longest_ns; }
 
-constexpr std::int64_t pieces = 64;  // of a tensor, for the sake of the sums
+constexpr std::int64_t pieces = 64;  // of a tensor, allowed for in the sums
 constexpr std::int64_t longest_sum = std::int64_t{1} << 60;
 
 }  // namespace

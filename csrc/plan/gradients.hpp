@@ -11,7 +11,7 @@
 
 namespace syncline {
 
-// One round of gradients in ready order, as plan/planners/terms.py states it. No tensor is empty.
+// One round of gradients in ready order, as plan/simulator/bound.py states it. No tensor is empty.
 struct Round {
     std::vector<std::int64_t> ready_ns;       // non-decreasing
     std::vector<std::int64_t> elements;       // at least 1

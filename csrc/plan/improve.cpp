@@ -129,7 +129,7 @@ class Improver {
         set(std::move(merged));
     }
 
-    // Everything that is kept beside the sequence. O(M log M).
+    // Recomputes everything that is kept beside the sequence. O(M log M).
     void survey() {
         const Index size = std::ssize(messages_);
         budget_ -= size;
@@ -298,8 +298,8 @@ class Improver {
         return false;
     }
 
-    // Where message i could be cut: between tensors, in equal parts, and so that it or what is left
-    // of it has arrived when something behind it in the block is ready to be sent.
+    // Where message i could be cut: between tensors, in equal parts, and so that its head or rest
+    // has arrived when a later message of the block is ready to be sent.
     void candidate_cuts(Index i) {
         const Message& message = messages_[at(i)];
         cuts_.clear();
@@ -347,8 +347,8 @@ class Improver {
         }
     }
 
-    // Hands ever smaller parts of the block's messages to the neighbouring slices, so that what
-    // ends last and what would end last instead end at the same time.
+    // Hands ever smaller parts of the block's messages to the neighbouring slices, so that the
+    // message that ends last ends together with the one that would end last instead.
     bool balance_block() {
         bool improved = false;
         const Index first = std::max(block_, critical_ - reach);

@@ -12,9 +12,9 @@ namespace {
 // Later ones would leave no room for two messages after them.
 constexpr std::int64_t latest_ns = std::numeric_limits<std::int64_t>::max() - 4 * longest_ns;
 
-// Bounds on what cuts lead to, for runs of them. With f(i) the finish of the first i tensors and
-// o(i) their bytes, a message of tensors i+1 .. j whose size lies in one segment of the cost ends
-// at
+// Lower bounds on the finish after a cut, for runs of cuts. With f(i) the finish of the first i
+// tensors and o(i) their bytes, a message of tensors i+1 .. j whose size lies in one segment of the
+// cost ends at
 //
 //   f(i) + cost + slope (o(j) - o(i) - start)   =   [f(i) - slope o(i)] + [what depends on j alone]
 //
@@ -46,8 +46,8 @@ class Runs {
         }
     }
 
-    // Returns the end of the longest run that begins with i none of whose cuts lets the first j
-    // tensors finish before `best`; i if there is none. A message starts at its cut's finish.
+    // Returns the end of the longest run from i on in which no cut lets the first j tensors finish
+    // before `best`; i if there is none. A message starts at its cut's finish.
     [[nodiscard]] std::size_t skip(std::size_t i, std::size_t j, std::int64_t best) const {
         std::size_t end = i;
         std::size_t cuts = run_length;
@@ -119,8 +119,8 @@ std::vector<std::int64_t> merge_optimally(std::span<const std::int64_t> ready_ns
         const std::int64_t least = cost(size_bytes[j - 1]);
         const auto start = [&](std::size_t i) { return std::max(finish[i], ready); };
         const auto stop = [&](std::size_t i) { return start(i) + cost(offset[j] - offset[i]); };
-        // The best cut is most likely near the one before: what is no better is skipped. One that
-        // is as good is found below, of equals the first, which merges the most.
+        // The best cut is most likely near the one before: worse ones are skipped. Cuts that are
+        // as good are found below; the first of them is taken, which merges the most.
         const std::size_t near = std::max(first, cut[j - 1]);
         std::int64_t best = std::min(stop(near), stop(std::min(near + 1, j - 1))) + 1;
         for (std::size_t i = first; i < j;) {

@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::size_t search_starts = 3;       // sequences that local search starts from
 constexpr std::int64_t most_pieces = 64;       // of one tensor, in groups of equal size
-constexpr std::int64_t smallest_group = 4096;  // all bytes by so many
-constexpr std::int64_t run_latencies = 8;      // transmission of a run, by the latency
+constexpr std::int64_t smallest_group = 4096;  // all bytes, divided by this
+constexpr std::int64_t run_latencies = 8;      // transmission of a run, in latencies
 constexpr std::int32_t longest_run = 512;      // tensors
 constexpr std::int64_t unlimited = std::int64_t{1} << 60;
 
@@ -46,7 +46,7 @@ class Planner {
         }
     }
 
-    // What finishes first if all tails were equal.
+    // The optimal merge if all tensors were equally urgent.
     void offer_merged() {
         std::vector<std::int64_t> ready_ns;
         std::vector<std::int64_t> size_bytes;
@@ -65,8 +65,8 @@ class Planner {
         offer(std::move(merged));
     }
 
-    // Whole tensors in runs such that what is sent early is little: a run occupies the channel as
-    // urgently as its most urgent tensor needs it, so urgent ones should go together.
+    // Runs of whole tensors of which little is sent too early: a run occupies the channel as
+    // urgently as its most urgent tensor requires, so urgent tensors should go together.
     void offer_runs() {
         std::int64_t longest = 0;
         for (std::int32_t i = 0; i < gradients_.count(); ++i) {
@@ -152,7 +152,7 @@ class Planner {
         return found;
     }
 
-    // The runs of tensors whose sum of (time on the channel) (longest tail + offset) is least.
+    // The runs of tensors with the least sum of (time on the channel) * (longest tail + offset).
     [[nodiscard]] Messages runs(double offset_ns, std::int64_t factor) const {
         const auto n = static_cast<std::size_t>(gradients_.count());
         const std::int64_t latency = factor * gradients_.latency_ns();
@@ -188,7 +188,7 @@ class Planner {
         return found;
     }
 
-    // Bisects the least target that the rule meets.
+    // Finds the least target that the rule meets, by bisection.
     void bisect_target(DispatchRule rule) {
         std::int64_t low = search_.goal_ns;
         std::int64_t high = starts_.front().end_ns;

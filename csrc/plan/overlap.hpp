@@ -9,11 +9,11 @@
 namespace syncline {
 
 struct OverlapSearch {
-    // The search ends once the round ends by then: a lower bound, or as early as is of use.
+    // The search ends once the round ends by then: a lower bound, or early enough to be of use.
     std::int64_t goal_ns = 0;
-    // Messages looked at by local search, which decides how long it takes: about 5 ns each.
+    // Messages looked at by local search, which decides how long it takes: about 10 ns each.
     std::int64_t budget = 10'000'000;
-    // Rounds of at most so many elements are solved exactly; at most most_atoms.
+    // Rounds of at most this many elements are solved exactly; at most most_atoms.
     std::int64_t exact_elements = 12;
 };
 

@@ -12,7 +12,7 @@ namespace syncline {
 
 // A tensor, or a group of tensors that are fused, on its way through one channel.
 struct Job {
-    std::int64_t ready_ns;  // not earlier than this may it be sent
+    std::int64_t ready_ns;  // it may not be sent earlier
     std::int64_t cost_ns;   // how long the channel is busy with it
     std::int64_t tail_ns;   // what must still be computed once it has arrived
 };
@@ -29,8 +29,8 @@ struct PreemptiveOrder {
     std::vector<Piece> pieces;
 };
 
-// As many jobs and tensors as are planned at most: the sums of their times stay within 64 bits, and
-// the table of the fusion within a quarter of a gigabyte.
+// The most jobs and tensors that are planned: the sums of their times stay within 64 bits, and the
+// table of the fusion within a quarter of a gigabyte.
 inline constexpr std::size_t most_jobs = std::size_t{1} << 14;
 
 // Returns the order that minimises max(arrival + tail) where a job may be interrupted at any moment

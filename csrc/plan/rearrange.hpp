@@ -20,10 +20,10 @@ struct Atom {
 // max(arrival + tail) least, over themselves and over what follows (`outlook`), on the channel as
 // it is. Returns nothing unless that is below `limit_ns`.
 //
-// Exact over all partitions into runs and all orders. For every set of atoms sent, only the
-// channels that none other beats in all of latency, transmission and worst (arrival + tail) are
-// kept: what follows is no worse after a channel that is free earlier. O(2^n n^2) times the number
-// kept, for n atoms, at most most_atoms.
+// Exact over all partitions into runs and all orders. For every set of atoms sent, only channels
+// that are not dominated in latency, transmission and worst (arrival + tail) are kept: what follows
+// is no worse after a channel that is free earlier. O(2^n n^2) times the number kept, for n atoms,
+// at most most_atoms.
 //
 // atoms: sorted by begin, disjoint.
 [[nodiscard]] Messages rearrange(const Gradients& gradients, std::span<const Atom> atoms,

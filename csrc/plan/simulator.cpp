@@ -19,7 +19,7 @@ namespace {
 // Work is counted in parts of a nanosecond so that slowed tasks keep exact integers: a task alone
 // does full_speed parts a nanosecond.
 constexpr std::int64_t full_speed = 1 << 16;
-constexpr std::int64_t longest_sum_ns = std::int64_t{1} << 55;  // at 100 times slower in 63 bits
+constexpr std::int64_t longest_sum_ns = std::int64_t{1} << 55;  // fits 63 bits if 100 times slower
 static_assert(longest_ns < INT64_MAX / full_speed);
 
 using Index = std::uint32_t;  // of a task or a lane
@@ -137,8 +137,8 @@ bool is_sweepable(const TaskGraph& graph) {
     return true;
 }
 
-// The longest path: a task starts when what it waits for has ended, and so has the one before it on
-// its lane; where any number may run in order, that one has started.
+// The longest path: a task starts when all that it waits for has ended, and the task before it on
+// its lane has ended or, on a lane that runs any number in order, started.
 Schedule sweep(const TaskGraph& graph) {
     Schedule schedule;
     const std::size_t count = graph.tasks.size();
@@ -241,7 +241,7 @@ class Engine {
     static constexpr Index no_stage = UINT32_MAX;
     struct StageState {
         std::vector<Index> running = {};
-        bool changed = false;  // who runs, or how fast it could
+        bool changed = false;  // which tasks run, or how fast they could
     };
     struct Event {
         std::int64_t time_ns;
@@ -329,8 +329,8 @@ class Engine {
         started_.clear();
     }
 
-    // Of all ready tasks, the lowest index first, starts each that finds all its lanes free. A task
-    // that does not waits at a lane that is busy, so that only those of freed lanes are looked at.
+    // Starts every ready task whose lanes are all free, the lowest index first. Any other waits at
+    // one of its busy lanes, so that only tasks at freed lanes are looked at again.
     void start_sharing() {
         while (!heads_.empty()) {
             const auto [task, lane] = heads_.top();
@@ -430,7 +430,7 @@ class Engine {
         changed_stages_.push_back(stage);
     }
 
-    // Who wants least is served first: it gets that, or an equal part of what is left.
+    // The task that wants least is served first: it gets that, or an equal part of what is left.
     void share_out(Index stage) {
         StageState& state = stages_[stage];
         state.changed = false;
@@ -453,7 +453,7 @@ class Engine {
         }
     }
 
-    // A task that has just started has no event yet; of another, the work done so far is settled.
+    // A task that has just started has no event yet; for any other, its work so far is subtracted.
     void set_speed(Index task, std::int64_t speed) {
         if (speed == speed_[task]) return;
         if (version_[task] != 0) {

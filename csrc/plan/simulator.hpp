@@ -32,8 +32,8 @@ struct Task {
 };
 
 // A task that takes a share of a stage's capacity while it runs at full speed, such as a message
-// that transmits half of the time on a link. Where running tasks want more than the capacity, it is
-// shared max-min fairly: each gets what it wants, or as much as any other, and runs slower by that.
+// that transmits half of the time on a link. If running tasks want more than the capacity, it is
+// shared max-min fairly: each gets what it wants or, running slower, as much as any other.
 struct Use {
     std::int32_t task;
     std::int32_t stage;

@@ -1,8 +1,8 @@
 // Memory for vectors that come and go with every message of an exchange.
 //
-// What is freed of some size goes back to the kernel, and the next vector pays a page fault for
-// every 4 KiB: for a merged vector as much as merging it. So such blocks are kept for the next, up
-// to a bound, and as every element is written before it is read, they are not zeroed.
+// Large freed blocks would go back to the kernel, and the next vector would pay a page fault for
+// every 4 KiB, which costs a merged vector as much as merging. So such blocks are kept for reuse,
+// up to a bound. They are not zeroed, because every element is written before it is read.
 #pragma once
 
 #include <array>

@@ -131,7 +131,7 @@ Cut cut_of(std::span<const float> values, std::size_t k) {
         histogram.assign(2 * bins, 0);
         const auto bin_of = [shift, bins](std::uint32_t m) { return (m >> shift) & (bins - 1); };
         if (first) {
-            // Neighbours often fall into one bin, whose count is then waited for: so two counts.
+            // Neighbours often fall into one bin and would wait for its count: so two histograms.
             const std::size_t pairs = values.size() / 2 * 2;
             for (std::size_t i = 0; i < pairs; i += 2) {
                 ++histogram[bin_of(magnitude_of(values[i]))];
@@ -147,7 +147,7 @@ Cut cut_of(std::span<const float> values, std::size_t k) {
         found |= bin << shift;
         if (shift == 0) break;
         if (first) {
-            // Which are in the bin cannot be predicted: every one is written, to stay or not.
+            // Which ones are in the bin cannot be predicted: all are written, and some overwritten.
             left.resize(histogram[bin] + 1);
             std::size_t size = 0;
             for (const float value : values) {

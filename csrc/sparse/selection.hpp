@@ -10,19 +10,19 @@
 
 namespace syncline {
 
-// The k-th largest of magnitudes, and how many are larger still.
+// The k-th largest magnitude, and how many are larger.
 struct Cut {
     std::uint32_t magnitude;
     std::size_t above;
 };
 
 // 1 <= k <= values.size(). A radix selection: a histogram of the exponent and the high bits of the
-// mantissa, then the bits that are left of those in the one bin that matters. O(n).
+// mantissa, then the remaining bits of those in the one bin that matters. O(n).
 [[nodiscard]] Cut cut_of(std::span<const float> values, std::size_t k);
 
-// How many entries are wanted. With least = most = k that is the exact selection. Else whatever
-// exceeds the hint is taken as it is where that makes least to most entries; where not, the k
-// largest are.
+// How many entries are wanted. With least = most = k, exactly the k largest are taken. Otherwise
+// all that exceed the hint are taken if these are least to most entries; if not, the k largest
+// are.
 struct Wanted {
     std::size_t k;
     std::size_t least;

@@ -21,7 +21,7 @@ enum class Instructions : std::uint8_t { portable, avx2, avx512 };
 
 inline constexpr std::uint32_t infinite_magnitude = 0x7f800000U;
 
-// What is selected from, and what is done to it on the way. Where there is a gradient, each value
+// The values to select from, and their update on the way. If there is a gradient, each value
 // becomes
 //     velocity = momentum * velocity + gradient   (where there is a velocity)
 //     values  += velocity, or gradient
@@ -34,7 +34,7 @@ struct Streams {
     std::size_t first = 0;  // the index of the first element, where arrays are parts of a vector
 };
 
-// How many more elements than it appends a scan may write to either array.
+// A scan may write this many elements more than it appends to either array.
 inline constexpr std::size_t scan_padding = 16;
 
 // Values whose magnitude exceeded the threshold, in the order of their indices.

@@ -15,7 +15,7 @@ namespace syncline {
 namespace {
 
 // Room for so many entries, of which the first `size` will be kept. Which entry goes where cannot
-// be predicted, so the loops below write every entry and only move on where it is one to keep.
+// be predicted, so the loops below write every entry, and only advance past those to keep.
 SparseVector room_for(std::size_t entries) {
     SparseVector vector;
     vector.indices.resize(entries);
@@ -33,9 +33,9 @@ void cut_off(SparseVector& vector, std::size_t size) {
     vector.values.resize(size);
 }
 
-// 1 if a < b, else 0, by their difference's sign; both are less than 2^63 apart. Of a comparison
-// the compiler makes a branch, and which of two random indices is smaller cannot be predicted:
-// every second entry would then cost as much as five.
+// 1 if a < b, else 0, by their difference's sign; both are less than 2^63 apart. The compiler would
+// turn a comparison into a branch, which cannot be predicted for random indices: every second entry
+// would then cost as much as five.
 std::uint64_t below(std::int64_t a, std::int64_t b) {
     return static_cast<std::uint64_t>(a - b) >> 63;
 }
@@ -57,7 +57,7 @@ SparseVector sum_of(const SparseView& a, const SparseView& b) {
         const std::uint32_t right = b.indices[j];
         const std::uint64_t from_a = 1 - below(right, left);
         const std::uint64_t from_b = 1 - below(left, right);
-        // What is not there counts as zero, and adding zero changes no bit of another number.
+        // A missing entry counts as zero, and adding zero changes no bit of another number.
         const float value =
             chosen_or_zero(a.values[i], from_a) + chosen_or_zero(b.values[j], from_b);
         put(sum, size, std::min(left, right), value);

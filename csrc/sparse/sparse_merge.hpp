@@ -18,7 +18,7 @@ struct Kept {
     SparseVector dropped;
 };
 
-// Elements of a vector from where the part before it ends, of which at most k are kept.
+// A part of a vector, from where the part before it ends; at most k of its entries are kept.
 struct Quota {
     std::uint64_t end;
     std::uint64_t k;

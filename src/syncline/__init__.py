@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
     return getattr(torch_entry.load(_LAZY[name], f"syncline.{name}"), name)
 
 
-# Where torch comes later, it finds the backend through its entry point "torch.backends".
+# If torch is imported later, it finds the backend through the entry point "torch.backends".
 torch_entry.autoload()
 
 

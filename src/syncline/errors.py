@@ -69,7 +69,7 @@ def unknown(what: str, name: object, known: Iterable[str], *, also: Iterable[str
 def require_known(
     what: str, name: str, known: Iterable[str], *, also: Iterable[str] = (), where: str = ""
 ) -> None:
-    """Raise :class:`UserError` for a name that is none of those known; see :func:`unknown`.
+    """Raise :class:`UserError` for an unknown name; see :func:`unknown`.
 
     ``where`` begins the message, such as ``"recipe: "``.
     """
@@ -79,13 +79,13 @@ def require_known(
 
 
 LONGEST_QUOTE = 80
-"""Characters of a value in a message."""
+"""The most characters of a value that a message quotes."""
 LONGEST_TEXT = 400
-"""Characters of a text in a message that another library wrote, which may quote the input."""
+"""The most characters of another library's text in a message. Such text may quote the input."""
 
 
 def quoted(value: object) -> str:
-    """Return a value of the input as messages quote it: its ``repr``, cut where it is long."""
+    """Return the ``repr`` of an input value for a message, cut if it is long."""
     if isinstance(value, list | tuple | dict):  # may be nested too deeply to print
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and abs(value) > 10**20:
@@ -104,5 +104,5 @@ def shortened(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Return a text with whatever would steer a terminal made visible, but for what is kept."""
+    """Return a text with unprintable characters escaped, except those in ``keep``."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)

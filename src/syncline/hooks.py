@@ -7,7 +7,7 @@ state = syncline.hooks.GTopKState(model, Recipe(density=0.001))
 model.register_comm_hook(state, syncline.hooks.gtopk)
 """
 
-# Annotations are values here: torch compares those of a hook with its own classes.
+# Annotations must be classes, not strings: torch compares those of a hook with its own.
 import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
@@ -29,6 +29,6 @@ def gtopk(state: GTopKState, bucket: GradBucket) -> torch.futures.Future[torch.T
         A future of the bucket's buffer with the averages.
 
     Raises:
-        SynclineError: an earlier exchange failed. Errors of this one come out of ``backward()``.
+        SynclineError: an earlier exchange failed. ``backward()`` raises the errors of this one.
     """
     return state.exchanged(bucket)

@@ -1,10 +1,10 @@
-"""What torch runs at every ``import torch``, and what Syncline says where it cannot be loaded.
+"""The entry point that torch calls at every ``import torch``, and the errors of failed imports.
 
-Torch calls the entry points of ``torch.backends`` in every program of the environment, and whatever
-fails there ends the import of torch. So this module needs the standard library alone, and loads
-nothing: the backend comes when a process group asks for it. The build also puts a copy of this file
-beside the package, ``syncline_torch_entry``, and that is the entry point: it does not even need the
-package, which may be broken, gone with a deleted clone, or hidden by somebody's ``syncline.py``.
+Torch calls the entry points of ``torch.backends`` in every program of the environment. An exception
+there makes ``import torch`` fail. So this module needs only the standard library, and loads the
+backend only when a process group asks for it. The build also puts a copy of this file beside the
+package, ``syncline_torch_entry``. That copy is the entry point, so it works even if the package is
+broken, gone with a deleted clone, or shadowed by a user's ``syncline.py``.
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
 NAME = "syncline"
-"""Of the backend, and of the package."""
+"""The name of the backend and of the package."""
 FIRST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 16)
 TORCH = ">={}.{},<{}.{}".format(*FIRST_TORCH, *FIRST_UNTRIED_TORCH)
-"""The releases of torch that Syncline was tried with; the same as in ``pyproject.toml``."""
+"""The releases of torch that Syncline was tested with, as in ``pyproject.toml``."""
 LAUNCHED = "SYNCLINE_RUN"
-"""The variable that ``syncline run`` sets for the processes that it starts: what to do there."""
+"""Environment variable by which ``syncline run`` tells the processes it starts what to do."""
 
 
 def autoload() -> None:
-    """Make the backend known to torch, which calls this when it is imported; raise nothing.
+    """Register the backend. Torch calls this when it is imported, so it never raises.
 
-    In a process that ``syncline run`` has started, also prepare the conversion of wrapped models.
+    In a process that ``syncline run`` started, also prepare to convert wrapped models.
     """
     try:
         register()
     except Exception:
-        # Not shown by default, since most programs of the environment do not use the backend.
+        # Logged for debugging only, since most programs of the environment do not use the backend.
         import logging
 
         logging.getLogger(NAME).debug("torch refused the backend syncline", exc_info=True)
-    # Torch has imported it; what `import syncline` alone loads stays little.
+    # Not imported here: torch has imported os, and `import syncline` alone must load little.
     os = sys.modules.get("os")
     if os is not None and LAUNCHED in os.environ:
         try:
             load("syncline.train.launched.conversion", "syncline run").prepare()
-        except Exception as error:  # not in the way of the program, but the user has asked for it
+        except Exception as error:  # must not stop the program, but the user asked for this
             print(f"syncline run: {error}; models train as before", file=sys.stderr)
 
 
 def register() -> None:
-    """Make the backend known to torch; doing so again changes nothing.
+    """Register the backend with torch; calling this again changes nothing.
 
-    Where torch is only half imported, or was built without ``torch.distributed``, there is nothing
-    to make it known to.
+    Does nothing if torch is only half imported, or was built without ``torch.distributed``.
     """
     backend = getattr(sys.modules.get("torch.distributed"), "Backend", None)
     if backend is not None and NAME not in backend.backend_list:
@@ -64,7 +63,7 @@ def create(options: Any, given: Any) -> Any:
         given: the ``pg_options`` of the caller.
 
     Raises:
-        ImportError: the backend cannot be loaded, or torch is of a version that was not tried.
+        ImportError: the backend cannot be loaded, or was not tested with this version of torch.
         UserError: ``given`` cannot be used.
     """
     version = str(sys.modules["torch"].__version__)
@@ -102,7 +101,7 @@ def load(module: str, wanted: str) -> Any:
 
 
 def advice() -> str:
-    """Return which versions are installed, and what to do where they do not go together."""
+    """Return the installed versions, and what to do if they do not fit together."""
     import platform
     from importlib import metadata
 
@@ -119,12 +118,12 @@ def advice() -> str:
 
 
 def untried(version: str) -> Literal["older", "newer"] | None:
-    """Say how a version of torch lies outside of those that were tried, or None.
+    """Return whether a version of torch is older or newer than those tested, or None if neither.
 
-    Versions are ordered as by pip. What follows a ``+``, as in 2.13.0+cpu, does not count. A
-    pre-release such as 2.11.0rc1 is older than its release, so older than any that was tried; but
-    2.16.0a0 is newer, since pip does not take it for ``<2.16`` either. Those in between, such as
-    2.13.0a0 in vendors' containers, count as the release. What is no version is taken for newer.
+    Versions are ordered as pip orders them. The part after a ``+``, as in 2.13.0+cpu, is ignored. A
+    pre-release such as 2.11.0rc1 is older than its release, so older than any tested. But 2.16.0a0
+    is newer, since pip does not accept it for ``<2.16`` either. Pre-releases in between, such as
+    2.13.0a0 in vendors' containers, count as their release. A string that is no version is newer.
     """
     import re
 

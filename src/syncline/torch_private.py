@@ -1,8 +1,8 @@
 """The private names of torch that Syncline uses, each with the reason.
 
-Torch may change them in any release, so no other module uses one. Checked with torch 2.13. What a
-class of ours must override or be asked for by its name (methods of DDP, of optimizers and of
-process groups) stays in that class.
+Torch may change them in any release, so no other module uses one. Checked with torch 2.13. The
+exceptions are private methods of DDP, of optimizers and of process groups that a class of ours
+overrides, or that torch calls on it by name. They stay in that class.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from torch.utils._pytree import tree_leaves as _tree_leaves
 Class = TypeVar("Class", bound=type[Any])
 
 disable_dynamo = _disable_dynamo
-"""``torch.compiler.disable`` imports the compiler at once, which takes seconds; this does so when
+"""``torch.compiler.disable`` imports the compiler at once, which takes seconds; this waits until
 something is compiled. Torch's own DDP uses it."""
 eval_frame_callback: Callable[[], Any] = _eval_frame.get_eval_frame_callback
-"""What compiles the frames that run now; None outside compiled code. The public
-``torch.compiler.is_compiling`` says no in a function that is itself not compiled."""
+"""Returns the callback that compiles the running frames; None outside compiled code. The public
+``torch.compiler.is_compiling`` returns False in a function that is itself not compiled."""
 
 
 COMPILED_FROM = "_torchdynamo_orig_callable"
-"""The attribute of a function that the compiler made, or left alone on request."""
+"""Attribute of a function that the compiler made, or that it was told to skip."""
 LEFT_ALONE = "_torchdynamo_disable"
-"""The attribute of one that it left alone."""
+"""Attribute of a function that the compiler was told to skip."""
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Say whether calling a module runs code that ``torch.compile`` made.
 
-    The user, or Lightning, may have compiled its ``forward`` alone.
+    The user or Lightning may have compiled only its ``forward``.
     """
     forward = module.__dict__.get("forward")
     return (
@@ -59,7 +59,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """Return the module that ``torch.compile(module)`` has put another around, or the module."""
+    """Return the module inside the wrapper of ``torch.compile(module)``, or the module itself."""
     if not isinstance(module, torch._dynamo.OptimizedModule):
         return module
     inside: nn.Module = module._orig_mod
@@ -67,23 +67,23 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 
 def compiled_call(module: nn.Module) -> Callable[..., Any] | None:
-    """Return what ``module.compile()`` put in place of the module's call; there is no getter."""
+    """Return the compiled call that ``module.compile()`` installed, if any; there is no getter."""
     call: Callable[..., Any] | None = module.__dict__.get("_compiled_call_impl")
     return call
 
 
 def set_compiled_call(module: nn.Module, call: Callable[..., Any]) -> None:
-    """Replace it."""
+    """Replace the compiled call of a module."""
     module._compiled_call_impl = call
 
 
 def untraced(cls: Class) -> Class:
-    """Let ``torch.compile`` run the methods of a class, and all that they call, as they are.
+    """Keep ``torch.compile`` from tracing the methods of a class and all that they call.
 
-    C++ code of torch calls a process group from wherever it is, the compiled forward pass of a
-    wrapped model among others, and the compiler then traces every Python function as a part of it.
+    C++ code of torch may call a process group inside compiled code, such as the forward pass of a
+    wrapped model. The compiler then traces the group's Python functions as a part of it.
     ``torch.compiler.disable`` prevents that by a wrapper that takes 0.4 us a call, an eighth of
-    what our Python takes in a small collective. This marks the code of the methods.
+    what our Python takes in a small collective. This function marks the methods' code instead.
     """
     skip = _eval_frame._FrameAction.SKIP
     for member in vars(cls).values():
@@ -99,9 +99,9 @@ def untraced(cls: Class) -> Class:
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine
 queue_callback: Callable[[Callable[[], None]], None] = _ENGINE.queue_callback
-"""Runs a function at the end of the backward pass that runs now. DDP's reducer does the same."""
+"""Runs a function at the end of the running backward pass. DDP's reducer uses it too."""
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-"""The number of the backward pass that runs now; -1 outside. It tells nested ones apart."""
+"""The number of the running backward pass; -1 outside. It tells nested passes apart."""
 
 
 unsafe_preserve_version_counter = _unsafe_preserve_version_counter
@@ -109,30 +109,30 @@ unsafe_preserve_version_counter = _unsafe_preserve_version_counter
 
 
 def sequence_number_of(node: Any) -> int:
-    """Return when autograd made a node, which says which submodule made it."""
+    """Return a node's place in the order of creation, which tells which submodule made it."""
     return int(node._sequence_nr())
 
 
 # ------------------------------------------------------------------ switches of torch
 
-# A deferred update runs under the modes of its ``step``; no public function replaces a stack.
+# A deferred update runs under the modes of its ``step``; no public function sets their stack.
 function_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 push_function_mode: Callable[[Any], None] = _push_mode
 pop_function_mode: Callable[[], Any] = _pop_mode
 disable_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
-"""Active ``TorchFunctionMode``s: their list takes longer to make, and is mostly empty."""
+"""How many ``TorchFunctionMode``s are active; their list takes longer and is usually empty."""
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""Active ``TorchDispatchMode``s."""
+"""How many ``TorchDispatchMode``s are active."""
 interpreter_stack: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 """The innermost transformation of ``torch.func``; None outside."""
 tracing_state: Callable[[], Any] = torch._C._get_tracing_state
-"""The running ``torch.jit.trace``; None outside. ``is_tracing`` says so, but cannot restore it."""
+"""The running ``torch.jit.trace``; None outside. ``is_tracing`` cannot restore it."""
 set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
 
 
 def no_interpreter_stack() -> AbstractContextManager[Any]:
-    """Leave all transformations of ``torch.func`` within the block."""
+    """Suspend all transformations of ``torch.func`` within the block."""
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
     return temporarily_clear_interpreter_stack()
@@ -155,7 +155,7 @@ force_dispatch_keys: Any = torch._C._ForceDispatchKeyGuard
 
 
 def dispatch_keys() -> tuple[Any, Any]:
-    """Return the dispatch keys that are switched on and off here, for ``force_dispatch_keys``."""
+    """Return this thread's included and excluded dispatch keys, for ``force_dispatch_keys``."""
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
@@ -165,12 +165,12 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def storage_use_count(storage: torch.UntypedStorage) -> int:
-    """Return how many references C++ holds to a storage: to know whether anyone else has it."""
+    """Return how many references C++ holds to a storage, to know whether anyone else uses it."""
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
 tree_leaves: Callable[[Any], list[Any]] = _tree_leaves
-"""The leaves of any nest that torch knows, such as of named tuples."""
+"""The leaves of any nested structure that torch knows, such as named tuples."""
 # One call for many tensors. The optimizers of torch use these; they have no public names.
 foreach_add_: Callable[..., None] = torch._foreach_add_
 foreach_clamp_max_: Callable[..., None] = torch._foreach_clamp_max_
@@ -187,9 +187,9 @@ unscale_: Callable[..., None] = torch._amp_foreach_non_finite_check_and_unscale_
 def set_failed(
     future: torch.futures.Future[Any], value: Any, raised: Callable[[Any], NoReturn]
 ) -> None:
-    """Complete a future with a value, which C++ gets; Python's waiters get the error of ``raised``.
+    """Complete a future: C++ gets the value, Python's waiters get the error of ``raised``.
 
-    Torch's ``set_exception`` does so with the exception as the value.
+    Torch's ``set_exception`` does the same, with the exception as the value.
     """
     future._set_unwrap_func(raised)
     future.set_result(value)
@@ -198,7 +198,7 @@ def set_failed(
 # ------------------------------------------------------------------ the profiler
 
 RecordFunction: Any = _RecordFunctionFast
-"""``record_function`` costs microseconds a call, and takes no tensors' sizes."""
+"""Used because ``record_function`` takes microseconds a call, and no tensor sizes."""
 profiling: Callable[[], bool] = _profiler_enabled
 """Whether a profiler runs."""
 
@@ -211,18 +211,18 @@ def end_range(profiled: Any, future: torch.futures.Future[Any]) -> None:
 # ------------------------------------------------------------------ optimizers
 
 SEEN_BY_SCHEDULER = "_wrapped_by_lr_sched"
-"""The mark of a ``step`` that a learning-rate scheduler watches."""
+"""Attribute of a ``step`` that a learning-rate scheduler has wrapped."""
 STEP_CALLED = "_opt_called"
-"""What a scheduler looks for on an optimizer, to warn if it is stepped before."""
+"""Attribute of an optimizer that has stepped; without it, a scheduler's step warns."""
 
 
 def is_made_by_torch(optimizer: object) -> bool:
-    """Say whether ``Optimizer.__init__`` has made an optimizer: some wrapper classes skip it."""
+    """Say whether ``Optimizer.__init__`` ran for an optimizer: some wrapper classes skip it."""
     return "_zero_grad_profile_name" in vars(optimizer)
 
 
 def update_many_at_once(cls: type[torch.Tensor]) -> None:
-    """Let torch's optimizers take parameters of a class as they do plain ones: many in one call.
+    """Let torch's optimizers update many parameters of a class in one call, as with plain ones.
 
     On a GPU that is their default. ``torch.distributed.tensor`` adds its own class in the same way.
     """
@@ -231,7 +231,7 @@ def update_many_at_once(cls: type[torch.Tensor]) -> None:
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Mapping[int, Any]]]:
-    """Return the hooks that see an optimizer's whole step, each with whose they are."""
+    """Return the hooks around an optimizer's whole step, with whose they are."""
     return [
         ("the optimizer", getattr(optimizer, "_optimizer_step_pre_hooks", {})),
         ("the optimizer", getattr(optimizer, "_optimizer_step_post_hooks", {})),
@@ -255,7 +255,7 @@ def device_types(group: dist.ProcessGroup) -> list[torch.device]:
 
 
 def timeout_of_backend(group: dist.ProcessGroup) -> timedelta:
-    """Return the timeout of a group's first backend; groups of torch have no public one."""
+    """Return the timeout of a group's first backend; torch has no public getter."""
     timeout: timedelta = group._get_backend(device_types(group)[0]).options._timeout
     return timeout
 
@@ -266,12 +266,12 @@ def known_groups() -> list[dist.ProcessGroup]:
 
 
 def set_group_count(count: int) -> None:
-    """Set the number from which torch names the next groups."""
+    """Set the counter from which torch names new groups."""
     dist.distributed_c10d._world.group_count = count
 
 
 def ignored_by_ddp(module: nn.Module) -> frozenset[str]:
-    """Return the parameters and buffers that DDP is to ignore, which has a setter alone."""
+    """Return the parameters and buffers that DDP is to ignore; only their setter is public."""
     return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
@@ -283,8 +283,8 @@ DDP_ARGUMENTS = (
     *("bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
     "static_graph",
 )
-"""What its constructor takes after the module, in order, as far as Syncline reads it. Its signature
-does not say so where a tracer has put a function of its own in its place."""
+"""The arguments of its constructor after the module, in order, as far as Syncline reads them. The
+signature does not tell them if a tracer has replaced the constructor by a function of its own."""
 
 
 def logging_data(ddp: Ddp) -> dict[str, Any]:
@@ -294,20 +294,20 @@ def logging_data(ddp: Ddp) -> dict[str, Any]:
 
 
 def bucket_sizes(data: Mapping[str, Any]) -> list[int]:
-    """Return the bytes of the reducer's buckets, of ``logging_data``."""
+    """Return the sizes of the reducer's buckets in bytes, from ``logging_data``."""
     listed = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes", "")
     return [int(size) for size in listed.split(", ") if size]
 
 
 def exposed_communication_ns(data: Mapping[str, Any]) -> int | None:
-    """Return how long the last sampled iteration waited for messages, of ``logging_data``."""
+    """Return how long the last sampled iteration waited for messages, from ``logging_data``."""
     if not data.get("backward_comm_time_end"):
         return None
     return max(int(data["backward_comm_time_end"] - data["backward_compute_time_end"]), 0)
 
 
 def active_ddp() -> Ddp | None:
-    """Return the wrapper whose forward pass runs, the innermost of several."""
+    """Return the innermost wrapper whose forward pass is running, or None."""
     active: Ddp | None = Ddp._get_active_ddp_module()
     return active
 
@@ -318,7 +318,7 @@ def has_comm_hook(ddp: Ddp) -> bool:
 
 
 def arguments_of(ddp: Ddp) -> dict[str, Any]:
-    """Return the arguments that a wrapper was made with and that Syncline reads, by name."""
+    """Return by name those constructor arguments of a wrapper that Syncline reads."""
     own_cap = (
         {} if ddp.bucket_bytes_cap_default else {"bucket_cap_mb": ddp.bucket_bytes_cap / 2**20}
     )
@@ -331,12 +331,12 @@ def arguments_of(ddp: Ddp) -> dict[str, Any]:
 
 
 def is_joining(ddp: Ddp) -> bool:
-    """Say whether ``join`` was entered; torch leaves that set when the context ends."""
+    """Say whether ``join`` was entered; torch does not reset this when the context ends."""
     return bool(ddp._join_config.enable)
 
 
 def why_no_buckets(ddp: Ddp, parameters: Sequence[nn.Parameter]) -> str | None:
-    """Say which feature of DDP leaves no room for other buckets or a hook, or None."""
+    """Return which feature of DDP rules out other buckets or a hook, or None."""
     if ddp._use_python_reducer:
         return "torch._dynamo's Python reducer is in use"
     if ddp.mixed_precision is not None:
@@ -365,7 +365,7 @@ def has_final_buckets(ddp: Ddp) -> bool:
 
 
 def make_final_buckets(ddp: Ddp) -> None:
-    """Rebuild them now. DDP does so in its next forward pass, once in a training."""
+    """Rebuild the buckets now, which DDP otherwise does once, in its next forward pass."""
     ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
 
 
@@ -373,7 +373,7 @@ def is_finalized(reducer: Any) -> bool:
     """Say whether a reducer has exchanged all gradients of the last backward pass."""
     try:
         reducer._check_reducer_finalized()
-    except RuntimeError:  # torch's forward pass says so where it matters
+    except RuntimeError:  # torch's next forward pass raises this if it matters
         return False
     return True
 
@@ -386,10 +386,10 @@ def remake_reducer(
     *,
     sample_every: int,
 ) -> None:
-    """Put a new reducer in place of DDP's, which cannot be given other buckets.
+    """Replace DDP's reducer by a new one, because a reducer's buckets cannot be changed.
 
-    ``sparse`` says of each parameter whether its gradient is sparse. Names are by the parameters'
-    indices, for torch's messages. The reducer measures one in ``sample_every`` iterations.
+    ``sparse`` tells for each parameter whether its gradient is sparse. ``names`` are by parameter
+    index, for torch's messages. The reducer measures one in ``sample_every`` iterations.
     """
     del ddp.reducer, ddp.logger  # takes the old reducer's hooks off the parameters
     ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
@@ -406,9 +406,9 @@ def remake_reducer(
 
 
 def caps_for_buckets(ddp: Ddp, sizes: Sequence[int]) -> dict[str, Any]:
-    """Return the attributes of DDP that make its reducer's buckets of these bytes.
+    """Return the attributes of DDP with which its reducer makes buckets of these sizes.
 
-    A bucket is closed once it holds at least its cap: a cap of exactly its bytes closes it there.
+    A bucket is closed once it holds at least its cap, so each cap is exactly its bucket's size.
     """
     largest, caps = max(sizes), list(sizes)
     noted: dict[str, Any] = {
@@ -416,7 +416,7 @@ def caps_for_buckets(ddp: Ddp, sizes: Sequence[int]) -> dict[str, Any]:
         "bucket_bytes_cap_list": caps,
         "bucket_bytes_cap_default": False,
     }
-    config = ddp.__dict__.get("_bucket_config")  # since torch 2.13 it counts, not these
+    config = ddp.__dict__.get("_bucket_config")  # since torch 2.13 it replaces the above
     if config is not None:
         noted["_bucket_config"] = dataclasses.replace(
             config,

@@ -45,14 +45,14 @@ def advise(
             raise UserError(f"with --profile there is one NETWORK, found {' '.join(command)}")
         read, network = profile_argument(profile).known_profile(), network_argument(command[0])
         if not network.points or network.workers != read.workers:
-            # What was measured was on another network.
+            # The baseline was measured on another network.
             read = msgspec.structs.replace(read, baseline=None)
         found = advice(read, network)
         show(found, print_advice, None, as_json=as_json)
         return
     if not seconds > 0:
         raise UserError(f"--seconds must be above 0, found {seconds:g}")
-    # Here, so that what needs no training need not wait for torch.
+    # Imported here, so that calls that need no training need not wait for torch.
     from syncline.train.launched.request import Request
 
     request = Request(

@@ -120,10 +120,10 @@ shard_option = click.option(
 
 
 def require_shardable(profile: Profile, density: float | None) -> None:
-    """Refuse updates of shares from gradients of which only a part is exchanged.
+    """Refuse sharded updates from gradients of which only a part is exchanged.
 
     Raises:
-        UserError: updates are sharded, and only elements of a density travel.
+        UserError: updates are sharded, and only a share of the elements is sent.
     """
     if profile.sharded and density is not None:
         raise UserError(
@@ -140,7 +140,7 @@ def with_clipping(profile: Profile, *, clip: bool) -> Profile:
 def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float) -> None:
     """Print how a predicted iteration compares with DDP's default buckets.
 
-    Where the network says what sparse messages cost, nothing is known of DDP's.
+    If the network has the cost of sparse messages, DDP's own cost is not known.
     """
     if network.density is not None:
         return

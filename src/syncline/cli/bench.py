@@ -1,4 +1,4 @@
-"""``syncline bench``: measure, beside others."""
+"""``syncline bench``: measure in comparison with others."""
 
 from __future__ import annotations
 

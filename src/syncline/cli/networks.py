@@ -76,7 +76,7 @@ def states_workers(text: str) -> bool:
 
 
 def algorithm_named(name: str) -> str:
-    """Return the name of an algorithm that may be given by its short one.
+    """Return the full name of an algorithm, which may be given by its short name.
 
     Raises:
         UserError: there is no such algorithm.
@@ -90,7 +90,7 @@ def density_of(text: str) -> float:
 
     Raises:
         UserError: it is not above 0 and at most 1.
-        ValueError: the text is no number.
+        ValueError: the text is not a number.
     """
     density = float(text)
     if not 0 < density <= 1:  # nan, too
@@ -163,7 +163,7 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
     """Return the bytes and seconds of a file of two columns, with commas or spaces between.
 
     The output of nccl-tests (its times out of place) and of OSU's benchmarks is read as well: their
-    comments name the columns, whose times are microseconds. What else follows a ``#`` is left out,
+    comments name the columns, whose times are microseconds. Other text after a ``#`` is left out,
     and so are the lines that a launcher prints before such a comment. Otherwise a first line of
     words is a header, whose second must name seconds: a column of microseconds would be off by a
     million.
@@ -226,7 +226,7 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
 
 
 def _with_beside(network: Network, values: dict[str, Any]) -> Network:
-    """Return the network with what is known beside its cost."""
+    """Return the network with the properties that were given besides its cost."""
     changes: dict[str, Any] = {"jobs": values.get("jobs", network.jobs)}
     if "contention" in values:
         changes["contention"] = Contention.of_both(values["contention"])
@@ -367,4 +367,4 @@ def _place(text: str) -> bool:
 
 
 BESIDE: dict[str, Callable[[str], Any]] = {"jobs": _count, "contention": _number}
-"""What is known of any network beside what a message costs."""
+"""Properties of any network besides the cost of a message."""

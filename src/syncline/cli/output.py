@@ -29,8 +29,8 @@ class OutputError(SynclineError):
 class _Output(io.FileIO):
     """The file of standard output.
 
-    click and rich each treat an ``OSError`` in a way of their own, and both end without a word
-    where the reader of a pipe has gone.
+    click and rich each treat an ``OSError`` in a way of their own, and both end silently if the
+    reader of a pipe has gone.
     """
 
     def write(self, data: object, /) -> int | None:  # type: ignore[override]
@@ -72,7 +72,7 @@ def checked_output() -> Iterator[None]:
         try:
             output.flush()
         except OutputError:
-            # What is left has nowhere to go; Python would try once more when it ends.
+            # The rest has nowhere to go; Python would try once more when it ends.
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, before.fileno())
             os.close(nothing)

@@ -62,7 +62,7 @@ def worker_counts(
     """Return how many workers take part: as asked, else all of a cluster, or the usual counts.
 
     Raises:
-        UserError: the text is no list of counts.
+        UserError: the text is not a list of counts.
     """
     if text is not None:
         return parse_workers(text)

@@ -55,7 +55,7 @@ def plan(
 
     'auto' chooses as 'syncline train' does before it tries a plan.
     """
-    planner_named(planner)  # a mistake is said before files are read
+    planner_named(planner)  # report a mistake before files are read
     measured = with_clipping(Profile.load(profile), clip=clip)
     exchange = network_argument(network, workers=workers, algorithm=algorithm)
     trained = with_sharding(measured, exchange.workers) if shard else measured

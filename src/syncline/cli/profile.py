@@ -73,7 +73,7 @@ def profile(
         **options,
     )
     folder = Path(config.report)
-    # Here, so that other commands need not wait for torch.
+    # Imported here, so that other commands need not wait for torch.
     from syncline.lab.training.group import started_by_launcher
     from syncline.lab.training.launch import launch
     from syncline.lab.training.profiling import LAYERS, run_profiling

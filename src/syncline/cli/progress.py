@@ -45,7 +45,7 @@ class ProgressBar(_Bar):
         self._task = self.add_task("starting", total=None)
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Show how far a stage is."""
+        """Show the progress of a stage."""
         shown = total if total > 1 else None
         self.update(self._task, description=stage, completed=done, total=shown)
 

@@ -129,7 +129,7 @@ def _network(text: str, workers: int) -> Network:
     """Return a network carried over to the workers of the cluster.
 
     Raises:
-        UserError: it is none, or a link between another number of workers.
+        UserError: it is not a network, or is a link between another number of workers.
     """
     network = network_argument(text)
     if network.link is not None and network.workers != workers and states_workers(text):

@@ -17,7 +17,7 @@ from syncline.plan.planners import planner_named
 from syncline.plan.recipe import Compression, Recipe
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
-"""With 0, torch does not call the entry points by which Syncline gets into a script's processes."""
+"""With 0, torch does not call the entry points that load Syncline into a script's processes."""
 
 EPILOG = """\b
 Under a launcher, either works:
@@ -62,7 +62,7 @@ def run(
     converted to Syncline's when it first trains; updates overlap with the next forward pass. What
     cannot be converted trains as before, and one line says why. Nothing on disk is changed.
     """
-    # Here, so that the help need not wait for torch.
+    # Imported here, so that the help need not wait for torch.
     from syncline.train.launched.request import Request
 
     planner_named(planner)

@@ -65,7 +65,7 @@ GROUPS = {
     "Lossy exchange": (*("compression", "density", "density_warmup", "dense_below", "step_ahead"),),
     "Measuring and output": ("block_steps", "timeout_s", "json"),
 }
-"""Fields of the configuration and its hyper-parameters, beside the everyday ones above."""
+"""Fields of the configuration and its hyper-parameters, besides the everyday ones above."""
 HYPERPARAMETERS = fields_of(Hyperparameters)
 # Their defaults depend on the model.
 FIELDS = fields_of(TrainingConfig) | {
@@ -89,7 +89,7 @@ def train(context: click.Context, /, model: str, data: str | None, **options: An
     options["density_warmup"] = _densities(options["density_warmup"])
     overrides = {name: options.pop(name) for name in HYPERPARAMETERS}
     config = configured(context, model, data, overrides, **options)
-    # Here, so that other commands need not wait for torch.
+    # Imported here, so that other commands need not wait for torch.
     from syncline.lab.training.group import started_by_launcher
 
     if started_by_launcher(os.environ):
@@ -113,9 +113,9 @@ def configured(
     prefix: str = "",
     **options: Any,
 ) -> TrainingConfig:
-    """Return the configuration of a training of as many workers as asked for, or as launched.
+    """Return the configuration of a training with as many workers as asked for, or launched.
 
-    ``prefix`` is that of the folder which is written to unless another one is named.
+    ``prefix`` begins the name of the default output folder.
 
     Raises:
         UserError: an option, or a file that it names, cannot be used.

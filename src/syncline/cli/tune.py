@@ -138,7 +138,7 @@ def _kept() -> list[tuple[Choices, Path]]:
         if folder is not None:
             files = sorted(path for path in folder.iterdir() if path.suffix == ".json")
     except FileNotFoundError:
-        pass  # as little as in an empty one
+        pass  # the same as an empty folder
     except OSError as error:
         unread = f", which cannot be read ({error.strerror})"
     if not files:

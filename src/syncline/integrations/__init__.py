@@ -2,4 +2,4 @@
 
 from syncline.torch_entry import load
 
-load("syncline.train.ddp", __name__)  # an adapter needs it, and this says why there is none
+load("syncline.train.ddp", __name__)  # adapters need it; the error says why it does not load

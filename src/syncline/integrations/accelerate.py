@@ -16,8 +16,8 @@ DDP_ARGUMENTS = frozenset(DistributedDataParallelKwargs.__dataclass_fields__)
 class SynclineKwargs(DistributedDataParallelKwargs):
     """``Accelerator(kwargs_handlers=[SynclineKwargs()])`` trains with Syncline.
 
-    Models are wrapped by Accelerate as ever, then planned; optimizers are overlapped when they
-    first step.
+    Accelerate wraps models as usual, and Syncline then plans them. Optimizers are overlapped at
+    their first step.
 
     Args:
         arguments: those of Accelerate's ``DistributedDataParallelKwargs``, and ``planner``,
@@ -39,7 +39,7 @@ class SynclineKwargs(DistributedDataParallelKwargs):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Accelerate looks handlers up by their class, and knows its own alone."""
+        """Return Accelerate's own class: it looks handlers up by class, and knows no other."""
         return DistributedDataParallelKwargs
 
     def to_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -49,5 +49,5 @@ class SynclineKwargs(DistributedDataParallelKwargs):
         return arguments
 
     def register_comm_hook(self, model: nn.Module) -> None:
-        """Let the model be planned; Accelerate calls this when it has wrapped it."""
+        """Plan the model's exchange; Accelerate calls this when it has wrapped the model."""
         DistributedDataParallel.convert(model, **self.options)  # type: ignore[arg-type]

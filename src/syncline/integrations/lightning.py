@@ -39,7 +39,7 @@ class SynclineStrategy(DDPStrategy):
         super().__init__(**arguments)
 
     def setup(self, trainer: Trainer) -> None:
-        """Prepare a run; fitting overlaps the optimizers."""
+        """Prepare a run, and overlap the optimizers if it fits a model."""
         super().setup(trainer)
         self._trainer = trainer
         if trainer.state.fn == TrainerFn.FITTING:
@@ -50,19 +50,19 @@ class SynclineStrategy(DDPStrategy):
             self._report_in = Path(folder) / "syncline"
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return an optimizer's state for a checkpoint; of a sharded one on rank 0 alone."""
+        """Return an optimizer's state for a checkpoint; that of a sharded one only on rank 0."""
         if self._shard and isinstance(self.model, DistributedDataParallel):
             return self.model.full_state_dict(optimizer)
         return super().optimizer_state(optimizer)
 
     def configure_ddp(self) -> None:
-        """Wrap the model in torch's class, as ever, and plan its exchange."""
+        """Wrap the model in torch's class, as usual, and plan its exchange."""
         super().configure_ddp()
         assert isinstance(self.model, TorchDDP)
         DistributedDataParallel.convert(self.model, **self._options)
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """Prepare a backward pass; in manual optimization the forward pass could not."""
+        """Prepare a backward pass; with manual optimization, the forward pass could not do so."""
         super().pre_backward(closure_loss)
         module, model = self.lightning_module, self.model
         assert module is not None
@@ -74,7 +74,7 @@ class SynclineStrategy(DDPStrategy):
             model.expect_backward(closure_loss)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log what is known of the last steps."""
+        """Log the metrics of the last steps."""
         super().on_train_batch_start(batch, batch_idx)
         trainer, model = self._trainer, self.model
         assert trainer is not None
@@ -88,7 +88,7 @@ class SynclineStrategy(DDPStrategy):
     def teardown(self) -> None:
         """Write the report, then end the run."""
         if self._shard and self.lightning_module is not None:
-            # Lightning moves the module with its gradients, of which no rank has the whole.
+            # Lightning moves the module with its gradients, which no rank has in full.
             self.lightning_module.zero_grad()
         if (
             self.is_global_zero

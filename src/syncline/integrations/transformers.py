@@ -22,7 +22,7 @@ class SynclineCallback(TrainerCallback):
 
     Args:
         trainer: of several processes, with torch's DistributedDataParallel (the Trainer's default).
-        shard: whether each rank keeps the optimizer's state for its share of the parameters alone.
+        shard: whether each rank keeps the optimizer's state only for its share of the parameters.
             Checkpoints hold all of it: the trainer's ``_save_optimizer_and_scheduler``, which saves
             on rank 0, is replaced by one that first collects the state from all ranks.
         options: ``planner``, ``plan`` and so on of ``syncline.DistributedDataParallel``.
@@ -46,7 +46,7 @@ class SynclineCallback(TrainerCallback):
         """Plan the model's exchange and overlap its optimizer.
 
         Raises:
-            UserError: several processes train otherwise than with torch's class.
+            UserError: several processes train, but not with torch's DistributedDataParallel.
         """
         wrapped = uncompiled(self._trainer.model_wrapped)
         if isinstance(wrapped, TorchDDP):

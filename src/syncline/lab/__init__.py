@@ -1,1 +1,1 @@
-"""What exists to show and to try: ``syncline train``, emulated clusters, replays, benchmarks."""
+"""Demonstrations and experiments: ``syncline train``, emulated clusters, replays, benchmarks."""

@@ -27,16 +27,16 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 if os.getppid() == int(sys.argv[1]):  # else the parent has ended already
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Becomes a command that the kernel kills when its parent ends. It is a program of its own because
-Python code between fork and exec can deadlock where the parent has threads."""
+"""Becomes a command that the kernel kills when its parent ends. It is a program of its own, because
+Python code between fork and exec can deadlock if the parent has threads."""
 
 
 class LocalProcess:
     """A process of this host that ends with the process that started it, even if that is killed.
 
-    It has a session of its own, so that Ctrl-C reaches only the process that started it. It can be
-    selected on: it is readable once the command has ended. The environment is given besides that of
-    this process. Streams are descriptors; None: where those of this process go.
+    It has its own session, so that Ctrl-C reaches only the process that started it. It can be given
+    to ``select``: it becomes readable once the command has ended. ``environment`` is added to that
+    of this process. Streams are file descriptors; None inherits the stream of this process.
 
     The kernel ties a process to the thread that started it, so that thread must outlive it.
     """
@@ -85,7 +85,7 @@ class LocalProcess:
 
 
 def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that share out the cores; none where the user has set them."""
+    """Return the variables that divide the cores among workers; none if the user has set them."""
     if "OMP_NUM_THREADS" in environment:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers))}
@@ -142,7 +142,7 @@ def handled_signals(handler: Callable[[int, FrameType | None], object]) -> Itera
 def ended_by_signals() -> Iterator[None]:
     """Let the first ending signal raise an exception here, and ignore further ones.
 
-    So the code in this context ends its workers and removes its files, also when Ctrl-C is pressed
+    So the code in this context ends its workers and removes its files, even if Ctrl-C is pressed
     several times.
 
     Raises:
@@ -169,7 +169,7 @@ def _not_ignored() -> list[signal.Signals]:
 
 @contextmanager
 def received_signals() -> Iterator[socket.socket]:
-    """Yield a socket with the numbers of ending signals, one a byte, which have no other effect.
+    """Yield a socket that gets the ending signals' numbers, a byte each; they do nothing else.
 
     Only the main thread can receive signals.
     """
@@ -206,7 +206,7 @@ def run_folder() -> Iterator[Path]:
 def _made(prefix: str) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix))
-        with contextlib.suppress(FileNotFoundError):  # removed before it was locked: once more
+        with contextlib.suppress(FileNotFoundError):  # removed before it was locked: try again
             lock = _opened(path)
             fcntl.flock(lock, fcntl.LOCK_SH)
             if path.exists():

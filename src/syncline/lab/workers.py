@@ -1,12 +1,12 @@
 """Worker processes that take orders: started, asked and ended together.
 
-Each worker connects to a socket of the process that leads them, names its rank, and then carries
-out one order after the other until the connection is closed. The socket lies in the file system,
-which emulated hosts share.
+Each worker connects to a socket of the leading process, sends its rank, and then carries out one
+order after another until the connection is closed. The socket lies in the file system, which
+emulated hosts share.
 
-As a program, ``python -m syncline.lab.workers SOCKET HOST COMMAND...`` is what an MPI calls in
-place of ssh: it has the leading process start the command on an emulated host, and stays until
-that ends.
+MPI launchers call ``python -m syncline.lab.workers SOCKET HOST COMMAND...`` in place of ssh. It
+has the leading process start the command on an emulated host, and stays until that process closes
+the connection.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from syncline.errors import PeerError, SynclineError
 from syncline.lab.processes import LocalProcess, end_of
 
 START_S = 120.0
-"""For all workers to start and connect."""
+"""How long all workers may take to start and connect."""
 SETTLE_S = 0.5
 """Once a worker has failed, the others have this long to fail by themselves and say why: the first
 failure may be a consequence of another one's."""
 END_S = 10.0
-"""For workers to end by themselves before they are killed."""
+"""How long workers may take to end by themselves before they are killed."""
 OUTPUT_BYTES, OUTPUT_LINES = 4000, 20
 """How much of the end of a lost worker's output goes into the error."""
 
@@ -44,7 +44,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Running(Protocol):
-    """A process that was started. It can be selected on: it is readable once it has ended."""
+    """A started process, for ``select`` too: it becomes readable once it has ended."""
 
     def fileno(self) -> int:
         """Return the descriptor to select on."""
@@ -53,7 +53,7 @@ class Running(Protocol):
         """Send SIGTERM to it and all that it has started."""
 
     def close(self, deadline_s: float) -> int:
-        """Let it end until then, on the monotonic clock; kill what is left; return its code."""
+        """Wait until then, on the monotonic clock; kill what is left; return the exit code."""
 
 
 class Host(Protocol):
@@ -69,7 +69,7 @@ class Host(Protocol):
         stdout: int | None,
         stderr: int | None,
     ) -> Running:
-        """Start a command, with variables besides those of this process."""
+        """Start a command; ``environment`` is added to the variables of this process."""
 
 
 class ThisHost:
@@ -81,7 +81,7 @@ class ThisHost:
 
 def module_command(module: str, *arguments: str, python: str = sys.executable) -> list[str]:
     """Return the command that runs a module of ours."""
-    # -P: a module in the working folder must not take the place of one of Python's.
+    # -P: a module in the working folder must not shadow one of Python's.
     return [python, "-P", "-m", module, *arguments]
 
 
@@ -119,7 +119,7 @@ class Lost(NamedTuple):
     """A worker that has ended."""
 
     code: int | None
-    """None where its process is not known: an MPI's launcher has started it."""
+    """None if its process is unknown because an MPI's launcher started it."""
     output: str = ""
 
 
@@ -128,7 +128,7 @@ class _Started(NamedTuple):
 
     process: Running
     rank: int | None
-    """None: a launcher of an MPI, which starts several ranks."""
+    """None for an MPI's launcher, which starts several ranks."""
     output: IO[bytes] | None
 
 
@@ -185,8 +185,8 @@ class WorkerGroup:
     ) -> None:
         """Start a process that is to connect to :attr:`path`, with additional variables.
 
-        ``rank`` is None for a launcher that starts several workers. With ``shown`` the output goes
-        where that of this process goes; else the end of it is quoted if the process is lost.
+        ``rank`` is None for a launcher that starts several workers. With ``shown`` it inherits this
+        process's output; otherwise the end of its output is quoted if the process is lost.
         """
         with contextlib.ExitStack() as stack:
             output = None if shown else stack.enter_context(tempfile.TemporaryFile())
@@ -199,7 +199,7 @@ class WorkerGroup:
         """Wait until all ``ranks`` workers have connected; ``overdue`` is the error if late.
 
         Raises:
-            PeerError: one has ended instead, or it took too long.
+            PeerError: a worker has ended, or it took too long.
         """
         self._busy = True
         deadline_s = time.monotonic() + timeout_s
@@ -221,11 +221,11 @@ class WorkerGroup:
         try:
             greeting = msgspec.json.decode(connection.recv_bytes(), type=Hello | Remote)
         except (EOFError, OSError):
-            return  # its process has ended, which is noticed
+            return  # its process has ended, which the caller notices
         if isinstance(greeting, Hello):
             self._ranks[greeting.rank] = connection
             return
-        self._agents.append(connection)  # an agent stays until this is closed
+        self._agents.append(connection)  # an agent runs until its connection is closed
         host = self._hosts.get(greeting.host, ThisHost())
         self.start(host, ["sh", "-c", greeting.command], {})
 
@@ -250,8 +250,8 @@ class WorkerGroup:
             ranks: ask only the first of them; None: all.
 
         Raises:
-            SynclineError: a worker failed; of the class of its error. Of several failures the
-                cause is raised, not those of workers that have lost another.
+            SynclineError: a worker failed; it has the class of the worker's error. Of several, the
+                cause is raised, not the errors of workers that lost another worker.
             PeerError: a worker has ended, or it took too long.
         """
         assert not self._busy, "an order was given up; workers that carry it out take no other"
@@ -305,7 +305,7 @@ class WorkerGroup:
             except (EOFError, OSError):
                 own = next((s for s in self._started if s.rank == rank), None)
                 yield rank, Lost(None) if own is None else self._lost(own)
-        # A worker's own processes can keep its connection open after its end.
+        # A worker's child processes can keep its connection open after its end.
         for each in started:
             if each.process in ready:
                 for rank in waiting if each.rank is None else [each.rank]:
@@ -324,7 +324,7 @@ class WorkerGroup:
 
 
 def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
-    """Return those that can be read from; an empty list after ``wait_s``."""
+    """Return the sources that are readable; an empty list if none is within ``wait_s``."""
     return wait(sources, wait_s)
 
 
@@ -358,7 +358,7 @@ def _error(worker: str, failure: Failure | Lost) -> SynclineError:
 
 
 def _remoteness(failure: Failure | Lost) -> int:
-    """Return how far a failure is from their common cause; 0 is the cause."""
+    """Return how far a failure is from the root cause; 0 is the cause itself."""
     if isinstance(failure, Lost):
         return 0
     return 2 if failure.kind == PeerError.__name__ else 1
@@ -366,7 +366,7 @@ def _remoteness(failure: Failure | Lost) -> int:
 
 @contextlib.contextmanager
 def _address(path: str) -> Iterator[str]:
-    """Yield a name of a socket's file that is short enough, whatever its folder is called.
+    """Yield a path to a socket's file that is short enough, however long that of its folder is.
 
     A socket's address has room for 107 bytes, and folders for temporary files can be longer.
     """
@@ -433,7 +433,7 @@ def _connected(path: str, greeting: Hello | Remote) -> Connection:
 def leave(code: int = 0) -> NoReturn:
     """End this process at once.
 
-    Threads of a process group whose peers are gone would hold up the interpreter's own end.
+    Threads of a process group whose peers are gone would delay a normal exit of the interpreter.
     """
     sys.stdout.flush()
     sys.stderr.flush()

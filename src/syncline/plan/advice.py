@@ -40,7 +40,7 @@ class Interface(Value, frozen=True, kw_only=True):
 
     name: str
     bytes_per_s: float | None = None
-    """What it should give; None where the system does not say."""
+    """Its nominal speed; None if the system does not report one."""
     mtu_bytes: int = 0
     faster: str | None = None
     """The name of an interface that is up and faster."""
@@ -51,7 +51,7 @@ class Interface(Value, frozen=True, kw_only=True):
 
 
 class RankFacts(Value, frozen=True, kw_only=True):
-    """What one rank saw."""
+    """What one rank measured."""
 
     rank: int
     host: str
@@ -59,7 +59,7 @@ class RankFacts(Value, frozen=True, kw_only=True):
     computing_s: float | None = None
     """Forward and backward pass, as its reducer timed them."""
     link_s: float | None = None
-    """A message of 1 MiB to its next rank and one from the rank before, at once."""
+    """Time to send 1 MiB to the next rank while receiving 1 MiB from the previous one."""
     retransmitted: float = 0.0
     """Share of its host's TCP segments that were sent again during the probe."""
 
@@ -75,7 +75,7 @@ class Remedy(Value, frozen=True, kw_only=True):
 
     name: str
     iteration_s: float
-    """Seconds for the samples of one iteration of today."""
+    """Seconds for as many samples as one iteration has today."""
     gain: float
     """Today's seconds over these."""
     error: float
@@ -112,14 +112,14 @@ class Advice(Document, frozen=True, kw_only=True):
     network: str
     workers: int
     iteration_s: float
-    """Of the DDP baseline: as measured, or predicted where it was not."""
+    """Of the DDP baseline: measured or, if it was not measured, predicted."""
     noise_s: float
     """Standard error of the measured one; 0 for a prediction."""
     is_measured: bool
     parts: tuple[Part, ...]
     """They add up to the iteration."""
     limit: str
-    """What limits, in a sentence."""
+    """What limits the iteration, in a sentence."""
     exchanges: tuple[Exchange, ...]
     ranks: tuple[RankFacts, ...] = ()
     suspects: tuple[str, ...] = ()

@@ -92,11 +92,11 @@ def all_reduce_line(
     makes it a time; each of the ``2 log N`` rounds of the tree pays one latency, so it is
     ``2 alpha log N`` here.
 
-    Erratum: its slope ``beta + gamma`` is taken over as printed, so that the paper's figures can be
-    made again, but no all-reduce over one full-duplex port a worker is that fast for more than two
-    workers. Each tree carries half of the message. A worker inside one tree receives two halves
-    from its children and one from its parent, and as a leaf of the other tree one half: ``2 M``
-    bytes in, and ``2 M`` out. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
+    Erratum: its slope ``beta + gamma`` is kept as printed, to reproduce the paper's figures. For
+    more than two workers, no all-reduce over one full-duplex port a worker is that fast. Each tree
+    carries half of the message. A worker inside one tree receives two halves from its children and
+    one from its parent, and as a leaf of the other tree one half: ``2 M`` bytes in, and ``2 M``
+    out. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
 
     Args:
         algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
@@ -128,10 +128,10 @@ def server_line(
 ) -> CostCurve:
     """Return the cost of sending all gradients to the servers and adding them there.
 
-    Without adding, fetching the sums costs the same. Each of P workers sends ``M / S`` bytes to
+    Fetching the sums costs the same without the adding. Each of P workers sends ``M / S`` bytes to
     each of S servers, and a port passes one message at a time. A server's port passes P messages
-    and a worker's S, so ``max(P, S)`` rounds are needed; as the messages form a complete bipartite
-    graph, that many suffice (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
+    and a worker's S, so ``max(P, S)`` rounds are needed. That many suffice, since the messages form
+    a complete bipartite graph (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
     adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own, and gradients are
     spread evenly over them. ``colocated``: they are on the hosts of as many workers, whose own
     shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server and costs
@@ -155,7 +155,7 @@ def server_line(
 
 
 SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
-"""One server unless more are named; one for each worker or, on hosts, for each host."""
+"""One server unless more are named; and one for each worker or, with hosts, for each host."""
 
 
 def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
@@ -176,7 +176,7 @@ def pipeline_line(
     beta_s_per_byte: float,
     gamma_s_per_byte: float = 0.0,
 ) -> CostCurve:
-    """Return the cost of a message in blocks of b bytes each, of which every step moves one.
+    """Return the cost of a message in blocks of b bytes each; every step moves one block.
 
     ``alpha + (beta + gamma) b`` for each step in which blocks are added, ``alpha + beta b`` for
     each of the others.
@@ -198,9 +198,9 @@ def pipeline_curve(
     *,
     steps: Callable[[int, float], tuple[float, float]] = pipeline_steps,
 ) -> CostCurve:
-    """Return the cost of a linear pipeline's collective, in as many equal blocks as cost least.
+    """Return the cost of a linear pipeline's collective in the cheapest number of equal blocks.
 
-    Of 1, 2, 3, 4, 6, 8, 12, ... and as many blocks as there are workers, where the cost of an
+    It tries 1, 2, 3, 4, 6, 8, 12, ... blocks, and one for each worker, where the cost of an
     all-reduce has a kink: at most 2.1 % more than with the best number of blocks. ``steps`` is the
     collective's :func:`pipeline_steps`, by default the all-reduce's.
 

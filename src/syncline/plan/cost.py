@@ -1,4 +1,4 @@
-"""``CostCurve``: what a collective costs, a piecewise linear function of the message size.
+"""``CostCurve``: the cost of a collective as a piecewise linear function of the message size.
 
 Planners and the simulator read no other form. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a
 curve with a single segment; a measured network has several, and so has the best of several
@@ -98,7 +98,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
         """Return the cost of several collectives of the same message, one after another.
 
-        O(n^2) for n segments; no curve at all costs nothing.
+        O(n^2) for n segments. Without curves the cost is 0.
         """
         parts = tuple(curves)
         starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
@@ -124,7 +124,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def at_least(self, a_s: float, b_s_per_byte: float) -> CostCurve:
         """Return the larger of the curve and a line at every size, as one curve.
 
-        Where they cross between two sizes, the larger of them begins at the larger size.
+        If they cross between two whole sizes, the new piece begins at the larger size.
         """
         rows: list[tuple[int, float, float]] = []
         ends = (*(s.start_bytes for s in self.segments[1:]), LARGEST_BYTES)
@@ -198,15 +198,15 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def never_falling(self) -> CostCurve:
         """Return the least curve above this one that never falls: the running maximum.
 
-        For planners that are proved for such curves: their plans cost no more than they predict.
-        The curve itself if it never falls. O(n) for n segments.
+        For planners whose proofs need such curves: their plans cost no more than they predict.
+        Returns the curve itself if it never falls. O(n) for n segments.
         """
         pieces: list[tuple[int, float, float]] = []
         highest_s = 0.0  # of all smaller messages
         for segment, after in zip(self.segments, [*self.segments[1:], None], strict=True):
             start, cost_s, rate = segment.start_bytes, segment.cost_s, segment.s_per_byte
             stop = LARGEST_BYTES + 1 if after is None else after.start_bytes
-            if cost_s < highest_s * (1 - 1e-9):  # less is rounding
+            if cost_s < highest_s * (1 - 1e-9):  # a smaller difference is rounding
                 pieces.append((start, highest_s, 0.0))
                 level = (highest_s - cost_s) / rate if rate > 0 else math.inf
                 if level >= stop - start - 1:
@@ -252,7 +252,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
 
 def _above_latency(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
-    """Return the curve of (start_bytes, cost_s, s_per_byte), no cost below that of its start."""
+    """Return the curve of (start_bytes, cost_s, s_per_byte), with no cost below the first one."""
     (start, cost_s, rate), *others = rows
     latency_s = max(cost_s, 0.0)
     lifted = ((start, max(cost_s, latency_s), rate) for start, cost_s, rate in others)

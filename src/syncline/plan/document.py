@@ -29,7 +29,7 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def described(text: str, metavar: str | None = None) -> msgspec.Meta:
-    """Return the annotation with the help of a field's option and the name of its value."""
+    """Return an annotation: the help text of a field's option, and the name of its value."""
     return msgspec.Meta(description=text, extra={"metavar": metavar})
 
 
@@ -131,7 +131,7 @@ def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
     """Return the members of a JSON object, not yet decoded."""
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        json.loads(text, object_pairs_hook=_require_unique)  # of two values msgspec takes one
+        json.loads(text, object_pairs_hook=_require_unique)  # msgspec keeps one of two values
         return fields
     except FileError as error:
         raise FileError(f"{source}: {error}") from None
@@ -144,7 +144,7 @@ def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
 
 
 def _require_unique(members: list[tuple[str, Any]]) -> None:
-    unique_members(members)  # and keep none of them
+    unique_members(members)  # only the check is needed
 
 
 def _not_json(error: Exception, source: str) -> FileError:

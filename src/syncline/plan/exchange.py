@@ -94,13 +94,13 @@ class Stage(Value, frozen=True, kw_only=True):
 
 
 FLAT = {"flat-ring": "ring", "flat-tree": "two-tree"}
-"""All-reduces over all workers, whatever host they are on, as a pipeline of chunks -> the formula
-over one link. The bytes pass hosts, links and staging at the same time, so the slowest counts."""
+"""All-reduces over all workers as one pipeline of chunks, whatever their hosts -> the formula over
+one link. The bytes pass hosts, links and staging at the same time, so the slowest counts."""
 TUNED = {
     "tuned": ("ring", "halving-doubling", "recursive-doubling"),
     "nccl": tuple(FLAT),
 }
-"""What libraries choose from by the size of the message: the cheapest counts. MPI's and NCCL's."""
+"""Algorithms among which MPI and NCCL choose by the size of the message; the cheapest counts."""
 DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
 """All-reduces of whole messages between equal workers."""
 
@@ -143,11 +143,11 @@ def hierarchical_all_reduce(
 
     Workers are spread as evenly as possible; L is the number on the fullest host.
 
-    Most run in three stages, one after another. The L workers of a host reduce-scatter round a
-    ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others; the
-    workers of a host all-gather the results. The L all-reduces share the host's link, so together
-    they load it as one of M bytes would; their latencies overlap, and each worker adds only its own
-    part.
+    Most algorithms run in three stages, one after another. The L workers of a host reduce-scatter
+    round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others;
+    the workers of a host all-gather the results. The L all-reduces share the host's link, so
+    together they load it like one of M bytes; their latencies overlap, and each worker adds only
+    its own part.
 
     Those of :data:`FLAT` are one pipeline of chunks over all N workers, host by host. Of the ring's
     2 (N - 1) hops, H of N are between hosts: a chunk takes the sum of its hops, and no
@@ -155,8 +155,8 @@ def hierarchical_all_reduce(
     workers form a chain, and trees join the hosts: their latencies add up, and the slowest link
     counts. Source: NCCL's ring and tree, without its protocols.
 
-    With one worker a host this is the flat all-reduce between hosts, with one host the flat ring
-    inside.
+    With one worker a host, this is the flat all-reduce between hosts; with one host, it is the flat
+    ring inside.
 
     Args:
         hosts: at least 1.
@@ -198,8 +198,8 @@ def _flat(
     across = all_reduce_curve(algorithm, workers, between)
     rates = [curve.segments[0].s_per_byte for curve in (within, across)]
     if algorithm == "flat-ring":
-        # The longest way through the hops of all chunks: a chunk goes on, or waits behind others
-        # for the slowest link: at every hop, at none, or where its way ends between two hosts.
+        # The critical path through the hops of all chunks. A chunk waits behind others for the
+        # slowest link at every hop, at none, or where its way ends between two hosts.
         hops = 2 * (workers - 1)
         out = -(-hops * hosts // workers)
         last = hops - (out - 1) * local - 1  # hops after the last host but one, on the longest way
@@ -228,14 +228,14 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
-            or the reverse, more hosts than workers, hosts without a link inside, hosts with an
-            algorithm that knows none, or servers with one that has none to count.
+            or the reverse, more hosts than workers, hosts without a link inside, or hosts or
+            servers with an algorithm that does not take them.
     """
 
     algorithm: str
     workers: int
     link: Link
-    """Between two workers, or between two hosts where there are hosts."""
+    """Between two workers or, with ``hosts``, between two hosts."""
     density: float | None = None
     """Share of the elements that each worker sends, for a sparse algorithm."""
     hosts: int | None = None
@@ -249,7 +249,7 @@ class Exchange(Value, frozen=True, kw_only=True):
     colocated: bool = False
     """Servers are on the workers' hosts and share their links; else on hosts of their own."""
     stages: tuple[Stage, ...] = ()
-    """What the bytes pass besides the links."""
+    """Resources that the bytes pass besides the links."""
 
     def __post_init__(self) -> None:
         require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
@@ -326,7 +326,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return curve
 
     def choices(self) -> tuple[Exchange, ...]:
-        """Return what a library chooses from by the size of the message: itself, or several."""
+        """Return the exchanges among which the library chooses by size: several, or only itself."""
         return tuple(
             msgspec.structs.replace(self, algorithm=algorithm)
             for algorithm in TUNED.get(self.algorithm, (self.algorithm,))
@@ -335,9 +335,9 @@ class Exchange(Value, frozen=True, kw_only=True):
     def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
         """Return the costs of sending all gradients to parameter servers and of fetching the sums.
 
-        On hosts, the workers of a host first add theirs by a ring's reduce-scatter, and each sends
-        its part, so that a host sends every byte once; the pull ends with an all-gather inside each
-        host. Half of what hosts take for a message is part of the push, the other half of the pull.
+        With hosts, the workers of a host first reduce-scatter round a ring, and each sends its
+        part, so that a host sends every byte once. The pull ends with an all-gather inside each
+        host. Half of the hosts' time for a message belongs to the push, the other half to the pull.
 
         Raises:
             UserError: the algorithm has no servers.
@@ -360,7 +360,7 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     @property
     def _ends(self) -> int:
-        """What links connect: hosts, or workers."""
+        """How many hosts, or workers, the links connect."""
         return self.workers if self.hosts is None else self.hosts
 
     @property
@@ -375,7 +375,7 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     @property
     def _host_s_per_byte(self) -> float:
-        """Seconds a byte of the stages of a host while links wait."""
+        """Seconds a byte that the stages of a host take while links wait."""
         flat = self.algorithm in (*FLAT, "nccl")
         return 0.0 if flat else self._staging_s_per_byte
 
@@ -447,12 +447,12 @@ def rescaled(
 
     A formula leaves out the library's own work in each round, and protocols that change with the
     size. Such work grows with the rounds and bytes that the formula counts. So the measured curve
-    is multiplied by the ratio of the formulas after and before, one ratio for the latency and one
-    for the rest; by the ratio at each size if either formula is that of a library that chooses by
-    the size, or of a pipeline over hosts. A curve that is the formula of ``before`` thus becomes
-    that of ``after``.
+    is multiplied by the ratio of the formulas after and before: one ratio for the latency and one
+    for the rest. If either formula is of a library that chooses by size, or of a pipeline over
+    hosts, each size has its own ratio. A curve that is the formula of ``before`` thus becomes that
+    of ``after``.
 
-    The measured shape is kept if ``after`` costs a straight line of the same messages. Otherwise
+    The measured shape is kept if the same messages cost a straight line in ``after``. Otherwise
     (linear pipeline, sparse instead of dense) the formula's shape is taken, multiplied by the
     ratios of the measured curve to the formula before. The stages of hosts, selecting and merging
     were not measured; they are added as they are.
@@ -490,7 +490,7 @@ def _link_rescaled(
 
 
 SIZES_A_DOUBLING = 4
-"""At so many sizes, from one to twice as many bytes, a ratio of curves is taken."""
+"""At this many sizes per doubling of the bytes, a ratio of curves is taken."""
 
 
 def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: int) -> CostCurve:

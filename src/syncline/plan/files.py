@@ -1,8 +1,8 @@
 """Files: read in bounded memory, written whole or not at all, and only where the user means.
 
 In a folder that others can write to, such as ``/tmp``, somebody else may have put a link or a pipe
-where a file is to be written. So links are followed here, one by one, and only those that this user
-or root has made.
+where a file is to be written. So links are followed here one by one, and only if this user or root
+has made them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
     """
     content = bytearray()
     with open_file(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size  # 0 of a pipe
+        size_bytes = os.fstat(file.fileno()).st_size  # 0 for a pipe
         try:
             while size_bytes <= most_bytes and (part := file.read(1 << 20)):
                 content += part
@@ -71,7 +71,7 @@ def unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; ``json`` calls this for each, as its ``object_pairs_hook``.
 
     Raises:
-        FileError: a name occurs twice. Of the values one would be lost.
+        FileError: a name occurs twice, so that one of the values would be lost.
     """
     found = dict(members)
     if len(found) < len(members):
@@ -104,9 +104,9 @@ def write_atomically(path: Path, content: bytes | str, *, regular: bool = False)
 
 
 def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) -> None:
-    """Have a regular file written to the name ``partial`` in the folder of ``path``, and move it.
+    """Write a regular file as ``partial`` in the folder of ``path``, then rename it to ``path``.
 
-    What a process that was killed has left of that name is removed.
+    A ``partial`` that a killed process has left behind is removed first.
 
     Raises:
         FileError: somebody else's link is in the way.
@@ -119,7 +119,7 @@ def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) 
 
 
 def require_own_folder(folder: Path) -> None:
-    """Require that nobody else decides which folder this is, before files in it are moved.
+    """Require that no other user's link decides which folder this is, before files in it move.
 
     Raises:
         FileError: a link on the way is somebody else's.
@@ -131,7 +131,7 @@ def require_own_folder(folder: Path) -> None:
 
 @contextmanager
 def writing(path: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turn an :class:`OSError` into a :class:`FileError` that says what did not fit where."""
+    """Turn an :class:`OSError` into a :class:`FileError`, on a full disk with the bytes needed."""
     try:
         yield
     except OSError as error:
@@ -150,9 +150,9 @@ MOST_LINKS = 40
 
 @contextmanager
 def _place_of(path: Path) -> Iterator[tuple[int, str, os.stat_result | None]]:
-    """Follow links; yield the folder, open, with the name in it and what is there, None if nothing.
+    """Follow links; yield the open folder, the name in it, and its status (None: nothing there).
 
-    What is there is a link only if that leads to a pipe or a device.
+    The status is that of a link only if the link leads to a pipe or a device.
     """
     folder, links = os.open(path.anchor or ".", os.O_PATH), 0
     parts = deque(path.parts[1:] if path.anchor else path.parts or ".")
@@ -197,7 +197,7 @@ def _leads_to_special(name: str, folder: int) -> bool:
 def _require_own(path: Path, name: str, status: os.stat_result, folder: int) -> None:
     """Require a link, a pipe or a device that nobody but this user or root can have put there."""
     around = os.fstat(folder)
-    trusted = (os.geteuid(), Path("/").stat().st_uid)  # root's number in a namespace of users, too
+    trusted = (os.geteuid(), Path("/").stat().st_uid)  # root's ID, also in a user namespace
     others_write = around.st_uid not in trusted or around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if others_write and status.st_uid not in trusted:
         kind = "link" if stat.S_ISLNK(status.st_mode) else "pipe or device"

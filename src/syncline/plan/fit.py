@@ -23,16 +23,16 @@ MOST_SIZES = 4096
 POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
 KNOWN_BEFOREHAND = 0.15
-"""Relative width within which a new piece's two values are expected before they are measured."""
+"""Relative width of the prior of each of a new piece's two parameters."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise; it bounds the number of pieces."""
 JITTER = 0.05
-"""Noise of every time, as a share of the shortest time: the start of a message varies by it."""
+"""Noise of every time, as a share of the shortest time: the latency varies by that much."""
 TAIL_FACTOR = 16
-"""The cost a byte beyond the largest size is the mean from this part of the largest size on."""
+"""Beyond the largest size, the cost a byte is the mean from 1/TAIL_FACTOR of that size on."""
 CREDIBLE_GAIN = 0.1
-"""Least gain from cutting a large message that counts. A smaller gain is noise, or an effect of a
-link's buffer, and a search would cut messages into hundreds of pieces for it."""
+"""Least gain from cutting a large message that counts. A smaller gain is noise or an effect of a
+link's buffer; if it counted, a search would cut messages into hundreds of pieces."""
 
 
 class Fit(NamedTuple):
@@ -47,15 +47,14 @@ class Fit(NamedTuple):
 def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     """Fit a piecewise linear curve by relative error, each octave of sizes counting alike.
 
-    A library switches algorithm at certain sizes, so an all-reduce is no straight line over six
-    decades; and least squares of seconds would let the largest message decide alone. The pieces
-    are lines of least squared *relative* error, weighted by the logarithm of size, so that densely
-    sampled sizes do not decide for the others. Dynamic programming over the points finds exactly
-    the likeliest number of pieces and where they begin; each piece has noise of its own. The line
-    of a piece then follows its long messages more closely, as the variation of a start is a smaller
-    share of their time. No piece falls, but the next may begin lower: a library may switch to a
-    faster algorithm. Beyond the largest size the curve continues with the mean cost a byte from a
-    sixteenth of that size on.
+    A library switches algorithm at certain sizes, so no single line fits an all-reduce over six
+    decades. Least squares of seconds would let the largest message decide alone. So the pieces are
+    lines of least squared *relative* error, weighted by the logarithm of size, so that densely
+    sampled sizes do not dominate. Dynamic programming over the points finds exactly the likeliest
+    number of pieces and where they begin; each piece has noise of its own. Within a piece, longer
+    messages then weigh more, because the variation of the latency is a smaller share of their time.
+    No piece falls, but the next may begin lower: a library may switch to a faster algorithm. Beyond
+    the largest size the curve continues with the mean cost a byte from a sixteenth of that size on.
 
     Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 
@@ -76,13 +75,13 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
 
 
 def curve_through(points: Sequence[Measurement]) -> Fit:
-    """Return the curve that is exact at every size, and straight between two of them.
+    """Return the curve that is exact at every measured size, and straight between neighbours.
 
-    For few sizes that are measured well and are those to be predicted. Below the smallest and
-    beyond the largest size it goes on as that of :func:`fit_cost_curve`.
+    For a few well-measured sizes, which are also the ones to be predicted. Below the smallest and
+    beyond the largest size it continues like that of :func:`fit_cost_curve`.
 
     Raises:
-        UserError: as there, but any number of sizes may be given.
+        UserError: as for :func:`fit_cost_curve`, but any number of sizes may be given.
     """
     sizes, times = _times_by_size(points)
     rates = [
@@ -132,7 +131,7 @@ def relative_line(
 
     ``weights`` are the ``w``, all above 0; None: all 1.
     """
-    scale = min(times)  # squares of very short times are below the least number
+    scale = min(times)  # squares of very short times would underflow
     shares = [(scale / t) ** 2 for t in times]
     if weights is not None:
         shares = [share * weight for share, weight in zip(shares, weights, strict=True)]
@@ -153,26 +152,26 @@ def relative_line(
 
 
 BURST_SHARE = 0.8
-"""Messages alone that take less than this share of the time of their bytes in a row were a burst;
-what is closer is noise."""
+"""A message sent alone was a burst if it took less than this share of the time that its bytes take
+back to back; a smaller difference is noise."""
 LASTING_BYTES = 128 * 1024
-"""Rows of messages of this size and more are longer than the bursts of token buckets."""
+"""Back-to-back messages of at least this size outlast the burst of a token bucket."""
 
 
 def without_bursts(
     curve: CostCurve, alone: Sequence[Measurement], rows: Sequence[Measurement]
 ) -> CostCurve:
-    """Return the curve with no message faster than the link is when messages follow one another.
+    """Return the curve with no message faster than the link's rate for back-to-back messages.
 
-    A token bucket, as of a shaped link or a cloud's interface, passes a small message for nothing
-    after a pause. In training there is none. So a message costs at least its bytes at the fastest
-    rate of any row, if the curve has some message alone clearly faster than that; and no lower
-    bound is below all bytes at that rate.
+    After a pause, a token bucket (of a shaped link, or a cloud's interface) passes a small message
+    for free. Training has no such pauses. So if some message alone is clearly faster than the
+    fastest row of back-to-back messages, every message costs at least its bytes at that row's rate.
+    No lower bound is then below all bytes at that rate.
 
     Args:
         curve: fitted to ``alone``.
         alone: messages with pauses between them.
-        rows: seconds a message, of messages without pauses.
+        rows: seconds a message, of messages sent back to back.
     """
     lasting = [p.time_s / p.size_bytes for p in rows if p.size_bytes >= LASTING_BYTES]
     rate = min(lasting, default=0.0)
@@ -185,8 +184,8 @@ def without_bursts(
 def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
     """Return ``(alpha, beta)`` of a link from messages of at least two sizes, in order.
 
-    A line by relative error; but if it misses the largest message, as where small ones pass a token
-    bucket for nothing, beta is the rate between the two largest and alpha the least time.
+    A line by relative error. If it misses the largest message, as where a token bucket passes small
+    ones for free, beta is the slope between the two largest sizes, and alpha the least time.
     """
     a, b = relative_line(sizes, times)
     if a + b * sizes[-1] >= BURST_SHARE * times[-1]:
@@ -195,16 +194,16 @@ def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, floa
 
 
 def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
-    """Return the cost of a message beside another, for :attr:`Network.pipelined`.
+    """Return the cost of a message while another is in flight, for :attr:`Network.pipelined`.
 
-    With two messages under way and no gaps, the seconds a message are how long it occupies the
-    channel. No message is taken to be cheaper in pieces, unless pieces are cheaper than the largest
-    by ``CREDIBLE_GAIN``. The extra time of a message alone is the latency that the other message
-    hides: its median over the sizes at which the latency is visible.
+    With two messages in flight and no gaps, the seconds a message are the time that it occupies the
+    channel. Cutting a message is assumed to gain nothing, unless pieces are cheaper than the
+    largest message by ``CREDIBLE_GAIN``. The extra time of a message alone is the latency that the
+    other message hides: its median over the sizes at which the latency is visible.
 
-    If a larger message took less time, that is taken for noise, which is largest in rows of small
-    messages. Otherwise the fit could miss where the latency ends and the rate begins, and one line
-    through both predicts a sixth less than large messages take.
+    If a larger message took less time, that counts as noise, which is largest among small messages.
+    Otherwise the fit could miss where the latency ends and the rate begins, and one line through
+    both predicts a sixth less than large messages take.
 
     ``points`` are seconds a message, of messages two at a time; ``alone`` is the cost of one at a
     time. Errors are those of :func:`fit_cost_curve`.
@@ -254,7 +253,7 @@ def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
-    """Return the times; a single one that stands out is replaced by its nearer neighbour's.
+    """Return the times, with each isolated outlier replaced by the nearer neighbour's time.
 
     A line ``a + b M`` with ``a, b >= 0`` neither falls nor grows faster than the size. A time that
     is on no such line with either of its neighbours, above both or below both, is noise. A time on
@@ -287,7 +286,7 @@ def _best_pieces(
     count = len(sizes)
     squared = _squared_errors(sizes, times, weights)
     sums = np.concatenate([[0.0], np.cumsum(weights)])
-    # The cost of a piece's two parameters: their width beforehand, and log(n) each, as in the
+    # The penalty for a piece's two parameters: the width of their prior, and log(n) each, as in the
     # Bayesian information criterion.
     per_piece = 4 * math.log(KNOWN_BEFOREHAND) + 2 * math.log(count)
     # best[j]: the criterion of the first j points; last[j]: where the last of their pieces begins.
@@ -355,7 +354,7 @@ def _squared_errors(
         spread = np.maximum(sxx - sx * sx / s0, np.finfo(np.float64).tiny)
         slope = np.maximum((sxt - sx * st / s0) / spread, 0.0)
         begin = (st - slope * sx) / s0  # at the size of point i
-        # Where the line would begin below 0 at 0 bytes, the best through the origin.
+        # Where the line would be below 0 at 0 bytes, take the best line through the origin.
         squares = sxx + 2 * first * sx + first**2 * s0
         origin = (sxt + first * st) / np.maximum(squares, np.finfo(np.float64).tiny)
         below = begin < slope * first
@@ -374,7 +373,7 @@ def _squared_errors(
 def _join(
     sizes: Sequence[int], times: Sequence[float], octaves: Sequence[float], starts: Sequence[int]
 ) -> CostCurve:
-    """Build the curve of the pieces that begin at these points, and what follows the last."""
+    """Build the curve of the pieces that begin at these points, and continue it after the last."""
     rows: list[tuple[int, float, float]] = []
     jitter_s = min(times) * JITTER
     weights = [

@@ -40,13 +40,13 @@ __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement",
 ETHERNET_LATENCY_S = 20e-6
 """Latency of a message on a link that was not measured: TCP inside a rack."""
 REFERENCE_BYTES = 64 * 1024 * 1024
-"""Where one line must stand for a curve without measured points, it ends at this size."""
+"""A curve without measured points is linearised up to this size."""
 
 
 class Contention(Value, frozen=True, kw_only=True):
-    """How many times slower computing and exchanging messages run while both do.
+    """How many times slower computing and exchanging messages run while both are active.
 
-    1: it does not notice the other, as on separate engines. 2 for both: they share one resource
+    1: the other does not slow it, as on separate engines. 2 for both: they share one resource
     evenly, so that overlapping them gains nothing, as on a host whose every core computes.
 
     Raises:
@@ -55,14 +55,14 @@ class Contention(Value, frozen=True, kw_only=True):
     """
 
     computing: float = 1.0
-    """What messages under way do to computing."""
+    """Slowdown of computing while messages are in flight."""
     exchange: float = 1.0
-    """What computing does to messages."""
+    """Slowdown of messages while the worker computes."""
     per_message_s: float = 0.0
-    """Seconds that a worker computes longer for each message: the library that sends it works on a
-    processor that computes as well."""
+    """Extra seconds of computing for each message: the library that sends it runs on a processor
+    that computes as well."""
     free_messages: int = 0
-    """So many cost nothing, because the factors, or the profile, hold their cost."""
+    """This many cost nothing extra, because the factors, or the profile, include their cost."""
     fitted: bool = False
     """Fitted to iterations of a training; otherwise measured by the probe, or given."""
 
@@ -91,7 +91,7 @@ class Contention(Value, frozen=True, kw_only=True):
 
     @property
     def slows(self) -> bool:
-        """Whether one of them is slowed while the other goes on."""
+        """Whether either slows the other."""
         return max(self.computing, self.exchange) > 1
 
 
@@ -111,7 +111,7 @@ class Network(Document, frozen=True, kw_only=True):
     workers: int
     all_reduce: CostCurve
     pipelined: CostCurve | None = None
-    """Cost of an all-reduce while another is under way: the other one hides its value at 0 bytes,
+    """Cost of an all-reduce while another is in flight. The other one hides the value at 0 bytes;
     the rest occupies the channel. None: ``all_reduce``, with all of its latency hidden."""
     issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
     """Extra time per message when messages are sent back to back, one at a time: until a thread has
@@ -120,9 +120,9 @@ class Network(Document, frozen=True, kw_only=True):
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
     contention: Contention = Contention()
     contention_by_need: Contention | None = None
-    """The same under plans that wait by need, whose messages other code sends; None: no other."""
+    """Under plans that wait on need, whose messages the engine sends; None: as ``contention``."""
     link: Link | None = None
-    """Between two workers, or between two hosts where there are hosts."""
+    """Between two workers or, with ``hosts``, between two hosts."""
     algorithm: str = "ring"
     """The algorithm by which the curve is scaled when the network changes."""
     density: float | None = None
@@ -136,7 +136,7 @@ class Network(Document, frozen=True, kw_only=True):
     colocated: bool = False
     """Servers are on the workers' hosts, so that pushes and pulls share their links."""
     stages: tuple[Stage, ...] = ()
-    """What the bytes of an exchange pass besides the links."""
+    """Resources that the bytes of an exchange pass besides the links."""
     jobs: int = 1
     """How many equal jobs share the links and switches, each with its own servers, if any. The
     curve is that of one job alone: how the others slow it depends on when they send, which only the
@@ -145,7 +145,7 @@ class Network(Document, frozen=True, kw_only=True):
     """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
     then includes it."""
     whole: CostCurve | None = None
-    """If ``all_reduce`` is the cost of a compressed exchange: that of an exchange of every element,
+    """If ``all_reduce`` is the cost of a compressed exchange: the cost of exchanging every element,
     for the dense messages among compressed ones."""
     points: tuple[Measurement, ...] = ()
     """The measured all-reduces that the curve was fitted to."""
@@ -186,7 +186,7 @@ class Network(Document, frozen=True, kw_only=True):
         return super()._from_fields(fields, source)
 
     def contention_under(self, *, by_need: bool) -> Contention:
-        """Return what computing and messages do to each other under a plan that waits so."""
+        """Return the contention under a plan that waits on need, or for all messages."""
         return (self.contention_by_need if by_need else None) or self.contention
 
     @classmethod
@@ -320,9 +320,9 @@ class Network(Document, frozen=True, kw_only=True):
     def casting(self) -> Network:
         """Return the costs of messages that travel in 16 bits, by their bytes on the wire.
 
-        Beside the exchange each costs one pass over its float32 elements, twice the bytes, as fast
-        as adding (gamma; free where that is unknown): what has arrived is cast back. What is sent
-        is cast while the message before is under way.
+        In addition to the exchange, each costs one pass over its float32 elements (twice the bytes)
+        to cast them back, as fast as adding (gamma; free if that is unknown). Casting before the
+        send overlaps the previous message.
         """
         per_byte_s = 0.0 if self.link is None else 2 * self.link.gamma_s_per_byte
         if self.workers == 1 or not per_byte_s:
@@ -454,9 +454,9 @@ class Network(Document, frozen=True, kw_only=True):
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange whose cost the curve is, with an inferred link if there is none.
+        """The exchange of which the curve is the cost, with an inferred link if there is none.
 
-        The link is the one over which the exchange costs as much as the curve's line. Source:
+        That is the link over which the exchange costs as much as the curve's line. Source:
         MG-WFBP, section 6.4, which takes a measured line to other worker counts with the ring.
         Gamma is unknown, so summation is part of beta. For the ring that makes no difference at any
         worker count, since both terms grow with ``(N - 1) / N``.

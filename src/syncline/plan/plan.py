@@ -37,10 +37,10 @@ Payload = Literal["dense", "sparse", "bfloat16", "float16"]
 every element rounded to 16 bits. All but ``dense`` are lossy."""
 
 Wait = Literal["update", "need"]
-"""What waits for the messages. ``update``: the update, for all of them (as in DDP, whose
+"""What waits for the messages. ``update``: the update waits for all of them (as in DDP, whose
 ``backward`` ends when everything has arrived). ``need``: each forward operation of the next
-iteration, for the messages that hold gradients of parameters that it reads; these are updated just
-before it.
+iteration waits for the messages with gradients of the parameters that it reads; these are updated
+just before it.
 """
 
 BYTES_PER_NORM = 8
@@ -54,7 +54,7 @@ class Message(Value, frozen=True, kw_only=True):
     stop: int
     collective: MessageCollective = "all-reduce"
     delay_s: float = 0.0
-    """From when its last gradient is ready until it may be sent (Horovod's cycle)."""
+    """Time from when its last gradient is ready until it may be sent (Horovod's cycle)."""
     payload: Payload = "dense"
 
     @property
@@ -68,9 +68,9 @@ class Plan(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, if there is no tensor, two tensors share a name, the messages
-            overlap or leave a gap, what is scattered is not gathered later, a lossy message holds
+            overlap or leave a gap, a scattered element is not gathered later, a lossy message holds
             other elements than float32, reduce-scatters and all-gathers are rounded differently, or
-            a sparse message is no all-reduce of whole tensors.
+            a sparse message is not an all-reduce of whole tensors.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -85,7 +85,7 @@ class Plan(Document, frozen=True, kw_only=True):
     """In the order in which they are sent."""
     wait: Wait = "update"
     in_flight: int = 1
-    """How many messages may be under way at once: with 2, the latency of one overlaps the
+    """How many messages may be in flight at once: with 2, the latency of one overlaps the
     transmission of another (ByteScheduler's credit, counted in messages)."""
     norm: Norm | None = None
     """The norm of the averaged gradients that every update waits for, as for clipping; None if none
@@ -157,7 +157,7 @@ class Plan(Document, frozen=True, kw_only=True):
                         f"{where} and holds {quoted(tensor.name)} of {tensor.dtype}; only float32 "
                         "can"
                     )
-        # A share that was summed unrounded would be gathered as other values than its owner has.
+        # Otherwise workers would gather values that differ from the unrounded sums of their owner.
         payloads = {m.payload for m in self.messages if m.collective != "all-reduce"}
         if len(payloads) > 1:
             raise UserError(
@@ -245,7 +245,7 @@ class Plan(Document, frozen=True, kw_only=True):
 
     @property
     def wire(self) -> Rounded | None:
-        """The type in which messages travel whose elements are rounded, if any are."""
+        """The type of the messages whose elements are rounded; None if there are none."""
         return next((message.wire for message in self.messages if message.wire), None)
 
     @property
@@ -258,7 +258,7 @@ class Plan(Document, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, wait="update", norm=None, sharded=False)
 
     def in_shards(self) -> Plan:
-        """Return the plan in which workers update shares: all sums in order, then all gathers."""
+        """Return the sharded plan: all reduce-scatters in order, then the all-gathers."""
         if self.sharded:
             return self
         summed = [m for m in self.messages if m.collective != "all-gather"]
@@ -289,7 +289,7 @@ class Plan(Document, frozen=True, kw_only=True):
         return tuple(_tensors_between(ends, message) for message in self.messages)
 
     def message_bytes(self) -> tuple[int, ...]:
-        """Return the bytes of each message on the wire; of a sparse one, of all its elements."""
+        """Return each message's bytes on the wire; a sparse one counts with all its elements."""
         spans = [
             (end - tensor.elements, end, tensor.dtype)
             for tensor, end in zip(self.tensors, self._ends(), strict=True)

@@ -12,11 +12,11 @@ from syncline.plan.quantities import NS_PER_S, require_finite
 LEAST_GAIN = 1.05
 """Least speed-up at which a lossy exchange is worth mentioning."""
 WHOLE_FROM = 10.0
-"""Speed-up from which on it is shown as a whole number."""
+"""Speed-ups from here on are shown as whole numbers."""
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
-    """The fastest sparse exchange and one in 16 bits, as predicted, beside the dense one.
+    """Predictions of the fastest sparse exchange and of one in 16 bits, beside the dense one.
 
     Raises:
         UserError: on construction, if a time is not above 0 or not finite.
@@ -124,8 +124,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     error_s: float = 0.0
     """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
     sharing: Sharing | None = None
-    """If other jobs share the links. ``iteration_s`` is then a mean, and the bound is that of a job
-    alone."""
+    """Set if other jobs share the links. Then ``iteration_s`` is a mean, and the bound is that of a
+    job alone."""
 
     def __post_init__(self) -> None:
         where = f"prediction of {quoted(self.planner)}"
@@ -141,10 +141,10 @@ class Prediction(Value, frozen=True, kw_only=True):
 
     @property
     def preference(self) -> tuple[float, float, int]:
-        """Of two predictions the one with the lesser preference is taken.
+        """Sort key: of two predictions, the one with the smaller key is chosen.
 
-        The faster one; of equals that with the least time on the link, which would show where
-        computing hides a little less; then that with the fewest messages.
+        The shorter iteration wins; a tie goes to the least time on the link, which would show if
+        computing hid a little less, and then to the fewest messages.
         """
         return self.iteration_s, self.communication_s, self.messages
 

@@ -44,9 +44,9 @@ Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers"
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
 
 ``stream 2`` to ``stream 4`` are further streams of the device. ``peers`` is communication with
-other workers other than exchanging gradients, such as an all-to-all. ``waits`` is waiting: for
-workers whose gradients are ready later, or of a stream or the host for a reason that a trace does
-not show. Any number of waits run at once. Both run beside the computing.
+other workers that is no gradient exchange, such as an all-to-all. ``waits`` are waits for workers
+whose gradients are ready later, and waits of a stream or the host whose reason a trace does not
+show; any number of them run at once. ``peers`` and ``waits`` run beside the computing.
 
 Reading (phase ``data``) always runs on the disk and copying (phase ``copy``) on the copy engine.
 """
@@ -59,7 +59,7 @@ WAITS: Resource = "waits"
 UNEXPLAINED = "unexplained wait"
 """Name of a wait whose reason a trace does not show, followed by what waited."""
 NOT_COMPUTED = (PEERS, WAITS)
-"""What takes as long as measured on any device."""
+"""Resources whose operations take as long as measured on any device."""
 
 
 class Operation(Value, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Operation(Value, frozen=True, kw_only=True):
     name: str
     phase: Phase
     duration_s: float
-    """Median over the profiled iterations, without messages under way."""
+    """Median over the profiled iterations, without messages in flight."""
     after: tuple[int, ...] = ()
     """Indices of the operations whose results it needs; all smaller than its own."""
     resource: Resource = "device"
@@ -277,10 +277,10 @@ class Profile(Document, frozen=True, kw_only=True):
     def finish_ns(self) -> list[int]:
         """When each operation ends in a single iteration without communication, from its start.
 
-        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order, but
-        waits run at once. Computing and copying wait for the batch, the data and copy operations
-        listed before; the host waits only for its reading. Each duration is rounded by itself, as
-        in the simulator: sums would differ from its clock.
+        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order; only
+        waits run all at once. Computing and copying wait for their batch: the data and copy
+        operations listed before. The host waits only for its reading. Each duration is rounded by
+        itself, as in the simulator; rounded sums would differ from its clock.
         """
         finish: list[int] = []
         free: dict[str, int] = {}

@@ -14,7 +14,7 @@ LARGEST_BYTES = 1 << 62
 LARGEST_CONTENTION = 100.0
 """Factor by which computing and communicating may slow each other."""
 LARGEST_IN_FLIGHT = 64
-"""Messages of a plan that may be under way at once."""
+"""Messages of a plan that may be in flight at once."""
 LARGEST_JOBS = 64
 """Jobs that share a network."""
 LARGEST_WORKERS = 1 << 31
@@ -181,7 +181,7 @@ def _counts(words: Sequence[str], text: str) -> tuple[int, ...]:
 
 
 def _continued(begun: Sequence[int], last: int, text: str) -> tuple[int, ...]:
-    """Return the geometric or else arithmetic series that begins so, up to ``last``; else ()."""
+    """Return the geometric, else arithmetic, series that continues ``begun`` to ``last``, or ()."""
     for ratio, step in ((Fraction(begun[1], begun[0]), 0), (Fraction(1), begun[1] - begun[0])):
         counts = _series(begun[0], last, ratio, step, text)
         if counts[: len(begun)] == tuple(begun):

@@ -18,7 +18,7 @@ Wire = Literal["float32", "bfloat16", "float16"]
 
 ALGORITHMS: tuple[str, ...] = get_args(SparseAlgorithm)
 SPARSE_DEFAULT: SparseAlgorithm = "gtop-k-butterfly"
-"""What a density without an algorithm stands for, in training and in the simulator."""
+"""The algorithm if only a density is given, in training and in the simulator."""
 SPARSE_NAMES: dict[str, SparseAlgorithm] = {
     "gtopk": "gtop-k-butterfly",
     "gtopk-tree": "gtop-k",
@@ -44,10 +44,10 @@ class Recipe(Value, frozen=True, kw_only=True):
     warmup_steps: int = 0
     """Usually the steps of an epoch."""
     unit: SelectionUnit = "layer"
-    """The unit in which the largest elements are selected, and kept when those of two ranks are
-    merged: each parameter, each message (such as DDP's bucket), or the whole model, which can only
-    be exchanged once all gradients are ready. DDP's first step has other buckets than later steps,
-    so with ``message`` a resumed run differs from an uninterrupted one."""
+    """The unit whose largest elements are selected: each parameter, each message (such as a DDP
+    bucket), or the whole model, which is exchanged once all gradients are ready. Merging the
+    selections of two ranks keeps the largest of each unit, too. DDP's first step has other buckets
+    than later steps, so with ``message`` a resumed run differs from an uninterrupted one."""
     wire: Wire = "float32"
     """The type in which values are sent. The rounding error stays in the residuals."""
     momentum: float = 0.0
@@ -117,7 +117,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         return self.density
 
     def count_at(self, step: int, elements: int) -> int:
-        """Return k of so many elements, at least 1; 0 if there are none."""
+        """Return k for so many elements: at least 1, or 0 if there are none."""
         return min(elements, max(1, round(self.density_at(step) * elements)))
 
     def is_dense(self, name: str, elements: int) -> bool:

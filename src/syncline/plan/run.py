@@ -40,7 +40,7 @@ class PhaseSpan(Value, frozen=True, kw_only=True):
     """Iterations of training before it."""
     iterations: int
     seconds: float
-    """What they took, and what was done in between, such as to probe, to plan and to decide."""
+    """Of the iterations and of the work in between, such as probing, planning and deciding."""
 
     def __post_init__(self) -> None:
         where = f"phase {quoted(self.name)}"
@@ -86,15 +86,15 @@ class Sent(Value, frozen=True, kw_only=True):
 
 
 class RankMemory(Value, frozen=True, kw_only=True):
-    """What training keeps on one rank, and the most that its process took."""
+    """Memory that training keeps on one rank, and the peak of its process."""
 
     parameters_bytes: int
     gradients_bytes: int
     state_bytes: int
-    """Of the optimizer, as it was in the end."""
+    """Of the optimizer, at the end."""
     predicted_state_bytes: int
     peak_bytes: int
-    """Resident memory of the process, with what is no tensor."""
+    """Resident memory of the process, including everything that is not a tensor."""
 
 
 class Run(Document, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class Run(Document, frozen=True, kw_only=True):
     """The planner whose messages ran at the end."""
     messages: int
     deferred: bool = False
-    """Whether messages ran under the next forward pass, which made the updates."""
+    """Whether messages overlapped the next forward pass, which applied the updates."""
     baseline: Rate | None = None
     """Stock DDP in the first iterations."""
     planned: Rate | None = None
@@ -168,7 +168,7 @@ class Run(Document, frozen=True, kw_only=True):
 
     @property
     def predicted_s(self) -> float | None:
-        """Predicted seconds an iteration of what ran in the end."""
+        """Predicted iteration time of the plan, or of DDP, that ran in the end."""
         planned = self.decision == "planned"
         return self.predicted_planned_s if planned else self.predicted_baseline_s
 

@@ -1,4 +1,4 @@
-"""What sparse exchanges cost: gTop-k, Table I, as functions of the dense message.
+"""The costs of sparse exchanges: gTop-k, Table I, as functions of the dense message.
 
 Each worker keeps the k largest of m elements, ``k = rho m``, and sends values and indices. The
 paper sends "2k values", which is right for indices as wide as the values; here a kept element takes
@@ -14,7 +14,7 @@ agree with Table I and with the algorithms. k is not rounded to whole elements.
   takes P - 1 sends of the root, and the ``log2 P`` rounds are those of a binomial tree.
 - butterfly, ours: both partners of a round send, and compute the same merge, so no broadcast is
   needed: ``log2 P (alpha + rho w M beta)``, half of Eq. 7. A merge of overlapping parts would count
-  values twice, so surplus workers fold in first: ``floor(log2 P) + 2`` rounds for no power of two.
+  values twice, so surplus workers fold in first: ``floor(log2 P) + 2`` rounds if P is not 2^k.
 
 The paper does not count selecting and merging, though selecting takes as long as computing on two
 of its models (Fig. 11). With :class:`SparseSpeeds` they are counted, on the worker on which they
@@ -102,7 +102,7 @@ SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
 
 
 def coded_index_bytes(density: float) -> float:
-    """Return the bytes that an index takes at most in our coding, per entry of a large message.
+    """Return the most bytes that our coding takes for each index of a large message.
 
     Indices travel as distances of 16 bits where that is shorter (``train.sparse.wire``).
     """

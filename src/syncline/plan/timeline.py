@@ -114,9 +114,9 @@ class Timeline(Document, frozen=True, kw_only=True):
         return active_ns(union(filter(_is_stall, self.spans)))
 
     def order_stall_ns(self) -> int:
-        """Return how long the line was idle only because messages go in a fixed order.
+        """Return how long the link was idle only because messages go in a fixed order.
 
-        That is the time in which nothing was under way, the next message was not ready, and a later
+        That is the time in which nothing was in flight, the next message was not ready, and a later
         one was. The time until a ready message is issued does not count, since every order has it.
         Messages without ``ready_ns`` count as ready when they are issued. O(n log n) for n spans.
         """
@@ -131,7 +131,7 @@ class Timeline(Document, frozen=True, kw_only=True):
         return total_ns
 
     def link_share(self) -> float:
-        """Return the share of the iteration in which at least one message was under way."""
+        """Return the share of the iteration in which at least one message was in flight."""
         active = active_ns(union(self._messages()))
         return active / self.iteration_ns if self.iteration_ns else 0.0
 
@@ -216,7 +216,7 @@ def _pack(spans: Iterable[Span]) -> list[list[Span]]:
 
 
 def exposed_intervals(timeline: Timeline) -> list[Interval]:
-    """Return when a message is under way and nothing computes, in nanoseconds."""
+    """Return when a message is in flight and nothing computes, in nanoseconds."""
     return difference(
         union(s for s in timeline.spans if s.kind == "message"),
         union(s for s in timeline.spans if s.kind not in NOT_COMPUTING),

@@ -1,4 +1,4 @@
-"""Making sure that all ranks want the same before they wait for each other."""
+"""Checks that all ranks were given the same, before a collective waits for all of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPARED_ARGUMENTS = (
     *("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb"),
     *("gradient_as_bucket_view", "init_sync"),
 )
-"""Those of torch's class that change which collectives are issued."""
+"""Arguments of torch's class that change which collectives are issued."""
 
 
 def require_same_training(
@@ -34,11 +34,11 @@ def require_same_training(
     arguments: Mapping[str, Any],
     refused: UserError | None,
 ) -> None:
-    """Compare what the ranks were given, before torch's own constructor waits for all of them.
+    """Compare module, settings and arguments, before torch's constructor waits for all ranks.
 
-    Without a process group nothing is compared: torch says what is missing. ``arguments`` are those
-    of torch's class. ``refused`` says why this rank cannot go on, if so; it is raised after the
-    others know it.
+    Without a process group nothing is compared: torch's constructor reports that. ``arguments`` are
+    those of torch's class. ``refused`` is this rank's own error, if any; it is raised once the
+    other ranks know of it.
 
     Raises:
         MismatchError: on all ranks, if one differs; it names the rank and the first difference.
@@ -51,7 +51,7 @@ def require_same_training(
         compared |= {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
         items = {
             "arguments": "accepted" if refused is None else f"refused: {refused}",
-            # Under an untried torch a rank would train with DDP's own buckets, by itself.
+            # With an untested torch, this rank alone would train with DDP's own buckets.
             "torch": "tried" if untried(torch.__version__) is None else torch.__version__,
             **{name: _describe(value) for name, value in compared.items()},
             **dict(_items_of(module)),
@@ -75,10 +75,10 @@ def require_same_ranks(
     module: nn.Module,
     group: dist.ProcessGroup,
 ) -> None:
-    """Compare what the ranks train with; raises as :func:`require_same`.
+    """Compare optimizers and compression state; raises as :func:`require_same`.
 
-    The optimizers are those given to ``overlap``, in the order of the calls. ``state`` says where a
-    compressed training goes on: step and plan, in words.
+    The optimizers are those given to ``overlap``, in the order of the calls. ``state`` describes
+    the step and plan from which a compressed training continues.
     """
     device = _device_of(module, group)
     items = {
@@ -101,13 +101,13 @@ def require_same(
 ) -> None:
     """Raise on all ranks if any rank's items differ.
 
-    One collective of 32 bytes; the items themselves travel only if they differ.
+    One collective of 32 bytes; the items themselves are sent only if they differ.
 
     Args:
-        items: what each thing is on this rank, by a name such as ``"parameter 3"``, in an order.
-        group: whose ranks are compared; all call.
-        device: where the backend wants its tensors.
-        advice: what to do, for the message.
+        items: ordered descriptions of this rank's things, by names such as ``"parameter 3"``.
+        group: the ranks to compare; all of them must call.
+        device: where the backend takes its tensors from.
+        advice: what the user should do, for the error message.
 
     Raises:
         MismatchError: names a rank that differs from most, and the first difference.
@@ -143,7 +143,7 @@ def require_same(
 
 
 def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yield the parameters and buffers that torch's class sends, without those to be ignored."""
+    """Yield the parameters and buffers that torch's class broadcasts, without the ignored ones."""
     ignored = ignored_by_ddp(module)
     for kind, tensors in (
         ("parameter", module.named_parameters()),
@@ -177,14 +177,14 @@ def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
     group, mesh = arguments.get("process_group"), arguments.get("device_mesh")
     if group is None and mesh is not None:
         if mesh.ndim != 1:
-            return None  # torch's constructor says what it expects
+            return None  # torch's constructor raises
         group = mesh.get_group(mesh_dim=0)
     group = group if group is not None else dist.group.WORLD
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def _device_of(module: nn.Module, group: dist.ProcessGroup) -> torch.device:
-    """Return where the group's backend can exchange a few bytes."""
+    """Return a device on which the group's backend can exchange a few bytes."""
     if any(device.type == "cpu" for device in device_types(group)):
         return torch.device("cpu")
     first = next(module.parameters(), None)

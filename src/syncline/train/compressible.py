@@ -1,4 +1,4 @@
-"""What a wrapper offers to trainings that compress their gradients."""
+"""The methods of a wrapper for training with compressed gradients."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from syncline.train.sparse.session import Scaler
 
 
 class Compressible:
-    """The part of ``DistributedDataParallel`` that is about compression."""
+    """The compression methods of ``DistributedDataParallel``."""
 
     _training: UnplannedTraining
 
     def scaled_by(self, scaler: Scaler) -> None:
-        """Let a ``GradScaler`` skip steps of a training that is exchanged sparsely.
+        """Let a ``GradScaler`` skip steps when gradients are exchanged sparsely.
 
-        From here on an infinite or NaN gradient is no error: all ranks get infinities and skip the
-        step, and their residuals are again what they were before it. Residuals follow the scale.
-        The backward pass waits for the whole exchange. A scaler that is not enabled changes
-        nothing, and neither does one of an exchange in 16 bits, which passes infinities on.
+        From now on an infinite or NaN gradient is not an error: all ranks get infinities, skip the
+        step and restore their residuals from before it. Residuals are rescaled with the loss. The
+        backward pass waits for the whole exchange. Nothing changes if the scaler is disabled, or if
+        gradients are exchanged in 16 bits, which passes infinities on.
 
         Call on all ranks, before the first forward pass.
 
         Raises:
-            UserError: no compression was asked for, training has begun, or the check would make
-                dense steps.
+            UserError: no compression was asked for, training has begun, or ``check`` is on, which
+                makes dense steps.
         """
         training, compressing = self._compressed("scaled_by")
         if not scaler.is_enabled() or not isinstance(compressing.compression, Recipe):
@@ -49,10 +49,10 @@ class Compressible:
     def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute gradients at the weights as they will be once residuals are applied.
 
-        Then residuals no longer make gradients point the same way again and again, so small
-        densities cost less accuracy. From a step's first forward pass to its update, the weights
-        differ between ranks; before the update, an evaluation and ``state_dict`` they are restored.
-        So updates are not deferred.
+        Residuals then no longer make successive gradients point the same way, so small densities
+        cost less accuracy. From a step's first forward pass to its update, the weights differ
+        between ranks. They are restored before the update, before an evaluation and before
+        ``state_dict``. So updates are not deferred.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 
@@ -60,8 +60,8 @@ class Compressible:
             optimizer: ``torch.optim.SGD`` of this model.
 
         Raises:
-            UserError: no sparse exchange was asked for, training has begun, or it is another
-                optimizer, of another model, or was given before.
+            UserError: no sparse exchange was asked for, training has begun, or the optimizer is
+                not ``SGD``, belongs to another model, or was given before.
         """
         training, compressing = self._compressed("step_ahead")
         synchronize = weakly(training.synchronize)
@@ -69,10 +69,10 @@ class Compressible:
         training.stop_deferring("step_ahead puts the weights back before each of them")
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save of a compressed training; every rank saves its own.
+        """Return this rank's state of a compressed training; every rank must save its own.
 
-        Residuals, the step (for the warm-up), the recipe, and the plan once it is decided.
-        :meth:`state_dict` stays that of torch's class.
+        It holds the residuals, the step (for the warm-up), the recipe, and the plan once decided.
+        :meth:`state_dict` is that of torch's class.
 
         Raises:
             UserError: no compression was asked for.
@@ -84,11 +84,11 @@ class Compressible:
         return compressing.state_dict(plan, decided=training.stage.is_steady)
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved; before the first forward pass, on all ranks.
+        """Load this rank's saved state; call on all ranks, before the first forward pass.
 
-        If the plan was decided, it runs at once, unchecked: so training continues bit for bit. For
-        another number of ranks convert the states with ``syncline.hooks.resharded``; then a new
-        plan is made.
+        If the plan was already decided, it runs at once, unchecked, so training continues bit for
+        bit. For another number of ranks, convert the states with ``syncline.hooks.resharded``; a
+        new plan is then made.
 
         Raises:
             UserError: no compression was asked for, or training has begun.
@@ -98,14 +98,14 @@ class Compressible:
         decided, plan = compressing.load_state_dict(state)
         if plan is not None:
             require_fitting(plan, training.wrapped, "plan of the state")
-        # Without the check no step is dense, so an earlier decision for dense buckets is ignored.
-        # In 16 bits it may have been one for torch's hook, and nothing is left to be delivered.
+        # With check=False no step is dense, so a saved decision for dense buckets is ignored. With
+        # 16 bits, too: it may have been for torch's hook, and there are no residuals to deliver.
         settings = training.tuning.settings
         if decided and (plan is not None or (settings.check and settings.wire is None)):
             training.tuning.resume(plan)
 
     def _compressed(self, method: str | None = None) -> tuple[PlannedTraining, Compressing]:
-        """Return what trains and compresses, before the first iteration if a method says so."""
+        """Return training and compression; with ``method``, raise if training has begun."""
         training, compressing = self._training, self._training.wrapped.compressing
         if compressing is None:
             raise UserError(

@@ -51,15 +51,15 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     It runs torch's own class for the first iterations while it measures them and the network,
     plans on rank 0, gives the reducer the plan's messages as its buckets, and trains on. If the
-    planned iterations are slower than the measured baseline beyond noise it goes back to DDP's own
-    buckets and says so once. When computation or communication drifts by more than 20 % for 50
-    iterations it measures again. Measuring uses ordinary training steps, none of which is
-    discarded, and at two ranks results are those of torch's class to the last bit. What was found
-    is kept, so the next start of the same training runs its plan from the first step on.
+    planned iterations are slower than the measured baseline by more than noise, it goes back to
+    DDP's own buckets and logs so once. When computation or communication drifts by more than 20 %
+    for 50 iterations, it measures again. Measuring uses ordinary training steps; none is discarded.
+    At two ranks, results equal those of torch's class to the last bit. The decision is saved, so
+    the next start of the same training runs its plan from the first step.
 
     Args:
-        module: as for torch's class; all its other arguments are taken too.
-        planner: ``"auto"`` or the name of a planner, which makes the plan; settings may follow:
+        module: as for torch's class; all other arguments of that class are accepted, too.
+        planner: ``"auto"``, or the name of the planner that makes the plan. Settings may follow it:
             ``"horovod:cycle_s=0.005"``.
         plan: use this plan instead of measuring and planning.
         profile: use this profile instead of measuring one.
@@ -70,20 +70,20 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             plan, so the first steps are dense; with ``check=False`` every step is compressed.
         overlap_optimizers: call :meth:`overlap` for every optimizer of this model's parameters
             when it makes its first step.
-        cache: the folder in which rank 0 keeps what was found for the next start; ``True`` for the
+        cache: the folder in which rank 0 saves the decision for the next start; ``True`` for the
             user's cache, ``False`` for none.
 
     Raises:
-        UserError: an unknown planner, arguments that exclude each other, or a model that a wrapper
-            exchanges already.
+        UserError: an unknown planner, arguments that exclude each other, or a model that another
+            wrapper already exchanges.
         MismatchError: the plan or profile is for another model or worker count.
 
-    What cannot be planned (sparse gradients, gradients of several dtypes, torch's experimental
-    ``mixed_precision`` argument, optimizers that run in backward, delayed parameters, the Python
-    reducer) trains with DDP's own buckets; the reason is logged once. So does everything under a
-    torch newer than those that Syncline was tried with: there the class only hands its calls on to
-    torch's, so results are torch's, while measuring and overlapping would rely on parts of DDP that
-    may have changed. An older torch is refused, since it lacks some of what even that needs.
+    A model that cannot be planned (sparse gradients, gradients of several dtypes, torch's
+    experimental ``mixed_precision`` argument, optimizers that run in backward, delayed parameters,
+    the Python reducer) trains with DDP's own buckets; the reason is logged once. So does every
+    model under a torch newer than those that Syncline was tested with: the class then delegates to
+    torch's, because measuring and overlapping rely on parts of DDP that may have changed. An older
+    torch is refused: it lacks parts that even delegating needs.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     @classmethod
     def convert(cls, ddp: TorchDDP, **options: Any) -> Self:
-        """Make an object of this class of a model that torch's class has wrapped.
+        """Convert a model wrapped by torch's class to this class, in place.
 
-        It stays the same object: the framework that has made it may refer to it.
+        It stays the same object, because the framework that made it may refer to it.
         Call on all ranks, before the first forward pass.
 
         Args:
@@ -184,7 +184,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             wrapped = Wrapped(self, training.wrapped.parameters)
             training = UnplannedTraining(wrapped, COPIED, training.wrapped.compressing)
             self._training = training
-        # Checked here: inside any function that is called from here it would be None.
+        # Checked here, because it would be None in any function called from here.
         compiled = eval_frame_callback() is not None
         training.begin_forward((inputs, kwargs), compiled=compiled)
         try:
@@ -195,13 +195,13 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         return output
 
     def expect_backward(self, loss: torch.Tensor) -> None:
-        """Prepare an exchanged backward pass after a forward pass that did not prepare it.
+        """Prepare to exchange the next backward pass, if the forward pass did not prepare that.
 
         For frameworks that switch ``require_backward_grad_sync`` off in the forward pass and
         prepare torch's reducer right before ``backward()``.
 
         Args:
-            loss: what ``backward`` is called on.
+            loss: the tensor that ``backward`` is called on.
         """
         self._training.expect_backward(loss)
 
@@ -217,31 +217,31 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def overlap(
         self, optimizer: torch.optim.Optimizer, *, guard: bool = False, shard: bool = False
     ) -> torch.optim.Optimizer:
-        """Let the exchange go on under the next forward pass, and update each parameter there.
+        """Overlap the exchange with the next forward pass; update each parameter just before use.
 
-        From here on the optimizer's ``step`` returns at once. In the next forward pass each module
+        From now on the optimizer's ``step`` returns at once. In the next forward pass each module
         waits only for its own gradients, and its parameters are updated just before it runs, with
-        the hyper-parameters as they were at ``step``. Whatever else reads a parameter or gradient
-        waits for it. An optimizer whose update of a parameter depends on other parameters makes
-        synchronous steps, and so does one that is stepped with a closure or has step hooks; the
-        reason is logged once.
+        the hyper-parameters as they were at ``step``. Any other read of a parameter or gradient
+        waits for it. Steps are synchronous if the optimizer's update of a parameter depends on
+        other parameters, if it is stepped with a closure, or if it has step hooks; the reason is
+        logged once.
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 
         Args:
-            optimizer: of parameters of this model; it keeps its class, state and groups. Its other
-                parameters are updated at once, or with another wrapper that overlaps it. Where a
-                framework has put an optimizer of its own around it (Accelerate, Lightning, timm's
+            optimizer: holds parameters of this model; it keeps its class, state and groups. Its
+                other parameters are updated at once, or by another wrapper that overlaps it. If a
+                framework has wrapped it in an optimizer of its own (Accelerate, Lightning, timm's
                 Lookahead), the inner one's step is deferred.
-            guard: also make C++ code wait that reads a parameter or gradient without asking its
-                Python class, such as ``torch.tensor(p)`` or an extension. A warning names each
-                place in the code that does so. It costs about 25 us per parameter and iteration;
-                use it to look for such reads, or where they cannot be changed. It applies to all
-                optimizers of this wrapper, and works on CPUs only.
-            shard: let each rank keep the optimizer's state for its share of the parameters alone,
-                and update only that (ZeRO, stage 1). ``optimizer.state[p]`` is this rank's share,
-                of shape ``(elements,)``; :meth:`full_state_dict` collects the whole. All optimizers
-                of a model are sharded, or none.
+            guard: also intercept C++ code that reads a parameter or gradient without asking its
+                Python class, such as ``torch.tensor(p)`` or an extension, and make it wait. A
+                warning names each place in the code that does so. It costs about 25 us per
+                parameter and iteration; use it to find such reads, or if they cannot be changed. It
+                applies to all optimizers of this wrapper, and works on CPUs only.
+            shard: each rank keeps the optimizer's state of its own share of the parameters only,
+                and updates only that share (ZeRO, stage 1). ``optimizer.state[p]`` is this rank's
+                share, of shape ``(elements,)``; :meth:`full_state_dict` collects the whole state.
+                All optimizers of a model are sharded, or none.
 
         Returns:
             The same optimizer.
@@ -257,8 +257,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def full_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Collect the state of a sharded optimizer, in the format of its own ``state_dict``.
 
-        Call on all ranks. Load it with ``optimizer.load_state_dict`` on all ranks, of any number,
-        sharded or not.
+        Call on all ranks. Load it with ``optimizer.load_state_dict`` on all ranks. Their number and
+        whether the optimizer is sharded may differ then.
 
         Args:
             optimizer: given to :meth:`overlap` with ``shard=True``.
@@ -274,7 +274,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def sharded_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Return the state of a sharded optimizer for ``torch.distributed.checkpoint.save``.
 
-        Call on all ranks. No rank gets more than its part, in ``DTensor`` of shape ``(elements,)``.
+        Call on all ranks. Each rank gets only its part, as ``DTensor`` of shape ``(elements,)``.
 
         Args:
             optimizer: given to :meth:`overlap` with ``shard=True``.
@@ -289,13 +289,13 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     ) -> None:
         """Load the state of a sharded optimizer with ``torch.distributed.checkpoint``.
 
-        Call on all ranks, of which there may be more or fewer than saved it.
+        Call on all ranks; there may be more or fewer of them than when it was saved.
 
         Args:
             optimizer: given to :meth:`overlap` with ``shard=True``.
-            checkpoint: a folder, or a ``StorageReader``. DCP keeps its index in a pickle: load what
-                you trust.
-            key: under which :meth:`sharded_state_dict` was saved.
+            checkpoint: a folder, or a ``StorageReader``. DCP keeps its index in a pickle: load only
+                checkpoints that you trust.
+            key: the key under which the :meth:`sharded_state_dict` was saved.
 
         Raises:
             UserError: this optimizer of this model is not sharded.
@@ -319,7 +319,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         return self._training.wrapped.can_defer
 
     def synchronize(self) -> None:
-        """Wait for all gradients, and make all deferred updates.
+        """Wait for all gradients, and apply all deferred updates.
 
         It is needed only before code that reads parameters, gradients or the optimizer's state
         without torch's Python interface.
@@ -331,7 +331,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         self._training.synchronize()
 
     def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
-        """Move averages of the weights towards the weights by a part of the difference.
+        """Move averages of the weights towards the weights by a fraction of the difference.
 
         Other code that averages reads all parameters, and so waits for the whole exchange. This
         method moves each average right after the deferred update of its parameter.
@@ -340,7 +340,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         Args:
             averages: a tensor for each of ``module.parameters()``, in their order. A read of one
                 waits for the update of its parameter.
-            weight: the part, 1 - decay.
+            weight: the fraction, 1 - decay.
 
         Raises:
             UserError: the averages do not fit the parameters.
@@ -351,9 +351,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     @contextlib.contextmanager
     def join(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Train with uneven inputs, as torch's ``join``; the buckets stay as they are meanwhile.
+        """Train with uneven inputs, as torch's ``join``; the buckets do not change meanwhile.
 
-        With ``enable=False`` it does nothing, as torch's.
+        With ``enable=False`` it does nothing, as in torch.
         """
         try:
             with super().join(*args, **kwargs):
@@ -362,10 +362,10 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             self._training.end_join()
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Prepare for uneven inputs, as torch's; without the engine as long as that lasts.
+        """Prepare for uneven inputs, as torch's ``join_hook``; the engine is off until they end.
 
         The engine is left in the first forward pass, since torch does not say here whether the
-        context is enabled; or before this rank, which has no inputs, answers that of another one.
+        context is enabled. A rank without inputs leaves it before it answers that of another.
         """
         training = self._training
         training.begin_join()
@@ -406,7 +406,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         self._training.wrapped.sample_rate = sample_rate
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        """Refuse another process group: what was measured and planned is of this one.
+        """Refuse another process group: measurements and plan belong to this one.
 
         Raises:
             UserError: unless the wrapper trains with DDP's own buckets alone.
@@ -462,10 +462,10 @@ def exchanged_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
 
 
 def planned_training(model: DistributedDataParallel) -> PlannedTraining:
-    """Return what measures, plans and overlaps a model's training.
+    """Return the planned training of a model.
 
     Raises:
-        UserError: nothing does, or not any more.
+        UserError: its training is not planned, or no longer is.
     """
     training = model._training
     if not isinstance(training, PlannedTraining):

@@ -37,16 +37,15 @@ from syncline.train.wrapped import Wrapped
 class EngineExecutor(Executor):
     """Runs one plan under a wrapped module until :meth:`stop`, round after round.
 
-    A round is one backward pass after a forward pass that :meth:`expect` was called for. In the
-    first two the reducer makes its buckets (:class:`FirstRounds`); from the third on, the engine
-    runs.
+    A round is a backward pass whose forward pass :meth:`expect` was called for. In the first two
+    rounds the reducer makes its buckets (:class:`FirstRounds`); the engine runs from the third on.
 
     Args:
         wrapped: the module.
-        plan: whose messages are exchanged.
-        group: the engine's own.
-        updates: those that the optimizers had made when the ranks agreed on the plan. Under join,
-            ranks make different numbers of updates; the desync check counts from here.
+        plan: the plan whose messages are exchanged.
+        group: the engine's own process group.
+        updates: the number of updates that the optimizers had made when the ranks agreed on the
+            plan. The desync check counts from there: under join, ranks make different numbers.
         finished: as for any executor.
     """
 
@@ -91,12 +90,12 @@ class EngineExecutor(Executor):
         self._hooks = GradientHooks()
         self._pre_forward_hooks = PreForwardHooks(wrapped.ddp.module, self.deferral)
         self._backward: Literal["reducer", "engine"] | None = None
-        """What exchanges the backward pass that runs; None if none runs, or nothing does."""
+        """What exchanges the running backward pass; None if none runs or it is not exchanged."""
 
     # ------------------------------------------------------------------ from start to stop
 
     def start(self, order: list[str]) -> None:  # noqa: ARG002
-        """Attach all hooks, those on gradients after the reducer's own."""
+        """Attach all hooks; those on gradients must come after the reducer's own."""
         before, accumulated = weakly(self._before), weakly(self._accumulated)
         for index, parameter in enumerate(self.deferral.parameters):
             after = functools.partial(accumulated, index) if self._by_tensor else None
@@ -105,7 +104,7 @@ class EngineExecutor(Executor):
             self._pre_forward_hooks.attach()
 
     def stop(self) -> None:
-        """Finish what is pending and take everything off again."""
+        """Finish the exchange and all deferred updates, and remove hooks and views."""
         self.deferral.stop()
         self._engine.wait_all(on_host=True)
         self._pre_forward_hooks.detach()
@@ -115,13 +114,13 @@ class EngineExecutor(Executor):
         self._engine.close()
 
     def __del__(self) -> None:
-        """Let go of what is under way, without waiting or locking: the wrapper was dropped."""
+        """Let the engine end by itself, without waiting or locking: the wrapper was dropped."""
         if hasattr(self, "_shutdown"):
             self.deferral.outlive()
             self._engine.drain()
 
     def let_defer(self) -> None:
-        """Let the exchange go on under forward passes, where the plan says so."""
+        """Overlap the exchange with forward passes from now on, if the plan says so."""
         self.deferral.guard = self._wrapped.guard
         if self._wrapped.can_defer and self._waits_by_need and not self.defers:
             self.defers = True
@@ -136,17 +135,17 @@ class EngineExecutor(Executor):
     # ------------------------------------------------------------------ rounds
 
     def begin_forward(self, *, exchanged: bool) -> None:
-        """Begin to wait, module by module, for what the forward pass reads."""
+        """Start waiting, module by module, for the parameters that the forward pass reads."""
         if exchanged:
             self._engine.require_whole()
         self.deferral.begin_forward()
 
     def end_forward(self) -> None:
-        """Call when the forward pass is over, also by an error."""
+        """Call when the forward pass has ended, even with an error."""
         self.deferral.end_forward()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context for the making of buckets, which happens in a forward pass too."""
+        """Return a context in which the reducer can make buckets without changing gradients."""
         return nullcontext() if self._first_rounds.usable else self._views.kept()
 
     def hook(self) -> Callable[[object, GradBucket], Future[torch.Tensor]]:
@@ -171,17 +170,17 @@ class EngineExecutor(Executor):
         return take_bucket
 
     def _has_final_buckets(self) -> bool:
-        """Whether the reducer's are final: it keeps its first if it looks for unused parameters."""
+        """Whether the buckets are final; with ``find_unused_parameters``, the first ones are."""
         if self._wrapped.keeps_first_buckets:
             return self._rounds > 0
         return has_final_buckets(self._wrapped.ddp)
 
     def _before(self, *_: Any) -> None:
-        """Finish what is pending of the round before, before a gradient is accumulated.
+        """Begin a round before its first gradient is accumulated, and finish the previous one.
 
         Raises:
-            PeerError: the backward pass before broke off; torch's own check, in the forward pass,
-                finds this first wherever a gradient had reached the reducer.
+            PeerError: the previous backward pass broke off. If a gradient had reached the reducer,
+                torch's own check in the forward pass finds this first.
         """
         if self._backward is not None:
             if self._expected:
@@ -204,15 +203,15 @@ class EngineExecutor(Executor):
             self._engine.begin([self._wrapped.updates - self._updates_before])
 
     def _accumulated(self, index: int, *_: Any) -> None:
-        # Python's hooks on a node run where the first of them was registered, which may be before
-        # the present reducer's hook: so that may not have copied the gradient yet.
+        # All Python hooks of a node run at the position of the first one registered. That may be
+        # before the current reducer's hook, which then has not copied the gradient yet.
         if self._backward == "engine" and self._views.take(index):
             self._engine.ready((index,))
 
     def _end_later(self) -> None:
-        # The reducer queues its own callback after its last bucket; a callback that is queued by a
-        # callback runs after it. Not earlier: in a nested backward pass, as of reentrant
-        # checkpointing, callbacks run when that ends.
+        # The reducer queues its own callback after its last bucket; a callback queued by a callback
+        # runs after it. It must not be queued earlier: callbacks queued in a nested backward pass
+        # (reentrant checkpointing) run when the nested pass ends.
         queue_callback(lambda: queue_callback(self._end))
 
     def _end(self) -> None:
@@ -245,7 +244,7 @@ class EngineExecutor(Executor):
 
     @property
     def exposed_s(self) -> float | None:
-        """How long the last iteration waited for messages, seconds."""
+        """Seconds that the last iteration waited for messages."""
         return self.deferral.waits.stall_ns / NS_PER_S
 
     def recorded(self) -> EngineTimes:
@@ -253,11 +252,11 @@ class EngineExecutor(Executor):
         return EngineTimes(self._engine.times(), self.deferral.waits.take_waits())
 
     def forced_syncs(self, *, always: bool = False) -> tuple[str, Norm | None] | None:
-        """Say why hardly anything was left to run under forward passes since the last call."""
+        """Say why almost no communication overlapped forward passes since the last call."""
         return self.deferral.waits.forced_syncs(always=always) if self.defers else None
 
     def sample(self, iteration_s: float) -> Sample | None:
-        """Return what an iteration takes now, from the last finished round."""
+        """Return the times of an iteration, from the last finished round."""
         messages = self._engine.last_round()
         if not messages:
             return None

@@ -23,14 +23,14 @@ class Executor:
     Args:
         wrapped: the module.
         finished: called at the end of every backward pass whose gradients were exchanged.
-        buckets: the plan's tensors of each of the reducer's buckets; empty for DDP's own.
-        bucket_bytes: the size of each of these.
+        buckets: the range of the plan's tensors in each reducer bucket; empty for DDP's own.
+        bucket_bytes: the size of each bucket.
     """
 
     needs_views = False
     """Whether gradients must be views of the buckets."""
     deferral: Deferral | None = None
-    """What waits for the next forward pass, where anything can."""
+    """Tracks what is deferred to the next forward pass; None if nothing can be."""
 
     def __init__(
         self,
@@ -46,49 +46,49 @@ class Executor:
         self._expected = False
         """Whether the next backward pass will be exchanged."""
         self.mixed = False
-        """Whether a backward pass that was not exchanged came after the last one that was."""
+        """Whether a backward pass without exchange has followed the last exchanged one."""
 
     def hook(self) -> Callable[..., Any] | None:
         """Return the communication hook that takes full buckets, if it needs one."""
         return None
 
     def start(self, order: list[str]) -> None:
-        """Begin, once the reducer is made of the parameters of these names, in their order."""
+        """Begin, once the reducer is made; ``order`` names its parameters in their order."""
 
     def stop(self) -> None:
-        """Finish what is pending and take everything off again."""
+        """Finish what is pending, and remove all hooks."""
 
     def follow(self) -> None:
-        """Look anew which parameters get gradients: that may have changed."""
+        """Check again which parameters get gradients: that may have changed."""
 
     def expect(self, output: Any) -> None:  # noqa: ARG002
         """Call with the output of a forward pass whose gradients will be exchanged."""
         self._expected = True
 
     def look(self) -> None:
-        """Call before a forward pass, to see a backward pass whose end could not be seen."""
+        """Call before a forward pass, to detect that a nested backward pass has ended."""
 
     def begin_forward(self, *, exchanged: bool) -> None:
-        """Call when a forward pass begins; ``exchanged``: its gradients will be."""
+        """Call when a forward pass begins; ``exchanged``: its gradients will be exchanged."""
 
     def end_forward(self) -> None:
-        """Call when it is over, also by an error."""
+        """Call when the forward pass has ended, even with an error."""
 
     def let_defer(self) -> None:
-        """Let updates wait for the next forward pass, where the plan says so."""
+        """Defer updates to the next forward pass from now on, if the plan says so."""
 
     def stop_deferring(self) -> None:
-        """Make updates at once from now on."""
+        """Apply updates synchronously from now on."""
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context for the making of buckets, in which gradients stay what they are."""
+        """Return a context in which the reducer can make buckets without changing gradients."""
         return nullcontext()
 
     # ------------------------------------------------------------------ what was observed
 
     @property
     def bucket_count(self) -> int:
-        """How many buckets the reducer has, as far as it has said."""
+        """How many buckets the reducer has, as far as known."""
         return len(self.buckets)
 
     @property
@@ -98,11 +98,11 @@ class Executor:
 
     @property
     def exposed_s(self) -> float | None:
-        """How long the last iteration that was timed waited for messages, seconds."""
+        """Seconds that the last timed iteration waited for messages."""
         return None
 
     def recorded(self) -> Recorded:
-        """Return what was noted of the exchange since the last call."""
+        """Return what was recorded of the exchange since the last call."""
         return []
 
     def sample(self, iteration_s: float) -> Sample | None:  # noqa: ARG002
@@ -110,9 +110,9 @@ class Executor:
         return None
 
     def forced_syncs(self, *, always: bool = False) -> tuple[str, Norm | None] | None:  # noqa: ARG002
-        """Say why hardly anything was left to run under forward passes since the last call.
+        """Say why almost no communication overlapped forward passes since the last call.
 
-        With it comes the norm that was asked for last and that the plan does not have, if any.
-        ``always``: only if it was so in every round, not in most of them.
+        Also return the norm that was last asked for and is not in the plan, if any.
+        ``always``: only if this was so in every round, rather than in most of them.
         """
         return None

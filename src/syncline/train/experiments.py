@@ -1,4 +1,4 @@
-"""``Experiments``: stock DDP, a job and plans are measured for as long as noise needs. Pure.
+"""``Experiments``: measures stock DDP, a job and plans for as long as noise requires. Pure.
 
 Generators of steps, as in :mod:`.policy`.
 """
@@ -29,23 +29,23 @@ from syncline.train.reads import Reads
 from syncline.train.stages import Measurement, Probe, Settings, Stage, Step
 
 REBUILT = 2
-"""Iterations after a change of buckets: DDP makes the final ones after the first."""
+"""Warm-up iterations after a change of buckets: DDP makes the final ones after the first."""
 DEFERRED = REBUILT + 1
-"""The same where updates are deferred: until one begins with a deferred update."""
+"""The same if updates are deferred: an iteration must also begin with a deferred update."""
 STARTING_S = 1.0
 MOST_STARTING = 16
-"""A program's first second is slower than the rest; so many iterations are waited for at most."""
+"""A program's first second is slower than the rest; at most this many iterations warm up then."""
 LEAST_COMPARED = 3
 COMPARED_S = 1.0
 COMPARED_NOISE = 0.01
 LONGEST_COMPARED_S = 15.0
 MOST_COMPARED = (12, 48)
-"""A comparison looks at the iterations of COMPARED_S first, then at half as many more each time,
-until their error is COMPARED_NOISE and the difference is significant. It ends at the latest after
-LONGEST_COMPARED_S, but not before 12 iterations and not after 48."""
+"""A comparison first evaluates the iterations of COMPARED_S, then adds half as many each time,
+until their error is COMPARED_NOISE and the difference is significant. Its limit is
+LONGEST_COMPARED_S, but at least 12 and at most 48 iterations."""
 DETAILED_FROM_S = 0.5
-"""Noting every operation takes some ms. Longer iterations are all observed so; of others some are,
-and some are not observed at all, to take off what observing costs."""
+"""Recording every operation takes some ms. All iterations longer than this are observed so. Some
+shorter ones are, and some are not observed at all, to subtract the cost of observing."""
 PROFILED = (2, 9)
 """Iterations observed at first, of long iterations and of short ones."""
 MOST_PROFILED = (6, 18)
@@ -64,12 +64,12 @@ class Trial(NamedTuple):
     found: Measurement
     rate: Rate
     forecasts: Forecasts | None
-    """What was expected before the plan was tried; None where the plan was given."""
+    """The predictions from before the plan was tried; None if the plan was given."""
     slowdown_s: float | None = None
     """How much longer a worker computed than in the profile, seconds; None: not measured."""
 
     def measured(self) -> Measured:
-        """Return what it tells of contention."""
+        """Return the measurement that contention is fitted to."""
         noise_s = CONFIDENCE * self.rate.noise_s
         return Measured(self.plan, self.rate.iteration_s, noise_s, self.slowdown_s)
 
@@ -80,13 +80,13 @@ Tried = Generator[Step, Measurement, Trial | None]
 
 
 class Experiments:
-    """What is measured, and for how long.
+    """Runs measurements, each for as long as needed.
 
     Args:
         settings: what the user asked for.
         single: the plan with one message, which needs no measurement.
         reads: learns what the program reads.
-        notes: takes what is found.
+        notes: collects the findings.
     """
 
     def __init__(self, settings: Settings, single: Plan, reads: Reads, notes: Notebook) -> None:
@@ -97,10 +97,10 @@ class Experiments:
         self.baseline_s: tuple[float, ...] = ()
         """Seconds of the iterations of the DDP baseline."""
         self.hook: Rounded | None = None
-        """What the DDP baseline runs with: torch's hook of the type that was asked for, where that
-        is faster than none."""
+        """The type of torch's hook in the DDP baseline: the type that was asked for, if that is
+        faster than no hook."""
         self.broadcast_s = 0.0
-        """What a broadcast of buffers takes where nothing else is under way."""
+        """Seconds that a broadcast of buffers takes while no plan's messages are in flight."""
 
     @property
     def baseline(self) -> Rate:
@@ -109,9 +109,9 @@ class Experiments:
         return self.notes.findings.baseline
 
     def stage(self, name: str, plan: Plan | None, iterations: int = 0) -> Stage:
-        """Return a stage under a plan, which warms up until an iteration is like all that follow.
+        """Return a stage under a plan; it warms up until iterations no longer change.
 
-        Where updates are deferred, that is the first that begins with a deferred update.
+        If updates are deferred, that is the first iteration that begins with a deferred update.
         """
         return Stage(
             name=name,
@@ -126,7 +126,7 @@ class Experiments:
     def measure_until(
         self, stage: Stage, iteration_s: float, enough: Callable[[Measurement], bool]
     ) -> Found:
-        """Train under a stage's messages until what was measured is enough, or for long enough."""
+        """Train under a stage's messages until ``enough`` holds or the time limit is reached."""
         least = max(LEAST_COMPARED, math.ceil(COMPARED_S / iteration_s))
         most = min(max(round(LONGEST_COMPARED_S / iteration_s), MOST_COMPARED[0]), MOST_COMPARED[1])
         return (yield from self.measure(stage, min(least, most), most, enough))
@@ -134,7 +134,7 @@ class Experiments:
     def measure(
         self, stage: Stage, count: int, most: int, enough: Callable[[Measurement], bool]
     ) -> Found:
-        """Train under a stage's messages until what ``count`` iterations or more tell is enough."""
+        """Train for ``count`` iterations of a stage, then up to ``most`` until ``enough`` holds."""
         found = yield msgspec.structs.replace(stage, iterations=count)
         while count < most and not enough(found) and not self._is_over(stage, found):
             more = min(max(count // 2, 2), most - count)
@@ -143,7 +143,7 @@ class Experiments:
         return found
 
     def _is_over(self, stage: Stage, found: Measurement) -> bool:
-        """Whether what a stage has shown ends it, whatever its iterations took."""
+        """Whether a mismatch or early reads end a stage, whatever its iterations took."""
         return stage.plan is not None and (
             found.mismatch is not None or (self.reads.watches and found.read_early is not None)
         )
@@ -160,11 +160,11 @@ class Experiments:
         *,
         anew: bool = True,
     ) -> Found:
-        """Train under DDP's own buckets; ``iteration_s``, if known, is what one may take.
+        """Train under DDP's own buckets; ``iteration_s`` is an estimate of an iteration, if known.
 
-        Where 16 bits were asked for, users would run DDP with torch's hook otherwise. ``anew`` it
-        is measured, too, and the faster of the two is the baseline from then on; what is returned
-        is of DDP without it.
+        If 16 bits were asked for, the alternative to Syncline is DDP with torch's hook. So ``anew``
+        also measures that, and the faster of the two is the baseline from then on. The result is
+        then that of DDP without the hook.
         """
         self.hook = None if anew else self.hook
         warmup = REBUILT  # the buckets of a plan ran before
@@ -198,8 +198,8 @@ class Experiments:
     ) -> Generator[Step, Measurement, tuple[Profile, Network]]:
         """Probe the network, and profile the computation undisturbed by communication.
 
-        ``iteration_s`` is that of the DDP baseline; None where there is none. Then compressed steps
-        are compressed here too, and no iterations will tell contention.
+        ``iteration_s`` is that of the DDP baseline; None if nothing is checked. In that case,
+        compression applies here too, and contention is guessed, as no iterations will show it.
         """
         settings, unchecked = self.settings, iteration_s is None
         # One message after the last gradient: nothing is in flight while operations run.
@@ -247,7 +247,7 @@ class Experiments:
         )
 
     def mismatches(self, plan: Plan, found: Measurement) -> bool:
-        """Report if DDP's reducer would not take a plan's messages; return whether that is so."""
+        """Report if DDP's reducer did not take a plan's messages; return whether it did not."""
         if found.mismatch is None:
             return False
         self.notes.say(
@@ -267,7 +267,7 @@ class Experiments:
         return self.trial_of(plan, found, forecasts)
 
     def trial_of(self, plan: Plan, found: Measurement, forecasts: Forecasts | None) -> Trial | None:
-        """Return what a plan's iterations tell; None if no such plan can run."""
+        """Return the trial that a measurement amounts to; None if no such plan can run."""
         if self.mismatches(plan, found) or self.reads.learn(found):
             return None
         slowdown_s, profile = None, self.notes.findings.profile
@@ -279,7 +279,7 @@ class Experiments:
 
 
 def _is_even(values: Sequence[float]) -> bool:
-    """Whether the standard error of a few values is small, without what interrupted some."""
+    """Whether the standard error of a few values is small, leaving out interrupted ones."""
     values = uninterrupted(values)
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
     return error <= PROFILED_NOISE * fmean(values)

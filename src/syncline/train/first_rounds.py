@@ -18,14 +18,14 @@ from syncline.train.sparse.gradients import flat
 class FirstRounds:
     """Exchanges the reducer's first buckets, and compares its final ones with the layout.
 
-    In the first round the reducer learns the order of the gradients, in the second it has its final
-    buckets: in both, backward waits, and the exchange is DDP's own. Under a lossy plan they are
-    exchanged message by message once the last gradient is there, so that every step is exchanged by
-    the plan.
+    In the first round the reducer learns the order of the gradients; in the second it has its final
+    buckets. In both rounds backward waits, and the exchange is DDP's own. Under a lossy plan,
+    gradients are instead exchanged message by message once the last one is ready, so that every
+    step follows the plan.
 
     Args:
-        deferral: of the engine, which learns the final buckets.
-        compressor: of the plan's sparse messages, if it has any.
+        deferral: the engine's deferral; the engine is given the final buckets.
+        compressor: compresses the plan's sparse messages, if it has any.
         group: for DDP's own exchange.
     """
 
@@ -41,11 +41,11 @@ class FirstRounds:
         self._futures: list[tuple[Future[torch.Tensor], torch.Tensor]] = []
         """Futures of their buckets, with the buckets."""
         self._seen: dict[int, tuple[list[int], int]] = {}
-        """Of each final bucket seen so far: its parameters, by identity, and how many values."""
+        """For each final bucket seen so far: its parameters' ids and its number of values."""
         self.mismatch: str | None = None
         """How the reducer's buckets differ from the layout, once seen."""
         self.usable = False
-        """Whether the buckets are final, and those of the layout."""
+        """Whether the buckets are final and match the layout."""
 
     def note(self, bucket: GradBucket) -> None:
         """Note a final bucket's content; with the last bucket, compare all with the layout.

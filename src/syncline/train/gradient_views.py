@@ -13,14 +13,14 @@ from syncline.torch_private import storage_use_count
 
 
 class GradientViews:
-    """Keeps the promise of DDP's default that every gradient has memory of its own.
+    """Makes gradients behave as under DDP's default, where each has memory of its own.
 
-    The engine needs ``gradient_as_bucket_view=True``: gradients are exchanged in place. Then the
-    next backward pass would overwrite a gradient that the user has kept, and a tensor that the user
-    has made a gradient would be replaced by the bucket's. So each parameter gets an alias of its
-    place in the bucket; one that was kept gets memory of its own before it would be overwritten;
-    and a tensor of the user's gets the result. Further views of a gradient (``p.grad.view(-1)``)
-    that are kept over the next backward pass cannot be seen. If ``as_views``, the user asked for
+    The engine exchanges gradients in place, which needs ``gradient_as_bucket_view=True``. Alone,
+    that would overwrite gradients that the user has kept, and replace tensors that the user has
+    assigned to ``grad``. So each parameter gets an alias of its place in the bucket. An alias that
+    the user has kept is moved to memory of its own before it would be overwritten. A tensor that
+    the user has assigned receives the result. Other views of a gradient (``p.grad.view(-1)``) that
+    are kept over the next backward pass cannot be detected. If ``as_views``, the user asked for
     views, and nothing is done.
     """
 
@@ -33,7 +33,7 @@ class GradientViews:
         """The same memory as a parameter's gradient, which the user may have kept."""
         self._addresses: dict[int, int] = {}
         self._foreign: dict[int, torch.Tensor] = {}
-        """Tensors of the user's that get the result of this backward pass."""
+        """The user's own tensors that receive the result of this backward pass."""
         self._alone = _counts_alone()
 
     @property
@@ -69,7 +69,7 @@ class GradientViews:
         return view is not None and view.data_ptr() != self._addresses[index]
 
     def _part_with(self, index: int) -> None:
-        """Give a gradient that the user has kept memory of its own."""
+        """Move a gradient that the user has kept out of its bucket."""
         kept = self._views[index]
         kept.data = kept.clone()
         self._renew(index)
@@ -94,7 +94,7 @@ class GradientViews:
     def end(self, *, known: bool) -> None:
         """Call when the reducer is done with a backward pass; ``known``: its buckets are final.
 
-        The user's own tensors take the results, which must have arrived.
+        The results must have arrived; they are copied into the user's own tensors.
         """
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad
@@ -116,7 +116,7 @@ class GradientViews:
         self._foreign.clear()
 
     def leave(self) -> None:
-        """Give every gradient memory of its own: the buckets will be remade."""
+        """Move every gradient out of its bucket: the buckets will be remade."""
         for index, view in self._views.items():
             if self._parameters[index].grad is view:
                 view.data = view.clone()

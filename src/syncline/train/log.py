@@ -1,4 +1,4 @@
-"""What the wrapper says while it trains: on one rank, through ``logging``."""
+"""Messages of the wrapper during training: from one rank, through ``logging``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ logger = logging.getLogger("syncline")
 
 
 def warn(text: str) -> None:
-    """Log a warning on rank 0; the other ranks have the same reason to."""
+    """Log a warning on rank 0; the other ranks would log the same."""
     if not dist.is_initialized() or dist.get_rank() == 0:
         logger.warning(text)
 
 
 def announce(text: str) -> None:
-    """Tell this rank's user something; call on one rank.
+    """Show the user a message; call on one rank.
 
-    Without any configuration ``logging`` shows warnings only. So where the program has configured
-    none, the text goes to standard error by itself. A handler, a level of the logger ``syncline``
-    or ``logging.disable`` decides otherwise.
+    Without configuration, ``logging`` shows only warnings. So if the program has not configured it,
+    the text is printed to standard error. A handler, a level of the logger ``syncline`` or
+    ``logging.disable`` counts as configuration.
     """
     unset = logger.level == logging.NOTSET and logger.manager.disable < logging.INFO
     if logger.hasHandlers() or not unset:

@@ -1,4 +1,4 @@
-"""``MeasuredIterations``: what this rank measures of the iterations of a stage."""
+"""``MeasuredIterations``: measures a stage's iterations on this rank."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Forward(Enum):
     ACCUMULATED = auto()
     """They are only accumulated."""
     OTHER = auto()
-    """There are none, or ranks may run different numbers of iterations: it is not measured."""
+    """There are none, or ranks may run different numbers of iterations: nothing is measured."""
 
 
 class MeasuredIterations:
-    """Times iterations, and observes them as closely as the stage wants it.
+    """Times iterations, and observes them in the detail that the stage asks for.
 
     An iteration lasts from the end of one backward pass whose gradients are exchanged to the end of
-    the next, without the time in evaluation mode.
+    the next, not counting the time in evaluation mode.
     """
 
     def __init__(self, job: Wrapped, reducer: Reducer, stage: Stage) -> None:
@@ -42,15 +42,15 @@ class MeasuredIterations:
         self._away: tuple[Any, Any] | None = None
         """When the program left training in this iteration, and when it returned."""
         self._left_at: Any = None
-        """When it left, if it has not returned."""
+        """When the program left training, if it has not returned."""
         self._in_iteration = False
         """Whether a forward pass that trains has begun since the last iteration ended."""
         self._accumulates = False
-        """Whether no forward pass of that iteration has begun whose gradients will be exchanged."""
+        """Whether all forward passes of this iteration so far only accumulate gradients."""
         self._noted: tuple[ObservedIteration, Recorded] | None = None
         """The last observed iteration, and its exchange."""
         self._timed: Sample | None = None
-        """What the reducer's timers said last."""
+        """The last sample of the reducer's timers."""
         self._start: Any = None
         self.stage = stage
         """The stage that training is in."""
@@ -69,7 +69,7 @@ class MeasuredIterations:
         if not stage.goes_on:
             self.result = StageResult()
         self._stamps: list[tuple[Any, Any, tuple[Any, Any] | None]] = []
-        """Of each iteration: its beginning and end, and when the program was away."""
+        """For each iteration: its beginning and end, and when the program was away."""
         self._observed: list[tuple[ObservedIteration, Recorded]] = []
         self.done = 0
 
@@ -92,7 +92,7 @@ class MeasuredIterations:
             self._observer = None
 
     def _stamp(self) -> Any:
-        """Return the time; in the steady state, the host's."""
+        """Return the time; in the steady state, by the host's clock."""
         return time.perf_counter() if self.stage.is_steady else self._clock.stamp()
 
     # ------------------------------------------------------------------ an iteration
@@ -100,7 +100,7 @@ class MeasuredIterations:
     def leave_training(self) -> None:
         """Call when the model is put into evaluation mode.
 
-        The time until the next forward pass that trains is no part of an iteration.
+        The time until the next forward pass that trains is not counted.
         """
         if self.begun and not self._in_iteration and self._left_at is None:
             self._left_at = self._stamp()
@@ -122,7 +122,7 @@ class MeasuredIterations:
             if first:
                 observer.pause()
         elif forward is Forward.ACCUMULATED:
-            # An iteration begins with the first of them, which waits for the update before.
+            # An iteration begins with its first such pass, which waits for the previous update.
             if first:
                 self._begin_observing(observer)
                 self._accumulates = True
@@ -130,7 +130,7 @@ class MeasuredIterations:
             self._accumulates = False
             observer.resume()
         elif not first:
-            # One more before the same backward pass: what came before counts as between iterations.
+            # Another pass before the same backward: earlier ones count as between iterations.
             again = observer.begin()
             if again is not None and self._noted is not None:
                 iteration, recorded = self._noted
@@ -148,7 +148,7 @@ class MeasuredIterations:
             self._noted = finished, recorded
 
     def end_forward(self, forward: Forward, output: Any) -> None:
-        """Call when that forward pass is over."""
+        """Call when a forward pass has ended."""
         if self._observer is None:
             return
         if forward is Forward.EXCHANGED:
@@ -187,7 +187,7 @@ class MeasuredIterations:
             self._note_computing()
             stamp = self._clock.stamp()
         elif deferral is not None and self._job.device.type == "cpu":
-            # How much of the iteration the processor did not wait for messages.
+            # The time of the iteration in which the processor did not wait for messages.
             sample = self._reducer.executor.sample(self._lasted_s(*self._stamps[-1]))
             if sample is not None and self.done > stage.warmup:
                 self.result.active_s.append(sample.computation_s - broadcast_s)
@@ -201,9 +201,9 @@ class MeasuredIterations:
         self.done += 1
 
     def _note_computing(self) -> None:
-        """Keep what the reducer's timers say of computing beside its own messages.
+        """Keep the computing time beside the reducer's own messages, from its timers.
 
-        They time only some iterations, each of which is known in the next one.
+        They time only some iterations, and report each of them in the next one.
         """
         sample = self._reducer.executor.sample(0.0)
         if sample is None or sample == self._timed:
@@ -215,13 +215,13 @@ class MeasuredIterations:
     # ------------------------------------------------------------------ the end of a stage
 
     def read(self) -> list[float]:
-        """Read what was noted, at the end of a stage; return the seconds of its iterations."""
+        """Evaluate the records of a stage at its end; return the seconds of its iterations."""
         stage = self.stage
         if self._observer is not None and not stage.observes_one_more:
             unfinished = self._observer.unfinished(self._start)
             if unfinished is not None:
                 self._observed.append((unfinished, []))
-        # Not before: waiting empties a GPU's queue, which makes the next forward pass slower.
+        # Not earlier: waiting empties a GPU's queue, which makes the next forward pass slower.
         self._clock.synchronize()
         for finished, recorded in self._observed:
             self._read_observed(finished, recorded)
@@ -251,7 +251,7 @@ class MeasuredIterations:
 
 
 def _ended_like(trace: SegmentTrace, before: SegmentTrace) -> SegmentTrace:
-    """Return an iteration that was observed up to its exchange with the rest of the one before."""
+    """Complete a trace that ends with its exchange: add the update and data of the one before."""
     kept = [s for s in trace.segments if s.phase not in ("update", "data")]
     rest = [s for s in before.segments if s.phase in ("update", "data")]
     return trace._replace(segments=kept + rest)

@@ -1,7 +1,7 @@
-"""``Memory``: what an earlier start of the same training has found, in a folder of the user's.
+"""``Memory``: the findings of earlier starts of the same training, in a folder of the user's.
 
-Only rank 0 reads and writes it. Whatever is wrong with a file, training measures as if there were
-none, and one line says why.
+Only rank 0 reads and writes it. If a file cannot be used for any reason, training measures as if
+there were none, and a warning says why.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from syncline.train.stages import Findings, Settings
 from syncline.train.wrapped import Wrapped
 
 MOST_KEPT = 100
-"""Older files are removed."""
+"""This many files are kept; the oldest are removed."""
 
 
 class Remembered(Document, frozen=True, kw_only=True):
-    """What was found for a training."""
+    """The findings of a training."""
 
     KIND: ClassVar[str] = "remembered"
     VERSION: ClassVar[int] = 1
@@ -49,19 +49,19 @@ class Memory:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._path: Path | None = None
-        """Of this training; None until it is looked for, and where there is no folder."""
+        """This training's file; None until :meth:`recall`, or if nothing is to be kept."""
         self._kept: Findings | None = None
 
     def recall(self, job: Wrapped, settings: Settings, batch: int | None) -> Findings | None:
-        """Return what is known of a training, if anything; call before :meth:`keep`.
+        """Return the saved findings of a training, if any; call before :meth:`keep`.
 
-        ``batch`` is the size of its first batch, where that can be told.
+        ``batch`` is the size of its first batch, if known.
         """
         folder = self._folder
         if folder is None:
             cache = user_cache()
             folder = None if cache is None else cache / "syncline" / "plans"
-        # What was given or is not checked has not been decided by measuring, and the first steps of
+        # A plan that was given or is not checked is not a measured decision, and the first steps of
         # a compressed training are dense.
         decides = settings.check and settings.plan is None and settings.compression is None
         if folder is None or not decides:
@@ -89,7 +89,7 @@ class Memory:
         return found if fits else None
 
     def keep(self, findings: Findings) -> None:
-        """Keep what was decided for this training, unless that is what was recalled."""
+        """Save the decision for this training, unless it is the one that was recalled."""
         same = self._kept is not None and (self._kept.plan, self._kept.planned) == (
             findings.plan,
             findings.planned,
@@ -110,7 +110,7 @@ class Memory:
 
 
 def _key(job: Wrapped, settings: Settings, batch: int | None) -> str:
-    """Return a name for all that a decision depends on, as rank 0 sees it."""
+    """Return a hash of everything that a decision depends on, as rank 0 sees it."""
     text = "\0".join(f"{name}={value}" for name, value in _items(job, settings, batch))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

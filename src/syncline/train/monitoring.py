@@ -1,4 +1,4 @@
-"""What a wrapper tells of its training: phase, plan, metrics, record and report."""
+"""The read-only members of a wrapper: phase, plan, metrics, record and report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncline.train.record import record_of
 
 @with_own_errors
 class Monitored:
-    """The part of ``DistributedDataParallel`` that reads and changes nothing."""
+    """The read-only members of ``DistributedDataParallel``."""
 
     _training: UnplannedTraining
 
@@ -29,7 +29,7 @@ class Monitored:
 
     @property
     def measuring(self) -> bool:
-        """Whether measurement and check are not finished."""
+        """Whether measuring and checking are still in progress."""
         return not self._training.stage.is_steady
 
     @property
@@ -65,15 +65,15 @@ class Monitored:
         return record_of(training.wrapped, runner.progress, runner.steady_iteration_s)
 
     def metrics(self) -> dict[str, float]:
-        """Return what can be logged at every step, as numbers by name; nothing is measured for it.
+        """Return metrics by name, to be logged at every step; the call itself measures nothing.
 
-        Any thread may call: all numbers are of the same moment, the end of the last iteration.
+        Any thread may call. All numbers are from the end of the last iteration.
 
-        ``syncline/iteration``; ``syncline/steady``, whether measuring is over; and where they are
-        known ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of stock
-        DDP, ``syncline/predicted_iteration_s``, ``syncline/exposed_communication_s``,
-        ``syncline/messages`` an iteration and ``syncline/overlaps``, whether updates wait for the
-        next forward pass. Times are in seconds.
+        ``syncline/iteration``; ``syncline/steady`` (whether measuring is over); and, if known,
+        ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of stock DDP,
+        ``syncline/predicted_iteration_s``, ``syncline/exposed_communication_s``,
+        ``syncline/messages`` per iteration, and ``syncline/overlaps`` (whether updates wait for the
+        next forward pass). Times are in seconds.
         """
         runner = self._training.runner
         if runner is None:

@@ -1,4 +1,4 @@
-"""``Notebook``: what a policy has found by now, and what it has to report."""
+"""``Notebook``: the findings of a policy so far, and its lines to log."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from syncline.train.stages import Findings
 
 
 class LogLine(NamedTuple):
-    """Something to report."""
+    """A line to log."""
 
     text: str
     level: int
     is_for_users: bool = False
-    """Whether users are to see it who have not configured logging."""
+    """Whether users who have not configured logging are to see it, too."""
 
 
 class Notebook:
-    """The findings, of which the last are valid, and lines to log, taken by whoever logs them."""
+    """The latest findings, and lines to log, which are removed by the caller that logs them."""
 
     def __init__(self, findings: Findings) -> None:
         self.findings = findings
@@ -35,5 +35,5 @@ class Notebook:
         self.log_lines.append(LogLine(text, level))
 
     def announce(self, text: str, level: int = logging.INFO) -> None:
-        """Report something also to users who have not configured logging."""
+        """Report something, also to users who have not configured logging."""
         self.log_lines.append(LogLine(text, level, is_for_users=True))

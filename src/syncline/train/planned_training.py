@@ -1,6 +1,6 @@
-"""``PlannedTraining``: what a wrapper does beyond torch's, from the first iteration to the last.
+"""``PlannedTraining``: what a wrapper adds to torch's DDP during training.
 
-:class:`~syncline.train.ddp.DistributedDataParallel` hands torch's calls to one of two: a
+:class:`~syncline.train.ddp.DistributedDataParallel` delegates to one of two classes:
 :class:`PlannedTraining` measures, plans and overlaps; :class:`UnplannedTraining` leaves everything
 to torch.
 """
@@ -44,19 +44,19 @@ from syncline.train.wrapped import Wrapped
 
 
 class UnplannedTraining:
-    """A training that torch's class makes alone: nothing is measured, planned or deferred.
+    """Training by torch's class alone: nothing is measured, planned or deferred.
 
     Args:
-        wrapped: what is trained.
-        why: why nothing is planned, for the log; None of a copy.
-        compression: that the user has asked for, if any.
+        wrapped: the wrapped module.
+        why: why nothing is planned, for the log; None for a copy.
+        compression: the compression that the user has asked for, if any.
 
     Raises:
         UserError: compression was asked for, which needs a plan.
     """
 
     runner: StageRunner | None = None
-    """What moves through the stages of a planned training."""
+    """Runs the stages of a planned training; None without a plan."""
 
     def __init__(
         self, wrapped: Wrapped, why: str | None = None, compression: object = None
@@ -82,7 +82,7 @@ class UnplannedTraining:
 
     @property
     def deferral(self) -> Deferral | None:
-        """What waits for the next forward pass, where anything can."""
+        """Tracks what is deferred to the next forward pass; None if nothing can be."""
         return self.executor.deferral
 
     @property
@@ -107,7 +107,7 @@ class UnplannedTraining:
 
     @disable_dynamo
     def leave_forward(self) -> None:
-        """Call when a forward pass is over, also by an error."""
+        """Call when a forward pass has ended, even with an error."""
         self.executor.end_forward()
 
     @disable_dynamo
@@ -134,7 +134,7 @@ class UnplannedTraining:
         self.executor.follow()
 
     def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context for the making of buckets, in which gradients stay what they are."""
+        """Return a context in which the reducer can make buckets without changing gradients."""
         return self.executor.keeping_gradients()
 
     def overlap(
@@ -155,7 +155,7 @@ class UnplannedTraining:
             )
 
     def synchronize(self) -> None:
-        """Wait for all gradients, and make all deferred updates."""
+        """Wait for all gradients, and apply all deferred updates."""
         if self.deferral is not None:
             self.deferral.finish()
 
@@ -169,12 +169,12 @@ class UnplannedTraining:
 
 
 class PlannedTraining(UnplannedTraining):
-    """A training that is measured, planned and overlapped.
+    """Training that is measured, planned and overlapped.
 
     Args:
-        wrapped: what is trained.
+        wrapped: the wrapped module.
         settings: what the user asked for.
-        memory: where rank 0 keeps what it finds; None for nowhere.
+        memory: where rank 0 saves its findings; None for nowhere.
     """
 
     runner: StageRunner
@@ -184,7 +184,7 @@ class PlannedTraining(UnplannedTraining):
         self._joined = False
         """Whether our ``join`` context has ended, and no other one has begun since."""
         self._reported_synchronous: str | None = None
-        """The reason that was logged last."""
+        """The reason for synchronous updates that was logged last."""
         self._consistency_checks_left = 2 if settings.overlap_optimizers else 1
         self.tuning = Tuning(wrapped, settings, memory)
         self.reducer = Reducer(wrapped, self._end_iteration)
@@ -240,8 +240,8 @@ class PlannedTraining(UnplannedTraining):
         if compressing is not None:
             compressing.forget_delivered()
         if not self.begun and torch.is_grad_enabled() and not self._joins():
-            # Under no_sync(), too: there a reducer also notes which parameters are used, so it must
-            # not be replaced between that backward pass and the one that is exchanged.
+            # Also under no_sync(): a reducer notes there, too, which parameters are used, so it
+            # must not be replaced between that backward pass and the one that is exchanged.
             if compressing is not None:
                 self._require_same_ranks()
             runner.begin(next((len(t) for t in tensors_in(batch) if t.dim()), None))
@@ -260,7 +260,7 @@ class PlannedTraining(UnplannedTraining):
 
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
-        # What is exchanged before a change that waits is no iteration of the stage that comes.
+        # A backward pass exchanged before a pending change is no iteration of the next stage.
         if not self.reducer.changing:
             self.executor.expect(loss)
             if self._forward_now() is Forward.EXCHANGED:
@@ -283,14 +283,14 @@ class PlannedTraining(UnplannedTraining):
         self._unexchanged.look()
 
     def _require_same_ranks(self) -> None:
-        """Make sure that all ranks have begun the same training."""
+        """Check that all ranks have begun the same training."""
         self._consistency_checks_left -= 1
         wrapped, compressing = self.wrapped, self.wrapped.compressing
         state = None if compressing is None else compressing.description()
         require_same_ranks(wrapped.optimizers, state, wrapped.module, wrapped.group)
 
     def _is_exchanged(self) -> bool:
-        """Whether torch prepares the reducer, after this forward pass, for a backward pass."""
+        """Whether torch prepares the reducer for a backward pass after this forward pass."""
         return torch.is_grad_enabled() and self.wrapped.ddp.require_backward_grad_sync
 
     def _forward_now(self) -> Forward:
@@ -302,10 +302,10 @@ class PlannedTraining(UnplannedTraining):
     # ------------------------------------------------------------------ uneven inputs
 
     def _joins(self) -> bool:
-        """Whether ranks may run different numbers of iterations: nothing is measured or changed.
+        """Whether ranks may run different numbers of iterations, so nothing may be changed.
 
-        torch leaves the configuration enabled when the context ends, so only the end of our own
-        context is known; after a bare ``Join`` context the buckets do not change any more.
+        torch leaves its join configuration enabled when the context ends. We only see the end of
+        our own context, so after a bare ``Join`` context the buckets never change again.
         """
         return is_joining(self.wrapped.ddp) and not self._joined
 
@@ -369,7 +369,7 @@ class PlannedTraining(UnplannedTraining):
             self.overlap(optimizer)
 
     def stop_deferring(self, reason: str) -> None:
-        """Make updates at once from now on, and log the reason if that is a change."""
+        """Apply updates synchronously from now on, and log the reason if that is a change."""
         self.wrapped.why_not_deferred = reason
         self.executor.stop_deferring()
         self._report_synchronous()

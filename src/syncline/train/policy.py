@@ -1,13 +1,13 @@
-"""``Policy``: which step of measuring comes next, and what to conclude from what it shows. Pure.
+"""``Policy``: chooses each step of measuring, and draws conclusions from its result. Pure.
 
-Here is no torch, no collective, no log and no clock: a generator yields a :class:`Stage` to train
-under, or a :class:`Probe` of the network, and is sent what all ranks measured in it. It runs on
-rank 0 alone (:mod:`.tuning` shares its steps), so its state need not be sent: it is the local
-variables of the strategy that decides. There is a strategy for a plan that was given, for one that
-is not checked, for one that was remembered, and for measuring, planning and trying.
+This module uses no torch, no collective, no log and no clock. A generator yields a :class:`Stage`
+to train under, or a :class:`Probe` of the network, and is sent what all ranks measured in it. It
+runs on rank 0 alone (:mod:`.tuning` shares its steps), so its state need not be sent: it consists
+of the local variables of the running strategy. There is a strategy for a plan that was given, for
+one that is not checked, for one that was remembered, and for measuring, planning and trying.
 
-How it measures is in :mod:`.experiments`, which plans it tries in :mod:`.trials`. Every comparison
-is sequential: more iterations are measured until the difference is significant
+:mod:`.experiments` measures, and :mod:`.trials` chooses the plans to try. Every comparison is
+sequential: more iterations are measured until the difference is significant
 (:func:`syncline.train.measure.statistics.compare`), up to a limit.
 """
 
@@ -36,9 +36,9 @@ from syncline.train.trials import Known, Trials
 
 RECORDED_ITERATIONS = 3
 AS_REMEMBERED = 0.05
-"""Where a remembered plan runs within this of what it took then, what was measured then holds."""
+"""If a remembered plan's time differs from the saved one by at most this, the decision holds."""
 CHANGED = 0.20
-"""Where it differs by more, nothing that was measured then holds."""
+"""If it differs by more than this, none of the saved measurements holds."""
 
 
 class Policy:
@@ -47,9 +47,9 @@ class Policy:
     Args:
         settings: what the user asked for.
         single: the plan with one message, which needs no measurement.
-        deferring: whether updates can wait, before the first iteration.
+        deferring: whether updates can be deferred, as known before the first iteration.
         remembered: what an earlier start of the same training has found.
-        resumed: a tuple of the plan that a checkpoint says is to run.
+        resumed: the plan that a checkpoint says is to run, in a tuple.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Policy:
         self._resumed = resumed
         self._known: Known | None = None
         self._forecasts: Forecasts | None = None
-        """What was expected of the plan that runs, before it was tried."""
+        """The predictions for the running plan, from before it was tried."""
         self._reads = Reads(
             deferring,
             self.notes.say,
@@ -183,7 +183,7 @@ class Policy:
         )
 
     def _check_remembered(self) -> Steps:
-        """Run what an earlier start has decided; measure anew if it is not what it was then."""
+        """Run what an earlier start has decided; measure again if its time has changed."""
         then, self._remembered = self._remembered, None
         assert then is not None
         expected = then.baseline if then.plan is None else then.planned
@@ -245,7 +245,7 @@ class Policy:
         yield from self._plan_and_try()
 
     def _plan_again(self) -> Steps:
-        """Plan by what is known of the program's reads now, without measuring again."""
+        """Plan again with what is now known of the program's reads, without measuring again."""
         if self._known is None:
             yield from self._strategy()
         elif self._known.own is None:
@@ -268,11 +268,11 @@ class Policy:
                 trials = yield from self._trials.try_best(first, known, measured)
             if self._reads.state == reads:
                 break
-            # Nothing of what was expected and tried can run any more: once more from here.
+            # None of the plans predicted and tried can run any more: start again from here.
         yield from self._judge(trials, first)
 
     def _with_norm(self) -> Known:
-        """Take the norm that the program asks for into the profile."""
+        """Add the norm that the program asks for to the profile."""
         assert self._known is not None
         profile = msgspec.structs.replace(
             self._known.profile, norm=self._reads.norm, sharded=self._reads.deferring.sharded
@@ -300,10 +300,10 @@ class Policy:
             self._keep_or_drop(best)
 
     def _judge_again(self, trial: Trial) -> Steps:
-        """Measure stock DDP and then the plan once more; twice, if the first time changes the view.
+        """Measure stock DDP, then the plan, once more; twice if the first time changes the result.
 
         The machine itself may have become slower since stock DDP was measured, or may be slow for a
-        moment. Between two measurements of the plan, a steady drift cancels.
+        moment. Measuring the plan both before and after stock DDP cancels a steady drift.
         """
         baseline = self._experiments.baseline
         judged, faster = trial, [trial.rate.iteration_s <= baseline.iteration_s]
@@ -323,7 +323,7 @@ class Policy:
         self._keep_or_drop(judged)
 
     def _keep_or_drop(self, trial: Trial, then: Findings | None = None) -> None:
-        """Conclude on what was measured last; ``then`` says what was expected earlier."""
+        """Decide by the last measurements; ``then`` holds the predictions of an earlier start."""
         baseline = self._experiments.baseline
         figures = (
             f"{trial.plan.planner} took {in_ms(trial.rate.iteration_s)} an iteration, "
@@ -355,7 +355,7 @@ class Policy:
         forecasts: Forecasts | None = None,
         then: Findings | None = None,
     ) -> None:
-        """Take a decision, and keep what was expected before it beside it."""
+        """Record a decision, together with the predictions made before it."""
         self._forecasts = forecasts
         expected = Findings() if then is None else then
         network = self.findings.network
@@ -390,7 +390,7 @@ class Policy:
 
 
 def _mean(one: Rate, other: Rate) -> Rate:
-    """Return the mean of two measurements of the same."""
+    """Return the mean of two measurements of the same plan."""
     return Rate(
         name=one.name,
         iteration_s=(one.iteration_s + other.iteration_s) / 2,

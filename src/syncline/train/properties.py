@@ -12,10 +12,10 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 def with_own_errors(cls: Class) -> Class:
-    """Let the properties of a class of modules raise their own errors.
+    """Make the properties of a module class raise their own errors.
 
-    Where a property raises an AttributeError, Python asks ``nn.Module.__getattr__`` next, which
-    says that there is no such property.
+    If a property raises an AttributeError, Python next calls ``nn.Module.__getattr__``, which
+    reports that there is no such attribute.
     """
     for name, member in list(vars(cls).items()):
         if isinstance(member, property):

@@ -36,7 +36,7 @@ PROBE_S = 0.5
 """Seconds that the sweeps may take at most."""
 PROBED_SHARE = 0.7
 LEAST_PROBE_S = 0.3
-"""The whole probe may take this share of an iteration, or this long."""
+"""The whole probe may take this share of an iteration, or this long if that is longer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,22 +50,22 @@ class StageResult:
     """Durations of iterations in which nothing was observed."""
     recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
     computing_s: list[float] = field(default_factory=list)
-    """Seconds of forward and backward pass together, of iterations that the reducer has timed."""
+    """Seconds of forward plus backward pass, for each iteration that the reducer has timed."""
     active_s: list[float] = field(default_factory=list)
-    """Seconds of each iteration in which a processor waited neither for the engine's messages nor
+    """Seconds per iteration in which the processor was not waiting for the engine's messages or
     for buffers."""
     broadcast_s: list[float] = field(default_factory=list)
-    """Seconds of each iteration in which DDP broadcast buffers."""
+    """Seconds per iteration that DDP spent broadcasting buffers."""
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did."""
     read_early: str | None = None
-    """Why hardly any message ran during forward passes, if so."""
+    """Why almost no communication overlapped forward passes, if so."""
     norm: Norm | None = None
     """A norm of the gradients that every step asked for, if the plan does not exchange it."""
     drifted: bool = False
     """Whether the ranks agree that computation or communication has changed for good."""
     slower: bool = False
-    """Whether they agree that iterations take longer than those of stock DDP did."""
+    """Whether the ranks agree that iterations take longer than those of stock DDP did."""
 
 
 class RankMeasurements:
@@ -134,7 +134,7 @@ class RankMeasurements:
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
         """Probe the network with messages up to the size of all gradients.
 
-        Contention is only guessed where no iterations will tell it.
+        Contention is guessed only if no iterations will show it.
         """
         largest = min(max(self.gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
         found = probe(
@@ -151,9 +151,9 @@ class RankMeasurements:
     def _profile(self, result: StageResult, sent_s: float) -> Profile:
         """Build the profile from iterations in which everything was sent after the last gradient.
 
-        The time between the last gradient and the update is the exchange. Its messages explain
-        ``sent_s``; the rest is waiting for the slowest worker and unpacking the buckets, which
-        every plan has.
+        The time between the last gradient and the update is the exchange. Messages account for
+        ``sent_s`` of it. The rest is waiting for the slowest worker and unpacking the buckets, as
+        under every plan.
         """
         job = self._job
         own = median_trace(result.lean or result.detailed, result.detailed, result.quiet_ns)
@@ -190,16 +190,16 @@ class RankMeasurements:
         )
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value; JSON must be able to hold it."""
+        """Return every rank's value, which must be JSON-serializable."""
         return gather_json(value, self._job.group, self._job.device)
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
-        """Return on every rank what rank 0 concludes, or end on every rank.
+        """Return rank 0's result of ``conclude`` on every rank, or raise on every rank.
 
         Raises:
-            UserError: on all ranks, where rank 0 raised an error of ours.
-            InternalError: on the other ranks, where rank 0 raised any other, which it raises
-                itself: a rank that waited for the others would do so until the group's timeout.
+            UserError: on all ranks, if rank 0 raised an error of ours.
+            InternalError: on the other ranks, if rank 0 raised any other error, which it re-raises.
+                Otherwise they would wait for rank 0 until the group's timeout.
         """
         outcome: dict[str, Any] = {}
         bug: Exception | None = None

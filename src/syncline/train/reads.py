@@ -1,8 +1,8 @@
 """``Reads``: what a program reads between its steps, and so whether updates can be deferred. Pure.
 
 A program that reads gradients or parameters before the next forward pass waits for the whole
-exchange, so that neither the order of need nor pre-forward hooks gain anything. Gradients that are
-read for their norm, as clipping does, need not wait, if the plan exchanges the norm.
+exchange, so sending in the order of need and pre-forward hooks gain nothing. A read of gradients
+for their norm, as for clipping, need not wait if the plan exchanges the norm.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Say = Callable[[str, int], None]
 
 
 class Reads:
-    """What is known by now.
+    """What is known of a program's reads so far.
 
     Args:
-        deferring: whether updates can wait at all.
-        norm: what every update waits for, as far as known.
-        plans_norm: whether a norm that turns up can be planned for.
-        heed: stop deferring where it gains nothing; otherwise only report it.
-        say: reports.
+        deferring: whether updates can be deferred at all.
+        norm: the norm that every update waits for, if known.
+        plans_norm: whether a norm that is detected later can be planned for.
+        heed: stop deferring if it gains nothing; otherwise only report that.
+        say: logs a text.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Reads:
 
     @property
     def watches(self) -> bool:
-        """Whether to look for early reads: until they were reported."""
+        """Whether to look for early reads, which ends once they are reported."""
         return self.defers and not self._reported
 
     @property
     def plans_norm(self) -> bool:
-        """Whether a norm that turns up will be planned for."""
+        """Whether a norm that is detected will be planned for."""
         return self.watches and self._plans_norm and self.norm is None
 
     def learn(self, found: Measurement) -> bool:
-        """Take in what a stage has shown; return whether no plan made before can stay."""
+        """Learn from a stage's measurement; return whether all earlier plans are invalid now."""
         self.deferring = found.deferring
         if not self.watches or found.read_early is None:
             return False
@@ -93,7 +93,7 @@ class Reads:
         return self._given_up
 
     def as_it_can_run(self, plan: Plan) -> Plan:
-        """Return a given plan; if no update can be deferred, with one that waits for everything."""
+        """Return a plan as it can run: if no update can be deferred, it waits for all messages."""
         if plan.wait == "need" and self.defers:
             if self.deferring.sharded:
                 return plan.in_shards()

@@ -1,4 +1,4 @@
-"""The record of a run, from what its tuning knows."""
+"""Builds the record of a run from the state of its tuning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncline.train.stage_runner import Progress
 from syncline.train.wrapped import Wrapped
 
 MIN_STEADY = 5
-"""Fewest steady iterations that make a rate."""
+"""Least number of steady iterations for a rate."""
 
 
 def record_of(
@@ -32,7 +32,7 @@ def record_of(
 
     Args:
         wrapped: the module.
-        now: how far it is; None where nothing is measured.
+        now: the run's progress; None if nothing is measured.
         times_s: seconds of the last steady iterations.
         why_not_planned: why nothing is measured; None for a copy.
     """
@@ -90,7 +90,7 @@ def record_of(
 
 
 def machine_line() -> str:
-    """Return processor, threads and versions, in a line."""
+    """Return processor, threads and versions, on one line."""
     return (
         f"{processor_name()}, {torch.get_num_threads()} threads a worker, "
         f"Python {platform.python_version()}, torch {torch.__version__}"

@@ -49,20 +49,20 @@ class Reducer:
         self._is_ours = False
         """Whether the reducer is one that was made here."""
         self._changes: list[Callable[[], None]] = []
-        """What is to be changed before the next forward pass whose gradients will be exchanged."""
+        """Changes to make before the next forward pass whose gradients will be exchanged."""
 
     @property
     def changing(self) -> bool:
-        """Whether a change waits for a forward pass whose gradients will be exchanged."""
+        """Whether a change is pending until a forward pass whose gradients will be exchanged."""
         return bool(self._changes)
 
     def change(self, change: Callable[[], None]) -> None:
         """Call a function that changes the reducer: at once or, in a static graph, later.
 
         In its first backward pass the reducer of a static graph learns how often each gradient is
-        accumulated, and exchanges them all. That must not be a pass under ``no_sync()``: so there
-        it is changed right before the next forward pass whose gradients will be exchanged. Other
-        reducers also note under ``no_sync()`` which parameters are used: they must not be changed
+        accumulated, and exchanges them all. That pass must not be under ``no_sync()``, so such a
+        reducer is changed right before the next forward pass whose gradients will be exchanged.
+        Other reducers note used parameters under ``no_sync()``, too, so they must not be changed
         between such a pass and the one that is exchanged.
         """
         self._changes.append(change)
@@ -76,7 +76,7 @@ class Reducer:
             change()
 
     def meet(self, plan: Plan) -> None:
-        """Make the process group that a plan needs, if any, together with all ranks."""
+        """Create the process group that a plan needs, if any; call on all ranks."""
         if needs_engine(plan) and self._engine_group is None:
             with telling_lost_peers("while the engine's process group was made"):
                 group = new_group_like(self._wrapped.group, description="syncline engine")
@@ -85,8 +85,8 @@ class Reducer:
     def make_final(self) -> None:
         """Let the reducer make its final buckets, after its first backward pass.
 
-        It exchanges their order for that. torch's class does so in the next forward pass, once in
-        a training; we change reducers more often, and forward passes may not be in step.
+        For that, it exchanges their order. torch's class does so once per training, in the next
+        forward pass. We change reducers more often, and ranks may run different forward passes.
         """
         ddp = self._wrapped.ddp
         if self._is_ours and not has_final_buckets(ddp):
@@ -102,8 +102,8 @@ class Reducer:
         often the optimizers had been stepped when the ranks agreed on the plan.
 
         Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
-        has attached to it. A plan that the reducer cannot run by itself is run by the engine over
-        its buckets.
+        has attached to it. If the reducer cannot run a plan by itself, the engine runs it over the
+        reducer's buckets.
         """
         wrapped = self._wrapped
         self.executor.stop()
@@ -123,8 +123,8 @@ class Reducer:
         take_bucket = self.executor.hook()
         self._order = list(range(len(self._parameters)))
         if plan is not None and wrapped.keeps_first_buckets:
-            # DDP does not rebuild its buckets when it looks for unused parameters: it keeps the
-            # buckets it made at first, the last one from the first parameters.
+            # With find_unused_parameters, DDP does not rebuild its buckets: it keeps the initial
+            # ones, of which the last holds the first parameters.
             order = [plan.tensors[t].name for bucket in reversed(buckets) for t in bucket]
             position = {id(wrapped.parameters[name]): n for n, name in enumerate(order)}
             self._order.sort(key=lambda index: position[id(self._parameters[index])])
@@ -144,7 +144,7 @@ class Reducer:
         return [names[id(self._parameters[index])] for index in self._order]
 
     def _make_reducer(self) -> None:
-        """Make a reducer of the same parameters as at first, whatever is frozen now."""
+        """Make a reducer of the original parameters, even if some are frozen now."""
         order = self._order
         with thawed(self._parameters):
             remake_reducer(
@@ -167,7 +167,7 @@ class Reducer:
 
 @contextmanager
 def _changed(ddp: TorchDDP, changed: Mapping[str, Any]) -> Iterator[None]:
-    """Let a wrapper have other settings for a moment."""
+    """Temporarily change settings of a wrapper."""
     before = {name: ddp.__dict__[name] for name in changed}
     ddp.__dict__.update(changed)
     try:

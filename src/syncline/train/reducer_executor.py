@@ -27,14 +27,14 @@ from syncline.train.wrapped import Wrapped
 
 
 class ReducerExecutor(Executor):
-    """Follows the reducer, so that the end of every exchanged backward pass is seen.
+    """Follows the reducer to detect the end of every exchanged backward pass.
 
-    Forward passes cannot be counted instead: one rank may make more of them than another, such as
+    Counting forward passes instead would fail: one rank may make more of them than another, such as
     to log a sample.
 
     Args:
         wrapped: the module.
-        plan: whose messages are the buckets; None for DDP's own.
+        plan: the plan whose messages are the buckets; None for DDP's own.
         finished: as for any executor.
         wire: the type of torch's hook through which the buckets travel; None: without a hook.
         record: note when each bucket is issued and complete, through a communication hook.
@@ -62,42 +62,42 @@ class ReducerExecutor(Executor):
         self._begun = False
         """Whether the expected backward pass has reached a gradient."""
         self._task = -1
-        """The number of the backward pass at whose end we look; those inside it have their own."""
+        """The id of the backward pass at whose end we check; nested ones have their own."""
         self._is_static = False
-        """Whether we look only at the end of the backward pass that reaches the model's output: in
-        a static graph the reducer notes nothing before the last use of a parameter, and looks
+        """Whether we check only at the end of the backward pass that reaches the model's output. In
+        a static graph the reducer notes nothing before the last use of a parameter, and seems
         finished until then."""
         self._logged: dict[str, Any] = {}
-        """What the reducer said last. Only the thread that trains asks it: another one could keep
-        it from being freed, and then free it during a backward pass."""
+        """The reducer's last logging data. Only the training thread asks for it: another thread
+        could keep the reducer alive, and then free it during a backward pass."""
 
     def hook(self) -> Callable[..., Any] | None:
-        """Return the hook that records, if it is to, or torch's own; None for no hook."""
+        """Return the recording hook if any, else torch's own if any, else None."""
         if self._recorder is not None:
             return self._recorder.hook
         return self._exchange if self._hooked else None
 
     def start(self, order: list[str]) -> None:
-        """Follow the reducer as it is now."""
+        """Attach hooks to follow the current reducer."""
         self._order = order
         ddp = self._wrapped.ddp
         self._reducer, self._is_static = ddp.reducer, ddp.static_graph
         self._logged = logging_data(ddp)
         parameters = list(self._wrapped.parameters.values())
         if not (ddp.find_unused_parameters or ddp.static_graph):
-            # The reducer insists on a gradient for each of them.
+            # The reducer requires a gradient for each of them, so one hook is enough.
             parameters = [p for p in parameters if p.requires_grad][:1]
         reached = weakly(self._reached)
         for parameter in parameters:
             self._hooks.add(parameter, reached)
 
     def stop(self) -> None:
-        """Remove the hooks, and let the reducer go."""
+        """Remove the hooks, and release the reducer."""
         self._reducer = None
         self._hooks.remove()
 
     def follow(self) -> None:
-        """Follow it anew: which of its parameters get gradients may have changed."""
+        """Attach the hooks again: which parameters get gradients may have changed."""
         self.stop()
         self._forget()
         self.start(self._order)
@@ -115,7 +115,7 @@ class ReducerExecutor(Executor):
                 node.register_prehook(look)
 
     def look(self) -> None:
-        """Call before a forward pass: the end of a backward pass inside another is seen here."""
+        """Call before a forward pass, to detect that a nested backward pass has ended."""
         if self._reducer is not None and self._begun and is_finalized(self._reducer):
             self._forget()
             self._finished()
@@ -133,15 +133,15 @@ class ReducerExecutor(Executor):
 
     @disable_dynamo
     def _look_at_end(self, *_: Any) -> None:
-        # The reducer queues its last work when the last gradient is there, so by the end of this
-        # backward pass; what is queued then comes after it.
+        # The reducer queues its last work with the last gradient, so before the end of this
+        # backward pass; a callback queued at that end runs after it.
         queue_callback(lambda: queue_callback(self.look))
 
     # ------------------------------------------------------------------ what was observed
 
     @property
     def bucket_count(self) -> int:
-        """How many buckets the reducer has, as far as it has said."""
+        """How many buckets the reducer has, as last reported."""
         return len(bucket_sizes(self._logged))
 
     @property
@@ -153,16 +153,16 @@ class ReducerExecutor(Executor):
 
     @property
     def exposed_s(self) -> float | None:
-        """How long the last iteration that was timed waited for messages, seconds."""
+        """Seconds that the last timed iteration waited for messages."""
         waited_ns = exposed_communication_ns(self._logged)
         return None if waited_ns is None else waited_ns / NS_PER_S
 
     def recorded(self) -> Recorded:
-        """Return what was noted of the exchange since the last call."""
+        """Return what was recorded of the exchange since the last call."""
         return self._recorder.take() if self._recorder is not None else []
 
     def sample(self, iteration_s: float) -> Sample | None:  # noqa: ARG002
-        """Return the passes of the last iteration that the reducer timed."""
+        """Return the times of the last iteration that the reducer timed."""
         data = self._logged = logging_data(self._wrapped.ddp)
         if not data.get("backward_compute_time"):
             return None

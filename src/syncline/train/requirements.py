@@ -1,4 +1,4 @@
-"""What a model and its arguments must be like to be wrapped, and why some cannot be planned."""
+"""Checks whether a model and its arguments can be wrapped, and says why some are not planned."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TENSOR_PARALLEL = (
 
 
 def require_same(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
-    """Raise on all ranks if they differ, or on this one if it cannot go on.
+    """Raise on all ranks if they differ, or on this rank if its arguments cannot be used.
 
     Raises:
         UserError: arguments that cannot be used, or a torch that is too old.
@@ -94,7 +94,7 @@ def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: S
 
 
 def require_shardable(wrapped: Wrapped, optimizer: torch.optim.Optimizer, *, shard: bool) -> None:
-    """Raise UserError if an optimizer of a model cannot be sharded, whatever its step does."""
+    """Raise a UserError if an optimizer cannot be sharded, regardless of what its step does."""
     reason = None
     if wrapped.optimizers and not (shard and wrapped.sharding is not None):
         reason = "all optimizers of a model are sharded, or none"
@@ -137,7 +137,7 @@ def require_fitting(plan: Plan, wrapped: Wrapped, what: str) -> None:
 
 
 def require_outermost(wrapped: Wrapped) -> None:
-    """Raise a UserError where another wrapper exchanges this one's gradients as well."""
+    """Raise a UserError if another wrapper also exchanges this one's gradients."""
     outer = active_ddp()
     if outer is not None and outer is not wrapped.ddp:
         ours = wrapped.parameter_ids

@@ -1,7 +1,7 @@
-"""Shutdown: finish what is under way when a process ends or its model is dropped.
+"""Shutdown: finish messages and updates when a process ends or its model is dropped.
 
-The other ranks wait for this one's messages, so these are still sent. An update that was asked for
-is made, or its loss is reported on standard error and by the exit code.
+The other ranks wait for this one's messages, so these are still sent. A deferred update is applied,
+or its loss is reported on standard error and by the exit code.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from syncline.train.overlap.deferral import Deferral
 
 SILENCE_S = 10.0
-"""After this long, a process that ends says that it still waits for the others."""
+"""After this long, an exiting process reports that it still waits for the others."""
 PATIENCE_AFTER_ERROR_S = 5.0
-"""A process that ends by an exception waits at most this long for the next message: the others will
-see that it has ended."""
+"""A process that exits by an exception waits at most this long for the next message: the others
+will notice its exit."""
 THREADS_S = 1.0
 """How long the engine's threads may take to end."""
 RELEASE_S = 0.05
-"""How long a process that ends gives Gloo's threads to release what they hold."""
+"""How long an exiting process gives Gloo's threads to release what they hold."""
 FINISHING = BEFORE_RELEASED + 1
 AWAITING = BEFORE_RELEASED
 LAST = -1000
-"""Priorities of the process's finalizers: before all others, right after that, after all others."""
+"""Priorities of finalizers: before all others, right after that, and after all others."""
 
 
 def finish_on_shutdown(deferral: Deferral, engine: Engine) -> Finalize[None]:
     """Finish what is pending when the process ends; the result's ``cancel`` revokes that.
 
-    ``multiprocessing`` runs its finalizers at the end of every Python process, its own children
-    included, where ``atexit`` calls nothing, and never in a fork of the process that made them.
+    ``multiprocessing`` runs its finalizers at the end of every Python process, even in its own
+    children, where ``atexit`` does not run. A fork never runs those of its parent.
     """
     for thread in engine.threads:
         Finalize(thread, _await, (weakref.ref(thread),), exitpriority=AWAITING)
@@ -58,8 +58,8 @@ def let_gloo_finish() -> None:
 
     From torch 2.13 on, the work of a collective in a backward pass refers to a Python object. If
     Gloo's thread is the last to release it and the interpreter is exiting, Python stops the thread
-    in C++ code, which aborts the process, as with torch's own wrapper. A process that destroys its
-    group first is safe anyway.
+    in C++ code, which aborts the process. Torch's own wrapper has this problem, too. A process that
+    destroys its group first is safe anyway.
     """
     Finalize(None, time.sleep, (RELEASE_S,), exitpriority=LAST + 1)
 

@@ -29,18 +29,18 @@ HISTORY = 1000
 STARTING = Stage(name="starting", iterations=1)
 """Before the first iteration, until all optimizers are known."""
 ASKED = 2
-"""After this many iterations a trial ends in which every step asked for a norm. Where some later
-step asks for none, a plan with the norm costs little."""
+"""A trial ends after this many iterations if every step asked for a norm. If some later step asks
+for none, a plan with the norm still costs little."""
 CERTAIN = 5
-"""After this many iterations a trial ends in which every step forced a synchronization."""
+"""A trial ends after this many iterations if every step forced a synchronization."""
 LONGEST_WARMUP = 5.0
-"""An iteration that builds buckets counts as at most this many usual ones: the rest is not ours."""
+"""A warm-up iteration counts as at most this many usual ones: the rest is not our cost."""
 
 
 class Progress(NamedTuple):
-    """How far training was when an iteration ended.
+    """The state of training when an iteration ended.
 
-    None of it is changed afterwards, so any thread may read it while another one trains.
+    It never changes afterwards, so any thread may read it while another one trains.
     """
 
     stage: Stage
@@ -48,9 +48,9 @@ class Progress(NamedTuple):
     """A copy, as it was when the stage began."""
     iteration: int
     iteration_s: float | None
-    """Of the last steady iteration."""
+    """Seconds of the last steady iteration."""
     exposed_s: float | None
-    """How long the last iteration that was timed waited for messages, seconds."""
+    """Seconds that the last timed iteration waited for messages."""
     buckets: int
     overlaps: bool
     """Whether updates wait for the next forward pass."""
@@ -58,10 +58,10 @@ class Progress(NamedTuple):
 
 
 class StageRunner:
-    """Moves through the stages of a :class:`Tuning`, an iteration at a time.
+    """Moves through the stages of a :class:`Tuning`, one iteration at a time.
 
-    All ranks count the same iterations, whatever forward passes they make, so all change their
-    buckets at the same one, and wait for each other nowhere else.
+    All ranks count the same iterations, whatever forward passes they make. So all change their
+    buckets at the same iteration, and wait for each other nowhere else.
     """
 
     def __init__(self, job: Wrapped, tuning: Tuning, reducer: Reducer) -> None:
@@ -78,7 +78,7 @@ class StageRunner:
         self._phases: tuple[PhaseSpan, ...] = ()
         self._noted_tuning = tuning.snapshot()
         self.progress = self._progress()
-        """What other threads may read."""
+        """The state for other threads to read."""
 
     def _progress(self) -> Progress:
         executor = self._reducer.executor
@@ -141,8 +141,8 @@ class StageRunner:
         if self.iterations.done < last and not self._gains_nothing():
             return
         times = self.iterations.read()
-        # Not our cost: the first iterations, slow under any wrapper, and what the user's
-        # program does now and then; hence the median and the limit.
+        # The first iterations are slow under any wrapper, and the user's program may do
+        # other work now and then. Neither is our cost; hence the median and the limit.
         usual_s = median(self.iterations.result.iteration_s)
         warming = times[: stage.warmup] if self.tuning.iteration > len(times) else []
         measured = len(times) - stage.warmup
@@ -167,7 +167,7 @@ class StageRunner:
                 self.iterations.start()
 
     def _close_window(self) -> bool:
-        """Look at the last iterations; say, in agreement with all ranks, whether to go on."""
+        """Evaluate the last iterations; return, alike on all ranks, whether to leave the stage."""
         result = self.iterations.result
         result.iteration_s = list(self._history)[-WINDOW:]
         self._note_forced_syncs()
@@ -185,7 +185,7 @@ class StageRunner:
         return result.drifted or result.slower or (forced and self.stage.watches_reads)
 
     def _gains_nothing(self) -> bool:
-        """Say, in agreement with all ranks, whether deferring has gained nothing in this stage."""
+        """Return, alike on all ranks, whether deferring has gained nothing in this stage."""
         plan, measured = self.stage.plan, self.iterations.done - self.stage.warmup
         defers = plan is not None and plan.wait == "need" and self.stage.watches_reads
         looks = (ASKED, CERTAIN) if self.stage.plans_norm else (CERTAIN,)
@@ -199,7 +199,7 @@ class StageRunner:
         return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
 
     def _note_forced_syncs(self, *, always: bool = False) -> None:
-        """Keep why hardly anything was left to run under forward passes, if so."""
+        """Keep the reason why almost no communication overlapped forward passes, if so."""
         result = self.iterations.result
         found = self._reducer.executor.forced_syncs(always=always)
         result.read_early, result.norm = found or (None, None)
@@ -212,12 +212,12 @@ class StageRunner:
                 self._note_forced_syncs()
         self.iterations.stop_observing()
         self._enter(self.tuning.advance(before, result))
-        # What was done in between was for the phase that begins, unless all is decided by now.
+        # The time in between belongs to the phase that begins, unless all is decided by now.
         phase = before if self.stage.is_steady or self.stage.record else self.stage
         self._note_phase(phase, 0, time.perf_counter() - began_s)
 
     def _note_phase(self, stage: Stage, iterations: int, took_s: float) -> None:
-        """Add iterations and time to the phase that training is in, a new one if its name is."""
+        """Add iterations and time to the current phase, or begin a new one if the name is new."""
         *before, last = self._phases or (None,)
         if last is None or last.name != stage.name:
             before, start = [*self._phases], self.tuning.iteration - iterations
@@ -229,7 +229,7 @@ class StageRunner:
     def _enter(self, stage: Stage) -> None:
         self.iterations.enter(stage)
         self._noted_tuning = self.tuning.snapshot()
-        # The engine notes its messages all the time; only the reducer's need a hook.
+        # The engine always records its messages; only the reducer's need a hook.
         record = stage.record and not (stage.plan is not None and needs_engine(stage.plan))
         if (stage.plan, stage.hook, record) != self._running:
             self._change_buckets(stage.plan, stage.hook, record=record)

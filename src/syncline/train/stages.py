@@ -1,4 +1,4 @@
-"""Stages of training, what all ranks measured in one, and what is known by now.
+"""Stages of training, the measurements of all ranks in one, and the findings so far.
 
 Frozen values without torch: rank 0 sends them to the others as JSON.
 """
@@ -45,8 +45,8 @@ class Settings:
 
 
 MOST_NOISE = 0.005
-"""Share of the passes that counts as their error at most. By Student's t it is 6 % of two that
-differ by 2 %, which would hide what messages take from computing, and make the messages slow."""
+"""Upper limit of the passes' error, as a share of their time. For two that differ by 2 %, Student's
+t gives 6 %, which would hide that messages slow computing, and make the messages seem slow."""
 
 Turn = Literal["quiet", "lean", "detailed"]
 """How closely an iteration is observed: as a whole, by gradients and modules, by operations."""
@@ -59,7 +59,7 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     plan: Plan | None = None
     """The messages; None for DDP's own buckets."""
     hook: Rounded | None = None
-    """Without a plan: the type of torch's hook under which DDP's own buckets travel; None: none."""
+    """Without a plan: the type of torch's hook for DDP's own buckets; None: no hook."""
     warmup: int = 0
     """Iterations that are not measured."""
     iterations: int = 0
@@ -69,9 +69,9 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     record: bool = False
     """Record when each message is issued and complete."""
     goes_on: bool = False
-    """Go on measuring what the stage before has measured: its iterations count, too."""
+    """Continue the measurement of the previous stage: its iterations count, too."""
     baseline: Rate | None = None
-    """In the steady state: the DDP baseline, where a plan that is slower is to be reported."""
+    """In the steady state: the DDP baseline, if a plan slower than it is to be reported."""
     watches_reads: bool = False
     """Report if parameters or gradients are read so early that nothing can be deferred."""
     plans_norm: bool = False
@@ -84,10 +84,10 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
 
     @property
     def observes_one_more(self) -> bool:
-        """Whether another iteration must begin before the last one is known.
+        """Whether another iteration must begin before the last one is completely observed.
 
-        What an iteration does after its backward pass is seen when the next one begins. Where all
-        iterations are observed alike, the last one is taken to end as the one before did.
+        The end of an iteration, after its backward pass, is observed when the next one begins. If
+        all iterations are observed alike, the last one is assumed to end as the one before did.
         """
         return self.record or len(self.turns) > 1
 
@@ -96,9 +96,9 @@ class Probe(Value, frozen=True, kw_only=True, tag=True):
     """A measurement of the network between two iterations."""
 
     iteration_s: float
-    """How long an iteration takes, which says how much time the probe may take."""
+    """Seconds of an iteration, which determine how long the probe may take."""
     contention: bool
-    """Guess contention: no iterations will tell it."""
+    """Guess contention: no iterations will show it."""
 
 
 Step = Stage | Probe
@@ -131,9 +131,9 @@ class Measurement(Value, frozen=True, kw_only=True):
     passes_s: tuple[float, ...] = ()
     """Of each iteration that was observed, the seconds of its forward and backward pass."""
     computing: Typical | None = None
-    """Forward and backward pass as the reducer timed them, where it did on every rank."""
+    """Forward plus backward pass as the reducer timed them, if it did on every rank."""
     active: Typical | None = None
-    """Time in which a worker waited neither for the engine's messages nor for buffers."""
+    """Time in which a worker was not waiting for the engine's messages or for buffers."""
     broadcast_s: float = 0.0
     """How long DDP broadcast buffers: the longest of the ranks' medians."""
     profile: Profile | None = None
@@ -143,7 +143,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did on any rank."""
     read_early: str | None = None
-    """Why hardly any message ran under forward passes, if so on any rank."""
+    """Why almost no communication overlapped forward passes, if so on any rank."""
     norm: Norm | None = None
     """A norm of the gradients that every step asked for, if the plan does not exchange it."""
     drifted: bool = False
@@ -161,9 +161,9 @@ class Measurement(Value, frozen=True, kw_only=True):
     def slowdown_s(self, profile: Profile) -> float | None:
         """Return how much longer forward and backward pass took than the profile says, seconds.
 
-        0 where they were slower by noise alone, of which :data:`MOST_NOISE` is believed; the
-        profile's error counts as large as that of the stage. Negative where they were faster beside
-        messages than alone, however little: it is these iterations that are to be predicted.
+        0 if they were slower by noise alone, which is limited to :data:`MOST_NOISE`; the profile's
+        error is assumed to equal that of the stage. Negative if they were faster beside messages
+        than alone, however little: these are the iterations to be predicted.
         None if some rank's reducer has not timed them.
         """
         if self.computing is None:
@@ -174,10 +174,10 @@ class Measurement(Value, frozen=True, kw_only=True):
         return 0.0 if 0 < slowdown_s <= CONFIDENCE * noise_s else slowdown_s
 
     def active_slowdown_s(self, profile: Profile, *, broadcast_s: float) -> float | None:
-        """Return the seconds that a worker computed longer beside the engine's messages than alone.
+        """Return the seconds by which the engine's messages lengthen a worker's computing.
 
-        None if some rank's iterations were not timed. ``broadcast_s`` is the share of the profile
-        in which it waited for buffers.
+        None if some rank's iterations were not timed. ``broadcast_s`` is the part of the profile
+        that was spent waiting for buffers.
         """
         if self.active is None:
             return None
@@ -203,21 +203,21 @@ class Findings(Value, frozen=True, kw_only=True):
     baseline: Rate | None = None
     """The DDP baseline."""
     hook: Rounded | None = None
-    """The type of torch's hook under which that runs; None: none."""
+    """The type of torch's hook in the DDP baseline; None: no hook."""
     planned: Rate | None = None
     """The plan, as measured when it was decided on."""
     comparison: Comparison | None = None
     costs: Network | None = None
-    """What the plan's messages cost where that is not :attr:`network`: they are compressed."""
+    """The costs of the plan's messages if these are compressed; otherwise see :attr:`network`."""
     predicted_baseline_s: float | None = None
     predicted_planned_s: float | None = None
     decision: Decision = "undecided"
     reason: str = "training ended before the measurement did"
 
     def running_plan(self, ddp: Ddp) -> Plan | None:
-        """Return the plan that runs, or DDP's own buckets as one; None before there is a profile.
+        """Return the plan that runs, for DDP's own buckets too; None before there is a profile.
 
-        ``ddp`` plans these.
+        ``ddp`` makes the plan of DDP's own buckets.
         """
         if self.plan is not None or self.profile is None or self.network is None:
             return self.plan
@@ -225,7 +225,7 @@ class Findings(Value, frozen=True, kw_only=True):
         return own if self.hook is None else compressed(own, self.hook)
 
     def predicted_timeline(self, ddp: Ddp) -> Timeline | None:
-        """Return the prediction for what runs, where one was made."""
+        """Return the predicted timeline of the running plan, if there is a prediction."""
         plan = self.running_plan(ddp)
         if self.comparison is None or self.profile is None or self.network is None or plan is None:
             return None

@@ -34,30 +34,30 @@ from syncline.train.forecasts import Forecasts, forecast
 from syncline.train.stages import Measurement, Step
 
 CALIBRATION_PARTS = (4, 12)
-"""Messages, as reduce-scatter and all-gather if there is a norm, under which the engine is
-measured: few and many show what each takes from computing. DDP's reducer is measured under the many
-only, or under more if the DDP baseline has as many."""
+"""Numbers of messages (reduce-scatter and all-gather if there is a norm) for measuring the engine:
+few and many, to see how much each slows computing. DDP's reducer is measured under the many only,
+or under more if the DDP baseline has as many."""
 LEAST_CALIBRATED = 3
 MOST_CALIBRATED = 12
 CALIBRATED_S = 0.5
-"""Calibrating looks at the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, and at up to
-MOST_CALIBRATED until their error is COMPARED_NOISE: of two, one that is interrupted counts half."""
+"""Calibrating evaluates the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, then up to
+MOST_CALIBRATED until their error is COMPARED_NOISE. Of only two, an interrupted one counts half."""
 CONTENDED = 1.1
-"""Where long iterations of stock DDP show less contention the engine is not calibrated before a
-plan is tried: calibrating costs most there, and factors of a few iterations are not certain."""
+"""If long iterations of stock DDP show less contention than this, the engine is not calibrated
+before a trial: calibrating costs most there, and factors from few iterations are uncertain."""
 AS_PREDICTED = 0.03
-"""A trial whose plan takes as long as predicted within this teaches nothing."""
+"""A trial whose time is within this share of the prediction teaches nothing."""
 CALIBRATION_GAIN = 0.05
-"""Share of an iteration that overlapping must gain, if it cost nothing, to be calibrated then."""
+"""Overlapping is calibrated only if, at no cost, it would gain this share of an iteration."""
 LEAST_GAIN = 0.01
-"""A plan that is predicted to gain this share is tried, however uneven the DDP baseline is: a trial
-costs next to nothing where the plan is as fast."""
+"""A plan that is predicted to gain this share is tried, however noisy the DDP baseline is: a trial
+costs almost nothing if the plan is as fast."""
 TRIALS = 3
-"""At most this many plans are tried: another when the one before has taught something."""
+"""At most this many plans are tried: another only if the previous one has taught something."""
 
 
 class Known(NamedTuple):
-    """What all plans of a training are made and judged by."""
+    """The basis on which all plans of a training are made and judged."""
 
     profile: Profile
     network: Network
@@ -132,10 +132,10 @@ class Trials:
     def _eased(
         self, known: Known, fitted: Network, trials: Sequence[Trial | None]
     ) -> Forecasts | None:
-        """Return what deferring would gain under half the contention that was fitted, if much.
+        """Return the forecasts under half the fitted contention if deferring gains much there.
 
-        Contention is fitted to few iterations, each of which other work may have slowed. So where
-        it alone speaks against deferring updates, a trial has the last word.
+        Contention is fitted to few iterations, each of which other work may have slowed. So if it
+        alone speaks against deferring updates, a trial decides.
         """
         settings = self._settings
         if settings.planner != Auto.NAME or isinstance(settings.compression, Recipe):
@@ -160,9 +160,9 @@ class Trials:
     def calibrate(
         self, first: Forecasts, known: Known, measured: list[Measured]
     ) -> Generator[Step, Measurement, tuple[Forecasts, list[Measured]]]:
-        """Measure the reducer or the engine under simple plans, where that tells what a plan takes.
+        """Measure the reducer or the engine under simple plans, if that improves predictions.
 
-        What is learnt of the engine may bring up a plan of the reducer.
+        After the engine was measured, a plan of the reducer may become the best.
         """
         assert known.own is not None
         stock = known.own.plan
@@ -179,9 +179,9 @@ class Trials:
         return first, measured
 
     def _reducer_parts(self, first: Forecasts, stock: Plan) -> list[Plan]:
-        """Return the plan under which DDP's reducer is to be measured before one is tried, if any.
+        """Return the plan under which to measure DDP's reducer before a trial, if any.
 
-        Stock DDP's messages do not tell what each of many takes from computing.
+        Stock DDP's messages do not show how much each of many messages slows computing.
         """
         plan, many = first.plan, MANY * len(stock.messages)
         if plan is None or needs_engine(plan):
@@ -191,12 +191,12 @@ class Trials:
         return [found] if min(len(p.messages) for p in (plan, found)) > many else []
 
     def _parts_by_need(self, first: Forecasts, _: Plan) -> list[Plan]:
-        """Return the plans under which the engine is to be measured before one is tried, if any.
+        """Return the plans under which to measure the engine before a trial, if any.
 
-        Nothing that is measured before tells what it takes from computing, as stock DDP's messages
-        are another library's. Where those show no contention, hosts have cores of their own for it.
-        They may also overlap so little that they do not tell what overlapping costs. So the engine
-        is measured where it would gain much if that cost nothing, too.
+        No earlier measurement shows how much the engine slows computing, as stock DDP's messages
+        use another library. If those show no contention, hosts have cores to spare for messages.
+        They may also overlap too little to show what overlapping costs. So the engine is also
+        measured if it would gain much at no cost.
         """
         plan = first.plan
         # Unless updates can wait, no plan of the engine can run.
@@ -216,7 +216,7 @@ class Trials:
     def _run_parts(
         self, plans: Sequence[Plan]
     ) -> Generator[Step, Measurement, list[Measured] | None]:
-        """Train under simple plans, not those that are predicted; return None if one fails."""
+        """Train under simple plans, rather than predicted ones; return None if one fails."""
         found: list[Measured] = []
         iterations = math.ceil(CALIBRATED_S / self._experiments.baseline.iteration_s)
         least = min(max(iterations, LEAST_CALIBRATED), MOST_COMPARED[1])

@@ -1,7 +1,7 @@
 """``Tuning``: the steps of a :class:`Policy`, taken by all ranks together.
 
-The policy runs on rank 0. What every rank measures is gathered for it, and what it decides is sent
-to all, so ranks can never disagree on the messages.
+The policy runs on rank 0. The measurements of all ranks are gathered for it, and its decisions are
+sent to all, so ranks can never disagree on the messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from syncline.train.wrapped import Wrapped
 
 
 class _Answer(msgspec.Struct):
-    """What rank 0 tells the others."""
+    """What rank 0 sends to the others."""
 
     step: Step
     findings: dict[str, Any] = {}
@@ -40,12 +40,12 @@ class _Answer(msgspec.Struct):
 
 
 class Tuning:
-    """What has been found and decided, and the next stage of training.
+    """Holds the findings and decisions so far, and returns the next stage of training.
 
     Args:
-        job: what is trained.
+        job: the wrapped module.
         settings: what the user asked for.
-        memory: where rank 0 keeps what it finds; None for nowhere.
+        memory: where rank 0 saves its findings; None for nowhere.
     """
 
     def __init__(self, job: Wrapped, settings: Settings, memory: Memory | None = None) -> None:
@@ -57,10 +57,10 @@ class Tuning:
         """On rank 0, from the first iteration on."""
         self._steps: Steps | None = None
         self._resumed: tuple[Plan | None] | None = None
-        """What a checkpoint says is to run."""
+        """The plan that a checkpoint says is to run, in a tuple; None without a checkpoint."""
         self.findings = Findings(profile=settings.profile, network=settings.network)
         self._sent = self.findings
-        """What the other ranks know, on rank 0."""
+        """On rank 0: the findings that the other ranks know."""
         self.measured_timeline: Timeline | None = None
         self.events: list[Event] = []
         self.iteration = 0
@@ -78,7 +78,7 @@ class Tuning:
     def begin(self, batch: int | None) -> Stage:
         """Return the first stage; all ranks call it before the first iteration.
 
-        ``batch`` is the first dimension of this rank's first batch, where it can be told.
+        ``batch`` is the first dimension of this rank's first batch, if known.
         """
         if self._measurements.rank == 0:
             remembered = None
@@ -95,7 +95,7 @@ class Tuning:
         return self._follow(None)
 
     def advance(self, stage: Stage, result: StageResult) -> Stage:
-        """Return the stage after one that is over; all ranks call it."""
+        """Return the stage that follows a finished one; all ranks call it."""
         found = self._measurements.measurement(stage, result, self.settings, self.findings)
         if stage.record:
             self._show(result)
@@ -146,9 +146,9 @@ class Tuning:
                     logger.log(level, "iteration %d: %s", self.iteration, text)
 
     def _show(self, result: StageResult) -> None:
-        """Keep the timeline of a usual iteration of those that were recorded, as this rank saw it.
+        """Keep the timeline of the most typical recorded iteration, as this rank saw it.
 
-        The program may have done something else in one of them, such as to evaluate.
+        The program may have done something else in one of them, such as an evaluation.
         """
         running = self.findings.running_plan(self.settings.ddp)
         if running is None:

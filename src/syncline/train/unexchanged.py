@@ -1,4 +1,4 @@
-"""``UnexchangedWatch``: notices parameters that are trained by gradients of one rank alone."""
+"""``UnexchangedWatch``: detects parameters whose gradients are not exchanged."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from syncline.train.overlap.pending import is_pending
 from syncline.train.wrapped import Wrapped
 
 CERTAIN = 3
-"""Updates of a parameter after which it is said: what changes it once may restore weights."""
+"""Updates of a parameter before the warning: a single change may be restored weights."""
 LOOK_EVERY = 10
-"""Iterations after which the model's parameters are looked through again."""
+"""Iterations between two checks of the model's parameters."""
 
 
 class UnexchangedWatch:
-    """Says once if parameters are updated, step by step, by gradients of this rank alone.
+    """Warns once if parameters are repeatedly updated by gradients of this rank alone.
 
-    That happens where the model is called without its wrapper, whose forward pass prepares the
-    exchange, and where a parameter did not require a gradient when the model was wrapped. Torch's
-    class trains on in both cases without a word.
+    That happens if the model is called without its wrapper, whose forward pass prepares the
+    exchange, or if a parameter did not require a gradient when the model was wrapped. Torch's class
+    does not warn in either case.
     """
 
     def __init__(self, job: Wrapped) -> None:
         self._job = job
         self._parameters = list(job.parameters.values())
         self._versions: dict[int, int] = {}
-        """By parameter, by identity: its version when its gradient was seen last."""
+        """For each parameter, by id: its version when its gradient was last seen."""
         self._updates: Counter[int] = Counter()
         self._iteration = 0
         self._said = False
@@ -50,7 +50,7 @@ class UnexchangedWatch:
 
     @disable_dynamo
     def _reached(self, index: int, *_: object) -> None:
-        """Note that a parameter gets a gradient although the wrapper has prepared none."""
+        """Note that a parameter gets a gradient although the wrapper has prepared no exchange."""
         if self._is_certain(self._parameters[index]) and not self._has_other_wrapper():
             warn(
                 f"an optimizer has updated the parameters {CERTAIN} times, but the forward pass of "
@@ -93,7 +93,7 @@ class UnexchangedWatch:
         return not self._said and self._updates[key] >= CERTAIN
 
     def _has_other_wrapper(self) -> bool:
-        """Say, and only once, whether another wrapper may exchange parameters of this model."""
+        """Return whether another wrapper may exchange this model's parameters; ends the watch."""
         self._said = True
         ours = {id(parameter) for parameter in self._job.module.parameters()}
         return any(

@@ -1,4 +1,4 @@
-"""Watches whether the running plan still pays: computation and communication."""
+"""Watches the steady state for drift, and for a plan that is slower than stock DDP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from syncline.train.measure.statistics import median, standard_error
 PACE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
 WINDOW = 50
-"""Iterations of a window. Only a change that two windows in a row show counts."""
+"""Iterations of a window. A change counts only if two windows in a row show it."""
 LIMIT = 0.20
 """A relative change of computation or communication by more than this calls for a new plan."""
 RELEVANT = 0.02
@@ -40,7 +40,7 @@ class _TwoWindows:
         self._shown = False
 
     def close(self, *, shown: bool) -> bool:
-        """End a window; return whether it and the one before are reported."""
+        """End a window; return whether to report what it and the previous one have shown."""
         self._windows += 1
         shown_before, self._shown = self._shown, shown
         if not (shown and shown_before and self._windows > self._patience):
@@ -51,7 +51,7 @@ class _TwoWindows:
 
 
 class Sample(NamedTuple):
-    """What an iteration takes now."""
+    """The times of an iteration."""
 
     computation_s: float
     communication_s: float
@@ -106,8 +106,8 @@ def _differs(now: Sequence[float], before: Sequence[float]) -> bool:
 class LossWatch:
     """Notices in the steady state that a plan takes longer than stock DDP did.
 
-    Perhaps everything has become slower, stock DDP too: a comparison shows that, which costs
-    iterations.
+    Stock DDP may have become slower, too. Only a new comparison, which costs iterations, shows
+    that.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class LossWatch:
 
         Args:
             baseline: stock DDP as measured last; None where there is nothing to compare with.
-            everyone: of every rank, the median seconds of an iteration and its standard error.
+            everyone: for each rank, the median seconds of an iteration and its standard error.
         """
         now_s, error_s = map(median, zip(*everyone, strict=True))
         slower = baseline is not None and now_s - baseline.iteration_s > max(

@@ -34,7 +34,7 @@ class Wrapped:
         self.module: nn.Module = ddp.module
         self.group: dist.ProcessGroup = ddp.process_group
         self.backend = str(dist.get_backend(self.group))
-        """Its name, which torch does not tell any more once the group is destroyed."""
+        """The backend's name, which torch no longer knows once the group is destroyed."""
         self.parameters = parameters
         self.wants_views: bool = ddp.gradient_as_bucket_view
         """Whether the user asked for gradients that are views of the buckets."""
@@ -46,13 +46,13 @@ class Wrapped:
         """Whether optimizers are overlapped when they first step; until then they are not known."""
         self.guard: Guard | None = None
         self.sharding: Sharding | None = None
-        """Which elements each rank updates, where optimizers are sharded."""
+        """Which elements each rank updates, if optimizers are sharded."""
         self.why_not_deferred: str | None = None
         """Why all updates are synchronous, if they are."""
         self.broadcast_ns = 0
         """How long buffers were broadcast since the last call of ``take_broadcast_s``."""
         self.sample_rate: int | None = None
-        """How many iterations pass between two that the reducer measures; None: we choose."""
+        """The reducer times one in this many iterations; None: we choose."""
 
     @cached_property
     def device(self) -> torch.device:
@@ -88,7 +88,7 @@ class Wrapped:
 
     @property
     def deferring(self) -> Deferring:
-        """The same with the reason, for whoever plans."""
+        """Whether updates can be deferred, with the reason, for planning."""
         asked = self.will_overlap or bool(self.optimizers)
         sharded = self.sharding is not None
         return Deferring(self.can_defer, self.why_not_deferred, asked, sharded)

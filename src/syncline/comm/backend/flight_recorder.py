@@ -188,7 +188,7 @@ class Dumper:
     def failed(self) -> str:
         """Dump, give the other ranks time to dump, and return the end of the error message.
 
-        The error waits no longer for a disk that does not answer.
+        A disk that does not answer does not delay the error any longer.
         """
         until_s = time.monotonic() + LONGEST_WAIT_S
         first = not self._wake.is_set()

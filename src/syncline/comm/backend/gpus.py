@@ -34,8 +34,8 @@ class Gpus:
 
     Ranks of one host run all-reduce, broadcast and reduce as linear pipelines between their GPUs.
     All ranks must decide alike, so the decision depends only on the call, its dtype and the hosts.
-    Everything else passes through host memory. Where the group was made as ``"cpu:syncline,
-    cuda:nccl"``, another group of torch's, of that backend, takes what is on its device.
+    Everything else passes through host memory. If the group was made as
+    ``"cpu:syncline,cuda:nccl"``, torch's group of the other backend takes the tensors on its device.
 
     Run so far on one GPU that several ranks shared, and on none of several.
 
@@ -91,8 +91,8 @@ class Gpus:
     ) -> tuple[DeviceWork, list[Callable[[], None]]] | None:
         """Begin a collective between the GPUs of a host, in place; None if it must be staged.
 
-        The device group of this name is made if there is none: calls of different threads have
-        different ones.
+        The device group of this name is made if there is none. Calls of different threads use
+        different groups.
 
         Returns:
             The collective, and what to call after its wait.
@@ -125,7 +125,7 @@ class Gpus:
         return self._groups[name]
 
     def close(self) -> None:
-        """Wait for the GPUs of all ranks, which all close, and stop sharing memory."""
+        """Wait for the GPUs of all ranks, and stop sharing memory; all ranks must call it."""
         for group in self._groups.values():
             if group is not None:
                 with contextlib.suppress(PeerError):  # it has failed: whoever waited got the error

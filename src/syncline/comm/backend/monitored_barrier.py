@@ -15,7 +15,7 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
 def monitored_barrier(
     store: Any, key: str, rank: int, ranks: int, *, timeout_s: float, wait_all_ranks: bool
 ) -> None:
-    """Return once all ranks have come; they meet in the store, so also where their group failed.
+    """Return once all ranks have come; they meet in the store, so it works after a failure, too.
 
     As in Gloo's ``monitored_barrier``, rank 0 waits for the others, one after the other, and then
     lets them go on; each waits for at most ``timeout_s``. The key is unique to this barrier in the

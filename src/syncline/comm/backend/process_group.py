@@ -41,7 +41,7 @@ from syncline.torch_private import known_groups, profiling, untraced
 
 __all__ = ["NAME", "Options", "ProcessGroup", "register"]
 
-# Its stubs have overloads for calls that C++ alone makes.
+# Its stubs have overloads for calls that only C++ makes.
 TorchsProcessGroup: Any = dist.ProcessGroup
 
 
@@ -55,9 +55,9 @@ class Options:
     transport: Transport = "auto"
     """Such as ``"tcp"``: no shared memory, also inside a host."""
     interface: str | None = None
-    """Where ranks of other hosts reach this one; None: as GLOO_SOCKET_IFNAME says, else any."""
+    """Device at which ranks of other hosts reach this one; None: GLOO_SOCKET_IFNAME, else any."""
     choices: Wanted = "measured"
-    """Which algorithm is taken for which size; those of rank 0 count."""
+    """The algorithms to use by size; rank 0's choices apply to all ranks."""
     flight_recorder_prefix: str | None = None
     """When an operation fails, each rank writes its last ones to a file of this name, followed by
     the rank and ``.json``. None: torch's variable TORCH_FR_DUMP_TEMP_FILE, if it is set; else,
@@ -67,10 +67,10 @@ class Options:
 
 
 def created(group: Any, options: Options | None) -> ProcessGroup:
-    """Make a process group of what torch says of it, and the caller's ``pg_options``.
+    """Make a process group from torch's description of it, and the caller's ``pg_options``.
 
     Raises:
-        UserError: these are of another class.
+        UserError: the options are of another class.
     """
     if not isinstance(options, Options | None):
         raise UserError(
@@ -98,8 +98,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         rank: this rank.
         size: how many there are.
         timeout: deadline of every wait.
-        options: what else there is to choose.
-        ranks: their numbers in the default group; none for that group itself.
+        options: see :class:`Options`.
+        ranks: their numbers in the default group; empty for that group itself.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         return False
 
     def shutdown(self) -> None:
-        """Leave the group, even if operations are under way, once the ranks' GPUs are done."""
+        """Leave the group, even if operations are in flight, once the ranks' GPUs are done."""
         self._gpus.close()
         self.abort()
 
@@ -584,7 +584,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     ) -> BackendWork:
         """Start a collective or a message on each tensor, in place if it changes them.
 
-        Of tensors on GPUs it is ``linear``, if the ranks are on one host.
+        On GPUs the collective is ``linear``, if the ranks are on one host.
         """
         finishes: list[Callable[[], None]] = []
         pending: list[Pending | DeviceWork] = []

@@ -38,10 +38,10 @@ def plain(tensor: Tensor, dtypes: Mapping[torch.dtype, str]) -> Elements | None:
 
 
 def as_dense(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor of the CPU with the same elements: the tensor itself, if it is.
+    """Return a contiguous CPU tensor with the same elements: the tensor itself, if it is one.
 
-    Of a tensor on a GPU the host waits for its current stream, so that what is copied is complete,
-    and nothing on that stream uses the tensor any more when a result is copied back.
+    For a tensor on a GPU the host waits for the current stream. So the copy is complete, and
+    nothing on that stream still uses the tensor when a result is copied back.
     """
     if tensor.device.type not in ("cpu", "cuda") or tensor.layout is not torch.strided:
         raise UserError(

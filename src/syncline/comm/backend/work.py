@@ -1,4 +1,4 @@
-"""``BackendWork``: what torch waits for, its future, and the profiler's ranges around it."""
+"""``BackendWork``, for which torch waits, its future, and the profiler's ranges around it."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Device = int | str | torch.device
 
 @untraced
 class BackendWork(dist.Work):
-    """Collectives or messages under way, and functions to call with their results.
+    """Collectives or messages in flight, and functions to call with their results.
 
     Args:
         pending: the collectives or messages.
         results: the tensors.
-        completer: completes the future in order. None: a new thread completes it, for a message
-            between two ranks: it may arrive after messages whose futures are asked for later.
+        completer: completes the future in order. None: a new thread completes it. A message between
+            two ranks needs that: it may arrive after messages whose futures are asked for later.
         finishes: called by the first wait that succeeds.
     """
 
@@ -87,8 +87,8 @@ class BackendWork(dist.Work):
         """Return once the results are in place.
 
         Args:
-            timeout: how long at most; after less than the group's own timeout the work stays under
-                way, and may be waited for again.
+            timeout: how long at most. If that is less than the group's own timeout, the work stays
+                in flight afterwards, and may be waited for again.
 
         Raises as :meth:`syncline.comm.groups.Pending.wait` does.
         """
@@ -186,7 +186,7 @@ class Completer:
         """The thread's identifier while it runs: every call checks whether it is on this thread."""
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run a job after the earlier ones; on the thread itself, at once.
+        """Run a job after the earlier ones or, if called on the thread itself, at once.
 
         Raises:
             UserError: this is a fork, which does not have the thread.
@@ -216,7 +216,7 @@ class Completer:
         while (job := self._jobs.get()) is not None:
             job()
             del job
-        self.ident = 0  # another thread may get the same
+        self.ident = 0  # another thread may get this identifier
 
 
 @untraced
@@ -252,8 +252,8 @@ class _UntilExit:
 
     A thread that tries blocks until the process has ended. Entering it twice is allowed.
 
-    Threads that complete futures call torch in it alone. Python up to 3.13 stops a daemon thread
-    that comes back from native code once the interpreter is ending. Inside torch, that aborts the
+    Threads that complete futures call torch only inside it. Python up to 3.13 stops a daemon thread
+    that returns from native code once the interpreter is ending. Inside torch, that aborts the
     process ("terminate called without an active exception").
     """
 
@@ -315,10 +315,10 @@ def _complete(
 
 
 class Failure(torch.Tensor):
-    """What C++ finds in a future that has failed: a tensor of which every use raises the error.
+    """The value of a failed future for C++: a tensor that raises the error whenever it is used.
 
-    C++ alone can complete a future with an error. Torch's own ``set_exception`` completes it with
-    the exception as its value, so that DDP's reducer takes the first of no tensors, and crashes.
+    Only C++ can complete a future with an error. Torch's own ``set_exception`` completes it with
+    the exception as its value. DDP's reducer then takes the first of no tensors, and crashes.
     """
 
     error: BaseException

@@ -15,10 +15,10 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 
     Even blocks go over the first tree, odd ones over the second. A rank with children in one tree
     is a leaf in the other, so in both together it has at most two children. The edges are coloured
-    with two colours such that the two edges on which a rank receives differ, and those on which it
-    sends: then in every step each rank sends and receives at most one block, and none of its links
-    idles. First blocks are reduced towards the roots; the broadcast follows as soon as the links
-    are free, before the last ranks are through with the reduction.
+    with two colours such that the two edges on which a rank receives differ, and so do the two on
+    which it sends. Then in every step each rank sends and receives at most one block, and none of
+    its links idles. First blocks are reduced towards the roots. The broadcast follows as soon as
+    the links are free, before the last ranks have finished the reduction.
 
     Every byte is sent by each rank twice: once up, once down. So the time goes to 2 beta M for many
     blocks, not to the beta M of MG-WFBP's Table 2, which no algorithm can reach: with one port in
@@ -111,7 +111,7 @@ def _trees(ranks: int) -> tuple[Numbers, Numbers, Numbers, tuple[int, int]]:
     """Return two trees over the same ranks: for each edge its tree and ends, and the two roots."""
     first = _parents(ranks)
     # For even P the second tree is the first one's mirror image, which turns leaves into inner
-    # ranks; for odd P, the first one moved on by a rank.
+    # ranks; for odd P, it is the first one shifted by one rank.
     if ranks % 2 == 0:
         second = ranks - 1 - first[::-1]
         roots = (0, ranks - 1)
@@ -142,7 +142,7 @@ def _timed(tree: Numbers, child: Numbers, parent: Numbers, roots: tuple[int, int
 
 
 def _up(edges: _Edges, blocks: int) -> Transfers:
-    """Reduce towards the roots, first blocks first: the broadcast backwards, but for its blocks."""
+    """Reduce towards the roots: the broadcast backwards, but with the first blocks first."""
     reverse = edges._replace(child=edges.parent, parent=edges.child)
     return _down(reverse._replace(delay=edges.rising), blocks, reduces=True)
 
@@ -188,8 +188,8 @@ def _two_colours(child: Numbers, parent: Numbers) -> Numbers:
     """Return a colour, 0 or 1, for each edge; no rank has two of one colour on one side.
 
     A rank receives on at most two edges and sends on at most two. Edges that share a receiver, and
-    edges that share a sender, are pairs; going from edge to edge by pairs of either kind in turn
-    gives paths and even cycles, which two colours suffice for.
+    edges that share a sender, are pairs. Following pairs of either kind in turn gives paths and
+    even cycles, for which two colours suffice.
     """
     neighbours: list[list[int]] = [[] for _ in child]
     for ends in (child, parent):
@@ -215,7 +215,7 @@ def _two_colours(child: Numbers, parent: Numbers) -> Numbers:
 
 
 def _broadcast_from(edges: _Edges, ranks: int, blocks: int) -> int:
-    """Return the first step of the broadcast: each rank's links are through with the reduction."""
+    """Return the first step of the broadcast: by then the reduction has freed each rank's links."""
     in_use = edges.tree < blocks
     last = edges.last(edges.rising, blocks)
     turn = int(edges.delay.max()) + 1  # the first sums are at the roots

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: few steps; what a rank has doubles, or halves, in each.
+"""Recursive halving and doubling: few steps, in each of which a rank's data halves or doubles.
 
 With a tree at the root's end it is linear-pipeline's bidirectional exchange (BE).
 """
@@ -15,22 +15,22 @@ from syncline.comm.collectives.schedule import Transfers, in_turn, together
 
 
 class Fold(NamedTuple):
-    """The ranks that exchange, and how the others hand in what they have and get what they need.
+    """The ranks that exchange, and the transfers from the surplus ranks before and to them after.
 
-    Each part is one step where there are others, else nothing.
+    Each part is one step if there are surplus ranks, else empty.
     """
 
     core: NDArray[np.int64]
-    """A power of two of ranks. Where every rank has a shard, rank ``core[n]`` speaks for the shards
-    from ``core[n]`` to before ``core[n + 1]``."""
+    """A power of two of ranks. If every rank has a shard, rank ``core[n]`` handles the shards from
+    ``core[n]`` to before ``core[n + 1]``."""
     vectors_in: Transfers
-    """The other ranks' whole vectors, to be added."""
+    """The surplus ranks' whole vectors, to be added."""
     vectors_out: Transfers
     """Whole results."""
     shards_in: Transfers
-    """The other ranks' shards, one block a rank."""
+    """The surplus ranks' shards, one block a rank."""
     shards_out: Transfers
-    """Results of the other ranks' shards."""
+    """Results of the surplus ranks' shards."""
 
 
 def fold(ranks: int, blocks: int) -> Fold:

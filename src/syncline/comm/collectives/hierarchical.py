@@ -12,11 +12,11 @@ from syncline.errors import UserError
 def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
     """Return the all-reduce of ranks that share hosts.
 
-    The vector has as many shards as the smallest host has ranks, W, and each shard a block a host.
-    On every host the first W ranks add up a shard each, reading from all their neighbours; those
-    with the same shard then make a ring between the hosts; last, all read the sums from their
-    neighbours. With H hosts, one rank sends 2 (H - 1)/H beta M/W to another host, so a host sends
-    2 (H - 1)/H beta M in all: what a ring with one rank a host sends, whatever W is. A ring over
+    The vector has W shards, W being the ranks of the smallest host, and each shard has one block
+    per host. On every host the first W ranks sum one shard each, reading from all their neighbours.
+    Ranks with the same shard then form a ring between the hosts. Last, all ranks read the sums from
+    their neighbours. With H hosts, one rank sends 2 (H - 1)/H beta M/W to another host, so a host
+    sends 2 (H - 1)/H beta M in all, as in a ring with one rank a host, whatever W is. A ring over
     all ranks sends nearly as little over each link, but takes 2 (W H - 1) latencies, not 2 (H - 1).
 
     Args:

@@ -1,4 +1,4 @@
-"""Minimum spanning tree: a binomial tree, which doubles the ranks that have a vector each step."""
+"""Minimum spanning tree: a binomial tree; each step doubles the ranks that have the vector."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def scatter(members: NDArray[np.int64]) -> Transfers:
 def _down(
     members: NDArray[np.int64], start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> Transfers:
-    """Send blocks down the tree; what member n gets is ``start[n]`` to before ``stop[n]``."""
+    """Send blocks down the tree; member n gets those from ``start[n]`` to before ``stop[n]``."""
     rounds = (len(members) - 1).bit_length()
     levels = []
     for bit in reversed(range(rounds)):

@@ -179,7 +179,7 @@ class Schedule:
         return Transfers._make(getattr(self, column) for column in Transfers._fields)
 
     def program(self, rank: int) -> list[Step]:
-        """Return what one rank does, step by step; of a step first what it sends.
+        """Return what one rank does, step by step; within a step, sends come first.
 
         Raises:
             UserError: there is no such rank.

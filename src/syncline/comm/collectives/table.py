@@ -94,9 +94,9 @@ PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
         "direct": Fixed(direct.all_gather, _one_a_rank),
     },
 }
-"""Algorithms by collective and name; the names of the cost lines in ``syncline.plan`` where they
-have one. Two papers name two all-reduces differently: MG-WFBP's binary tree is linear-pipeline's
-minimum spanning tree, its halving and doubling the other's bidirectional exchange."""
+"""Algorithms by collective and name, which is that of the cost line in ``syncline.plan`` if there
+is one. Two papers name two all-reduces differently: MG-WFBP's binary tree is linear-pipeline's
+minimum spanning tree, and its halving and doubling is the other's bidirectional exchange."""
 
 
 def program(
@@ -141,7 +141,7 @@ def program(
         blocks, transfers = entry.blocks(ranks), entry.transfers(ranks)
     if root != 0 and collective not in ROOTED:
         raise UserError(f"{collective} has no root; leave root={root} out")
-    # Every rank moves on, so that the root does what rank 0 did.
+    # Rotate the ranks, so that the root does what rank 0 did.
     transfers = transfers.moved(np.roll(np.arange(ranks), -root))
     return Schedule(
         collective=collective,

@@ -82,8 +82,8 @@ class CudaDevice:
     """A GPU of this process: the few calls that collectives need of it.
 
     All methods only enqueue work. The work of a stream runs in order; streams are not ordered among
-    each other, except where one waits for an event that another records. It waits for the last
-    recording before: so the host must have recorded the event, in whichever process.
+    each other, except where one waits for an event that another records. A wait is for the event's
+    last recording before it, so a host must have recorded it already, in whichever process.
 
     Args:
         device: such as ``"cuda:1"``, or its number; without a number, torch's current one.

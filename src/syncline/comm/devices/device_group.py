@@ -53,7 +53,7 @@ class DeviceWork:
     """
 
     task = peer = None
-    """Other collectives under way have these."""
+    """Other collectives in flight have these."""
 
     def __init__(self, device: CudaDevice, events: Sequence[Event], tensor: Tensor) -> None:
         self._device = device
@@ -80,17 +80,17 @@ class DeviceGroup:
 
     As with NCCL, a call puts work into streams and returns: the result comes after the work that is
     on the caller's current stream, and further work there comes after the result. All ranks must
-    call the same, in the same order; the hosts of all ranks meet in each call, the devices do not.
-    Every wait of a host has the group's timeout. Several ranks may share one device.
+    call the same, in the same order. The hosts of all ranks synchronize in each call, the devices
+    do not. Every wait of a host has the group's timeout. Several ranks may share one device.
 
     Run so far on one GPU that several ranks shared, and on none of several.
 
     Args:
-        group: of all ranks. Nothing else may run on it; it is closed with this one, and also when a
-            call fails, so that the other ranks hear of it.
+        group: of all ranks. Nothing else may run on it. It is closed with this one, and also when a
+            call fails, so that the other ranks notice.
         device: this rank's.
         block_bytes: what is sent at once, a multiple of 16; the same on all ranks.
-        window: how many blocks may be under way to the next rank, at least 1; the same on all
+        window: how many blocks may be in flight to the next rank, at least 1; the same on all
             ranks. Twice as many blocks as that are allocated on the device.
 
     Raises:
@@ -226,7 +226,7 @@ class DeviceGroup:
             try:
                 self._quiesce()
                 gather(self._group, b"quiet")
-                # CUDA: what was opened is closed before it is freed where it was made.
+                # CUDA: peers must close opened memory before its owner frees it.
                 self._pipeline.let_go_of_peers()
                 gather(self._group, b"closed")
                 # After a call that failed others may still use what it shares.

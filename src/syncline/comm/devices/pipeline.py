@@ -22,7 +22,7 @@ from syncline.comm.groups import Group
 from syncline.errors import MismatchError, PeerError
 
 READY, TAKEN = 0, 1
-"""Tags of notices: the event after which a slot is filled, or after which it was read, is
+"""Tags of notices: the event after which a slot is filled, or after which it has been read, is
 recorded."""
 
 

@@ -31,7 +31,7 @@ FEW_RANKS = 4
 """Up to this many ranks of a host, a tree reduces to one rank faster than the direct algorithm, in
 which each rank reduces a part and all ranks but the root need memory of their own."""
 BLOCK_BYTES = 64 * 1024
-"""Of a block of a pipeline between hosts, a quarter of a fragment over TCP."""
+"""Size of a block of a pipeline between hosts: a quarter of a fragment over TCP."""
 MOST_BLOCKS = 1024
 HIERARCHICAL = "hierarchical"
 """The all-reduce that depends on the hosts of a group, so it is in no table of programs."""

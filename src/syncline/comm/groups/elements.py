@@ -1,4 +1,4 @@
-"""Elements and reductions by the numbers that the native core knows them by."""
+"""Elements, and the native core's numbers of dtypes, reductions and collectives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Elements:
     count: int
     dtype: str
     owner: object = None
-    """Keeps the memory, as long as it is needed."""
+    """Keeps the memory alive as long as it is needed."""
 
     @property
     def size_bytes(self) -> int:

@@ -38,9 +38,9 @@ LEAVING = 1
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
 WINDOW, LEAST_WINDOW = 16, 8
-"""Fragments under way in shared memory: to all peers together, and at least to each. To one peer
-16, which fill a core's own cache, so most lines have left it before they are written again. To
-several 8 each, which are a small part of the shared cache."""
+"""Fragments in flight in shared memory: to all peers together, and at least to each. 16 to one peer
+fill a core's own cache, so most lines have left it before they are written again. 8 to each of
+several peers are a small part of the shared cache."""
 TCP_FRAGMENT_BYTES = 256 * 1024
 PAUSE_S = 20e-6
 """Busy-poll this long, which is longer than a fragment takes."""
@@ -48,7 +48,7 @@ SPIN_S = 200e-6
 """Then poll, yielding the processor between polls, this long before blocking: a sleep and wake
 costs at least 60 us on a VM."""
 CROWDED_SPIN_S = 20e-6
-"""The same where there are more ranks than processors. There a rank yields at once."""
+"""The same if there are more ranks than processors. A rank then yields at once."""
 UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
 """File descriptors that UCX needs, and that stores and other threads may need meanwhile."""
 ANY_RANK = -1
@@ -71,7 +71,7 @@ class PreparedCall(NamedTuple):
 
 
 class Pending:
-    """A collective under way."""
+    """A collective in flight."""
 
     __slots__ = ("_group", "_keep", "task")
 
@@ -103,7 +103,7 @@ class Pending:
 
         Args:
             timeout_s: how long at most; None: the group's own timeout. After a shorter time the
-                collective stays under way, and may be waited for again; after that time or longer
+                collective stays in flight, and may be waited for again; after that time or longer
                 the rank gives up, which ends the group on all ranks.
 
         Raises:
@@ -126,7 +126,7 @@ DONE = Pending(None, None, None)
 class Group:
     """Ranks that run collectives, through shared memory inside a host and TCP between hosts.
 
-    All ranks must start the same collectives in the same order; several may be under way at once.
+    All ranks must start the same collectives in the same order; several may be in flight at once.
     Elements must be left alone until the collective is done. Results have the same bits on all
     ranks.
 
@@ -169,7 +169,7 @@ class Group:
         """Called when an operation fails on this rank; returns the end of the error message."""
         self._lock = threading.Lock()
         self._begun: deque[Pending | Callable[[], None]] = deque()
-        """Collectives that may be under way, in order, and what closes buffers between them."""
+        """Collectives that may be in flight, in order, and what closes buffers between them."""
         self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
@@ -357,7 +357,7 @@ class Group:
     ) -> Pending:
         """Reduce over all ranks; rank r gets the r-th of equal parts.
 
-        The given elements are not changed; the result is an equal part of as many. See
+        The given elements are not changed; the result is one of P equal parts of them. See
         :meth:`all_reduce`.
         """
         counts = given.count, given.dtype, choice, reduction, result.count, result.dtype
@@ -419,7 +419,7 @@ class Group:
             )
         if not self._leave.still_active():
             raise self._was_closed()
-        group = weakref.ref(self)  # a buffer does not keep its group
+        group = weakref.ref(self)  # a buffer does not keep its group alive
 
         def close(forget: Callable[[], None]) -> None:
             if (kept := group()) is not None:
@@ -432,7 +432,7 @@ class Group:
 
     @property
     def failed(self) -> bool:
-        """Whether collectives under way will never be done."""
+        """Whether collectives in flight will never be done."""
         return self._native.failed()
 
     @property
@@ -451,7 +451,7 @@ class Group:
             raise PeerError(f"rank {self.rank}: the process of rank {rank} {how}")
 
     def close(self) -> None:
-        """Leave the group; collectives under way are abandoned.
+        """Leave the group; collectives in flight are abandoned.
 
         In a fork of the process that joined it, this does nothing.
         """
@@ -612,10 +612,10 @@ def _forked(what: object) -> UserError:
 def leaving(owner: object, leave: Callable[..., None], *arguments: object) -> Finalize[None]:
     """Call ``leave`` once: when asked to, when its owner is collected, or when the process ends.
 
-    The end of the process is after the exchanges have been finished, and in a child of
-    ``multiprocessing`` too. A ``weakref.finalize`` would do nothing any more by then: once Python
-    has called those that run at exit, none runs, and that comes before the finalizers of
-    ``multiprocessing``. A fork does not call it. The arguments must not refer to the owner.
+    At the end of the process it runs after the exchanges have been finished, also in a child of
+    ``multiprocessing``. A ``weakref.finalize`` would do nothing by then: Python runs those at exit
+    before the finalizers of ``multiprocessing``, and none afterwards. A fork does not call it. The
+    arguments must not refer to the owner.
     """
     return Finalize(owner, leave, arguments, exitpriority=LEAVING)
 
@@ -636,14 +636,14 @@ def _leave(
 def _most_descriptors(near: int, remote: int, by_ucx: bool) -> int:
     """Return how many descriptors a rank needs while it joins, with some to spare.
 
-    For each peer on its host a connection, a process, a segment and an event; for each on another
-    host, a connection, twice for a moment.
+    For each peer on its host: a connection, a process, a segment and an event. For each on another
+    host: a connection, which for a moment is open twice.
     """
     return 4 * near + 2 * remote + (UCX_DESCRIPTORS if by_ucx else 0) + SPARE_DESCRIPTORS
 
 
 def _window(ranks: int) -> int:
-    """Return how many fragments may be under way from a rank to another on its host."""
+    """Return how many fragments may be in flight from a rank to another on its host."""
     return max(WINDOW // max(ranks - 1, 1), LEAST_WINDOW)
 
 
@@ -670,7 +670,7 @@ def _scratch(like: Elements) -> Elements:
 
 
 def _placed(given: Elements, work: Elements, code: Compiled, ranks: int) -> Elements:
-    """Return where a program reads its input: in place, if it can."""
+    """Return where a program reads its input: as given if it can, else copied to ``work``."""
     if given.address != work.address and (ranks == 1 or not code.out_of_place):
         _native.move(work.address, given.address, given.size_bytes)
         return work

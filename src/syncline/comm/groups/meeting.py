@@ -123,7 +123,7 @@ def listens(address: str) -> bool:
         try:
             connection.connect(address)
         except BlockingIOError:
-            return True  # many others call
+            return True  # its backlog is full
         except OSError:
             return False
         return _user_of(connection) == os.geteuid()
@@ -345,7 +345,7 @@ class Introduction(Meeting[Introduced]):
 
     def _call(self, other: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # A blocking call is served in turn, even if strangers call all the time.
+        # A blocking connect is served in turn, even if strangers keep connecting.
         wait = TIMEVAL.pack(0, int(LOOK_S * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         try:

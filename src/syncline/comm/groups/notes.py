@@ -92,7 +92,7 @@ def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
 
 
 def unreadable(rank: int, other: int, why: object) -> PeerError:
-    """Return what to raise where a note of rank ``other`` means nothing."""
+    """Return the error to raise if a note of rank ``other`` cannot be understood."""
     return PeerError(
         f"rank {rank}: a note of rank {other} in the store cannot be read ({why}); do all ranks "
         "have the same version of Syncline?"

@@ -273,7 +273,7 @@ def _did_not_join(ranks: Sequence[int]) -> str:
 
 
 MEETING_DESCRIPTORS = 2
-"""Of the socket that listens, and of a store in a file while it is read."""
+"""The listening socket, and a store in a file while it is read."""
 
 
 class Reception:
@@ -312,7 +312,7 @@ class Reception:
             self._listening.close()
             raise
         self.cards = self._roll.cards
-        """What each rank says of itself."""
+        """What each rank publishes about itself."""
         self.notes = Notes(store, self._roll.prefix, rank, deadline)
 
     def __enter__(self) -> Reception:

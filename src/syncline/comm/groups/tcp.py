@@ -19,7 +19,7 @@ from syncline.errors import PeerError, UserError
 from syncline.plan.document import Value
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-"""Names the interface, as for Gloo; of a list the first counts that has an address."""
+"""Names the interface, as for Gloo; in a list, the first one that has an address counts."""
 CALL_S = 1.0
 """How long an attempt to connect takes at most; the next one is to another address."""
 ADVICE = f"interface= or {VARIABLE} names a device that reaches the other hosts"
@@ -32,7 +32,7 @@ class Place(Value, frozen=True, kw_only=True):
     addresses: tuple[str, ...]
     port: int
     boot: str
-    """Tells whether it shares the machine, and so may be called at a loopback address."""
+    """Identity of its machine: on the same one it may be called at a loopback address."""
 
 
 def own_addresses(rank: int, interface: str | None) -> list[Address]:
@@ -163,7 +163,7 @@ class _Meeting(Meeting[Connected]):
 
 
 def _listening(own: Sequence[Address]) -> socket.socket:
-    """Return a socket that listens at an address, or for several at all."""
+    """Return a socket that listens at the only address or, if there are several, at all."""
     if len(own) == 1:
         family = socket.AF_INET if own[0].version == 4 else socket.AF_INET6
         listening = socket.create_server((str(own[0].ip), 0), family=family, backlog=BACKLOG)
@@ -190,8 +190,8 @@ def _place(notes: Notes, other: int) -> Place:
 def _ways(place: Place, own: Sequence[Address], boot: str) -> list[tuple[str, int]]:
     """Return where to call a rank: first in networks of this host, last at this host's addresses.
 
-    An address of both hosts is that of a bridge for containers, which leads nowhere; or the two
-    share the machine.
+    If both hosts have an address, it is that of a bridge for containers, which leads nowhere, or
+    the two share the machine.
     """
     mine = {each.ip for each in own}
     theirs = [ipaddress.ip_address(address) for address in place.addresses]

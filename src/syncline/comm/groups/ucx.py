@@ -22,7 +22,7 @@ WITHOUT_SHARED_MEMORY = ("TLS", "^sm")
 def new_worker(rank: int) -> _native.UcxWorker:
     """Return a worker of UCX for this rank.
 
-    Shared memory we have of our own; ``UCX_TLS`` in the environment overrides that.
+    UCX's shared memory is off, since we have our own; ``UCX_TLS`` in the environment overrides it.
 
     Raises:
         UserError: UCX is not installed, or cannot use the network or this process.
@@ -55,7 +55,7 @@ def addresses(
 
 
 def packed(address: bytes) -> str:
-    """Return an address as a note. UCX believes whatever it is given, so it has a checksum."""
+    """Return an address as a note, with a checksum: UCX does not check what it is given."""
     return base64.b64encode(hashlib.sha256(address).digest() + address).decode()
 
 

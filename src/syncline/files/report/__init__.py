@@ -1,1 +1,1 @@
-"""What Syncline found, for people and for machines: the page, the tables, the trace. No torch."""
+"""Reports for people and for machines: the page, the tables, the trace. No torch."""

@@ -1,4 +1,4 @@
-"""From a profile and a network to :class:`Advice`, and its screen."""
+"""Makes :class:`Advice` from a profile and a network, and prints it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for iteration times."""
 BUCKETS_MIB = (1, 2, 5, 10, 25, 50, 100, 200)
 RATES = {"10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
 LEAST_GAIN = 1.02
-"""Remedies below this are not worth a change."""
+"""Remedies that gain less than this factor are not worth a change."""
 ACCUMULATED = 4
 SMALL_SHARE = 0.05
 """Where communication takes less of an iteration than this, nothing here helps much."""
@@ -44,13 +44,13 @@ FAST_BYTES_PER_S = 1.25e9
 def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) -> Advice:
     """Return what limits a training, and what would shorten its iterations.
 
-    The iteration is the profile's baseline where it has one. Every prediction is a ratio: predicted
-    with the change over predicted as it is, times the iteration.
+    The iteration is the profile's baseline where it has one. Every prediction is this iteration
+    times a ratio: the time predicted with the change over the time predicted without it.
 
     Args:
         profile: what a worker computes.
         network: what messages cost.
-        ranks: what each rank saw.
+        ranks: what each rank observed.
 
     Raises:
         UserError: the network has no link, so it cannot be carried over to other circumstances.
@@ -61,7 +61,7 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
     iteration_s = baseline.iteration_s if baseline else as_it_is_s
     parts = _parts(profile, iteration_s)
     noise = baseline.noise_s / iteration_s if baseline else 0.0
-    # What the simulator does not explain of today's iteration, it may miss elsewhere too.
+    # The simulator may miss elsewhere as much as it misses of today's iteration.
     error = math.hypot(MODEL_ERROR, noise, as_it_is_s / iteration_s - 1)
     simulator = WhatIfSimulator(
         profile, network, {name: partial(planned, name) for name in ("ddp", "auto")}

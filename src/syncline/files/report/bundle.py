@@ -32,7 +32,7 @@ DOCUMENTS: dict[str, tuple[str, type[Document]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What one run, or one simulation, leaves behind; every part is optional, but not all.
+    """What one run, or one simulation, leaves behind; every part is optional, but one is required.
 
     Raises:
         UserError: on construction, if every part is missing, or a measured timeline is given as

@@ -27,7 +27,7 @@ class Axis:
 
     @classmethod
     def log(cls, low: float, high: float, ticks: Sequence[float]) -> Axis:
-        """Return a logarithmic axis of some length."""
+        """Return a logarithmic axis whose length is never 0."""
         return cls(low, high if high > low else low * 2, ticks, logarithmic=True)
 
     @classmethod
@@ -53,8 +53,8 @@ class Axis:
     def of(cls, values: Sequence[float]) -> Axis:
         """Return the logarithmic axis from the first to the last value, with ticks at some of them.
 
-        At every n-th value including the last, with the least n that leaves room for labels; if
-        there is none, at those values that have room.
+        Ticks are at every n-th value including the last, with the least n that leaves room for
+        labels. If no n does, they are at those values that have room.
         """
         axis = cls.log(values[0], values[-1], values)
         last = len(values) - 1
@@ -75,7 +75,7 @@ class Axis:
 
     @classmethod
     def between(cls, values: Sequence[float]) -> Axis:
-        """Return the linear axis of a little more than the values, from tick to tick."""
+        """Return the linear axis from tick to tick that covers slightly more than the values."""
         low, high = min(values), max(values)
         step = _round_up(max(high - low, high * 0.02) / (MOST_TICKS - 2), (1, 2, 5, 10))
         low = math.floor(low / step - 0.25) * step

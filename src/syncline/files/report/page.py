@@ -82,8 +82,8 @@ def page(
 ) -> str:
     """Return one HTML file.
 
-    The page's policy forbids every request, and every script whose hash is not that of its own. So
-    a name in the data would not run even if it slipped through the escaping.
+    The page's security policy forbids all requests, and all scripts but its own, which it knows by
+    hash. So a name in the data would not run even if it slipped through the escaping.
 
     Args:
         title: of the window; may be empty.

@@ -72,7 +72,7 @@ class PlannerTable(Value, frozen=True):
     suggestion: str = ""
     """What sparse exchange would gain, in a sentence; empty where that was not predicted."""
     sharing: str = ""
-    """What jobs that share the links do to the chosen planner's iteration; empty for one job."""
+    """Effect of jobs that share the links on the chosen planner's iteration; empty for one job."""
 
 
 class Check(Value, frozen=True):
@@ -165,7 +165,7 @@ class PhaseFacts(Value, frozen=True):
     iterations: int
     seconds: float
     cost_s: float | None
-    """What it took beyond as many final iterations; None for these, and where there are none."""
+    """Its time minus that of as many final iterations; None for those, or if there are none."""
 
 
 class RunFacts(Value, frozen=True):
@@ -239,7 +239,7 @@ def _run(run: Run) -> RunFacts:
 
 
 def _facts(kind: type[T], source: object, **others: Any) -> T:
-    """Return facts whose fields are the attributes of ``source``, but for ``others``."""
+    """Return facts whose fields are the attributes of ``source``, except ``others``."""
     names = (field.name for field in msgspec.structs.fields(kind) if field.name not in others)
     return kind(**{name: getattr(source, name) for name in names}, **others)
 

@@ -15,11 +15,11 @@ from syncline.files.report import units
 from syncline.files.report.markup import Column, Row
 
 THIN_SPACE = "\u2009"
-"""Between thousands. Unlike other characters that are not printable, it steers no terminal."""
+"""Between thousands. Unlike other unprintable characters, it does not control the terminal."""
 
 
 def plain(content: str) -> str:
-    """Return text with the characters escaped that would steer the terminal."""
+    """Return text with the characters escaped that would control the terminal."""
     return printable(content, f"\n{THIN_SPACE}")
 
 
@@ -84,11 +84,11 @@ def table(
 
 
 WIDTH = 160
-"""Least columns of an output that is no terminal."""
+"""The fewest columns of an output that is not a terminal."""
 
 
 def widen(console: Console) -> None:
-    """Make an output that is no terminal wide enough for most tables."""
+    """Make an output that is not a terminal wide enough for most tables."""
     if not console.is_terminal:
         console.width = max(console.width, WIDTH)
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: with a unit, and with no more digits than they deserve."""
+"""Numbers as people read them: with a unit, and only with the digits that matter."""
 
 from __future__ import annotations
 

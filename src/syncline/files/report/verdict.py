@@ -19,7 +19,7 @@ RESULTS_SHOWN = 2
 """Results of the training among the key figures; all of them are in report.json."""
 
 DDP = "ddp"
-"""The planner that mirrors what stock DistributedDataParallel does."""
+"""The planner that mirrors what torch's DistributedDataParallel does."""
 
 
 class Verdict(Value, frozen=True):

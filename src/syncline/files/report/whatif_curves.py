@@ -28,13 +28,13 @@ ALIKE = 0.005
 """Planners whose iterations differ by less than this share everywhere are one line."""
 COLOURS = 6
 NAMED = 5
-"""Planners with a colour where there are more planners than colours. One more has a colour if it
-leads at some point or is stock DDP."""
+"""Planners with a colour if there are more planners than colours. One more has a colour if it leads
+at some point or is DDP."""
 TINY_S = 1e-9
 
 
 class PlannerGroup(NamedTuple):
-    """Planners that are one line."""
+    """Planners that are drawn as one line."""
 
     planners: tuple[str, ...]
     css: str
@@ -111,7 +111,7 @@ def coloured(what_if: WhatIf) -> dict[str, str]:
     """Return the class of the colour of each planner that has one, the same in every panel.
 
     If there are more planners than colours, the colours go to planners that lead at most points, to
-    stock DDP, and to those that are fastest on average.
+    DDP, and to those that are fastest on average.
     """
     points = what_if.points
     leads = Counter(point.best.planner for point in points)

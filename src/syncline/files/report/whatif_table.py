@@ -40,7 +40,7 @@ def print_what_if(console: Console, what_if: WhatIf) -> None:
 
 
 def what_if_table(what_if: WhatIf, *, few: int = FEW) -> RenderableType:
-    """Return the points with what the planners make of them, and what limits the chosen one.
+    """Return the points with the planners' predictions, and what limits the chosen point.
 
     Worker counts vary within a block; a blank line separates blocks. Up to ``few`` planners have
     columns of their own; of more, the fastest is shown.

@@ -1,1 +1,1 @@
-"""Readers and writers of other tools' traces, one format a file."""
+"""Readers and writers of other tools' traces, one format per file."""

@@ -1,8 +1,8 @@
 """ASTRA-sim's text workload of data-parallel training.
 
 The first line is ``DATA``, the second the number of layers. Each further line is a layer, with 12
-columns: the name, -1, then for the forward pass, the input gradient and the weight gradient each a
-time, a collective and its bytes, and last the time of the update.
+columns: the name, -1, then a time, a collective and its bytes for each of the forward pass, the
+input gradient and the weight gradient, and last the time of the update.
 
 Times are cycles of the simulated accelerator, whose clock is not in the file; ASTRA-sim counts one
 a nanosecond. It runs forward through the layers, then back: first each layer's weight gradient,
@@ -56,9 +56,9 @@ def read_astrasim(
     """Read a data-parallel workload.
 
     Raises:
-        UserError: the clock is no positive number.
-        FileError: it is no such file, is cut off, is of another parallelism, a layer exchanges
-            activations, or a value is no number, negative or absurd.
+        UserError: the clock is not a positive number.
+        FileError: it is not a workload file, is cut off, is of another parallelism, a layer
+            exchanges activations, or a value is not a number, negative or absurd.
     """
     _check_clock(clock_hz)
     layers: list[Layer] = []
@@ -149,7 +149,7 @@ def write_astrasim(profile: Profile, *, clock_hz: float = DEFAULT_CLOCK_HZ) -> W
     """Write a profile as a data-parallel workload; times are rounded to whole cycles.
 
     Raises:
-        UserError: the clock is no positive number, or the profile has nothing that a layer could
+        UserError: the clock is not a positive number, or the profile has nothing that a layer could
             be made of.
     """
     _check_clock(clock_hz)

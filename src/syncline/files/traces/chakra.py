@@ -64,10 +64,10 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
     """Read a Chakra trace of one rank, packed or not.
 
     The profile has a gradient for each message that sums. O((n + m) log n) for n nodes and m
-    dependencies, all of which are held.
+    dependencies, all held in memory.
 
     Raises:
-        FileError: it is no such file, is broken or truncated, a node comes twice, the data
+        FileError: it is not a Chakra trace, is broken or truncated, a node occurs twice, the data
             dependencies have a cycle, a value is absurd, or nothing is summed.
     """
     metadata = Metadata()
@@ -231,24 +231,24 @@ SUMMING = (
     CollectiveType.REDUCE_SCATTER,
     CollectiveType.REDUCE_SCATTER_BLOCK,
 )
-"""Collectives that a gradient is exchanged by."""
+"""Collectives that exchange gradients."""
 
 
 class _Tasks(NamedTuple):
     nodes: list[Node]
-    """Those that are operations: what computes, and messages that wait for several operations."""
+    """The operations: nodes that compute, and messages that wait for several operations."""
     after: list[list[int]]
-    """For each of these the indices of the operations that it waits for."""
+    """For each of these, the indices of the operations that it waits for."""
     messages: list[tuple[Node, int]]
-    """Each with the operation after which it may leave; -1 for none."""
+    """Each with the operation after which it may be sent; -1 for none."""
     left_out: Counter[str]
 
 
 def _foreign(graph: Graph, model: str) -> Trace:
     """Read a trace that does not hold the phases.
 
-    A launched message adds an operation of no duration, the event that a framework records there:
-    it waits for the launch and for everything that the device was given before.
+    A launched message adds an operation of zero duration: the event that a framework records there.
+    It waits for the launch and for all earlier work of the device.
     """
     tasks = _tasks(graph)
     if not tasks.messages:
@@ -336,19 +336,19 @@ def _kind(node: Node) -> str:
 
 
 class Graph(NamedTuple):
-    """Nodes in an order in which each comes after those it depends on."""
+    """Nodes in topological order: each comes after those it depends on."""
 
     nodes: list[Node]
     before: list[array[int]]
-    """For each node the places in ``nodes`` of those it depends on."""
+    """For each node, the indices in ``nodes`` of those it depends on."""
     notes: list[str]
 
     @classmethod
     def of(cls, nodes: list[Node]) -> Graph:
         """Order the nodes of a file. O((n + m) log n) for n nodes and m dependencies.
 
-        Dependencies on nodes that the file does not hold are left out; where control dependencies
-        have cycles, all of them are. ``notes`` says so.
+        Dependencies on nodes that the file does not hold are left out. If control dependencies have
+        cycles, all control dependencies are left out. ``notes`` says so.
 
         Raises:
             UserError: two nodes have one id, or the data dependencies have a cycle.
@@ -412,11 +412,11 @@ def _phases(
 ) -> list[Phase]:
     """Infer the phase of each operation.
 
-    Operations before the first backward one are forward; from there until the last gradient is
-    ready, backward; after that ``finalize`` (unpacking), or update where the name says so. Backward
-    operations are those with such a name, those on a thread of the autograd engine (any but the
-    first thread with an operation of such a name), and those launched by them. Before the first
-    backward operation, reading and copying of the batch are recognised by name and type.
+    Operations before the first backward one are forward. From there until the last gradient is
+    ready they are backward. Later ones are update if the name says so, else ``finalize``
+    (unpacking). Backward operations are those with a backward name, those on an autograd thread
+    (one with such an operation, but not the first thread), and those launched by them. Before the
+    first backward operation, reading and copying of the batch are recognised by name and type.
 
     ``launched_by`` gives for each the index of the operation on the CPU that launched it, if any;
     ``last_ready`` is the index of the operation that makes the last gradient ready.

@@ -25,7 +25,7 @@ LONGEST_MESSAGE_BYTES = 1 << 26
 """Bounds the memory that a broken length can take."""
 MOST_NODES = 1_000_000
 MOST_EDGES = 20_000_000
-"""Bounds the memory: about a gigabyte of them."""
+"""Bounds the memory: this many take about a gigabyte."""
 
 AttributeValue = int | float | str
 """What an attribute holds; lists are skipped."""
@@ -232,7 +232,7 @@ def read_nodes(stream: BinaryIO, wanted: Collection[str]) -> Iterator[Metadata |
                 f"{where}: more than {MOST_NODES} nodes or {MOST_EDGES} dependencies; cut the "
                 "trace down to one iteration"
             )
-        # Kernels of one name come thousands of times.
+        # Kernels of one name occur thousands of times.
         yield node._replace(name=strings.setdefault(node.name, node.name))
 
 
@@ -252,7 +252,7 @@ def _node(message: bytes, wanted: Mapping[bytes, str], where: str) -> Node:
     if read is None:
         raise UserError(f"{where}: the message is broken; record or copy the trace again")
     for field in UnknownFieldSet(read):
-        if field.field_number in NODE_FIELDS:  # known fields of another type are unknown ones
+        if field.field_number in NODE_FIELDS:  # known fields of a wrong type are parsed as unknown
             raise UserError(
                 f"{where}: field {field.field_number} is of wire type {field.wire_type}; this is "
                 "no node of a Chakra trace"

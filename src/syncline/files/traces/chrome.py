@@ -26,12 +26,12 @@ class Flow(NamedTuple):
 
 
 def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
-    """Return arrows from what each message waited for, and to what waited for it.
+    """Return the arrows into and out of each message.
 
-    Into a message: from the operation that made its last gradient ready, or, for an all-gather,
-    from the reduce-scatters that it completes. Out of it: to the first unpacking or update after
-    it, or, where the plan's operations wait by need, to those of the next iteration that read its
-    parameters. Spans are matched by label and order.
+    An arrow into a message comes from the operation that made its last gradient ready or, for an
+    all-gather, from the reduce-scatters that it completes. An arrow out of it goes to the first
+    unpacking or update after it or, if the plan's operations wait by need, to those of the next
+    iteration that read its parameters. Spans are matched by label and order.
     """
     sending = [span for span in timeline.spans if span.kind == "message"]
     computing = [span for span in timeline.spans if span.kind not in NOT_COMPUTING]
@@ -73,7 +73,7 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
 
 
 def _message_runs(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
-    """Return the spans of each message: by its label, or by order where no label is known."""
+    """Return the spans of each message: by its label, or by order if no label is known."""
     labels = [plan.label(tensors) for tensors in plan.message_tensors()]
     if {span.label for span in spans}.isdisjoint(labels):
         return _matched([""] * len(labels), spans, by_label=False)
@@ -93,8 +93,8 @@ def _matched(
 ) -> list[list[Span]]:
     """Return the spans of each label, by start; a label may come several times.
 
-    A lane runs the labels of an iteration in their order, iteration after iteration. Spans on a
-    lane that are no whole number of iterations cannot be matched and are left out.
+    A lane runs the labels of an iteration in their order, iteration after iteration. If the spans
+    on a lane are not a whole number of iterations, they cannot be matched and are left out.
     """
     lanes: dict[str, dict[str, list[Span]]] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.stop_ns)):
@@ -124,11 +124,11 @@ def _first_after(runs: Sequence[Span], span: Span) -> Span | None:
 def to_chrome_trace(
     timelines: Iterable[Timeline], *, profile: Profile | None = None, plan: Plan | None = None
 ) -> str:
-    """Return the timelines as one trace: a process a timeline, a thread a row of spans.
+    """Return the timelines as one trace: one process per timeline, one thread per row of spans.
 
-    Spans of a lane that overlap go to further threads of that lane, because the format takes
-    events of one thread for nested calls and Perfetto drops those that overlap in part. Where it is
-    known when messages were ready, a counter shows how many are ready and have not been sent.
+    Overlapping spans of a lane go to further threads of that lane: the format takes events of one
+    thread for nested calls, and Perfetto drops those that overlap in part. If the times at which
+    messages were ready are known, a counter shows how many are ready and have not been sent.
 
     Each timeline starts at time 0. A profile and a plan together add the arrows of :func:`flows`;
     in timelines of other plans no message is matched. The JSON text is an object with
@@ -182,7 +182,7 @@ def _complete(span: Span, pid: int, tid: int) -> dict[str, Any]:
         "args": args,
     }
     if span.kind == "wait":
-        # The name tells it from the operation that waits; chrome://tracing draws it in red.
+        # The name distinguishes it from the operation that waits; chrome://tracing draws it in red.
         event |= {"name": f"wait: {span.label}", "cname": "terrible"}
     return event
 
@@ -208,7 +208,7 @@ def _arrows(
     thread = {id(span): tid for tid, row in enumerate(threads, start=1) for span in row.spans}
     events: list[dict[str, Any]] = []
     for number, (source, target) in enumerate(found, start=first_id):
-        # An arrow is tied to the span that is open at its time: the last nanosecond still is.
+        # An arrow binds to the span open at its time; in its last nanosecond a span still is.
         leaves_ns = max(source.stop_ns - 1, source.start_ns)
         for phase, span, at_ns in (("s", source, leaves_ns), ("f", target, target.start_ns)):
             event = {

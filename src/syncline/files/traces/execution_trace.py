@@ -120,8 +120,8 @@ class ExecutionTrace(NamedTuple):
         """Return a step of a profiler trace with the sizes from this trace.
 
         Operators are matched by record function id, which is the same in both traces if they were
-        recorded together; else by order, if an iteration has as many gradients and messages, and
-        messages of the same sizes where both say them.
+        recorded together. Otherwise they are matched by order, in an iteration that has as many
+        gradients and messages, and the same sizes of messages where both traces give them.
 
         Raises:
             MismatchError: no iteration here has the step's gradients and messages.
@@ -259,10 +259,10 @@ class _Reader:
         )
 
     def _iterations(self) -> list[TracedIteration]:
-        """Return the iterations, each up to a step of the optimizer.
+        """Return the iterations, each ending with a step of the optimizer.
 
-        Where the trace says when a backward pass begins, the messages before it hold no gradients,
-        but for example an average of losses.
+        If the trace says when a backward pass begins, messages before it are left out: they hold no
+        gradients, but for example an average of losses.
         """
         iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
@@ -322,7 +322,7 @@ class _Reader:
                 self._grow(group.get("group_size"), where)
 
     def _grow(self, workers: Any, where: str) -> None:
-        """Take in the size of a group; that of the largest is the worker count."""
+        """Note the size of a group; the largest size is the worker count."""
         if workers is None:
             return
         if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
@@ -342,7 +342,7 @@ def _broken(where: str, what: str) -> UserError:
 
 
 def _attributes(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a node's attributes: a list of named values from 1.0.2 on, before beside the name."""
+    """Return a node's attributes: from 1.0.2 on a list of named values, earlier beside the name."""
     listed = node.get("attrs")
     if not isinstance(listed, list):
         return node

@@ -102,8 +102,8 @@ def read_trace(
 ) -> tuple[Format, Trace]:
     """Read one trace, of the given format or the one recognised; return its format too.
 
-    ``paths`` names one file; or the profiler traces of a job, one for each rank, and with them its
-    execution traces, one in all or one for each rank.
+    ``paths`` names one file, or the profiler traces of a job, one for each rank. With those it may
+    also name the job's execution traces: one in all, or one for each rank.
 
     Raises:
         FileError: a file cannot be read, is broken, or of no known format.

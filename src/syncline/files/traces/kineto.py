@@ -1,6 +1,6 @@
 """PyTorch profiler traces (Kineto, Chrome trace events) as Syncline's nouns.
 
-Reading has four stages, a file each: events of all schemas in one form (``kineto_events``), steps
+Reading has four stages, one file each: events of all schemas in one form (``kineto_events``), steps
 with their phases and messages (``kineto_steps``), tasks without waiting (``kineto_cut``), and the
 nouns (``kineto_profile``). This file aligns the clocks of the ranks and estimates what messages
 cost without waiting. The notes say what a trace lacks.
@@ -49,12 +49,12 @@ class KinetoTrace(NamedTuple):
     """Workers of the job; None where the trace does not say."""
     steps: tuple[StepTasks, ...]
     points: tuple[Measurement, ...]
-    """Measured messages: bytes and seconds, the shortest of this size or any larger one."""
+    """Measured messages: bytes, and the shortest seconds of this or any larger size."""
     notes: tuple[str, ...]
     """What could not be recovered and what was assumed, one sentence each."""
 
     def profile(self) -> Profile:
-        """Return the medians over the steps that consist of the same tasks as most.
+        """Return the medians over those steps that have the same tasks as most steps.
 
         Raises:
             UserError: the trace lacks what a profile needs (the sizes of the gradients, or device
@@ -134,7 +134,7 @@ def read_kineto(
 
     Raises:
         FileError: a file cannot be read or is no usable profiler trace.
-        MismatchError: the files are of different jobs, or twice of the same rank.
+        MismatchError: the files are of different jobs, or two are of the same rank.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -244,7 +244,7 @@ def _partners(
 
 
 def _with_message_sizes(step: StepTasks) -> StepTasks:
-    """Return the step with the sizes of messages that its gradients tell and the trace does not."""
+    """Return the step; sizes of messages that the trace lacks are added up from its gradients."""
     if all(message.elements is not None for message in step.messages):
         return step
     exchange = exchange_of(step, [])
@@ -264,7 +264,7 @@ def _aligned_steps(
 ) -> list[StepTasks]:
     """Return the steps of all ranks, with how much later each began than on the earliest rank.
 
-    A file that does not say its rank counts as that of its index.
+    A file that does not state its rank gets its index as the rank.
     """
     found: list[StepTasks] = []
     source_of: dict[int, str] = {}
@@ -300,7 +300,7 @@ def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
 def _measured_messages(
     steps: Sequence[StepTasks], notes: list[str], *, ranks: int, workers: int | None
 ) -> tuple[Measurement, ...]:
-    """Return what messages of each size cost: the median where all ranks were traced.
+    """Return the cost of messages of each size: the median if all ranks were traced.
 
     A measured duration is the cost plus waiting, and the rank that comes last does not wait.
     Without all ranks, the shortest duration is an upper bound. No message is faster than a smaller
@@ -332,10 +332,10 @@ def _measured_messages(
 
 
 def _message_costs(points: Sequence[Measurement]) -> Fit | None:
-    """Return what messages cost, as a curve; None for fewer than two sizes.
+    """Return the cost curve of messages; None for fewer than two sizes.
 
-    A job sends the same few messages at every step. What these cost was measured, and a line
-    through them misses it by some percent; so the curve is exact at few sizes.
+    A job sends the same few messages at every step. A fitted line misses their measured costs by
+    some percent. So if there are few sizes, the curve goes through the measured costs.
     """
     sizes = {point.size_bytes for point in points}
     if len(sizes) < 2:
@@ -370,17 +370,17 @@ def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
 
 
 FEW_SIZES = 16
-"""Up to so many sizes of messages, each of them counts as measured."""
+"""With at most this many sizes of messages, the cost curve goes through each measured one."""
 WAITING_SHARE = 0.05
-"""A message that takes this share longer than its cost waited for other workers; less is noise."""
+"""A message that takes longer than its cost by this share waited for other workers."""
 
 
 def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> list[StepTasks]:
-    """Return the steps with the waiting until other workers, too, had the gradients of a message.
+    """Return the steps with waits until the other workers, too, had the gradients of a message.
 
-    An all-reduce begins when the last worker has its gradients: its cost without waiting before its
-    end. Until then the operation before the message waits. Where it waited on one rank, all ranks
-    wait until it begins, so that it begins in the mean when the last worker is ready.
+    An all-reduce begins when the last worker has its gradients. That is its end minus its cost
+    without waiting; until then, the operation before the message waits. If it waited on one rank,
+    all ranks wait until it begins, so that on average it begins when the last worker is ready.
 
     Args:
         steps: with an operation for each message that ends when the message could leave the rank.
@@ -399,7 +399,7 @@ def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> l
     found = []
     for step, own in zip(steps, begins, strict=True):
         tasks = list(step.tasks)
-        waited_ns = -(1 << 62)  # until when the waits before lasted
+        waited_ns = -(1 << 62)  # when the waits so far end
         for index, (begin_ns, _) in own.items():
             if (step.number, index) not in waited:
                 continue

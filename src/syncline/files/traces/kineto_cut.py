@@ -10,10 +10,10 @@ recorded on a device, the operators of the host are the computation.
 Every stream is a lane. Waits between streams are not recorded. A task that began later than its
 launch and its own stream allow is taken to have waited for the last task of another stream that
 ended before it. If it began later still, as in the middle of a CUDA graph, or the host went on
-later than what it waited for, the rest is a wait of its own. To see that, a step is simulated while
-it is taken apart, as it will be from its profile. Communication with other workers other than
-gradient messages is waiting, not computing. So it has a lane of its own: its kernels, and on the
-host the time that a thread waited.
+later than what it waited for, the rest is a wait of its own. To detect that, a step is simulated
+while it is taken apart, just as its profile will be. Communication with other workers, apart from
+gradient messages, is waiting, not computing. So its kernels, and on the host the time that a thread
+waited, have a lane of their own.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
     begun_ns = {c.correlation: c.start_ns for c in sorted(events.calls, key=_started, reverse=True)}
     steps = []
     for outline in outlines:
-        # What no recorded call launched was launched before the trace began.
+        # Tasks that no recorded call launched were launched before the trace began.
         earlier = [
             task
             for task in events.device
@@ -138,7 +138,7 @@ class _Cutter:
         own = [task for number in self._launches for task in launched.get(number, ())]
         self._lane_of: dict[int, Resource] = {id(t): self._lane(t, lanes) for t in own}
         self._share: dict[int, int] = {}
-        """How long each task kept its lane busy: streams that share a lane count once."""
+        """How long each task kept its lane busy; overlapping streams of a lane count once."""
         busy_until: dict[Resource, int] = {}
         for task in sorted(own, key=lambda t: (t.start_ns, t.stop_ns)):
             if id(task) not in self._exchanged:
@@ -154,13 +154,13 @@ class _Cutter:
         self._ends_ns: list[int] = []
         """When each task ends in the simulation."""
         self._free_ns: dict[Resource, int] = {}
-        """When what was launched on each lane so far ends."""
+        """When the work launched so far on each lane ends in the trace."""
         self._done = sorted(own, key=attrgetter("stop_ns"))
         self._index_of: dict[int, int] = {}
         self._last_host = -1  # index of a task; -1: none yet
         self._last_device = -1
         self._waited: tuple[int, ...] = ()
-        """What the host's next work waits for beside the work before it."""
+        """Tasks that the host's next work waits for, besides the work before it."""
         self._queued_until_ns = outline.start_ns
         self._first_kernel = False
         self._forward: list[tuple[int, int]] = []  # (end or launch, task)
@@ -176,7 +176,7 @@ class _Cutter:
             and op.start_ns >= outline.backward_ns
             and not op.name.endswith("AccumulateGrad")
         ]
-        # The last operator with the number of a backward node makes it; earlier ones carry it, too.
+        # Of the operators with a backward node's sequence number, the last one makes that node.
         self._sources: dict[int | None, int] = {
             op.sequence: op.start_ns
             for op in outline.ops
@@ -228,10 +228,10 @@ class _Cutter:
         earlier: Sequence[DeviceTask],
         lanes: Mapping[str, Resource],
     ) -> tuple[dict[Resource, int], int]:
-        """Return until when ``earlier`` tasks keep each lane busy, and all of the device.
+        """Return until when ``earlier`` tasks keep each lane busy, and the whole device.
 
-        A lane is busy with the step before until it was so in the trace. But if the step itself
-        leaves less to do after its end, less counts: the rest is no part of a step that repeats.
+        A lane is busy with the previous step as long as it was in the trace. But if this step
+        leaves less work after its end, only that counts: the rest is no part of a repeating step.
         """
         start_ns, length_ns = self._step.start_ns, self._step.stop_ns - self._step.start_ns
         busy: dict[Resource, int] = {}
@@ -245,7 +245,7 @@ class _Cutter:
             free[lane] = min(until_ns, max(t.stop_ns for t in tasks) - length_ns)
         first = min((task.start_ns for task in own), default=start_ns)
         last = max((task.stop_ns for task in own), default=start_ns + length_ns)
-        # Without a step before it takes no less than the host's time.
+        # Without a previous step, it takes at least the host's time.
         return free, max(busy.values(), default=min(first, last - length_ns))
 
     @staticmethod
@@ -257,8 +257,8 @@ class _Cutter:
     def _marks(self) -> list[CutMark]:
         """Return the cuts in order.
 
-        Phases begin, a batch has been read, a gradient is final, a message or other work has been
-        launched, the host waits for the device; and without a device, an operator ends.
+        A cut is where a phase begins, a batch has been read, a gradient is final, work is launched,
+        or the host waits for the device; without a device, also where an operator ends.
         """
         step = self._step
         marks = [
@@ -305,7 +305,7 @@ class _Cutter:
         return marks
 
     def _accumulations(self) -> list[CutMark]:
-        """Return when each gradient is final: after what the engine runs around accumulation."""
+        """Return when each gradient is final: when the engine's work around accumulation ends."""
         step = self._step
         around = [op for op in step.ops if op.name.startswith(EVALUATE)]
         launches = [c.launch_ns for c in self._collectives]
@@ -333,13 +333,13 @@ class _Cutter:
     ) -> None:
         """Add the host's work from the last cut to ``at_ns``.
 
-        A task of no time is added, too: steps then have the same tasks even if two events fall on
-        one tick of the clock. ``after`` are device tasks that the host waited for; ``spent_ns`` is
-        how much of the time was work, if not all.
+        A task of zero duration is added, too, so that steps have the same tasks even if two events
+        fall on one tick of the clock. ``after`` are device tasks that the host waited for;
+        ``spent_ns`` is how much of the time was work, if not all.
         """
         start = self._cursor_ns
         at_ns = max(at_ns, start)
-        # Until a blocking copy begins the host waits for what is launched next, not for the past.
+        # Before a blocking copy begins, the host waits for what it launches next, not for the past.
         late_ns = LATE_NS if after or spent_ns is None else None
         if spent_ns is None:
             spent_ns = at_ns - start - self._waited_for_peers(start, at_ns)
@@ -396,7 +396,7 @@ class _Cutter:
     # What the device does
 
     def _call(self, call: LaunchCall, tasks: tuple[DeviceTask, ...]) -> None:
-        """Add what a call launched and whether the host waited for it."""
+        """Add the tasks that a call launched, and the host's wait for the device if it waited."""
         if not tasks:
             self._synchronise(call)
             return
@@ -427,7 +427,7 @@ class _Cutter:
         self._end_wait(call, waited, awaited)
 
     def _done_by(self, at_ns: int) -> Iterator[DeviceTask]:
-        """Yield the step's device tasks that have ended by then, the last first."""
+        """Yield the step's device tasks that have ended by then, the latest first."""
         ended = bisect.bisect_right(self._done, at_ns, key=attrgetter("stop_ns"))
         for index in reversed(range(ended)):
             yield self._done[index]
@@ -440,7 +440,7 @@ class _Cutter:
         return None
 
     def _end_wait(self, call: LaunchCall, waited: DeviceTask, index: int) -> None:
-        """Add the rest of a call that waited for a device task; after that task it worked."""
+        """Add the rest of a call that waited for a device task; it worked after that task ended."""
         spent_ns = max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0)
         self._work_until(call.stop_ns, after=(index,), spent_ns=spent_ns)
 
@@ -450,8 +450,8 @@ class _Cutter:
         lane = self._lane_of[id(task)]
         to_device = task.kind == "copy" and TO_DEVICE.search(task.name)
         if to_device and lane == STREAMS[0] and not self._first_kernel:
-            # Of the batch. Later copies are part of the pass that makes them, and those on another
-            # stream may be of the next batch: what waits for them is seen as for other tasks.
+            # A copy of the batch. Later copies are part of the pass that makes them. Those on
+            # another stream may be of the next batch; waits for them are found as for other tasks.
             phase = "copy"
         elif task.kind == "kernel":
             self._first_kernel = True
@@ -478,7 +478,7 @@ class _Cutter:
         before = self._last_done(task.start_ns)
         if before is None or before.stop_ns <= free:
             return None
-        # For a gradient message there is none: the simulator lets the update wait for it.
+        # A gradient message has no task: the simulator lets the update wait for it.
         return self._index_of.get(id(before))
 
     def _note_forward(self, at_ns: int) -> None:
@@ -488,7 +488,7 @@ class _Cutter:
     def _add(self, task: TracedTask, *, late_ns: int | None = None) -> int:
         """Add a task; simulate when it ends, as :mod:`syncline.plan.simulator` will.
 
-        If it ended later by more than ``late_ns``, the difference is a wait.
+        If it ended more than ``late_ns`` later in the trace, the difference is a wait.
         """
         needed = [self._step.start_ns, *(self._ends_ns[b] for b in task.after)]
         if task.held_by is not None:
@@ -514,7 +514,7 @@ class _Cutter:
         return (self._last_host,) if self._last_host >= 0 else ()
 
     def _point(self, name: str, at_ns: int) -> int:
-        """Add a point of the device's time that others can wait for.
+        """Add a point in the device's time that other tasks can wait for.
 
         It follows what was launched before; from ``finalize`` on, the device waits for messages.
         """
@@ -544,9 +544,9 @@ class _Cutter:
         return self._forward[place][1] if place < len(self._forward) else None
 
     def _message(self, at_ns: int, collective: MeasuredCollective) -> None:
-        """Add the points at which a message may leave: here, and on all workers.
+        """Add the points at which a message may leave: on this worker, and on all workers.
 
-        Here it has been launched, with its gradients computed. How much later the other workers
+        Here it has been launched and its gradients are computed. How much later the other workers
         are is not known yet; see :func:`syncline.files.traces.kineto.with_waiting`.
         """
         self._work_until(at_ns)

@@ -43,7 +43,7 @@ LACKING: dict[Holds, str] = {
     "backward": "a backward pass is in the trace, but no gradient became ready in it: record whole "
     "training iterations, up to the optimizer's step",
 }
-"""By what a step without gradients holds: what to record."""
+"""What to record, by what a step without gradients holds."""
 
 
 class TracedExchange(NamedTuple):
@@ -59,10 +59,10 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
     They are the gradient tensors if their sizes are known and add up to the messages, else the
-    messages. A gradient without a size gets what is left of its message; if the message's size is
+    messages. A gradient without a size gets the remainder of its message; if the message's size is
     unknown, too, it is left out, with a note.
     """
-    # A shape of "[]" may be a scalar's or that of no tensor.
+    # A shape of "[]" may be a scalar's, or mean that there is no tensor.
     parameters = [
         p._replace(elements=None) if p.elements == 1 and not element_dtype(p.dtype) else p
         for p in step.parameters
@@ -191,11 +191,11 @@ def _exchange(
 
 
 MOST_OPERATIONS = 4000
-"""Operations of a profile; neighbouring launches are merged until there are no more."""
+"""The most operations of a profile: neighbouring launches are merged until there are so few."""
 
 
 def alike_steps(steps: Sequence[StepTasks]) -> list[StepTasks]:
-    """Return the steps that consist of the same tasks as most of those that train."""
+    """Return the steps that have the same tasks as most steps that train."""
     training = [step for step in steps if step.parameters or step.messages] or steps
     shapes = [_shape(step) for step in training]
     common = statistics.mode(shapes)
@@ -227,7 +227,7 @@ def make_profile(
 
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long. So they are scaled, for each phase and
-    lane, to the median of what the steps spent there; except for waiting for other workers. A
+    lane, to the median of what the steps spent there. Waiting for other workers is not scaled. A
     gradient whose reader is not known counts as needed by the first task of the forward pass, the
     only assumption that always holds. Above ``most_operations``, neighbouring launches are merged.
 
@@ -294,17 +294,17 @@ def _scales(
     for group, inside in groups.items():
         spent = (math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps)
         found = math.fsum(medians[i] for i in inside)
-        # Waiting falls elsewhere in each step and runs beside the computing: its sum says nothing.
+        # Each step waits elsewhere, and while others compute: the sum of waits means nothing.
         alone = group[1] in NOT_COMPUTED or found <= 0
         scales[group] = 1.0 if alone else statistics.median(spent) / found
     return scales
 
 
 def _with_waits(tasks: Sequence[TracedTask]) -> tuple[list[TracedTask], list[int]]:
-    """Return the tasks with their unexplained waits as tasks; and the new index of each.
+    """Return the tasks with their unexplained waits as further tasks, and the new index of each.
 
-    A wait begins when the task could, and the task begins when it is over. Waits too short to
-    matter are added to the next one of the lane.
+    A wait begins when its task could have begun; the task begins when the wait is over. A wait too
+    short to matter is added to the next one of its lane.
     """
     found: list[TracedTask] = []
     place: list[int] = []
@@ -315,7 +315,7 @@ def _with_waits(tasks: Sequence[TracedTask]) -> tuple[list[TracedTask], list[int
         left_ns[task.resource] += task.waited_ns
         if (waited_ns := left_ns[task.resource]) >= LATE_NS:
             left_ns[task.resource] = 0
-            if task.resource not in latest:  # the wait follows the step before on this lane
+            if task.resource not in latest:  # the wait follows this lane's previous step
                 latest[task.resource] = len(found)
                 found.append(task._replace(duration_ns=0))
             after = tuple(sorted({*task.after, latest[task.resource]}))

@@ -32,7 +32,7 @@ EVALUATE = "autograd::engine::evaluate_function: "
 ENCLOSING = re.compile(
     r"ProfilerStep#|enumerate\(DataLoader|Optimizer\.|DistributedDataParallel\.|## |nn\.Module: "
 )
-"""Annotations around operators; the first releases list them among the operators."""
+"""Annotations around operators; early releases of torch list them among the operators."""
 
 
 def is_accumulation(op: HostOp) -> bool:
@@ -62,7 +62,7 @@ class Outline(NamedTuple):
     finalize_ns: float
     """Where unpacking exchanged gradients starts; the update's start where nothing is unpacked."""
     update_ns: float
-    """Where what comes after the backward pass starts."""
+    """Where the work after the backward pass starts."""
     optimizer_ns: float
     """Where the optimizer's step starts; the end of the step where there is none."""
     passes: int
@@ -101,7 +101,7 @@ class Outline(NamedTuple):
 
 
 def latest(ops: Sequence[HostOp], at_ns: int) -> HostOp | None:
-    """Return the operator that began last by then, of operators in order."""
+    """Return the last of some operators, in order, that began by then."""
     index = bisect.bisect_right(ops, at_ns, key=lambda op: op.start_ns) - 1
     return ops[index] if index >= 0 else None
 
@@ -132,7 +132,7 @@ def outline_steps(events: KinetoEvents, notes: list[str]) -> list[Outline]:
 
 
 def _begun(events: Sequence[Event], start: int, stop: int) -> Sequence[Event]:
-    """Return the events that began in ``[start, stop)``, of events in order."""
+    """Return those of some events, in order, that began in ``[start, stop)``."""
     first, end = (bisect.bisect_left(events, at, key=lambda e: e.start_ns) for at in (start, stop))
     return events[first:end]
 
@@ -292,12 +292,12 @@ class MeasuredCollective(NamedTuple):
 
 
 def element_dtype(name: str | None) -> str | None:
-    """Return the gradient dtype that a trace calls ``name``; None if no gradient has such."""
+    """Return the gradient dtype that a trace calls ``name``; None if gradients cannot have it."""
     return DTYPES.get(name.lower()) if name else None
 
 
 def elements_of(shapes: Sequence[Sequence[int]]) -> int | None:
-    """Return the elements of tensors together; None for more than there can be."""
+    """Return how many elements tensors have together; None if impossibly many."""
     elements = sum(math.prod(shape) for shape in shapes)
     return elements if elements <= LARGEST_ELEMENTS else None
 
@@ -343,10 +343,10 @@ def _of_kernel(
 def _collective(
     launch_ns: int, ran: DeviceTask | HostOp, launched_by: Sequence[HostOp]
 ) -> MeasuredCollective | None:
-    """Return a message, or None if what is summed are no gradients.
+    """Return a message, or None if it does not sum gradients.
 
-    ``ran`` is the kernel, or the operator of the host that exchanged it. Where it has no arguments,
-    they are those of the first of ``launched_by`` (the innermost first) that has them.
+    ``ran`` is the kernel, or the operator of the host that exchanged it. If it has no arguments,
+    those of the first of ``launched_by`` (the innermost first) that has some are taken.
     """
     elements, dtype, group = _payload([ran, *launched_by])
     if dtype and not element_dtype(dtype):
@@ -406,11 +406,11 @@ class TracedTask(NamedTuple):
     start_ns: int
     stop_ns: int
     joint: bool = False
-    """It waits for the device, or a task waits for it alone: it is never merged with others."""
+    """Whether it is never merged: it waits for the device, or a task waits for exactly this one."""
     held_by: int | None = None
     """The task of another stream that it waited for in this step."""
     waited_ns: int = 0
-    """How much later it ran than all that the trace shows explains."""
+    """How much later it ran than the trace explains."""
 
 
 class ReadyPoint(NamedTuple):
@@ -423,7 +423,7 @@ class ReadyPoint(NamedTuple):
     record_id: int | None
     """Record function id of the operator that made it final."""
     name: str | None = None
-    """Of the parameter, where a file of sizes says it."""
+    """Name of the parameter, if a file of sizes gives it."""
 
     @property
     def size_bytes(self) -> int | None:
@@ -498,22 +498,22 @@ class StepTasks(NamedTuple):
     ended_ns: int
     """When its work was done: by the host, or later by the device."""
     begun_ns: int
-    """When the device was through with the work before it, or the host began it."""
+    """When the device had finished the work before it, or the host began it."""
     rank: int = 0
     shift_ns: int = 0
     """How much later this step began than on the rank where it began first."""
 
     @property
     def measured_s(self) -> float:
-        """What the step took, in seconds: the period of what the other waits for.
+        """The period of the step, in seconds.
 
-        The host's, but the device's if the host never waits for it and runs ahead.
+        That of the host, or that of the device if the host never waits for it and runs ahead.
         """
         waits = any(task.resource == "host" and task.after for task in self.tasks)
         ahead = not waits and self.ended_ns > self.start_ns + self.duration_ns
         return (self.ended_ns - self.begun_ns if ahead else self.duration_ns) / NS_PER_S
 
     def waits_ns(self) -> list[Interval]:
-        """Return when something waited for a reason that the trace does not show, disjoint."""
+        """Return the disjoint intervals of waiting for a reason that the trace does not show."""
         begun = ((task.stop_ns - task.duration_ns, task.waited_ns) for task in self.tasks)
         return merged((at_ns - waited_ns, at_ns) for at_ns, waited_ns in begun)

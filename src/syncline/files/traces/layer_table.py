@@ -2,8 +2,8 @@
 
 Each row is a layer: id, name, forward, backward and communication time in microseconds, and the
 bytes of its gradient. A file holds the tables of iterations, one after another (100 in the
-published data set); an iteration begins where the first id comes again. The row ``data`` is reading
-the batch. Columns are separated by tabs or blanks; names may hold blanks where tabs separate. A
+published data set); an iteration begins where the first id recurs. The row ``data`` is the reading
+of the batch. Columns are separated by tabs or blanks; if by tabs, names may contain blanks. A
 header row may come first, or before every iteration.
 """
 
@@ -51,12 +51,12 @@ def read_layer_table(
     many workers there were. Holds one iteration, whatever the size of the file.
 
     Raises:
-        FileError: it is no layer table, is cut off, an iteration has other layers than the first,
-            or a value is no number, negative or absurd.
+        FileError: it is not a layer table, is cut off, an iteration has other layers than the
+            first, or a value is not a number, negative or absurd.
     """
     layers: dict[int, Layer] = {}  # times are sums over the iterations
     order: list[int] = []
-    iterations = place = 0  # whole iterations after the first row of the second, rows of the next
+    iterations = place = 0  # iterations read, 0 until the second begins; rows of the current one
     with open_trace(path, progress=progress) as stream:
         for where, line in text_lines(stream):
             cells = _cells(line)

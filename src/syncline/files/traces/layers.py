@@ -15,7 +15,7 @@ from syncline.files.traces.trace import bare_profile, sized_gradient, unique_nam
 from syncline.plan.profile import Gradient, Operation, Phase, Profile
 
 MOST_LAYERS = 100_000
-"""A file with more rows is no table of a model's layers."""
+"""A file with more rows is not a table of a model's layers."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class LayerTable:
     """Reading and copying the batch."""
     layers: list[Layer]
     lost: list[str]
-    """What of the profile they cannot say, one sentence each."""
+    """What they cannot express of the profile, one sentence each."""
 
 
 def profile_of(
@@ -189,7 +189,7 @@ def _owners(profile: Profile, layers: dict[int, Layer]) -> list[int]:
 def _share_update(
     profile: Profile, layers: dict[int, Layer], owned: Sequence[int], lane: str
 ) -> None:
-    """Give each layer its own update; what is done for all together is shared by bytes."""
+    """Give each layer its own update if each has one; otherwise share their total by bytes."""
     row_of = {g.ready_after: row for g, row in zip(profile.gradients, owned, strict=True)}
     phases = ("finalize", "update")
     updates = [o for o in profile.operations if o.phase in phases and o.lane == lane]

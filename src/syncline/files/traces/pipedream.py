@@ -47,7 +47,7 @@ class _Node:
     text: str
     """What it computes, such as ``Conv2d(3, 64, ...)``."""
     rank: tuple[int, int]
-    """The number in its name, which counts up as PipeDream traces, then its place in the file."""
+    """The number in its name, which PipeDream counts up, then its place in the file."""
     forward_s: float
     backward_s: float
     parameter_bytes: int
@@ -73,8 +73,8 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
     O((n + m) log n) for n nodes and m edges.
 
     Raises:
-        FileError: it is no such file, a node comes twice, an edge ends nowhere, the edges have a
-            cycle, or a value is missing, no number, negative or absurd.
+        FileError: it is not such a file, a node occurs twice, an edge ends nowhere, the edges have
+            a cycle, or a value is missing, not a number, negative or absurd.
     """
     nodes: dict[str, _Node] = {}
     edges: list[tuple[str, str, str]] = []

@@ -203,10 +203,10 @@ def json_elements(stream: BinaryIO, arrays: Collection[str]) -> Iterator[JsonEle
 
 
 def _decoded(elements: str) -> list[Any]:
-    """Decode elements quickly; none if they need a closer look.
+    """Decode elements quickly; return none if they need a closer look.
 
-    A name that occurs twice in an object leaves fewer colons when encoded again. Only an escaped
-    colon adds one.
+    If a name occurs twice in an object, the result has fewer colons when encoded again. Only an
+    escaped colon could add one.
     """
     try:
         found: list[Any] = msgspec.json.decode(f"[{elements}]")
@@ -279,8 +279,8 @@ class _Scanner:
     def _whole(self) -> list[Any]:
         """Return all elements that are whole in the pending text; none if that is not certain.
 
-        They end where the text between the last two elements occurs last. What comes before is
-        a valid array only if that is between elements, too.
+        They end at the last place with the same text as between the last two elements. The text
+        before it is a valid array only if that place, too, is between elements.
         """
         end = self._text.rfind(self._between) + 1 if self._between else 0
         self._between = ""
@@ -314,7 +314,7 @@ class _Scanner:
             begin = self._position
             try:
                 value, end = self._decode(self._text, begin)
-                if "\\ud" in self._text[begin:end].lower():  # perhaps half a character: no text
+                if "\\ud" in self._text[begin:end].lower():  # perhaps half a surrogate pair
                     text = json.dumps(value, ensure_ascii=False).encode(errors="replace")
                     value = json.loads(text, object_pairs_hook=unique_members)
             except json.JSONDecodeError as error:

@@ -31,7 +31,7 @@ class GradientSizes(NamedTuple):
 
     source: str
     in_bytes: bool
-    """Else they are elements."""
+    """Otherwise sizes are in elements."""
     rows: Mapping[str, tuple[str, int]]
     """By name: the line, and the size."""
 

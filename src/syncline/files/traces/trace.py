@@ -34,9 +34,9 @@ class Trace(NamedTuple):
     profile: Profile | None
     """None where the trace does not hold enough for one; ``notes`` says what is missing."""
     points: tuple[Measurement, ...] = ()
-    fit: Fit | None = None
-    """What messages cost by the points; None: a fit of all sizes, made when it is asked for."""
     """Measured all-reduces: bytes and seconds; empty where the trace times none."""
+    fit: Fit | None = None
+    """Cost curve of messages, from the points; None for a fit of all sizes, made on demand."""
     workers: int | None = None
     """Workers that exchanged the messages; None where the trace does not say."""
     steps: int = 1
@@ -109,7 +109,7 @@ class Written(NamedTuple):
 
 
 def model_of(path: str | os.PathLike[str]) -> str:
-    """Return the name of a trace that names no model: its file's, up to the first dot."""
+    """Return a name for a trace that names no model: its file's name up to the first dot."""
     return Path(path).name.split(".")[0]
 
 
@@ -234,7 +234,7 @@ def _number(text: str, what: str, where: str) -> float:
 
 
 def unique_names(names: Iterable[str]) -> Iterator[str]:
-    """Yield each name, with a number behind it if it was yielded before."""
+    """Yield each name, with a number appended if it was yielded before."""
     seen: dict[str, int] = {}
     for name in names:
         candidate = name

@@ -1,1 +1,1 @@
-"""Collectives measured beside those of others, interleaved."""
+"""Benchmarks of collectives, interleaved with those of other libraries."""

@@ -1,4 +1,4 @@
-"""The benchmark of collectives: contestants take turns, and what they measure is collected."""
+"""The benchmark of collectives: contestants take turns, and their times are collected."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from syncline.lab.workers import Progress
 from syncline.train.measure.machine import machine_name
 
 TRIALS = (1, 10)
-"""Most iterations of a turn in each trial. Trials come before the first round, and tell how many
-iterations fill a turn."""
+"""The most iterations of a turn in each trial. Trials come before the first round, and tell how
+many iterations fill a turn."""
 MOST_ITERATIONS = 5000
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
-"""Latency and time per byte inside a host, for the number of blocks: roughly a wake-up, and
+"""Latency and time per byte inside a host, to choose the number of blocks: roughly a wake-up, and
 5 GB/s."""
 NETWORK_ALPHA_S = 50e-6
-"""Latency of a message between hosts, for the number of blocks."""
+"""Latency of a message between hosts, to choose the number of blocks."""
 
 
 Entrant = TypeVar("Entrant")
@@ -57,8 +57,8 @@ def race(
 
     Args:
         entrants: who takes part.
-        lap: measures an entrant over so many iterations; None if it cannot take part.
-        rounds: how often.
+        lap: measures an entrant over the given number of iterations; None if it cannot take part.
+        rounds: how many.
         lap_s: how long a turn should take.
         step: called before each round, and before each of :data:`TRIALS`.
         hopeless: an entrant that takes this many times as long as the fastest in all trials is not
@@ -75,7 +75,7 @@ def race(
         step()
         for entrant in tuple(left):
             if took := lap(entrant, fitting(entrant, most)):
-                # The lower of the two: a trial that the machine interrupted says nothing.
+                # The lower of the two: the machine may have interrupted one trial.
                 least_s[entrant] = min(took.wall_s, least_s.get(entrant, took.wall_s))
             else:
                 left.remove(entrant)
@@ -105,7 +105,7 @@ class Reported:
         self.what = ""
 
     def say(self, what: str) -> None:
-        """Report what begins."""
+        """Report the part that begins."""
         self._progress(what, self.done, self._total)
 
     def step(self) -> None:

@@ -29,7 +29,7 @@ class Meeting:
     folder: Path
     """For sockets and temporary files."""
     hosts: Sequence[Host]
-    """Of each rank."""
+    """The host of each rank."""
     interface: str
     """The network device between ranks."""
 
@@ -86,9 +86,9 @@ class Team:
         [self.ready, *_] = workers.ask(setup, Ready, timeout_s=START_S)
 
     def run(self, order: Order) -> LapTimes | Refused:
-        """Have all ranks do a lap; return what an iteration took, or why a rank could not.
+        """Have all ranks run a lap; return the times of an iteration, or why a rank could not.
 
-        That is the time of the slowest rank, and the CPU time of all ranks together.
+        The times are that of the slowest rank, and the CPU time of all ranks together.
 
         Raises:
             PeerError: a rank has ended, or did not answer in time.

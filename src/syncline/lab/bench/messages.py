@@ -1,4 +1,4 @@
-"""What the leading process of a benchmark asks of a worker, and what that answers."""
+"""Orders of the leading process of a benchmark to its workers, and their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Setup(Value, frozen=True, kw_only=True, tag="setup"):
     store: str
     """A file through which they find each other."""
     transport: Transport
-    """Of :class:`~syncline.comm.groups.Group`."""
+    """The transport of :class:`~syncline.comm.groups.Group`."""
     choices: Literal["measured", "built-in"]
     """Whether the group may use measured choices of algorithms."""
     timeout_s: float
@@ -27,7 +27,7 @@ class Ready(Value, frozen=True, kw_only=True):
     """A worker has met the others of its team."""
 
     version: str
-    """Of what it measures."""
+    """The version of what it measures."""
     site: Site | None = None
     """Where Syncline's group is; None for others."""
     choices: str = ""
@@ -45,7 +45,7 @@ class Order(Value, frozen=True, kw_only=True, tag="lap"):
     size_bytes: int
     """Of the whole vector, all shards of it."""
     iterations: int
-    """Those measured; a few unmeasured ones go before them."""
+    """Those measured; a few unmeasured ones precede them."""
 
 
 class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):
@@ -54,7 +54,7 @@ class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):
     wall_s: float
     """All iterations together."""
     cpu_s: float
-    """Of all threads of the process."""
+    """CPU time of all threads of the process."""
 
 
 class Refused(Value, frozen=True, kw_only=True, tag="refused"):

@@ -29,7 +29,7 @@ def binary_size(size_bytes: float) -> str:
 
 
 def headline(benchmark: Benchmark) -> str:
-    """Return in a sentence, without its full stop, how Syncline does beside the nearest other."""
+    """Return, as a sentence without its full stop, how Syncline compares with the fastest other."""
     ratios = []
     for ours in (entry for entry in benchmark.entries if entry.contestant == OURS):
         found = (benchmark.of(name, ours.workers, ours.size_bytes) for name in (GLOO, *MPIS))
@@ -51,7 +51,7 @@ def _where(entry: CollectiveTimes) -> str:
 
 
 def measured_how(benchmark: Benchmark) -> str:
-    """Return how the medians came about."""
+    """Return what the medians are taken over, in words."""
     return f"medians of {units.counted(benchmark.rounds, 'round')}, interleaved"
 
 
@@ -78,7 +78,7 @@ def _columns(benchmark: Benchmark) -> list[Column[CollectiveTimes]]:
 
 
 def print_benchmark(console: Console, benchmark: Benchmark) -> None:
-    """Print a table a worker count: sizes in the order asked for, the fastest first."""
+    """Print one table per worker count: sizes in the order asked for, the fastest first."""
     terminal.widen(console)
     parts: list[RenderableType] = []
     for workers in benchmark.worker_counts:
@@ -127,7 +127,7 @@ def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str
 
 
 DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
-"""The others are only in the table: their lines would lie on each other."""
+"""The others are only in the table: their lines would overlap."""
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:
@@ -208,7 +208,7 @@ def _picture(
     text: Callable[[float], str],
     tick_text: Callable[[float], str],
 ) -> Html:
-    """Return a value over the size, both on logarithmic axes, a line a contestant."""
+    """Return a value over the size, both on logarithmic axes, one line per contestant."""
     by_size = sorted(entries, key=lambda entry: entry.size_bytes)
     where = f"with {entries[0].workers} workers"
     sizes = dict.fromkeys(float(entry.size_bytes) for entry in by_size)

@@ -27,7 +27,7 @@ Lap = Annotated[float, described("How long a turn should take.", "SECONDS")]
 
 class _Request(Value, frozen=True, kw_only=True):
     sizes_bytes: tuple[int, ...]
-    """Of the whole vector."""
+    """Sizes of the whole vector."""
     workers: tuple[int, ...]
     place: Local | Cluster
     """This host, by shared memory or by TCP, or emulated hosts."""
@@ -68,10 +68,10 @@ class _Request(Value, frozen=True, kw_only=True):
 
 
 class BenchmarkRequest(_Request, frozen=True, kw_only=True):
-    """What to measure beside others.
+    """What to measure in comparison with others.
 
     Raises:
-        UserError: on construction, for what is unknown or out of range.
+        UserError: on construction, if something is unknown or out of range.
     """
 
     collective: Collective
@@ -93,7 +93,7 @@ class BenchmarkRequest(_Request, frozen=True, kw_only=True):
 
     @property
     def rate_bytes_per_s(self) -> float | None:
-        """Of the slowest link, where the place has links of a given rate."""
+        """Rate of the slowest link, if the place has links of a given rate."""
         if not isinstance(self.place, Cluster):
             return None
         rates = [self.place.rate_of(host) for host in range(self.place.hosts)]
@@ -122,7 +122,7 @@ class TuneRequest(_Request, frozen=True, kw_only=True):
     """What to measure to choose algorithms.
 
     Raises:
-        UserError: on construction, for what is unknown or out of range.
+        UserError: on construction, if something is unknown or out of range.
     """
 
     collectives: tuple[Collective, ...]
@@ -162,7 +162,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     and the two themselves.
 
     Raises:
-        UserError: the text is no list of different sizes.
+        UserError: the text is not a list of different sizes.
     """
     sizes: list[int] = []
     for part in text.split(","):

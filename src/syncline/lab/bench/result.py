@@ -63,7 +63,7 @@ def require_rounds(what: str, rounds: Sequence[Sequence[float]]) -> None:
 
 
 class CollectiveTimes(Value, frozen=True, kw_only=True):
-    """What one contestant took for one size."""
+    """The times of one contestant for one size."""
 
     contestant: str
     workers: int
@@ -138,10 +138,10 @@ class Benchmark(Document, frozen=True, kw_only=True):
     place: str
     """In words."""
     rate_bytes_per_s: float | None = None
-    """Of the links, where they have a given rate."""
+    """Rate of the links, if they have a given one."""
     machine: str
     versions: dict[str, str]
-    """Of what was measured."""
+    """Versions of what was measured."""
     entries: tuple[CollectiveTimes, ...]
     """By worker count, size and contestant, as they were asked for."""
     absent: tuple[Absent, ...] = ()
@@ -175,10 +175,10 @@ class Benchmark(Document, frozen=True, kw_only=True):
         return entry.algorithm_bytes_per_s * bus_factor(self.collective, entry.workers)
 
     def of_bound(self, entry: CollectiveTimes) -> float | None:
-        """Return the bus bandwidth over what the hardware can do.
+        """Return the bus bandwidth as a share of what the hardware can do.
 
-        That is the rate of the links, or else the speed at which every rank copies a vector of the
-        same size when all do so at once. None where neither is known.
+        That is the rate of the links or, without one, the speed at which every rank copies a vector
+        of the same size when all do so at once. None if neither is known.
         """
         bound = self.rate_bytes_per_s
         if bound is not None and entry.contestant == COPY:
@@ -194,7 +194,7 @@ ELEMENT_BYTES = 4
 
 
 def bus_factor(collective: Collective, workers: int) -> float:
-    """Return the bus bandwidth over the algorithm bandwidth (size over time).
+    """Return the ratio of bus bandwidth to algorithm bandwidth (size over time).
 
     The busiest direction of a rank's link carries at least this many times the vector. So the
     bus bandwidth can be compared with the speed of the hardware for any number of ranks.

@@ -24,7 +24,7 @@ BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))
 def candidate(algorithm: str, block_bytes: int | None = None) -> Region:
     """Return a way to run a collective: a region from 0 bytes on.
 
-    Several candidates can have one choice for a size.
+    For a given size, several candidates can come to the same choice.
     """
     return Region(from_bytes=0, algorithm=algorithm, block_bytes=block_bytes)
 
@@ -32,7 +32,7 @@ def candidate(algorithm: str, block_bytes: int | None = None) -> Region:
 def candidates(collective: Collective, layout: Hosts) -> tuple[Region, ...]:
     """Return all ways to run a collective.
 
-    Where two papers name one algorithm differently, it has the first name.
+    If two papers name one algorithm differently, it has the first name.
     """
     found: list[Region] = []
     seen: list[Fixed | Pipelined] = []
@@ -66,17 +66,17 @@ Measured = Mapping[int, Mapping[Region, Rounds]]
 
 
 def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Region, ...]:
-    """Return the regions that lose least.
+    """Return the regions that lose the least time.
 
     At each size the fastest candidate is the one with the lowest median. Any other loses the
     logarithm of its time over the fastest's; within noise it loses nothing (:func:`is_beaten`). A
     switch costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both
     candidates are the built-in ones. Dynamic programming finds the cheapest way to assign
-    candidates to sizes; of several, the one that is most often as built in, then the fastest. So a
-    switch gains more than noise, and one lucky size makes no region.
+    candidates to sizes; of several, the one that most often equals the built-in choice, then the
+    fastest. So a switch gains more than noise, and one lucky size makes no region.
 
-    A switch lies where the two times cross, as lines between the sizes on logarithmic scales. It
-    lies halfway where they do not cross, or where one was not measured on both sides.
+    A switch lies where the two times cross, as lines between the sizes on logarithmic scales. If
+    they do not cross, or one was not measured on both sides, it lies halfway.
 
     Args:
         measured: at least one size, with at least one candidate each.
@@ -116,7 +116,7 @@ def is_beaten(mine: Rounds, other: Rounds) -> bool:
 
 
 class _Cost(NamedTuple):
-    """What a way to assign candidates costs; compared in this order."""
+    """The cost of an assignment of candidates; fields are compared in this order."""
 
     lost: float
     departures: int
@@ -161,7 +161,7 @@ def _switch(
 
 
 def _costs(rounds: Mapping[Region, Rounds], built_in: Region) -> dict[Region, _Cost]:
-    """Return what each candidate costs at a size."""
+    """Return the cost of each candidate at a size."""
     times = {way: median(mine) for way, mine in rounds.items()}
     best = min(times, key=lambda c: times[c])
     found = {}

@@ -1,4 +1,4 @@
-"""Measuring which algorithm is fastest where: all, interleaved, on the group's own workers."""
+"""Measures which algorithm is fastest at which size: all, interleaved, on a group's workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ further."""
 
 
 class Tuned(NamedTuple):
-    """The measured choices, and what the deadline left no time for."""
+    """The measured choices, and the parts that the deadline left no time for."""
 
     choices: tuple[Choices, ...]
     """One for each worker count."""

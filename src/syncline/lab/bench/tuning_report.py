@@ -116,7 +116,7 @@ def print_choices(console: Console, choices: Choices) -> None:
 
 
 COLOURS = 6
-"""Colours of a chart; algorithms that are never taken are pale."""
+"""Colours of a chart; algorithms that are never chosen are pale."""
 TICKS = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
 MOST_TICKS = 5
 """On the axis of sizes."""
@@ -164,7 +164,7 @@ def _section(choices: Choices) -> Html:
 
 
 def _picture(choices: Choices, collective: Collective) -> Html:
-    """Return how many times the fastest's time each takes over the size, with the switches."""
+    """Return each algorithm's time over size, relative to the fastest's, with the switches."""
     times: dict[str, dict[int, float]] = {}
     for timing in choices.timings:
         if timing.collective == collective:

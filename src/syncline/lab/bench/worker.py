@@ -1,7 +1,7 @@
 """A worker process of the benchmark: ``python -m syncline.lab.bench.worker SOCKET TEAM [RANK]``.
 
-It does one lap after the other, as its orders say. Between laps it waits for the next order, so
-that it takes nothing from others whose turn it is. Where an MPI has started it, the rank is the
+It runs one lap after another, as ordered. Between laps it only waits for the next order, so that it
+takes no processor time from others whose turn it is. If an MPI has started it, the rank is the
 MPI's.
 """
 
@@ -45,7 +45,7 @@ class Vectors:
     given: Vector
     result: Vector
     shared: SharedBuffer | None = None
-    """What the memory belongs to, unless it is of this process."""
+    """The owner of the memory, unless it is this process."""
 
 
 def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, int]:
@@ -122,8 +122,8 @@ def _elements(vector: Vector) -> Elements:
 def by_mpi(mpi: Any, order: Order) -> tuple[Vectors, Run]:
     """Measure a collective of MPI's world, in place where MPI has that.
 
-    ``mpi`` is the module ``mpi4py.MPI``. It is given the type of the elements, so that it need not
-    look it up.
+    ``mpi`` is the module ``mpi4py.MPI``. Buffers name the type of their elements, so that it need
+    not look that up.
     """
     world = mpi.COMM_WORLD
     vectors = memory_of(order, world.Get_size())

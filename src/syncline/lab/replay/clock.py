@@ -1,13 +1,13 @@
 """``DeviceClock``: an emulated device with a queue, kept in time by sleeping.
 
 The host thread puts operations into the queues of the device's lanes, as a training loop launches
-kernels. An operation starts when the one before it on its lane has ended, and what it waits for on
-other lanes. A lane stands still only where the host thread was held up by something that the device
-must wait for too: there the host calls :meth:`DeviceClock.arrived`.
+kernels. An operation starts when the one before it on its lane, and those that it waits for on
+other lanes, have ended. A lane idles only if the host thread was held up by something that the
+device must wait for too. The host then calls :meth:`DeviceClock.arrived`.
 
-Other delays of the host are caught up. A sleeping thread is woken late, by 0.1 to 4 ms where
+The device makes up for other delays of the host. A sleeping thread is woken late, by 0.1 to 4 ms if
 more processes run than there are cores, and hooks and copies take time of the host. Deadlines are
-counted from the end of the operation before, not from when the host noticed it, so such delays are
+counted from the end of the operation before, not from when the host noticed it. So such delays are
 hidden behind the operations that follow, as on a GPU that has work in its queue, and do not add up.
 """
 
@@ -21,8 +21,8 @@ from syncline.plan.quantities import NS_PER_S
 
 BLOCKED_NS = 300_000
 """A host that gave up its core and took longer than this, 0.3 ms, had to wait. Less is the cost of
-a hook, which a device with work in its queue does not notice; and one that lost its core to another
-process would have gone on."""
+a hook, which a device with work in its queue does not notice. A host that lost its core to another
+process does not count, because it did not give it up."""
 CATCH_UP_NS = 100_000_000
 """A host that is later than this, 0.1 s, holds up the device: its queue has run empty."""
 
@@ -50,16 +50,16 @@ class DeviceClock:
         self._left_ns = now_ns()
         self._left_waits = self._waits()
         self.idle_ns = 0
-        """How long lanes have stood still in :meth:`arrived`, in all."""
+        """Total time that lanes have stood still in :meth:`arrived`."""
 
     def free_ns(self, lane: str = "device") -> int:
         """Return when a lane has done all that is in its queue."""
         return self._free_ns.setdefault(lane, self._left_ns)
 
     def run(self, duration_ns: int, *, lane: str = "device", not_before_ns: int = 0) -> int:
-        """Put an operation into the queue of a lane; return when it ends, which no host waits for.
+        """Put an operation into a lane's queue; return when it ends, without waiting for that.
 
-        ``not_before_ns`` is when what it waits for on other lanes has ended.
+        ``not_before_ns`` is when the operations that it waits for on other lanes have ended.
         """
         start_ns = max(self.free_ns(lane), not_before_ns)
         if lane == "device":

@@ -68,9 +68,9 @@ class Contestant:
     """Takes one step with these two; None for :func:`train_step`, which clips as the profile says.
     """
     is_ready: Callable[[Any], bool] = lambda _: True
-    """Whether the model has done all that it does only at first; the same on every rank."""
+    """Whether the model has finished its start-up; the same on every rank."""
     synchronize: Callable[[Any], None] = lambda _: None
-    """Finishes what the model has still to do after the last step."""
+    """Finishes the work that the model still has to do after the last step."""
     messages: Callable[[Any], Sequence[SentMessage]] = lambda _: ()
     """Returns when the messages of the last two iterations went, where that is known."""
     close: Callable[[Any], None] = lambda _: None
@@ -98,7 +98,7 @@ def run_interleaved(
         contestants: of different names.
         rounds: how often each has its turn.
         iterations: measured each time.
-        warmup: iterations before, from when the contestant is ready.
+        warmup: iterations before those measured, once the contestant is ready.
         shapes: of parameters; see :class:`~syncline.lab.replay.model.Replayed`.
         scaled: whether every step scales the loss, as a training in float16 does.
         optimizer: makes one that updates the parameters; by default updating is emulated, too.
@@ -137,7 +137,7 @@ def run_interleaved(
             lap = _lap(contestant, module, given, iterations, warmup, contestant.step or step)
             laps[contestant.name].append(lap)
             del module, given
-            # Wrappers refer to themselves, so only the collector frees their buckets.
+            # Wrappers refer to themselves, so only the garbage collector frees their buckets.
             gc.collect()
             if progress is not None:
                 progress(contestant.name, round_, sum(map(len, laps.values())), rounds * len(names))
@@ -199,7 +199,7 @@ def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
     """Return torch's own DistributedDataParallel, with arguments such as ``bucket_cap_mb=5``."""
 
     def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
-        # Parameters are equal; sending them round would cost seconds each time.
+        # Parameters are equal; broadcasting them would cost seconds each time.
         model = nn.parallel.DistributedDataParallel(module, init_sync=False, **arguments)
         return model, optimizer
 

@@ -1,4 +1,4 @@
-"""What a replay asks of its worker processes; rank 0 answers with a network, or with laps."""
+"""Orders of a replay to its worker processes; rank 0 answers with a network, or with laps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Lap(Value, frozen=True, kw_only=True):
 
     iteration_s: float
     """Seconds an iteration in the steady state, on the slowest rank: from the end of the warm-up to
-    the end of the last iteration, divided by the iterations. Messages that the warm-up left under
-    way count, those that the last iteration leaves do not."""
+    the end of the last iteration, divided by the iterations. Messages that the warm-up left in
+    flight count; those that the last iteration leaves do not."""
     settled_s: float
     """The same, until everything is done: messages left at the end count in full."""
     steps_s: tuple[float, ...]
@@ -25,7 +25,7 @@ class Lap(Value, frozen=True, kw_only=True):
 
 
 Laps = dict[str, tuple[Lap, ...]]
-"""Of each contender, by name."""
+"""The laps of each contender, by name."""
 
 
 class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):

@@ -68,8 +68,8 @@ class ReplayedOptimizer(Optimizer):
 
     Args:
         params: as for every optimizer.
-        work: whose update it is; not needed if every group of ``params`` names it, as the groups
-            of another such optimizer do.
+        work: the computation whose update it is; not needed if every group of ``params`` names it,
+            as the groups of another such optimizer do.
     """
 
     def __init__(self, params: Any, work: Computation | None = None) -> None:
@@ -97,7 +97,7 @@ VALUES = 7
 
 
 def gradient_value(rank: int, iteration: int, tensor: int) -> float:
-    """Return what every element of a gradient, by its index in ready order, is on a rank."""
+    """Return the value of every element of a gradient (its index is in ready order) on a rank."""
     return float(1 + (rank + iteration + tensor) % VALUES)
 
 
@@ -182,7 +182,7 @@ class Replayed(nn.Module):
             self.work.arrived(visit.needed_by)
         self.work.forward(self.work.turn)
         if not self._in_step:
-            # What the backward pass does is chained in a second round over the modules.
+            # A second pass over the modules chains the work of the backward pass.
             parts = [(part, visit.owner) for visit in self._visits for part in visit.parts]
             for part, owner in sorted(parts, key=lambda pair: -pair[0].tensor):
                 token = owner(token, (part,), self._value)
@@ -201,7 +201,7 @@ class Replayed(nn.Module):
         def first_need(path: str) -> int:
             return min(needs[index] for index in owned[path])
 
-        # Of those that one operation needs, the last to be ready first: backward mirrors forward.
+        # Of those that one operation needs, the last to be ready is first: backward mirrors this.
         for path in sorted(owned, key=lambda path: (first_need(path), -owned[path][-1])):
             owner = self.get_submodule(path)
             assert isinstance(owner, _Owner)
@@ -253,7 +253,7 @@ class _Visit(NamedTuple):
 class _Ready(Function):
     """Backward: runs the operations up to one, then hands out a gradient that it ends.
 
-    A node for each gradient: of several that one node returns, the order would be open.
+    One node for each gradient: if one node returned several, their order would be undefined.
     """
 
     @staticmethod

@@ -186,7 +186,7 @@ def _at(axis: Axis, seconds: float) -> float:
 
 
 def replay_picture(replay: Replay) -> Html:
-    """Return the picture as SVG: a row a plan, the fastest at the top."""
+    """Return the picture as SVG: one row per plan, the fastest at the top."""
     entries = replay.fastest_first
     values_s = [
         seconds

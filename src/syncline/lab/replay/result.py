@@ -21,11 +21,11 @@ class PlanTimes(Value, frozen=True, kw_only=True):
     predicted_s: float
     """Predicted seconds an iteration."""
     lower_bound_s: float
-    """What no plan of its kind can undercut, by the prediction."""
+    """The predicted time that no plan of its kind can undercut."""
     rounds_s: tuple[float, ...]
     """Seconds an iteration in each round, in the steady state, of the slowest rank."""
     settled_s: tuple[float, ...]
-    """The same until all is done: what the last iteration leaves for the next counts as well."""
+    """The same until all is done: work that the last iteration leaves for the next counts, too."""
     idle_s: tuple[float, ...]
     """In each round: how long the device stood still an iteration, waiting for the exchange."""
     iterations_s: tuple[tuple[float, ...], ...]
@@ -83,7 +83,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
     def speed_up_over(self, other: PlanTimes) -> float:
         """Return how many times faster it is than another: median over the rounds of the ratio.
 
-        Both ran in every round, so what disturbs a whole round disturbs no ratio.
+        Both ran in every round, so a disturbance of a whole round does not change the ratio.
         """
         ratios = [b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)]
         return median(ratios)
@@ -151,7 +151,7 @@ class Replay(Document, frozen=True, kw_only=True):
 
     @property
     def lower_bound_s(self) -> float:
-        """The smallest of the entries' lower bounds: what none of these plans can undercut."""
+        """The smallest of the entries' lower bounds: none of these plans can undercut it."""
         return min(entry.lower_bound_s for entry in self.entries)
 
     def of(self, planner: str) -> PlanTimes | None:

@@ -37,12 +37,12 @@ PATIENCE = 3.0
 PROBE_S = 600.0
 """The same for the probe, whose time is not known beforehand."""
 LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
-"""Size of the largest message that is probed; no larger than all gradients, if in between."""
+"""Bounds of the largest message that is probed; between them it has the size of all gradients."""
 COPIES = 3.5
 """Copies of all gradients that a worker holds at most: the gradients, their buckets, those that are
 being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
 WORKER_BYTES = 300e6
-"""What Python and torch take in each worker."""
+"""Memory that Python and torch take in each worker."""
 
 
 class ReplayRequest(Value, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
             gradient_bytes = request.profile.gradient_bytes
             largest_bytes = min(max(gradient_bytes, LEAST_PROBED_BYTES), MOST_PROBED_BYTES)
             network = ask(ProbeJob(largest_bytes=largest_bytes), Network, PROBE_S)
-        # Waiting takes no core from the exchange, so neither slows the other.
+        # Emulated computing takes no core from the exchange, so neither slows the other.
         network = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
         tell("planning", 0, 1)
         whole = with_sharding(request.profile, None)
@@ -209,8 +209,8 @@ def _workers(
 ) -> Iterator[Callable[[Job, Any, float], Any]]:
     """Start the workers on the hosts of a testbed; yield a function that has them do a job.
 
-    It returns what rank 0 found, of the type given. Its last argument is how many seconds the job
-    may take if the user has set no deadline.
+    The function returns what rank 0 found, of the given type. Its last argument is how many seconds
+    the job may take if the user has set no deadline.
     """
     progress("starting the workers", 0, 1)
     cluster, timeout_s = request.cluster, request.timeout_s

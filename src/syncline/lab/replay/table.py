@@ -1,4 +1,4 @@
-"""A replay as a table for a terminal: a row a planner."""
+"""A replay as a table for a terminal: one row per planner."""
 
 from __future__ import annotations
 

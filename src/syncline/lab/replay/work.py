@@ -21,16 +21,16 @@ class Ran(NamedTuple):
 
 
 class SentMessage(NamedTuple):
-    """When a message went, in ns of the monotonic clock."""
+    """When a message was sent, in ns of the monotonic clock."""
 
     label: str
     size_bytes: int
     ready_ns: int
-    """The last of its gradients was there."""
+    """When the last of its gradients was ready."""
     issued_ns: int
-    """It was handed to the backend."""
+    """When it was handed to the backend."""
     finished_ns: int
-    """It had arrived."""
+    """When it had arrived."""
 
 
 def measured_timeline(
@@ -77,10 +77,10 @@ def _inside(start_ns: int, stop_ns: int, length_ns: int) -> Iterator[tuple[int, 
 
 
 class Computation:
-    """What a worker computes, put into the queues of an emulated device.
+    """The computation of a worker, put into the queues of an emulated device.
 
     It runs what the simulator's strategy ``loop`` does: every operation in the profile's order on
-    its lane, reading and copying in the loop's own thread. The update is asked for share by share,
+    its lane, reading and copying in the loop's own thread. The update is requested in shares,
     because an optimizer may be stepped parameter by parameter.
     """
 
@@ -131,7 +131,7 @@ class Computation:
     def backward(self, operation: int | None) -> None:
         """Run everything up to an operation of the profile, by default all before the update.
 
-        The host waits until that one has ended.
+        The host waits until that operation has ended.
         """
         self._is_deferred = True
         if operation is None:
@@ -144,13 +144,13 @@ class Computation:
     def update(self, size_bytes: int, tensors: int) -> None:
         """Update some parameters, whose gradients have arrived.
 
-        The update's time is shared out by the bytes of gradients; where the profile has none at
-        all, by tensors.
+        The update's time is divided by the bytes of gradients, or by tensors if the profile has no
+        bytes at all.
         """
         self._arrived("device", "all gradients" if self._is_deferred else self._next_name())
         whole_bytes = self.profile.gradient_bytes
         share = size_bytes / whole_bytes if whole_bytes else tensors / len(self.profile.gradients)
-        at_once = self._is_deferred  # else the next iteration has begun, and a gate asks
+        at_once = self._is_deferred  # else a pre-forward hook of the next iteration asks
         self._end()
         duration_ns = round(self._device_update_ns * share)
         if duration_ns:
@@ -173,7 +173,7 @@ class Computation:
             self._next += 1
 
     def _end(self) -> None:
-        """Run what else belongs to the iteration whose backward pass is over."""
+        """Run the rest of the iteration whose backward pass is over."""
         if not self._is_deferred:
             return
         self._is_deferred = False

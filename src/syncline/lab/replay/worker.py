@@ -51,7 +51,7 @@ def run_job(job: Job, progress: Progress) -> Network | Laps | None:
 
 def main(path: str, timeout_s: str) -> None:
     """Carry out the orders of the leading process."""
-    # Hosts that emulate computation by waiting have no use for more.
+    # Workers that emulate computation by waiting need only one thread.
     torch.set_num_threads(1)
 
     def act(job: Job, progress: Progress) -> Network | Laps | None:

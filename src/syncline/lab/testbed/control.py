@@ -24,7 +24,7 @@ from syncline.lab.testbed.kernel import refusal, require_tools
 from syncline.lab.testbed.sandbox import FAILED, READY, SMALL_BYTES
 
 START_S = 30.0
-"""For the kernel to make and remove namespaces and processes; it takes far below a second."""
+"""How long the kernel may take to make and remove namespaces; it takes far below a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Completed:
 class Process:
     """A command that was started in a place.
 
-    It can be selected on: it is readable once the command has ended.
+    It can be given to ``select``: it becomes readable once the command has ended.
 
     Raises:
         UserError: on construction, if the command cannot be run.
@@ -172,7 +172,7 @@ class Sandbox:
         self._errors = tempfile.TemporaryFile()
         with theirs:
             self._process = subprocess.Popen(
-                # -P: a module in the working folder must not take the place of one of Python's.
+                # -P: a module in the working folder must not shadow one of Python's.
                 [sys.executable, "-P", "-c", PROGRAM, str(theirs.fileno()), json.dumps(settings)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -243,7 +243,7 @@ class Place:
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> Process:
-        """Start a command, with variables besides those of this process.
+        """Start a command; ``environment`` is added to the variables of this process.
 
         Streams are descriptors; None as input is empty, None as output drops it.
 
@@ -287,7 +287,7 @@ class Place:
     ) -> Completed:
         """Run a command to its end; return how it ended and what it printed.
 
-        The environment is given besides that of this process, and ``text`` is the standard input.
+        ``environment`` is added to that of this process, and ``text`` is the standard input.
 
         Raises:
             UserError: the command cannot be run.

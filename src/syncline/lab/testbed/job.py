@@ -30,7 +30,7 @@ class WorkerEnd(Value, frozen=True, kw_only=True):
     after_s: float
     """Since the start of the job."""
     stopped: bool
-    """Whether it had been sent a signal to end before."""
+    """Whether it had been sent a signal to end by then."""
 
 
 def name_of(end: WorkerEnd) -> str:
@@ -82,7 +82,7 @@ Notice = Callable[[str], None]
 def worker_environment(
     cluster: Cluster, rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that a worker is given besides those of this process.
+    """Return the variables that a worker gets in addition to those of this process.
 
     ``environment`` is what the user has set; preferences in it are kept.
     """
@@ -90,14 +90,14 @@ def worker_environment(
     place = place_variables(rank=rank, workers=cluster.workers, workers_per_host=each)
     meeting = {"MASTER_ADDR": cluster.address_of(0), "MASTER_PORT": str(PORT)}
     devices = {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE}
-    # Else Python keeps lines back when it does not write to a terminal.
+    # Otherwise Python buffers lines when it does not write to a terminal.
     streams = {} if "PYTHONUNBUFFERED" in environment else {"PYTHONUNBUFFERED": "1"}
     threads = threads_a_worker(cluster.workers, environment)
     return {**streams, **threads, **place, **meeting, **devices}
 
 
 class Job:
-    """The workers that run, their output, and what is to happen to them when."""
+    """The running workers, their output, and the signals that are still to be sent to them."""
 
     def __init__(self, cluster: Cluster, output: Output, notice: Notice, grace_s: float) -> None:
         self._cluster = cluster
@@ -130,7 +130,7 @@ class Job:
         return [key for key in self._selector.get_map().values() if isinstance(key.data, _Stream)]
 
     def listen(self, signals: socket.socket) -> bool:
-        """Take signals from here; return whether one has come before any worker was started."""
+        """Read signals from here; return whether one came before any worker was started."""
         self._selector.register(signals, selectors.EVENT_READ, self._interrupt)
         self._step(time.monotonic())
         return self._signal is not None
@@ -184,7 +184,7 @@ class Job:
         )
 
     def _step(self, until_s: float | None) -> None:
-        """Take in what comes until the next order or ``until_s`` is due; carry out the order."""
+        """Handle events until an order or ``until_s`` is due; carry out orders that are due."""
         due_s = [when for when, _ in self._orders] + ([] if until_s is None else [until_s])
         wait_s = None if not due_s else max(0.0, min(due_s) - time.monotonic())
         for key, _ in self._selector.select(wait_s):

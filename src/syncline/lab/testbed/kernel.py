@@ -59,7 +59,7 @@ def mount(
 
 
 def set_domain_name(name: str) -> None:
-    """Set the NIS domain name of this process's namespace of names, of up to 64 letters."""
+    """Set the NIS domain name of this process's UTS namespace, of up to 64 letters."""
     text = name.encode()
     _checked(_libc.setdomainname(text, ctypes.c_size_t(len(text))))
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 LONGEST_LINE_BYTES = 1 << 16
-"""What comes without an end of line is passed on in parts of this size."""
+"""Output without an end of line is passed on in parts of this size."""
 REDRAW_S = 1.0
 """How often a line that a worker overwrites, as progress bars do, is passed on."""
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
@@ -46,7 +46,7 @@ class Lines:
         return lines
 
     def finish(self) -> list[bytes]:
-        """Return what came without an end of line."""
+        """Return the output that has no end of line yet."""
         rest, self._rest = self._rest, b""
         return [_last_drawn(rest)] if rest else []
 

@@ -74,7 +74,7 @@ def main() -> int:
             with _step("/proc"):
                 kernel.mount("proc", "/proc", "proc", kernel.RESTRICTED)
                 _keep_quiet()
-            kernel.set_domain_name(settings["domain"])  # which the hosts' namespaces begin with
+            kernel.set_domain_name(settings["domain"])  # the hosts' namespaces inherit it
             places = _make_places(settings["names"], settings["addresses"])
             paths = [f"/proc/1/fd/{place[0]}" for place in places[1:]]
             connection.send(json.dumps({READY: paths}).encode())
@@ -110,7 +110,7 @@ def _become_root_of_a_user_namespace() -> None:
 def _control_congestion() -> None:
     """Set TCP as on most Linux hosts, independent of this machine's settings.
 
-    BBR, for one, measures the way every 10 s by sending next to nothing for 0.2 s.
+    BBR, for example, probes the path every 10 s by sending next to nothing for 0.2 s.
     """
     for algorithm in CONGESTION_CONTROLS:
         try:
@@ -149,7 +149,7 @@ def _furnish(name: str, table: str) -> None:
     """Give a host a name, a view of its own network devices, shared memory and names of hosts.
 
     Programs compare names and shared memory to find out whether they are on one host: NCCL and UCX
-    would otherwise go past the network.
+    would otherwise bypass the network.
     """
     _keep_quiet()
     _control_congestion()
@@ -218,7 +218,7 @@ class _Server:
             if number != SWITCH_PLACE:
                 os.sched_setaffinity(0, self._processors[number - 1])
             os.chdir(wanted["folder"])  # another mount namespace begins at its root
-            # A shell starts what runs in the background with this ignored, and so its children.
+            # A shell has background jobs ignore this signal, and children inherit that.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         try:
@@ -241,7 +241,7 @@ class _Server:
         _tell(control, started=process.pid)
 
     def _control(self, process: int) -> None:
-        """Pass on a signal; where the caller has gone, kill."""
+        """Pass on a signal; if the caller has gone, kill."""
         control = self._controls.get(process)
         if control is None:
             return
@@ -277,8 +277,8 @@ class _Server:
 def _reason(error: Exception, command: str, environment: dict[str, str]) -> str:
     """Return why a command cannot be run.
 
-    Where a folder of PATH may not be read, the error is that, even if no other folder has the
-    command. A shell then says that there is none.
+    If a folder of PATH may not be read, the error says so, even if no other folder has the command.
+    A shell then says that there is no such command.
     """
     if isinstance(error, PermissionError) and not (
         "/" in command

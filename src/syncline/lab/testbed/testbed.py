@@ -42,7 +42,7 @@ def switch_links(cluster: Cluster, namespaces: list[str]) -> Iterator[str]:
 
     ``namespaces`` are the paths of the hosts' network namespaces.
     """
-    # Without snooping and spanning tree nothing is sent but what the job sends.
+    # Without snooping and spanning tree, links carry only what the job sends.
     yield f"link add {SWITCH} type bridge stp_state 0 mcast_snooping 0"
     yield f"link set dev {SWITCH} up"
     for host, path in enumerate(namespaces):
@@ -76,8 +76,8 @@ def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
 def _largest_packet(cluster: Cluster, host: int) -> str:
     """Return the setting that keeps the packets of segmentation offload within the bucket.
 
-    The kernel hands over up to 64 KiB at once, as if a card cut them into frames. What is larger
-    than its bucket the token bucket cuts itself, which took three times the processor time: 8 hosts
+    The kernel hands over up to 64 KiB at once, as if a card cut them into frames. The token bucket
+    itself cuts packets larger than the bucket, which took three times the processor time: 8 hosts
     on 2 cores reached 0.76 of a line of 1 Gbit/s, and reach 0.97 of it with smaller packets.
     """
     rate = cluster.rate_of(host)
@@ -104,16 +104,16 @@ def delaying(cluster: Cluster, host: int) -> Iterator[str]:
 
 
 class Traffic(Value, frozen=True, kw_only=True):
-    """What has passed one host's link, in bytes of whole frames."""
+    """The traffic of one host's link so far, in bytes of whole frames."""
 
     sent_bytes: int
     received_bytes: int
     dropped_packets: int
-    """For want of room in the queues at both ends of the link."""
+    """Packets for which the queues at both ends of the link had no room."""
 
 
 class Testbed:
-    """Hosts on this machine, joined by a switch with links of given rates, that commands run on.
+    """Hosts on this machine that run commands, joined by a switch with links of given rates.
 
     As in::
 

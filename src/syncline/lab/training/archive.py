@@ -36,7 +36,7 @@ def save_archive(path: Path, form: str, content: Mapping[str, Any]) -> None:
     def write(file: BinaryIO) -> None:
         try:
             torch.save(archive, file)
-        except RuntimeError as error:  # torch wraps what the disk said
+        except RuntimeError as error:  # torch wraps the error of the disk
             raise _from_disk(error) or error from None
         file.flush()
         os.fsync(file.fileno())
@@ -75,7 +75,7 @@ def load_archive(path: Path, form: str, kind: type[T]) -> T:
     """
     if not path.is_file():
         raise FileError(f"{path}: expected a checkpoint, found none; start without --resume")
-    # A foreign archive fails in whatever way zipfile, the unpickler or torch stumbles over it.
+    # A foreign archive may raise any error of zipfile, the unpickler or torch.
     try:
         damage = _damage_of(path)
     except Exception as error:
@@ -124,10 +124,10 @@ def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
 
 
 def _damage_of(path: Path) -> str | None:
-    """Return what is wrong with an archive: torch does not look at checksums."""
+    """Return what is wrong with an archive: torch does not check checksums."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        # torch.save packs nothing; what is packed may unpack to any size.
+        # torch.save compresses nothing; a compressed part may unpack to any size.
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             return "its members are compressed, which those of a checkpoint are not"
         if sum(member.file_size for member in members) > path.stat().st_size:

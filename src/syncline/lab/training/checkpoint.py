@@ -23,19 +23,19 @@ FILE_NAME = "checkpoint.pt"
 FORMAT = "syncline/checkpoint"
 
 SETTINGS = ("model", "data", "workers", "seed", "precision", "accumulate")
-"""What must be as it was for a training to go on as if it had never stopped."""
+"""Settings that must be unchanged for a training to continue as if it had never stopped."""
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class Group(TypedDict):
-    """Of an optimizer's settings those that change in training."""
+    """The settings of an optimizer that change in training."""
 
     lr: Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 
 
 class OptimizerState(TypedDict):
-    """What is read of an optimizer's ``state_dict``."""
+    """The part of an optimizer's ``state_dict`` that is read."""
 
     state: dict[int, dict[str, Tensor | None]]
     param_groups: Annotated[list[Group], Meta(min_length=1, max_length=1)]
@@ -53,9 +53,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, Tensor]
     optimizer: OptimizerState
     random_states: list[Annotated[list[Tensor], Meta(min_length=1, max_length=2)]]
-    """Of each rank, the states of its generators: the CPU's and, on a GPU, that GPU's."""
+    """For each rank, the states of its generators: the CPU's and, on a GPU, that GPU's."""
     compression_files: list[str] = []
-    """Of each rank, what compression has left behind; see :mod:`.residuals`."""
+    """For each rank, the file with its state of compression; see :mod:`.residuals`."""
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint into ``folder``; an older one is replaced whole or not at all.
@@ -66,9 +66,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         save_archive(folder / FILE_NAME, FORMAT, msgspec.structs.asdict(self))
 
     def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
-        """Make sure that a training with this configuration and model can go on from here.
+        """Make sure that a training with this configuration and model can continue from here.
 
-        Of ``module`` only names and shapes are looked at; ``path`` is for messages.
+        Of ``module``, only names and shapes are checked; ``path`` is for messages.
 
         Raises:
             MismatchError: it is of another model, data set or setting.
@@ -78,7 +78,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         for name, expected in settings_of(config, classes).items():
             found = self.settings.get(name)
             if name == "workers" and config.is_sparse:
-                continue  # what is left of the gradients is shared out
+                continue  # residuals are redistributed
             if isinstance(found, Tensor) or found != expected:
                 raise MismatchError(
                     f"{path}: this training has {name} {quoted(expected)}, the checkpoint is of "
@@ -109,7 +109,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _require_whole(self, path: Path, parameters: list[nn.Parameter]) -> None:
-        """Make sure that every part can be loaded, so that none fails when others are loaded.
+        """Make sure that every part can be loaded, so that loading does not fail halfway.
 
         Raises:
             FileError: a part does not fit the others, or the model.

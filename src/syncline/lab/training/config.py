@@ -36,7 +36,7 @@ only one or two a step, and the rest late and all at once."""
 class TrainingConfig(Value, frozen=True):
     """What to train, how, and what to leave behind; the same on every worker.
 
-    A description is the help of the option of that name.
+    A field's description is the help of its option.
 
     Raises:
         UserError: on construction, if a value is out of its range or two contradict each other.
@@ -52,7 +52,7 @@ class TrainingConfig(Value, frozen=True):
     accumulate: Annotated[int, described("Forward passes a step.")] = 1
     """Only the last backward pass of a step exchanges gradients."""
     steps: Annotated[int | None, described("Stop after this many steps.")] = None
-    """Unless the epochs end training before. The learning rate follows the epochs all the same."""
+    """Training ends earlier if the epochs are done. The learning rate always follows the epochs."""
     device: Annotated[DeviceName, described("auto, cpu or cuda.")] = "auto"
     planner: Annotated[str, described("How to cut the gradients.")] = "auto"
     plan: Annotated[str | None, described("Run the plan in this file.")] = None
@@ -64,11 +64,11 @@ class TrainingConfig(Value, frozen=True):
     ] = None
     overlap: Annotated[bool, described("Let messages go on under the next forward pass.")] = True
     """Each parameter is updated there, too. It changes no result, so a checkpoint of a training
-    with it can be resumed without, and the other way round."""
+    with it can be resumed without it, and vice versa."""
     shard: Annotated[
         bool, described("Keep the optimizer's state on one share of the memory a worker.")
     ] = False
-    """Each worker updates its share of the parameters alone."""
+    """Each worker updates only its share of the parameters."""
     compression: Annotated[str | None, described("Exchange lossily; one of those below.")] = None
     density: Annotated[
         float | None, described("Share of the gradients that is sent, sparsely.")
@@ -148,7 +148,7 @@ class TrainingConfig(Value, frozen=True):
 
     @property
     def is_sparse(self) -> bool:
-        """Whether only the largest gradients travel."""
+        """Whether only the largest gradients are sent."""
         return self.compression is not None and self.compression not in ("bf16", "fp16")
 
     @property

@@ -107,7 +107,7 @@ def _keep_freed_memory() -> None:
 
 @contextmanager
 def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[Worker]:
-    """Join the other workers, as torchrun's environment variables say, and leave them at the end.
+    """Join the other workers, by torchrun's environment variables, and leave them at the end.
 
     A process group that is there already is used, and left as it is.
 
@@ -117,8 +117,8 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
             ``MASTER_PORT``.
 
     Raises:
-        UserError: GPUs were asked for and there are too few, or the launcher started other workers
-            than were asked for.
+        UserError: GPUs were asked for and there are too few, or the launcher started another number
+            of workers than was asked for.
     """
     # RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are torchrun's way of passing arguments.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -148,6 +148,6 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
     yield worker
     # Not after an error: leaving waits for peers that may be gone, and the process ends anyway.
     if joins:
-        # Together: Gloo can abort a process that a peer leaves behind with its threads running.
+        # All leave together: Gloo can abort a process whose peer has left while its threads run.
         worker.barrier()
         dist.destroy_process_group()

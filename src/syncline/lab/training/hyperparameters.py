@@ -1,4 +1,4 @@
-"""Hyper-parameters, and those that a model is trained with unless others are given."""
+"""Hyper-parameters, and the defaults of each model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
 class Hyperparameters(Value, frozen=True):
-    """How the optimizer, SGD with momentum, is driven; a description is the help of an option.
+    """Settings of the optimizer, SGD with momentum; a description is the help of an option.
 
     Raises:
         UserError: on construction, if a value is out of its range.
@@ -90,7 +90,7 @@ _DEFAULTS_ON_DATA: dict[tuple[str, str], Hyperparameters] = {
         epochs=5, batch_size=16, learning_rate=0.2, clip_norm=1.0, warmup_epochs=0.5
     ),
 }
-"""What replaces the above on a certain data set."""
+"""Replacements for the above on a certain data set."""
 
 
 def default_hyperparameters(model: str, data: str) -> Hyperparameters:

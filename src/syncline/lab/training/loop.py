@@ -60,7 +60,7 @@ def train(
 
 
 def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> _Training:
-    """Load the data, build the replicas and bring them to where the checkpoint was written."""
+    """Load the data, build the replicas, and restore the checkpoint if training is resumed."""
     task = task_of(config)
     if config.baseline and worker.device.type == "cuda":
         _compute_alike()
@@ -110,7 +110,7 @@ def _compute_alike() -> None:
     """Let replicas on a GPU get the same bits from the same numbers.
 
     Many of CUDA's algorithms add in an order that varies, and training multiplies the difference.
-    torch warns of an operation that has no other.
+    torch warns of an operation that has no deterministic one.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -134,7 +134,7 @@ class _Training:
     step: int = 0
     """Optimizer steps done."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Of the last evaluation."""
+    """Figures of merit of the last evaluation."""
     _phase: tuple[str, str] = ("", "")
     """The phase that training was in at the last step, and its words."""
     _swaps: Iterator[bool] = field(default_factory=lambda: itertools.cycle((False, True)))
@@ -193,7 +193,7 @@ class _Training:
         """Let every replica take the steps; return the losses of Syncline's.
 
         The replicas take turns in going first, so that neither always finds the batches in the
-        caches, or an evaluation just before.
+        caches, or always follows an evaluation.
         """
         beside_another = len(self.replicas) > 1
         order = reversed(self.replicas) if swapped else iter(self.replicas)
@@ -246,7 +246,7 @@ class _Training:
         self.epoch, self.step = checkpoint.epoch, checkpoint.step
         worker = self.worker
         if len(checkpoint.random_states) != worker.workers:
-            # An epoch is another number of steps for another number of workers.
+            # With another number of workers, an epoch has another number of steps.
             self.step = self.epoch * self.task.steps_per_epoch
         if checkpoint.compression_files:
             assert self.config.checkpoint is not None
@@ -261,11 +261,11 @@ class _Training:
             )
         for replica in self.replicas:
             checkpoint.load_optimizer(replica.optimizer)
-            # The schedule depends on nothing but the steps done.
+            # The schedule depends only on the steps done.
             replica.schedule.last_epoch = self.step
             replica.schedule._step_count = self.step + 1
             if len(checkpoint.random_states) != worker.workers:
-                continue  # every worker begins with numbers of its own
+                continue  # every worker keeps a new random state of its own
             stored = checkpoint.random_states[worker.rank]
             # A checkpoint of a training on CPUs has no state for the generator of a GPU.
             replica.random_state[: len(stored)] = stored[: len(replica.random_state)]

@@ -55,7 +55,7 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     The curve is fitted to the times of these messages and to those of the network probe.
 
     Raises:
-        UserError: the data do not fit, or the launcher started other workers than were asked for.
+        UserError: the data do not fit, or the launcher started another number of workers.
         PeerError: another worker was lost.
     """
     assert config.steps is not None
@@ -85,7 +85,7 @@ def _profile(
     batches, optimizer = _batches(task, worker), sgd(module, config)
     singles: list[tuple[int, LayerTable]] = []
     with worker.autocast(config.precision):
-        # Which gradients are those of one layer is known after a first look.
+        # A first short profile tells which gradients belong to one layer.
         first = profile(module, batches, _loss, optimizer=optimizer, iterations=OBSERVED)
         exchange = _Exchange(module, layers_of(first).layers, worker)
         found = profile(
@@ -103,10 +103,10 @@ def _profile(
 
 
 class _Exchange:
-    """Averages the gradients of a module in a message a layer, one after another, and times them.
+    """Averages the gradients of a module, one message per layer in turn, and times the messages.
 
-    The last layer's message goes first, once all workers have ended their backward passes: so no
-    time includes waiting for one.
+    The last layer's message goes first, once all workers have ended their backward passes. So no
+    time includes waiting for another worker.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[Layer], worker: Worker) -> None:
@@ -118,7 +118,7 @@ class _Exchange:
             if layer.gradients
         }
         self.times_s: dict[tuple[str, ...], list[float]] = {names: [] for names in self._parts}
-        """Of each message, by iteration; those of the slowest worker once settled."""
+        """Of each message, by iteration; after :meth:`synchronize`, those of the slowest worker."""
 
     def __call__(self) -> None:
         self._worker.barrier()
@@ -136,7 +136,7 @@ class _Exchange:
                 parameter.grad = piece.view_as(parameter)
 
     def synchronize(self) -> None:
-        """Replace the times by those of the slowest worker; all workers call it."""
+        """Replace the times by those of the slowest worker; all workers must call this."""
         for names, times_s in self.times_s.items():
             self.times_s[names] = self._worker.largest(times_s)
 
@@ -146,7 +146,7 @@ class _Exchange:
         return times_s[iteration] if times_s else 0.0
 
     def points(self) -> list[Measurement]:
-        """Return the times by size, as the probe has them."""
+        """Return the times by size, in the form that the probe has."""
         by_size: dict[int, list[float]] = {}
         for names, times_s in self.times_s.items():
             size_bytes = sum(parameter.nbytes for parameter in self._parts[names])

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 REFRESH_PER_S = 4
-"""Each takes a few milliseconds from the cores that are being timed."""
+"""Each refresh takes a few milliseconds from the cores that are being timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Snapshot:
 
 
 class TrainingProgress:
-    """Shows how training goes: on a terminal by a live line, anywhere by a line an epoch.
+    """Shows how training goes: by a live line on a terminal, and everywhere by one line per epoch.
 
     Args:
         stream: where to; None, as on all ranks but the first, shows nothing.
@@ -60,7 +60,7 @@ class TrainingProgress:
             total=now.steps,
             completed=now.step,
             epoch=f"{now.epoch}/{now.epochs}",
-            description=f"{now.phase}  {_state(now)}",  # what is last is cut on a narrow terminal
+            description=f"{now.phase}  {_state(now)}",  # a narrow terminal cuts off the end
         )
 
     def epoch(self, now: Snapshot, figures: Mapping[str, float]) -> None:

@@ -40,13 +40,13 @@ class StepTime:
 class Replica:
     """A model in training under one kind of wrapper.
 
-    Replicas that are trained in turns each keep their own random state, so that neither sees that
-    there is another. Under Syncline's wrapper the updates are deferred, unless the configuration
-    says otherwise.
+    Replicas that are trained in turns each keep their own random state, so that neither affects the
+    other. Under Syncline's wrapper the updates are deferred, unless the configuration says
+    otherwise.
     """
 
     name: str
-    """Under which its rate is reported."""
+    """The name under which its rate is reported."""
     ddp: TorchDistributedDataParallel
     optimizer: SGD
     task: Task
@@ -58,7 +58,7 @@ class Replica:
     synchronizing_s: float = field(init=False, default=0.0)
     """Seconds spent on finishing a turn's last update, so that the next turn does not pay for it.
 
-    They are no part of a step: each but the first of a turn finishes the update of the one before.
+    They are not part of a step: each step but a turn's first finishes the update before it.
     """
     _memory: Memory = field(init=False, default=None)
 
@@ -113,7 +113,7 @@ class Replica:
         return losses
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state; of a sharded one on rank 0 alone. All workers call."""
+        """Return the optimizer's state, if sharded only on rank 0; all workers must call this."""
         if self.config.shard and isinstance(self.ddp, DistributedDataParallel):
             return self.ddp.full_state_dict(self.optimizer)
         return self.optimizer.state_dict()
@@ -219,7 +219,7 @@ Source: He et al., section 4.2: after 32 and 48 of 64 thousand iterations.
 
 
 def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters) -> float:
-    """Return what the learning rate is multiplied with at a step.
+    """Return the factor of the learning rate at a step.
 
     It rises linearly over the warm-up. From there on ``constant`` keeps it, ``step`` divides it by
     ten after half and after three quarters of the training, and ``cosine`` lets it fall to 0 along

@@ -52,10 +52,10 @@ def save_state(path: Path, state: Mapping[str, Any]) -> None:
 def load_state(
     folder: Path, names: Sequence[str], *, rank: int, workers: int, steps_per_epoch: int
 ) -> Mapping[str, Any]:
-    """Return the state with which a worker goes on.
+    """Return the state with which a worker continues.
 
-    With another number of workers, what is left of the gradients is shared out among them. An epoch
-    then has another number of steps, and the warm-up, which counts epochs, goes on from its epoch.
+    With another number of workers, the residuals are redistributed among them. An epoch then has
+    another number of steps, and the warm-up, which counts epochs, continues from its epoch.
 
     Raises:
         FileError: a file is missing, damaged or not Syncline's.
@@ -86,7 +86,7 @@ def require_states(folder: Path, names: Sequence[str]) -> None:
 
 
 def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
-    """Remove the files of other checkpoints, and what is left of files that were being written.
+    """Remove the files of other checkpoints, and partly written files.
 
     Files of other names stay. Call it while nobody writes: before the first step of a training, and
     between its checkpoints.

@@ -1,4 +1,4 @@
-"""What a training has come to: its record with rates and results, the report and the summary."""
+"""The outcome of a training: its record with rates and results, the report and the summary."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYNCLINE = "syncline"
 BASELINE = "torch ddp"
 """Names of the rates of the replicas under our DistributedDataParallel and under torch's.
 
-The others are names of results.
+The constants below are names of results.
 """
 DIFFERENCE = "largest parameter difference"
 """Between the replicas; 0 means that they are identical bit by bit."""
@@ -113,8 +113,8 @@ def speed_ratio(run: Run) -> tuple[float, float] | None:
 def of_all_workers(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
     """Return the steps with the mean of all workers' times, measuring where any worker was.
 
-    With updates left to the next forward pass, workers begin and end a step at different times. The
-    mean cancels that, where the largest time would count it in every step.
+    If updates are deferred to the next forward pass, workers begin and end a step at different
+    times. The mean cancels that; the largest time would count it in every step.
     """
     seconds = worker.sum(*(step.seconds / worker.workers for step in times))
     measuring = worker.largest([float(step.measuring) for step in times])
@@ -127,7 +127,7 @@ def of_all_workers(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
 def largest_difference(one: nn.Module, other: nn.Module) -> float:
     """Return the largest difference of two models' values; 0 means the same values.
 
-    Infinity where only one of two is no number.
+    Infinity if only one of two values is NaN.
     """
     largest = 0.0
     others = other.state_dict()
@@ -144,8 +144,8 @@ def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[
     """Return the iteration time of each replica, in the order of ``times``.
 
     The first step of each block is left out, since it pays for the caches that the other replica
-    has filled. So are the steps during which the first replica was measuring, of all alike: all are
-    judged by the same batches at the same time. A replica of which no step is left has no rate;
+    has filled. So are, for all replicas, the steps during which the first one was measuring: all
+    are judged by the same batches at the same time. A replica without any step left has no rate;
     none has one if training ended while the first was measuring.
 
     Args:

@@ -91,7 +91,7 @@ class ImageTask:
             return {}
         shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
         correct = loss = 0.0
-        # A worker has no part in an evaluation of fewer images than there are workers.
+        # A worker has no share in an evaluation of fewer images than there are workers.
         parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
         batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
         for batch in made_ahead(batches) if self.data.decodes else batches:

@@ -29,13 +29,12 @@ def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     ``store`` is as for :func:`~syncline.lab.training.group.process_group`.
 
     Raises:
-        SynclineError: as for :func:`~syncline.lab.training.loop.train`; the loss of a peer, which
-        torch
-            reports in many ways, is a PeerError.
+        SynclineError: as for :func:`~syncline.lab.training.loop.train`. The loss of a peer, which
+            torch reports in many ways, is a PeerError.
     """
     first = os.environ.get("RANK") == "0"
     if not sys.stderr.isatty():
-        # There a line an epoch says what runs, and the summary what was decided.
+        # One line per epoch then says what runs, and the summary what was decided.
         logger.setLevel(logging.WARNING)
     with lost_peers_as_errors(config.timeout_s):
         run = train(config, TrainingProgress(sys.stderr) if first else None, store)
@@ -45,7 +44,7 @@ def run_worker(config: TrainingConfig, store: str | None = None) -> None:
 
 @contextmanager
 def lost_peers_as_errors(timeout_s: float) -> Iterator[None]:
-    """Raise a PeerError where torch reports the loss of a peer, in whichever of its ways."""
+    """Raise a PeerError if torch reports the loss of a peer, in any of its ways."""
     try:
         yield
     except RuntimeError as error:

@@ -25,7 +25,7 @@ def planner_named(text: str) -> Planner:
     """Return the planner that a text names, such as ``"horovod"`` or ``"horovod:cycle_s=0.005"``.
 
     Args:
-        text: the planner's name and, each after a colon, settings that are not to be the defaults.
+        text: the planner's name, then settings other than the defaults, each after a colon.
 
     Raises:
         UserError: there is no such planner or setting (the message names the nearest), or a value
@@ -58,7 +58,7 @@ def planned(text: str, profile: Profile, network: Network, *, defers: bool = Tru
     Args:
         text: names the planner; see :func:`planner_named`. It becomes the name of the plan.
         profile: of one iteration.
-        network: that it is made for.
+        network: that the plan is made for.
         defers: whether the forward pass can wait for single gradients.
 
     Raises:

@@ -22,20 +22,20 @@ from syncline.plan.simulator.predict import Forecast, predict, predict_iteration
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
 
 SUGGESTED_DENSITY = 0.001
-"""The density at which gTop-k's models converge as without it (gTop-k, section IV.B)."""
+"""The density at which gTop-k's models converge as without compression (gTop-k, section IV.B)."""
 
 
 def suggestion(
     profile: Profile, network: Network, dense_s: float, *, defers: bool = True
 ) -> Suggestion | None:
-    """Return the sparse exchange of the shortest iteration, its messages merged for it.
+    """Return the sparse exchange of the shortest iteration, and one in bfloat16.
 
-    Beside it, one in bfloat16 under a plan made for that.
+    Each has a plan made for it. The sparse one is an all-gather (``top-k``) where that is cheaper
+    than gTop-k, as with few workers or on a fast link.
 
-    That is an all-gather (``top-k``) where it is cheaper than gTop-k, as with few workers or on a
-    fast link. None for a single worker, for a network that is sparse already, has no known link or
-    has several workers a host, for which sparse exchange has no form, for a sharded profile, whose
-    parameters are gathered as they are, and for an iteration that takes no time.
+    None for a single worker or an iteration that takes no time; for a sharded profile, whose
+    parameters are gathered as they are; and for a network that is sparse already, has no known
+    link, or has several workers a host, for which sparse exchange has no form.
 
     Args:
         profile: what the worker computes.

@@ -1,4 +1,4 @@
-"""What every planner is: a frozen value with one function from data to a plan."""
+"""``Planner``, the base of all: a frozen value with one function from data to a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ByteScheduler: large slices by priority, with a credit that keeps several under way."""
+"""ByteScheduler: large slices by priority, with a credit that keeps several in flight."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from syncline.plan.quantities import LARGEST_IN_FLIGHT
 class ByteScheduler(Planner, frozen=True, kw_only=True):
     """Cut large tensors; send the ready piece that is needed first, while credit lasts.
 
-    The credit is what may be under way at once. More of it hides the latency of one message behind
-    the transmission of another. It also lets urgent messages wait longer, because a message that
-    was handed over cannot be called back. A plan counts it in messages: the whole partitions that
-    it lasts for. ByteScheduler counts elements, so it keeps more messages under way where tensors
-    are small.
+    The credit is what may be in flight at once. More of it hides the latency of one message behind
+    the transmission of another. It also makes urgent messages wait longer, because a message that
+    was handed over cannot be called back. A plan counts the credit in messages: the partitions that
+    it lasts for. ByteScheduler counts elements, so it keeps more messages in flight if tensors are
+    small.
 
     Args:
         partition_elements: elements of a slice; a tensor's last slice may be smaller.
-        credit_elements: elements that may be under way. A message is handed over while some credit
+        credit_elements: elements that may be in flight. A message is handed over while some credit
             is left, so the last one may exceed it.
 
     Raises:
@@ -53,7 +53,7 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
 
     @property
     def in_flight(self) -> int:
-        """Messages that may be under way at once."""
+        """Messages that may be in flight at once."""
         return -(-self.credit_elements // self.partition_elements)
 
     def plan(self, profile: Profile, network: Network) -> Plan:

@@ -27,8 +27,8 @@ class CompressedChoice(NamedTuple):
     """What was compared, and what is taken."""
 
     comparison: Comparison
-    """Of the compressed plans on :attr:`network`, and of DDP's buckets on the real one: dense, and
-    where all elements are rounded, with torch's hook that does so."""
+    """Of the compressed plans on :attr:`network`, and of DDP's buckets on the real network: dense
+    and, if all elements are rounded, with torch's hook that rounds them."""
     plan: Plan
     network: Network
     """What messages cost when they are compressed."""
@@ -39,13 +39,13 @@ class CompressedChoice(NamedTuple):
 def compressing(network: Network, compression: Compression) -> Network:
     """Return the network on which a plan's compressed messages are simulated.
 
-    Of 16 bits, the same: a plan says what its messages put on the wire. A sparse message of so many
-    dense bytes costs what :mod:`syncline.plan.sparse_costs` says, and a dense one beside it as much
-    as before (``Network.whole``). The naive algorithm's merge costs as much as the all-gather
-    before it.
+    With 16 bits it is the same: a plan says what its messages put on the wire. A sparse message
+    costs what :mod:`syncline.plan.sparse_costs` says for its dense bytes; a dense one beside it
+    costs as much as before (``Network.whole``). The naive algorithm's merge costs as much as the
+    all-gather before it.
 
     Raises:
-        UserError: the network's curve says nothing of its link.
+        UserError: no link can be inferred from the network's curve.
     """
     if network.workers == 1 or not isinstance(compression, Recipe):
         return network
@@ -59,9 +59,9 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    Any message can travel in 16 bits. Sparse messages become whole ones (:func:`uncut`); those of
-    tensors that the recipe exchanges whole stay dense. The engine selects from the next message
-    while one travels.
+    Any message can travel in 16 bits. Sparse messages become messages of whole tensors
+    (:func:`uncut`); those of tensors that the recipe exchanges whole stay dense. The engine selects
+    from the next message while one travels.
 
     Raises:
         UserError: the recipe selects from the whole model, and the plan has several messages.
@@ -153,7 +153,7 @@ def choose_compressed(
         planners = planners if planner is None else (planner,)
         made = [compressed(each.plan(profile, costs), compression) for each in planners]
     else:
-        # DDP's own buckets are compared with below, as torch's hook sends them.
+        # DDP's own buckets are compared below, as torch's hook sends them.
         known = tuple(p for p in candidates(defers=defers) if p.NAME != Ddp.NAME)
         planners = known if planner is None else (planner,)
         made = [planned_in(each, profile, network, compression) for each in planners]

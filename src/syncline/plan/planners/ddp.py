@@ -26,8 +26,8 @@ class Ddp(MergingPlanner, frozen=True, kw_only=True):
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES
     from_the_last: bool = False
-    """Cut from the gradient that is ready last: what DDP does when it looks for unused parameters,
-    since it then keeps the buckets that it made of the parameters from the first on."""
+    """Cut from the gradient that is ready last, as DDP does when it looks for unused parameters: it
+    then keeps its initial buckets, which it filled from the first parameter on."""
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return where DDP closes its buckets."""

@@ -28,7 +28,7 @@ class Dear(Planner, frozen=True, kw_only=True):
 
     Source: L. Zhang, S. Shi, X. Chu, W. Wang, B. Li, C. Liu, *DeAR: Accelerating Distributed Deep
     Learning with Fine-Grained All-Reduce Pipelining*, ICDCS 2023; the size is the default of its
-    code, whose tuning of it while training is not part of this planner. O(N log N).
+    code. Tuning it while training is not part of this planner. O(N log N).
     """
 
     NAME: ClassVar[str] = "dear"

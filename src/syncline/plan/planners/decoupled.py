@@ -20,12 +20,12 @@ from syncline.plan.quantities import NS_PER_S
 GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """Numbers of groups of equal size that the search begins with."""
 BUDGET = 60_000
-"""Orders that it looks at: 0.1 to 0.3 s."""
+"""Orders that the search evaluates: 0.1 to 0.3 s."""
 NEXT_TO_NOTHING = 1 / 500
 """A round may end later by this share of its time if that saves messages."""
 
 Order = list[tuple[int, int, bool]]
-"""Messages in the order of sending: groups ``[first, last]``, and whether they are gathered."""
+"""Messages in the order of sending: groups ``[first, last]``, and whether it is an all-gather."""
 
 
 def plan_decoupled(
@@ -36,19 +36,19 @@ def plan_decoupled(
     in_flight: int,
     handling_s: float = 0.0,
 ) -> Plan:
-    """Return a plan whose sums end early, and whose gathers fill the channel around them.
+    """Return a plan of early reduce-scatters, with all-gathers that fill the channel around them.
 
     The norm, or an update of a share, needs only the sums, so reduce-scatters go in the order in
-    which gradients become ready. A gather goes before the last sum only where the channel would be
-    idle, and not if it carries updated parameters; the others follow in the order of need. Every
-    message has a latency, so gradients are grouped: into parts of equal size, in the way in which
-    the sums end earliest (the exact merge of reduce-scatters), or in any way if there are at most
-    eight. Then one boundary at a time is added or taken away. In the best orders, neighbouring
-    gathers are merged, and moved. Groups that gain next to nothing by being separate are merged
-    (:func:`with_fewer_groups`). A reduce-scatter right before its own gather becomes an all-reduce,
-    except for the last, which the norm follows. The search is native and deterministic, and looks
-    at :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs ``handling_s`` beside
-    its time on the network.
+    which gradients become ready. An all-gather goes before the last reduce-scatter only where the
+    channel would be idle, and not if it carries updated parameters; the others follow in the order
+    of need. Every message has a latency, so gradients are grouped. The search starts from parts of
+    equal size, from the exact merge of reduce-scatters or, of at most eight gradients, from every
+    grouping. It then adds or removes one boundary at a time. In the best orders, it merges and
+    moves all-gathers. Groups that gain next to nothing by being separate are merged
+    (:func:`with_fewer_groups`). A reduce-scatter right before its own all-gather becomes an
+    all-reduce, except for the last, which the norm follows. The search is native and deterministic,
+    and evaluates :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs
+    ``handling_s`` on top of its time on the network.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
@@ -62,11 +62,11 @@ def plan_decoupled(
 
 
 def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: bool = True) -> Plan:
-    """Return a plan of whole tensors in ready order, in about so many messages of equal size.
+    """Return a plan of whole tensors in ready order, in about ``parts`` messages of equal size.
 
-    Those ``by_need`` overlap as far as simple messages can: two are under way, and updates wait by
-    need. If every update waits for a norm, each is decoupled, and the gathers follow in the
-    order of need. The others are DDP's buckets of that size.
+    With ``by_need`` they overlap as far as simple messages can: two are in flight, and updates wait
+    on need. If updates wait for a norm or are sharded, each is decoupled, and the all-gathers follow
+    in the order of need. Without ``by_need`` they are DDP's buckets of that size.
     """
     size_bytes = -(-profile.gradient_bytes // parts)
     cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)
@@ -97,12 +97,12 @@ class DecoupledRound(NamedTuple):
     tail_ns: list[int]
     need: list[int]
     half: CostCurve
-    """The cost of a reduce-scatter, and of a gather."""
+    """The cost of a reduce-scatter, and of an all-gather."""
     gap_ns: int
     norm_ns: int
     in_flight: int
     gathers_last: bool
-    """Whether gathers wait for all sums and the norm: they carry parameters that are updated."""
+    """Whether all-gathers wait for all sums and the norm, since they carry updated parameters."""
 
     @classmethod
     def of(
@@ -131,7 +131,7 @@ class DecoupledRound(NamedTuple):
         The model is that of the simulator (:func:`syncline.plan.simulator.messages.message_tasks`).
 
         Raises:
-            ValueError: a group is not summed, or not gathered after that, or not once.
+            ValueError: a group is not summed once, and then gathered once.
         """
         return _native.decoupled_end(self._native(), lasts, order)
 

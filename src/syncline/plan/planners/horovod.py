@@ -62,7 +62,7 @@ class Horovod(Planner, frozen=True, kw_only=True):
     slice.
 
     Args:
-        cycle_s: seconds between two ticks; 0 for tensors to leave when they are ready.
+        cycle_s: seconds between two ticks; 0: tensors leave as soon as they are ready.
         threshold_bytes: bytes of a message; a tensor that is larger goes by itself, and with 0
             every tensor does.
 

@@ -31,7 +31,7 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the last tensor of each message of an optimal merge."""
         contention = network.contention
-        # What a message transmits while the device computes for a nanosecond beside it.
+        # Transmission at full speed that fits beside a nanosecond's worth of computing.
         pace = contention.computing / contention.exchange
         ready: list[int] = []
         sizes: list[int] = []
@@ -40,8 +40,8 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
             zip(profile.gradients, profile.ready_ns(), strict=True)
         ):
             now = round(now * pace)
-            # A tensor without elements goes with the one before it, and so do what follows leading
-            # ones: no plan can send it by itself, but the message that holds it waits for it.
+            # A tensor without elements joins the one before it, or the next if it comes first: no
+            # plan can send it by itself, but the message that holds it waits for it.
             if sizes and (gradient.size_bytes == 0 or sizes[-1] == 0):
                 ready[-1], last[-1] = now, index
                 sizes[-1] += gradient.size_bytes

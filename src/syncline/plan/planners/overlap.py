@@ -25,15 +25,15 @@ from syncline.plan.simulator.predict import predict_iteration_s
 MOST_IN_FLIGHT = 2
 DEFAULT_BUDGET = 10_000_000
 TENSOR_BUDGET = 200_000
-"""More does not help where tensors are few."""
+"""Per tensor: with few tensors, a larger budget does not help."""
 EXACT_ELEMENTS = 12
-"""Rounds of so few elements are solved exactly."""
+"""Rounds of at most this many elements are solved exactly."""
 MARGIN = 1 / 16
 """Share of the computing time by which messages should arrive early: it does not shorten the period
 but absorbs delays."""
 HANDLING = (0, 1, 4)
-"""The search does not know that messages take time from computing. It runs with so many times that
-time added to a message's cost, and the simulator judges what it finds."""
+"""The search does not model that messages take time from computing. So it runs once with each of
+these multiples of that time added to a message's cost, and the simulator judges the results."""
 
 Slices = list[tuple[int, int]]
 """Slices ``[start, stop)`` of the concatenated gradients, in elements, in the order of sending."""
@@ -111,7 +111,7 @@ class Round(NamedTuple):
             goal_ns: the search stops once the round ends by then.
             seeds: sequences of messages to improve on; the result is no worse than any.
             budget: messages that local search looks at, about 10 ns each.
-            exact_elements: rounds of so few elements, at most 14, are solved exactly.
+            exact_elements: rounds of at most this many elements (up to 14) are solved exactly.
         """
         return _native.overlap(
             *self, in_flight, curve.rows(), seeds, goal_ns, budget, exact_elements
@@ -121,9 +121,9 @@ class Round(NamedTuple):
 class Overlap(Planner, frozen=True, kw_only=True):
     """Choose merging, splitting and order together, with latencies counted.
 
-    Every piece of a message pays the latency again, so it matters what is merged, where a
-    tensor is cut and what goes between, and each decides the others. The messages, contiguous
-    slices of the gradients in any static order, are to minimise
+    Every piece of a message pays the latency again, so merging, cutting and ordering depend on each
+    other. The messages are contiguous slices of the gradients in any static order. They are to
+    minimise
 
         ``max(base, max over messages (arrival + tail))``
 
@@ -131,27 +131,27 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
     1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
        the plans of all other planners, with forward operations that wait for their own gradients
-       only; and a dispatcher that sends the most urgent of what is ready, merged with neighbours
-       while nothing comes too late, cut or held back where a more urgent tensor would, for the
-       least end that each of its forty rules can meet.
-    2. Local search on the critical block, as J. Carlier's *The one-machine sequencing problem*
-       (1982) calls the messages that delay the one that ends the round: move, merge, split, shift a
-       boundary, rearrange a few messages in a row exactly. Every change is judged exactly in time
-       proportional to the messages between its places, as what follows is a max-plus function of
-       two numbers. A round of at most 12 elements is solved exactly instead.
+       only; and a dispatcher. It sends the most urgent ready tensor, merged with neighbours while
+       nothing comes too late, and cut or held back where a more urgent tensor would. Each of its
+       forty rules aims at the earliest end that it can meet.
+    2. Local search on the critical block: the messages that delay the one that ends the round
+       (J. Carlier, *The one-machine sequencing problem*, 1982). Its steps move, merge or split
+       messages, shift a boundary, or rearrange a few successive messages exactly. Every change is
+       judged exactly in time proportional to the messages between its places, because what follows
+       is a max-plus function of two numbers. A round of at most 12 elements is solved exactly.
     3. Neighbouring messages are merged where that costs nothing.
 
-    The search ends early at a lower bound, or where messages arrive so early that the computing
-    time has a sixteenth to spare: a period that computing decides gains only that margin.
+    The search ends early at a lower bound, or once messages arrive a sixteenth of the computing
+    time early: then computing decides the period, and only that margin is left to gain.
 
-    The result is compared, in the simulator, with the plans of all other planners as they are. The
-    best is taken; of equals the one whose messages take the link for the least time, then the one
-    with the fewest in flight, then the fewest in all. So no message is sent beyond a size at which
-    the cost jumps only because computing hides it.
+    The simulator compares the result with the unchanged plans of all other planners. The best is
+    taken. A tie goes to the least time on the link, then to the fewest messages in flight, then to
+    the fewest in all. So no message grows past a size at which the cost jumps only because
+    computing hides it.
     Where messages take time from computing, the search runs three times; see :data:`HANDLING`.
 
     Args:
-        in_flight: messages that may be under way at once, 1 or 2. With two, the latency of one is
+        in_flight: messages that may be in flight at once, 1 or 2. With two, the latency of one is
             hidden behind the transmission of another.
         budget: messages that local search looks at, at most 200,000 a tensor; 10 million take
             about 0.1 s.
@@ -194,7 +194,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         # If two messages at once were measured, plans with one in flight are not compared: the cost
         # of a message alone leaves out the pause before the next, so small messages look cheap.
         in_rows = network.pipelined is not None and self.in_flight > 1
-        # The search knows nothing of contention, nor of rounds that mix, nor of falling costs.
+        # The search models neither contention, nor rounds that mix, nor falling costs.
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         unknown = (
             contention.slows
@@ -207,7 +207,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         for other in others:
             if other.in_flight > self.in_flight:
                 continue
-            # Plain ones that wait on need are seeds, which it judges as the simulator does.
+            # Plain plans that wait on need are seeds: the search judges them as the simulator does.
             if unknown or (other.wait == "need" and not _is_plain(other)):
                 at_once = self.in_flight if in_rows else other.in_flight
                 changes = {"wait": "need", "in_flight": at_once, "norm": profile.norm}
@@ -237,13 +237,13 @@ class Overlap(Planner, frozen=True, kw_only=True):
     ) -> Plan:
         """Return the plan of the search, without comparing it with other plans.
 
-        It improves on ``seeds``. A message costs ``handling_s`` beside its time on the network.
+        It improves on ``seeds``. Each message costs ``handling_s`` on top of its time on the link.
         """
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         if handling_s:
             curve = curve.raised(handling_s)
         # The search bisects for the largest slice that is sent in time, and its exact solution
-        # takes no slice to be cheaper than a part of it.
+        # assumes that no slice is cheaper than a part of it.
         never_falling = curve.never_falling()
         if never_falling.seconds(profile.gradient_bytes) * 1e9 > LONGEST_NS:
             raise UserError(
@@ -289,7 +289,7 @@ def _plans(profile: Profile, network: Network) -> Iterator[Plan]:
     for planner in PUBLISHED:
         try:
             yield planner.plan(profile, network)
-        except UserError:  # what it cannot plan, it cannot plan better
+        except UserError:  # a planner that cannot plan this offers no seed
             continue
 
 

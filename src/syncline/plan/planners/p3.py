@@ -14,8 +14,8 @@ from syncline.plan.profile import Profile
 class P3(Planner, frozen=True, kw_only=True):
     """Cut tensors into slices; of those that are ready, send the one that is needed first.
 
-    The slices stand in for interruption: what is more urgent waits for one slice at most. Each pays
-    the latency. P3 pushes to and pulls from parameter servers; here a slice is an all-reduce.
+    The slices replace interruption: a more urgent tensor waits for one slice at most. Each slice
+    pays the latency. P3 pushes to and pulls from parameter servers; here a slice is an all-reduce.
 
     Args:
         slice_elements: elements of a slice; a tensor's last slice may be smaller.

@@ -24,15 +24,15 @@ def preemptive_order(
 ) -> tuple[int, list[tuple[int, int, int]]]:
     """Return the order that minimises ``max(arrival + tail)`` if interruptions cost nothing.
 
-    The problem of PACE, Eq. 10: one channel, release times, free preemption. PACE makes an integer
-    program of it, with a variable for each of T time slots and N tensors and coefficients
-    ``(TN)^t`` that force the lexicographic order, and leave the range of a double within a hundred
-    slots. Neither is needed: Jackson's rule, by which the channel always
-    sends the ready job with the longest tail and interrupts it when one with a longer tail becomes
-    ready, is optimal. Let the job that ends last be ``c``, and look back from its arrival to the
-    moment before which the channel last sent a job of a shorter tail or nothing. From there on it
-    sent only jobs with tails at least as long, and all of them became ready after that moment; so
-    in any order one of them arrives as late, and its tail is as long.
+    The problem of PACE, Eq. 10: one channel, release times, free preemption. PACE solves an integer
+    program with a variable for each of T time slots and N tensors. Its coefficients ``(TN)^t``
+    force the lexicographic order, and leave the range of a double within a hundred slots. No
+    program is needed: Jackson's rule is optimal. The channel always sends the ready job with the
+    longest tail, and interrupts it when a job with a longer tail becomes ready. Proof: let ``c`` be
+    the job that ends last. Look back from its arrival to the last moment at which the channel idled
+    or sent a job with a shorter tail. From then on it sent only jobs with tails at least as long,
+    and all of them became ready after that moment. So in any order one of them arrives as late, and
+    its tail is as long.
 
     Args:
         ready_ns: when each job may be sent at the earliest.
@@ -41,8 +41,8 @@ def preemptive_order(
 
     Returns:
         The largest arrival plus tail, exact to the nanosecond, and the pieces (job, start, stop) in
-        the order of sending, fewer than twice as many as jobs. At equal tails the job listed first
-        goes.
+        the order of sending, fewer than twice as many as jobs. Of jobs with equal tails, the one
+        listed first is sent first.
 
     O(N log N). Source: PACE, section IV; J. R. Jackson, 1955, for ``1 | r_j, pmtn | L_max``.
     """
@@ -63,17 +63,17 @@ class Pace(Planner, frozen=True, kw_only=True):
 
     :func:`preemptive_order` finds the order, without PACE's integer program.
 
-    PACE takes interruption as free, and so does the choice of R and of the pieces here. A piece
-    gets the share of its group's elements that its time is of the group's. Whoever simulates or
-    runs the plan pays the latency of every piece, so the plan can end later than PACE expects,
-    and with many pieces or a long latency it can lose to a plan without any.
+    PACE treats interruptions as free, and so does the choice of R and of the pieces here. A piece
+    gets elements in proportion to its share of the group's time. The simulator and training pay the
+    latency of every piece. So the plan can end later than PACE expects, and with many pieces or a
+    long latency it can lose to a plan without interruptions.
 
     Raises:
         UserError: when planning, if the model has more than 16,384 tensors.
 
-    O(N^2 log N) at worst, in a native core: every R is ordered in O(R log R), and their groups come
-    from one table of O(N^2) entries, which holds what the published recursion computes. R ends
-    where R latencies alone take longer than the best that was found.
+    O(N^2 log N) at worst, in the native core. Each R is ordered in O(R log R). The groups for all R
+    come from one table of O(N^2) entries, the values of the published recursion. R stops growing
+    when R latencies alone take longer than the best plan found.
 
     Source: Y. Bao, Y. Peng, Y. Chen, C. Wu, *Preemptive All-reduce Scheduling for Expediting
     Distributed DNN Training*, INFOCOM 2020, Eq. 10 and Algorithm 1. Costs are those of the
@@ -100,7 +100,7 @@ class Pace(Planner, frozen=True, kw_only=True):
             [t.size_bytes for t in tensors],
             [t.tail_ns for t in tensors],
             terms(profile).base_ns,
-            # It stops at a bound by which no group ends before its largest tensor alone.
+            # Its bound assumes that no group ends before its largest tensor would alone.
             network.all_reduce.never_falling().rows(),
         )
         return [
@@ -121,7 +121,7 @@ def _pieces(groups: Sequence[Slice], network: Network, profile: Profile) -> list
     group_offsets = list(itertools.accumulate((g.size_bytes for g in groups), initial=0))
 
     def element_at(offset: int) -> int:
-        """Return the last boundary between elements within so many bytes."""
+        """Return the last boundary between elements at or before a byte offset."""
         index = min(bisect.bisect_right(offsets, offset) - 1, len(gradients) - 1)
         inside = (offset - offsets[index]) // bytes_per_element(gradients[index].dtype)
         return min(elements[index] + inside, elements[-1])

@@ -38,10 +38,10 @@ class Slice(NamedTuple):
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """What is needed first comes first; of equals what became ready last.
+        """Sort key: the slice needed first comes first; a tie goes to the one that is ready last.
 
-        Where a profile does not say what the forward pass needs, this is the order of the layers
-        from the input on, as a network's first layers are ready last.
+        If a profile does not say what the forward pass needs, this is the order of the layers from
+        the input on, because a network's first layers are ready last.
         """
         return (self.need, -self.tensor)
 
@@ -59,8 +59,8 @@ class Slice(NamedTuple):
 def whole_tensors(profile: Profile) -> list[Slice]:
     """Return a slice for each tensor, in ready order.
 
-    A tensor without elements goes with the one before it, and so does what follows leading ones: no
-    message can hold it by itself.
+    A tensor without elements joins the one before it, or the next if it comes first: no message can
+    hold it by itself.
     """
     ready_ns, size_bytes, tail_ns, _ = terms(profile)
     stops = list(itertools.accumulate(gradient.elements for gradient in profile.gradients))
@@ -95,7 +95,7 @@ def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
         )
     found: list[Slice] = []
     for tensor in tensors:
-        # What is without elements has joined it, but only one tensor has bytes.
+        # Tensors without elements may have joined it, but only one tensor has bytes.
         width = tensor.size_bytes // max(tensor.stop - tensor.start, 1)
         cuts = [*range(tensor.start, tensor.stop, most_elements)] or [tensor.start]
         for start, stop in itertools.pairwise([*cuts, tensor.stop]):
@@ -141,11 +141,11 @@ def most_urgent_first(
 ) -> list[Slice]:
     """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
-    A worker's own queue decides while it trains. A plan is fixed beforehand, the same on every
-    rank, so the queue runs here, on the profile's clock and the network's costs. Whenever another
-    message may be handed over, the most urgent of the ready ones is; none that has begun is
-    interrupted. Communication is taken not to slow computation. Latencies of messages in flight
-    overlap; transmissions are one at a time, in order. O(N log N).
+    In such a system, each worker's queue decides during training. A plan is fixed beforehand, the
+    same on every rank, so the queue runs here, on the profile's clock and the network's costs.
+    Whenever another message may be handed over, the most urgent ready one is; a message that has
+    begun is not interrupted. Communication is assumed not to slow computation. Latencies of
+    messages in flight overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

@@ -15,11 +15,11 @@ from syncline.plan.planners.tictac import TicTac
 from syncline.plan.planners.wfbp import Single, Wfbp
 
 CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(), Merge())
-"""What ``auto`` chooses from in any training: their messages are the buckets of DDP's reducer."""
+"""``auto`` can choose these in any training: their messages can be buckets of DDP's reducer."""
 
 SCHEDULERS: tuple[Planner, ...] = (Horovod(), Dear(), TicTac(), P3(), ByteScheduler(), Pace())
-"""Their plans are run by an engine of our own: they let the forward pass wait for each gradient by
-itself, split tensors, send them in another order, decouple all-reduces, or hold messages back."""
+"""Their plans need our own engine: they let the forward pass wait for each gradient by itself,
+split tensors, send them in another order, decouple all-reduces, or hold messages back."""
 
 PUBLISHED: tuple[Planner, ...] = CANDIDATES + SCHEDULERS
 """Every planner with its default settings, except those that compare the others."""

@@ -1,4 +1,4 @@
-"""The two extremes: a message a tensor, as soon as it is ready; or one message for all."""
+"""The two extremes: one message per tensor, as soon as it is ready; or one message for all."""
 
 from __future__ import annotations
 

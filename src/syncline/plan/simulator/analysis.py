@@ -80,8 +80,8 @@ def _causes(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each task, one whose end let it begin, and one whose beginning did; or -1.
 
-    Walking back ends: what began earlier is earlier, and of tasks that begin together one can only
-    be the cause if it takes no time; then it precedes on its lane or in the list of tasks.
+    Walking back terminates. A cause that began earlier is earlier. Of tasks that begin together,
+    one can only be the cause if it takes no time; then it comes first on its lane or in the list.
     """
     cause = np.full(len(graph), NONE, dtype=np.int64)
     begun_with = np.full(len(graph), NONE, dtype=np.int64)
@@ -194,12 +194,12 @@ class LaneWait(NamedTuple):
 def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> Iterator[LaneWait]:
     """Yield the times in which a lane that runs its slots in order waited only for messages.
 
-    A wait begins when the lane's slot before is done, and everything else that the next one needs.
-    The iterations must follow one another.
+    A wait begins when the lane's previous slot is done, and everything else that the next slot
+    needs. The iterations must follow one another.
     """
     dag = steady.dag
     slots = dag.layout.slots
-    # With the one before, for what it left on the lanes.
+    # Including the previous iteration, for what it left on the lanes.
     rows = range(max(iterations[0] - 1, 0), iterations[-1] + 1)
     tasks = np.stack([dag.slot_tasks(slot)[rows][:, classes] for slot in range(len(slots))])
     before = _before(dag, tasks[:, rows.index(iterations[0]) :])
@@ -225,14 +225,14 @@ def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> 
 def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int, int]:
     """Return when each message could have been sent, by the task that begins it.
 
-    An all-gather is ready with the sum that it hands round; a delayed message, before its delay.
+    An all-gather is ready with the sum that it distributes; a delayed message, before its delay.
     """
     dag = steady.dag
     tasks = dag.message_tasks()[iterations]
     before = _before(dag, tasks)
 
     def on(lane: str, causes: list[int]) -> list[int]:
-        """Return those of some tasks that are a message's on a lane."""
+        """Return the tasks among ``causes`` that are a message's on a lane."""
         return [c for c in causes if (sent := dag.message_of(c)) and sent.lane == lane]
 
     found: dict[int, int] = {}

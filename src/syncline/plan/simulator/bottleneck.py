@@ -78,7 +78,7 @@ def bottleneck(
 
 
 def _fastest(simulator: WhatIfSimulator, change: Change) -> Split:
-    """Return what the iterations of the fastest planner consist of under a change."""
+    """Return the parts of the fastest planner's iteration under a change."""
     point = simulator.point(change)
     return point.split(point.best)
 
@@ -88,14 +88,14 @@ def _hides_messages(simulator: WhatIfSimulator, change: Change) -> bool:
 
 
 def _first(values: Sequence[Number], holds: Callable[[Number], bool]) -> Number | None:
-    """Return the first value for which a condition holds that also holds for all after it."""
+    """Return the first value from which on a condition holds."""
     if not values or not holds(values[-1]):
         return None
     return values[bisect.bisect_left(values, True, key=holds)]
 
 
 def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) -> int | None:
-    """Return the largest smaller power of two of workers, in whole hosts, that is not too many."""
+    """Return the largest smaller power of two of workers, in whole hosts, that hides messages."""
     on_host = network.workers // network.hosts if network.hosts else 1
     least = max((rank + 1 for rank, _ in change.behaviour.stragglers), default=1)
     powers = [1 << k for k in reversed(range(1, network.workers.bit_length()))]

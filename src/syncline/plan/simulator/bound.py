@@ -41,7 +41,7 @@ class Terms(NamedTuple):
     """The period without communication."""
 
 
-@lru_cache(maxsize=4)  # of one profile, a planner needs them for each plan that it compares
+@lru_cache(maxsize=4)  # a planner needs those of one profile for each plan that it compares
 def terms(profile: Profile) -> Terms:
     """Return the terms of a profile's gradients, the update spread over the forward pass."""
     phases = [operation.phase for operation in profile.operations]
@@ -51,13 +51,13 @@ def terms(profile: Profile) -> Terms:
     finish = profile.finish_ns()
     forward_ns = max(finish[:start], default=0)
 
-    # The longest way from each forward operation to the backward pass, over dependencies and over
-    # the order of its lane.
+    # The longest path from each forward operation to the backward pass, along dependencies and
+    # along the order of its lane.
     tail = [gates.get(start, 0)] * (start + 1)
     latest_ns: dict[str, int] = {}  # by lane
     for index in reversed(range(start)):
         operation = profile.operations[index]
-        # So far it holds the longest tail of what depends on the operation.
+        # So far tail[index] is the longest tail of the operations that depend on this one.
         rest_ns = max(tail[index], latest_ns.get(operation.lane, 0))
         tail[index] = rest_ns + operation.duration_ns + gates.get(index, 0)
         latest_ns[operation.lane] = tail[index]
@@ -84,7 +84,7 @@ def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
 
 
 MOST_JOBS = 1 << 14
-"""That the native core takes."""
+"""Most jobs that the native core takes."""
 MOST_TAILS = 64
 
 
@@ -111,13 +111,12 @@ def lower_bound_ns(
     """Return a lower bound on the period of any plan, however it merges, splits and orders.
 
     Take any plan on one channel. A message transmits after its latency, for ``T(M) - T(0)`` at
-    least (all of ``T(M)`` with one message in flight). Give each gradient the share of every
-    transmission that its bytes are of the message. Then
+    least (all of ``T(M)`` with one message in flight). Divide every transmission among the
+    gradients of the message, in proportion to their bytes. Then
 
     - nothing of gradient ``i`` is transmitted before ``ready_i + T(0)``;
     - its shares add up to at least ``p_i = bytes_i * min over M of (T(M) - T(0)) / M``;
-    - it arrives when the last message with a share of it has, and is waited for as long after that
-      as its tail.
+    - it arrives when the last message with a share of it has, and its tail still runs after that.
 
     So the transmissions are a preemptive schedule of one machine with release times ``ready_i +
     T(0)``, processing times of at least ``p_i`` and the gradients' tails, and end no earlier than
@@ -130,15 +129,15 @@ def lower_bound_ns(
 
     With one in flight (and none decoupled) every message also pays for its latency. Take the
     gradients whose tails are at least ``q``. Each message with some of them takes at least ``T(0) +
-    rate * (their bytes in it)``. Handing a gradient's bytes all to the first message that has some, and
-    then to the first that is ready after it, ends the last of these messages no later: what comes
-    between is delayed by as much as the later message becomes shorter. So no plan sends them sooner
-    than the best merge of whole tensors in ready order, which ``merge`` finds exactly; and ``q``
-    follows. This is done for up to 64 values of ``q``.
+    rate * (their bytes in it)``. Hand all of a gradient's bytes to the first message that has some,
+    and then to the first that is ready after it. The last of these messages ends no later: what
+    comes between is delayed by as much as the later message becomes shorter. So no plan sends them
+    sooner than the best merge of whole tensors in ready order, which ``merge`` finds exactly; and
+    ``q`` follows. This is done for up to 64 values of ``q``.
 
     A larger message, a later share or an idle channel only make a plan end later, so the bound
     holds for every order, every number in flight and delays. It is exact where every latency can be
-    hidden. The simulator's clock rounds each message to a nanosecond; what is bounded is the plan
+    hidden. The simulator's clock rounds each message to a nanosecond; the bound is for the plan
     with exact costs. Contention is not counted: it only makes plans slower.
 
     Args:
@@ -210,7 +209,7 @@ def _sharded_bound_ns(terms: Terms, curve: CostCurve) -> int:
 
 
 def _sums(terms: Terms, curve: CostCurve) -> tuple[int, int, list[int]]:
-    """Return when all sums are transmitted at best, their latency, and how long each takes."""
+    """Return when all sums are transmitted at the earliest, their latency, and each one's time."""
     rate_ns = least_s_per_byte(curve, sum(terms.size_bytes)) * NS_PER_S / 2
     sums_ns = [math.floor(rate_ns * size) for size in terms.size_bytes]
     end_ns = _preemptive_end_ns(terms.ready_ns, sums_ns, [0] * len(sums_ns))
@@ -222,8 +221,8 @@ def _preemptive_end_ns(
 ) -> int:
     """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
 
-    Neighbours that are taken as one job, ready with the first and with the shortest tail, end no
-    later than they do by themselves.
+    Neighbours are then joined into one job, which is ready with the first and has the shortest
+    tail. It ends no later than they would separately.
     """
     share = -(-len(ready_ns) // MOST_JOBS)
     if share > 1:

@@ -1,4 +1,4 @@
-"""What computing and messages do to each other, fitted to measured iterations."""
+"""Contention between computing and messages, fitted to measured iterations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from syncline.plan.simulator.predict import DEFAULT_STRATEGY, predict_iteration_
 Floats = NDArray[np.float64]
 
 MANY = 2
-"""A plan of more than this many times stock DDP's messages tells what each takes from computing."""
+"""Plans with more than this many times stock DDP's messages show what each costs in computing."""
 LARGEST = 4.0
-"""A larger factor is an error of the model and no contention."""
+"""A larger factor is an error of the model, not contention."""
 EXACT = 1e-3
 """Share of an iteration below which a difference is the error of a fit."""
 ROUNDS = 4
-"""Linear fits of what messages take from computing, each where the last one ended."""
+"""Linear fits of the computing time that messages take, each from where the last one ended."""
 PRECISION = 2e-4
 """Of a factor."""
 MOST_STEPS = 26
@@ -42,13 +42,13 @@ class Measured(NamedTuple):
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
     slowdown_s: float | None = None
-    """How much longer a worker computed than in the profile, with nothing under way, seconds: under
-    stock DDP in forward and backward pass, under the engine in the whole iteration. None where it
-    was not measured."""
+    """Seconds that a worker computed longer than in the profile, where nothing was in flight: under
+    stock DDP in forward and backward pass, under the engine in the whole iteration. None if it was
+    not measured."""
 
 
 class UnderStock(NamedTuple):
-    """What stock DDP's iterations have corrected, and these iterations beside it."""
+    """A profile and a network, corrected by stock DDP's iterations, and these iterations."""
 
     profile: Profile
     network: Network
@@ -56,16 +56,16 @@ class UnderStock(NamedTuple):
 
 
 def as_under_stock(stock: Measured, profile: Profile, network: Network) -> UnderStock:
-    """Return the profile and the network with what stock DDP's iterations tell of them.
+    """Return the profile and the network, corrected by stock DDP's iterations.
 
     The machine may have been faster or slower while they were measured. If forward and backward
     pass took less time beside messages than alone, or more than contention explains, they are
-    scaled to what was timed beside messages. The wait for the slowest worker, which every plan has,
-    becomes as long as it was under stock DDP: shorter if the iteration was faster than predicted
-    without contention, and longer if it was slower by no more than noise, or by more than
-    contention explains. If the iteration was faster even without a wait, messages cost less in
-    training than in the probe, which waits for each: they are scaled, unless even a quarter is too
-    much.
+    scaled to the time beside messages. The wait for the slowest worker, which every plan has, is
+    set to that under stock DDP. It becomes shorter if the iteration was faster than predicted
+    without contention; it becomes longer if the iteration was slower by no more than noise, or by
+    more than contention explains. If the iteration was faster even without a wait, messages cost
+    less in training than in the probe, which waits for each. Their cost is then scaled, unless even
+    a quarter of it is too much.
 
     Args:
         stock: iterations under DDP's own buckets.
@@ -97,7 +97,7 @@ def as_under_stock(stock: Measured, profile: Profile, network: Network) -> Under
 
 
 def _faster(network: Network, factor: float) -> Network:
-    """Return the network on which every message costs so many times less."""
+    """Return the network on which every message costs ``factor`` times less."""
 
     def scaled(curve: CostCurve | None) -> CostCurve | None:
         return None if curve is None else curve.rebased(curve.latency_s / factor, 1 / factor)
@@ -125,20 +125,20 @@ def _changed(
 def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
     """Return the network with the contention that explains measured iterations.
 
-    The engine sends the messages of plans that wait by need, and the reducer all others, so what
-    was measured of each kind is fitted by itself; a kind that was not measured keeps the network's
-    contention.
+    The engine sends the messages of plans that wait on need, and the reducer all others. So each
+    kind is fitted by itself; a kind that was not measured keeps the network's contention.
 
-    The profile's operations were timed with nothing under way, and the network's messages with
-    nothing computed. Where both overlap, an iteration takes longer than they say. What messages do
-    to computing follows from how much longer the passes took; what computing does to messages, from
-    what the iterations still take longer, in the mean of the relative differences. Where the passes
+    The profile's operations were timed with nothing in flight, and the network's messages with
+    nothing computed. Where both overlap, an iteration takes longer than they say. The slowdown of
+    computing follows from how much longer the passes took. The slowdown of messages follows from
+    the iterations' remaining extra time, as the mean of the relative differences. If the passes
     were not timed under any plan, both factors are the same. Each is between 1 and 4.
 
-    Where few messages and many were timed, what each message takes from computing follows too, by
-    least squares. The reducer's timers leave out what its messages take after the backward pass, so
-    of its plans whole iterations tell that: by how much those of more than :data:`MANY` times stock
-    DDP's messages take longer than the others say. Stock DDP is then predicted as measured.
+    If plans with few messages and with many were timed, the computing time that each message takes
+    follows too, by least squares. The reducer's timers leave out what its messages take after the
+    backward pass, so for its plans it follows from whole iterations: from how much longer those
+    with more than :data:`MANY` times stock DDP's messages take than the other plans imply. Stock
+    DDP is then predicted as measured.
 
     Args:
         profile: what a worker computes.
@@ -166,7 +166,7 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 def _with_handling(
     profile: Profile, network: Network, many: Sequence[Measured], stock: int
 ) -> Contention:
-    """Return the network's contention, with what each message beyond those of stock DDP takes."""
+    """Return the network's contention with the time of each message beyond stock DDP's number."""
     more = [len(m.plan.messages) - stock for m in many]
     late_s = [m.iteration_s - predict_iteration_s(profile, network, m.plan) for m in many]
     weight = sum(count * count for count in more)
@@ -193,9 +193,9 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         return [_slowdown_s(profile, network, plan) for plan, _ in timed]
 
     def by_messages(exchange: float) -> Network:
-        """Return the network with what fits the slowdown of few messages and of many.
+        """Return the network that fits the slowdowns under few messages and under many.
 
-        Gauss-Newton: the slowdown grows with each of the two, and a little with their product.
+        Gauss-Newton: the slowdown grows with both parameters, and a little with their product.
         """
         slower, per_message_s = 0.1, 0.0
         step, step_s = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
@@ -211,7 +211,7 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         return with_factors(1 + slower, exchange, per_message_s)
 
     def given(exchange: float) -> Network:
-        """Return the network with the computing factor that goes with one of the exchange."""
+        """Return the network with the computing factor that fits a factor of the exchange."""
         if not timed:
             return with_factors(exchange, exchange)
 
@@ -247,7 +247,7 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
 def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
     """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``.
 
-    ``a`` and ``b`` are columns of numbers of at least 0; one of zeros gives 0.
+    ``a`` and ``b`` are columns of numbers of at least 0; a column of zeros gets the coefficient 0.
     """
     aa, ab, bb, aw, bw = (
         float(p @ q) for p, q in ((a, a), (a, b), (b, b), (a, wanted), (b, wanted))
@@ -264,9 +264,9 @@ def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
 def _root(increasing: Callable[[float], float], tolerance: float) -> float:
     """Return where a function of a factor crosses 0, or the end of the range nearest to that.
 
-    Its value there is 0 but for the tolerance. Regula falsi, the Illinois variant: where an end of
-    the interval stays twice, its value counts half. A simulated time is nearly linear in a factor,
-    so it takes a few steps where a bisection takes thirteen.
+    Its value there is 0 within the tolerance. Regula falsi, the Illinois variant: if an end of the
+    interval stays twice in a row, its value is halved. A simulated time is nearly linear in a
+    factor, so it takes a few steps where a bisection takes thirteen.
 
     Source: M. Dowell and P. Jarratt, A modified regula falsi method for computing the root of an
     equation, BIT 11 (1971).
@@ -293,7 +293,7 @@ def _root(increasing: Callable[[float], float], tolerance: float) -> float:
 
 
 def _slowdown_s(profile: Profile, network: Network, plan: Plan) -> float:
-    """Return how much longer forward and backward pass take than with nothing under way."""
+    """Return how much longer forward and backward pass take than with nothing in flight."""
     steady = simulate_plan(profile, network, plan, strategy=DEFAULT_STRATEGY)
     slowdown_ns = 0
     for index, slot in enumerate(steady.dag.layout.slots):

@@ -1,7 +1,7 @@
 """The DAG of synchronous SGD over several iterations and workers (dag-model, section IV, Fig. 1).
 
 A worker's operations are laid out once, as slots on lanes; workers and iterations repeat them with
-their own durations. Messages join the workers of one iteration. What a plan lets wait joins one
+their own durations. Messages join the workers of one iteration. Waiting for messages joins one
 iteration to the next:
 
     iteration k:  [slots before the exchange, of every worker] [messages] [slots after it, of every
@@ -35,7 +35,7 @@ TaskIndices = NDArray[np.int64]
 
 
 class Dag(NamedTuple):
-    """A task graph, and where in it everything is."""
+    """A task graph, and the places of slots and messages in it."""
 
     graph: TaskGraph
     layout: IterationLayout
@@ -72,7 +72,7 @@ class Dag(NamedTuple):
         return self.messages[index] if 0 <= index < len(self.messages) else None
 
     def slot_of(self, task: int) -> tuple[int, int]:
-        """Return the index of a worker's class, and of the slot that a task of it is."""
+        """Return the indices of the worker class, and of the slot, of a worker's task."""
         early = self.layout.before_exchange
         place = task % self.block
         if place < len(self.classes) * early:
@@ -91,7 +91,7 @@ class Dag(NamedTuple):
         return np.asarray(stop_ns[self.joins].max(axis=1))
 
     def sent_ns(self, stop_ns: Times) -> Times:
-        """Return when each iteration's last message ends, or the iteration where none is sent."""
+        """Return when each iteration's last message ends; without messages, when iterations end."""
         if not self.messages:
             return self.ends_ns(stop_ns)
         return np.asarray(stop_ns[self.message_tasks()].max(axis=1))
@@ -115,7 +115,7 @@ def build(
     workers: Workers,
     iterations: int,
 ) -> Dag:
-    """Build the graph of ``iterations`` iterations, of which ``profile`` is a worker of factor 1.
+    """Build the graph of ``iterations`` iterations; ``profile`` is that of a worker of factor 1.
 
     Workers that are equal are simulated as one. Without a plan nothing is exchanged.
 
@@ -154,7 +154,7 @@ def build(
 
 
 def _share_links(dag: Dag, *, one_port: bool) -> None:
-    """Let the messages use the links that others use, too: a stage for each kind of lane.
+    """Let messages share links with others: add a stage for each kind of lane.
 
     ``one_port``: pushes and pulls leave and enter by the same links.
     """
@@ -204,7 +204,7 @@ def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str
 
 
 def _add_tasks(dag: Dag, lanes: dict[str, list[int]], workers: Workers, handling_s: float) -> None:
-    """Add the tasks of all iterations; those that compute last ``handling_s`` longer together."""
+    """Add the tasks of all iterations; those that compute take ``handling_s`` longer in total."""
     slots, count = dag.layout.slots, len(dag.classes)
     factors = workers.draws(dag.classes, dag.iterations)[:, :, None]
     own_ns = np.array([slot.duration_ns for slot in slots], dtype=np.float64)
@@ -280,7 +280,7 @@ def _connect_needs(dag: Dag, profile: Profile, plan: Plan) -> None:
 
 
 def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
-    """Let the update wait for all messages; without one, the end of the iteration."""
+    """Let the update wait for all messages or, if there is none, the end of the iteration."""
     layout = dag.layout
     # The host launches the update without waiting; the device runs it after the exchange.
     exchanged = [
@@ -304,7 +304,7 @@ def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:
 
 
 def _connect_iterations(dag: Dag) -> None:
-    """Let tasks that wait for nothing wait for the iteration before, where no lane orders them."""
+    """Let tasks without dependencies wait for the previous iteration, as no lane orders them."""
     slots = dag.layout.slots
     computing = {index for index, slot in enumerate(slots) if slot.lane not in NOT_COMPUTING}
     waiting = {after for before, after in dag.layout.edges if before in computing}
@@ -336,6 +336,6 @@ def _arrivals(dag: Dag) -> list[int]:
 
 
 def _latest(dag: Dag, arrivals: Sequence[int]) -> Sequence[int]:
-    """Return those of some messages' last tasks whose end implies that all others have ended."""
+    """Return the fewest of the messages' last tasks whose end implies that all have ended."""
     in_turn = all(dag.messages[a].lane == "channel" for a in arrivals)
     return arrivals[-1:] if in_turn else arrivals

@@ -70,13 +70,13 @@ class TaskGraph:
         return first
 
     def add_edges(self, before: ArrayLike, after: ArrayLike) -> None:
-        """Make each task of ``after`` wait for that of ``before``."""
+        """Make each task of ``after`` wait for the corresponding one of ``before``."""
         self._edges.extend(after, before)
 
     def hold(self, tasks: ArrayLike, lanes: ArrayLike) -> None:
         """Make each task hold one more lane beside its own, both at once.
 
-        The lanes that such tasks run on are limited and not in order.
+        The lanes that such tasks run on must be limited and not in order.
         """
         self._holds.extend(tasks, lanes)
 
@@ -96,7 +96,7 @@ class TaskGraph:
     def extend(self, other: TaskGraph) -> int:
         """Add the lanes and tasks of another graph, and return the index of its first task.
 
-        Its stages are this graph's of the same index, or are added if there are none.
+        Its stages become this graph's stages of the same index, which are added if there are none.
         """
         self._stages = self._stages or list(other._stages)
         first, lanes = self._count, len(self.lanes)
@@ -121,7 +121,7 @@ class TaskGraph:
         return np.concatenate([own, holders]), np.concatenate([lanes, held])
 
     def edges(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return (before, after): each task of ``after`` waits for that of ``before``."""
+        """Return (before, after): each task of ``after`` waits for the one of ``before``."""
         after, before = self._edges.arrays()
         return before, after
 

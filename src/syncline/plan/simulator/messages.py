@@ -20,7 +20,7 @@ from syncline.plan.simulator.workers import WorkerClass
 
 
 class MessageTask(NamedTuple):
-    """A part of a message that occupies a resource."""
+    """A part of a message, as a task that occupies a resource."""
 
     lane: str
     """``channel``: transmission; ``latency``: what overlaps the transmission of others; ``delay``:
@@ -44,9 +44,9 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds.
 
-    An engine sends the plans whose forward pass waits on need. With one message in flight, each
-    also takes the gap until the engine issues it after the one before. On a network of a sparse
-    exchange only the dense messages of a plan with sparse ones cost what dense messages do.
+    The engine sends plans whose forward pass waits on need. With one message in flight, each also
+    takes the gap until the engine issues it after the one before. On a network of a sparse
+    exchange, dense messages have the dense cost only in plans that also have sparse ones.
 
     Raises:
         UserError: all together they take longer than 19.5 hours, or the network does not say what
@@ -173,7 +173,7 @@ def _busy_ns(network: Network, plan: Plan) -> list[float]:
 def _links_busy(network: Network, *, every_element: bool = False) -> CostCurve:
     """Return how long an all-reduce keeps links and switches busy, by the formula.
 
-    Whatever a measured message takes longer is work of the hosts.
+    Any further time of a measured message is work of the hosts.
     """
     exchange = network.exchange
     if every_element and network.density is not None:

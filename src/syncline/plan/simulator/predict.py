@@ -178,7 +178,7 @@ def _communication_bound_s(
         return 0.0
     least_s = 0.0
     if plan.wire is not None:
-        # Others than these cost no less than they would in 16 bits without casts.
+        # Other messages cost no less than they would in 16 bits without casts.
         profile = with_wire(profile, plan.wire)
         network = network.casting() if all(m.wire for m in plan.messages) else network
     network = _undercut_by_none(network, plan, profile.gradient_bytes)

@@ -25,7 +25,7 @@ AGREEING = 3
 WARM_UP = 4
 """Iterations left out of the mean where every one is different."""
 OFFSETS = 8
-"""Ways in which jobs that share links are offset against one another."""
+"""Simulated sets of offsets between jobs that share links."""
 
 
 class Steady(NamedTuple):
@@ -54,7 +54,7 @@ class Steady(NamedTuple):
 
     @property
     def window(self) -> int:
-        """An iteration in the steady state, with another one after it if there is one."""
+        """Index of an iteration in the steady state, followed by another one if there is one."""
         return max(len(self.ends_ns) - 2, 0)
 
     @property
@@ -73,13 +73,13 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Jobs that share links are simulated beside one another, all like this one. Since they begin at
-    any time, the period is the mean over evenly spread offsets.
+    Jobs that share links are simulated beside one another, all like this one. Since they may begin
+    at any time, the period is the mean over evenly spread offsets.
 
     Under contention only the first half of the iterations counts: each is slowed by those after it,
     which the last ones lack. With several loaders, as many iterations as there are loaders count as
-    one. If iterations start afresh, because the last has ended and nothing was fetched ahead, one
-    is enough. If each draws its own computing times, or 64 do not settle, the period is a mean.
+    one. If nothing overlaps the next iteration or is prefetched for it, one is enough. With jitter,
+    or if 64 iterations do not settle, the period is a mean.
 
     Raises:
         UserError: see :func:`syncline.plan.simulator.dag.build`.
@@ -103,9 +103,9 @@ def steady_state(
 
 
 def _offsets(others: int) -> list[list[float]]:
-    """Return shares of a period by which other jobs begin later: of each job, one in each eighth.
+    """Return sets of offsets of the other jobs, as shares of a period.
 
-    A Latin hypercube of strata's middles, always the same.
+    A Latin hypercube: each job begins once in the middle of each eighth. Always the same.
     """
     strata = np.tile(np.arange(OFFSETS), (others, 1))
     shuffled = np.random.default_rng(0).permuted(strata, axis=1)
@@ -176,7 +176,7 @@ def _settled(
 
 
 def _own_draws(workers: Workers, jobs: int) -> list[Workers]:
-    """Return the workers of each job: equal ones, which draw the noise of an iteration anew."""
+    """Return the workers of each job: equal ones, but each job draws its own jitter."""
     if not workers.jitter:
         return [workers] * jobs
     return [msgspec.structs.replace(workers, seed=workers.seed + job) for job in range(jobs)]

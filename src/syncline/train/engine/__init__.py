@@ -1,1 +1,1 @@
-"""What exchanges the messages of a plan that DDP's reducer cannot run by itself."""
+"""Exchanges the messages of plans that DDP's reducer cannot run by itself."""

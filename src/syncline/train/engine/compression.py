@@ -1,4 +1,4 @@
-"""Exchanging sparse messages, and what a compressed training keeps whatever plan runs."""
+"""Exchanges sparse messages, and keeps the state of compressed training from plan to plan."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Rounding:
         return {"compression": self._compression, "steps": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved."""
+        """Resume from this rank's saved state."""
         self.step = state["steps"]
 
 
@@ -80,10 +80,10 @@ class Compressor:
     def prepare(
         self, number: int, gradients: Sequence[torch.Tensor], after: Sequence[Any] | None = None
     ) -> Callable[[], None]:
-        """Do what needs no other rank; return what is to be called to exchange the message.
+        """Do the work that needs no other rank; return a function that exchanges the message.
 
         The gradients, each of shape (elements,), are in the order of the plan, and complete after
-        the marks ``after``; by default, when the device's current stream is here.
+        the marks ``after``; by default, once the device's current stream reaches this point.
         """
         if after is None:
             after = [self._exchange.memory.mark()]
@@ -106,7 +106,7 @@ class Compressor:
     def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """Call when all messages of a backward pass that waits for them have been exchanged.
 
-        Where a scaler is to skip the step, all gradients become infinite.
+        If a scaler must skip the step, all gradients become infinite.
         """
         session = self._exchange
         if session.scaler is None:
@@ -121,9 +121,9 @@ class Compressor:
 
 
 class Compressing:
-    """The residuals of a compressed training, what exchanges sparse messages, and what was sent.
+    """The residuals, the exchange of sparse messages and the sent bytes of compressed training.
 
-    All ranks of the wrapper's group make one, of the exchanged parameters by name.
+    All ranks of the wrapper's group make one, from the exchanged parameters by name.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class Compressing:
         self.compression = compression
         self._parameters = dict(parameters)
         self._session: Session | None = None
-        """Keeps residuals; None where nothing is left over."""
+        """Keeps residuals; None if the compression leaves none."""
         self._exchange: Session | _Rounding
         if isinstance(compression, Recipe):
             self._exchange = self._session = Session(compression, parameters, group)
         else:
             self._exchange = _Rounding(compression)
         self._first_step = 0
-        """The steps that had been made when this training went on from a checkpoint."""
+        """The steps already made when this training resumed from a checkpoint."""
         self._resumed = "not decided"
         self._takers: dict[str, RemovableHandle] = {}
         """By parameter: the hook that adds what its residual holds to its next gradient."""
@@ -152,7 +152,7 @@ class Compressing:
         weakref.finalize(self, _remove, self._takers).atexit = False
 
     def compressor_for(self, plan: Plan) -> Compressor | None:
-        """Return what exchanges a plan's sparse messages, if any; residuals go out with these."""
+        """Return a compressor for a plan's sparse messages, if any; they carry the residuals."""
         if not plan.is_sparse:
             return None
         assert self._session is not None
@@ -162,7 +162,7 @@ class Compressing:
         return Compressor(plan, self._session)
 
     def end_round(self, plan: Plan) -> None:
-        """Call when a backward pass has ended whose gradients a lossy plan exchanges."""
+        """Call after a backward pass whose gradients a lossy plan exchanges."""
         if isinstance(self._exchange, _Rounding):
             self._exchange.count(plan)
 
@@ -183,7 +183,7 @@ class Compressing:
     def step_ahead(
         self, module: nn.Module, optimizer: Optimizer, *, synchronize: Callable[[], None]
     ) -> None:
-        """Take gradients where residuals will bring the weights; see :class:`StepAhead`."""
+        """Compute gradients at the weights with residuals applied; see :class:`StepAhead`."""
         if self._session is None:
             raise UserError(
                 f"step_ahead is for what sparse exchange leaves behind; {self.compression} leaves "
@@ -214,7 +214,7 @@ class Compressing:
                 self._takers[name] = parameter.register_hook(self._taker(name))
 
     def forget_delivered(self) -> None:
-        """Take off the hooks of the residuals that have gone out; outside a backward pass."""
+        """Remove the hooks of delivered residuals; call outside a backward pass."""
         for name in self._delivered:
             self._takers.pop(name).remove()
         self._delivered.clear()
@@ -236,7 +236,7 @@ class Compressing:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
-        """Return what this rank must save; nothing may be under way, ``plan`` is what runs."""
+        """Return what this rank must save under ``plan``; nothing may be in flight."""
         return {
             **self._exchange.state_dict(),
             "decided": decided,
@@ -244,7 +244,7 @@ class Compressing:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[bool, Plan | None]:
-        """Go on from what this rank has saved; return whether it was decided, and the plan."""
+        """Resume from this rank's saved state; return whether it was decided, and the plan."""
         saved = state.get("compression") if "recipe" not in state else "a recipe"
         if saved != (self.compression if self._session is None else "a recipe"):
             raise MismatchError(

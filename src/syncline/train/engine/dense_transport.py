@@ -48,7 +48,7 @@ def sum_then(
 
 
 class Work(NamedTuple):
-    """A collective under way."""
+    """A collective in flight."""
 
     wait: Callable[[], object]
     """Blocks the calling thread until the result is in place; raises RuntimeError if a peer failed
@@ -58,7 +58,7 @@ class Work(NamedTuple):
 
 
 CAST_ELEMENTS = 64 * 1024
-"""Cast at once: what was just divided is still in the cache."""
+"""Elements that are divided and cast at a time, so that they stay in the cache."""
 
 
 @dataclass(slots=True)
@@ -68,27 +68,27 @@ class Slice:
     elements: torch.Tensor
     wire: torch.dtype
     sent: torch.Tensor = field(init=False)
-    """What a backend sums: the elements, or a copy in the wire's type."""
+    """The tensor that a backend sums: the elements, or a copy in the wire's type."""
 
     def __post_init__(self) -> None:
         self.sent = self.elements
 
     @property
     def casts(self) -> bool:
-        """Whether they travel in another type than their own."""
+        """Whether the elements travel in another type than their own."""
         return self.wire != self.elements.dtype
 
 
 class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
 
-    Slices of float32 may travel in 16 bits. They are divided before they are cast, so no sum
-    overflows whose average does not. All workers end with the same bits, and a reduce-scatter
+    Slices of float32 may travel in 16 bits. They are divided before they are cast, so a sum
+    overflows only if the average does. All workers end with the same bits, and a reduce-scatter
     leaves each worker its share rounded as the all-gather sends it.
 
     Args:
         group: a process group that nobody else uses: collectives must be issued in the same order
-            on all ranks. Its methods are called directly, so that what is under way can end after
+            on all ranks. Its methods are called directly, so that messages in flight can end after
             the user has destroyed all groups.
     """
 
@@ -99,9 +99,9 @@ class DenseTransport:
         self._share = 1.0 / self.workers
 
     bounded = True
-    """Whether messages occupy the host while under way, so that it must bound their number."""
+    """Whether messages in flight occupy the host, so that it must bound their number."""
     sends_rings = False
-    """Whether reduce-scatters and all-gathers are rings of ours, which multiply what they sum and
+    """Whether reduce-scatters and all-gathers are our own rings, which divide what they sum and
     call ``on_sent``."""
 
     def mark(self) -> Any:
@@ -112,15 +112,14 @@ class DenseTransport:
         """Prepare a slice for sending: once, as soon as it is complete.
 
         This reads and writes the whole slice, which takes several per cent of the time of sending
-        it: do it while another message is under way.
+        it: do it while another message is in flight.
 
         Args:
             given: the slice; before a sum it is divided by the number of workers.
             collective: what will be done with it.
         """
         elements = given.elements
-        # The multiplication of the reducer itself comes before its sum: so must ours, or results
-        # differ in the last bit.
+        # The reducer multiplies before it sums. So must we, or results differ in the last bit.
         if collective == "all-gather" or (collective == "reduce-scatter" and self.sends_rings):
             return
         if not given.casts:
@@ -148,8 +147,8 @@ class DenseTransport:
             shares: unless it is an all-reduce, the workers' shares in it
                 (:mod:`syncline.train.engine.layout`).
             after: the marks after which its content is complete.
-            on_sent: called, on any thread, once all that this worker sends for it has been given to
-                the backend, if :attr:`sends_rings`: what is sent then is behind it.
+            on_sent: if :attr:`sends_rings`, called on any thread once the backend has all that this
+                worker sends for the slice: later messages queue behind it.
         """
         if collective == "reduce-scatter":
             return self._scatter(given, shares, on_sent)
@@ -172,7 +171,7 @@ class DenseTransport:
     def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
         """Begin to collect a row of numbers from every worker; the rows are there after the work.
 
-        ``own`` returns this worker's, once the messages sent before are complete.
+        ``own`` returns this worker's row, once the messages sent before are complete.
         """
         sent = own()
         rows = sent.new_empty(self.workers, *sent.shape)
@@ -200,7 +199,7 @@ class DenseTransport:
                 start = shares[self.rank][0][0]
                 share = buffer[start : start + own]
                 rows = arrived.view(self.workers, own).to(buffer.dtype)
-                # Two are added as an all-reduce adds them, which keeps the sign of zeros.
+                # Two rows are added as an all-reduce adds them, which keeps the sign of zeros.
                 if self.workers == 2:
                     torch.add(rows[0], rows[1], out=share)
                 else:
@@ -310,13 +309,13 @@ class CudaDenseTransport(DenseTransport):
 
         def wait_on_stream() -> None:
             work.wait_on_stream()
-            # Its allocator must not hand out the rows while the reader's stream has them to read.
+            # The allocator must not reuse the rows before the reader's stream has read them.
             rows.record_stream(torch.cuda.current_stream(self._cuda))
 
         return Work(work.wait, wait_on_stream), rows
 
     def _all_of_stream(self) -> Work:
-        """Return the work of all that is on the stream, with copies and sums after a collective."""
+        """Return a work for all that is on the stream, with copies and sums after a collective."""
         done = torch.cuda.Event()
         done.record(self._stream)
         return Work(

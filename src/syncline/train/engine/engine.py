@@ -21,8 +21,8 @@ from syncline.train.engine.message_threads import MessageThreads, Round
 from syncline.train.engine.recording import MessageTimes
 
 SLACK_S = 30.0
-"""A wait of the training thread ends at most this long after the group's own timeout: the backend
-should report first, as it knows which peer it was."""
+"""Grace after the group's own timeout for waits of the training thread: the backend, which knows
+the peer, should report first."""
 
 
 class Engine(MessageThreads):
@@ -59,8 +59,8 @@ class Engine(MessageThreads):
     def wait(self, tensors: Iterable[int], of: Round | None = None) -> None:
         """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
-        On CUDA the current stream waits, and the host only until their messages are issued; until
-        they are complete if those are lossy, which pass through the host.
+        On CUDA the current stream waits. The host waits only until the messages are issued, or
+        complete if they are sparse, since those pass through the host.
 
         Args:
             tensors: by index.
@@ -104,7 +104,7 @@ class Engine(MessageThreads):
     def ask(self, *, whole: bool) -> None:
         """Say what the all-gathers of a sharded plan are to carry: whole gradients, or parameters.
 
-        What was said first in a round counts.
+        The first call in a round decides.
         """
         if self.undecided:
             with self._lock:
@@ -156,7 +156,7 @@ class Engine(MessageThreads):
     def wait_all(self, *, on_host: bool = False) -> None:
         """Return once the round is finished; see :meth:`wait`.
 
-        ``on_host``: once nothing is under way on the host either.
+        With ``on_host``, once nothing is in flight on the host either.
         """
         self.wait(range(len(self.layout.touching)))
         round_ = self.round
@@ -168,7 +168,7 @@ class Engine(MessageThreads):
     def finishes(self, patience_s: float) -> bool:
         """Wait while messages go on completing, at most ``patience_s`` apart.
 
-        Return whether nothing is under way any more.
+        Return whether nothing is in flight any more.
         """
         self.check()
         round_ = self.round
@@ -217,7 +217,7 @@ class Engine(MessageThreads):
     def _moves_until(self, done: Callable[[], bool], patience_s: float) -> bool:
         """Wait while messages go on being issued and completing, at most ``patience_s`` apart.
 
-        Return whether ``done`` says so; raise the error that an exchange has raised, if one has.
+        Return whether ``done`` became true; raise the error of a failed exchange, if any.
         """
         round_ = self.round
         assert round_ is not None

@@ -69,7 +69,7 @@ class BucketLayout:
 
 
 def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """Return of each all-gather the reduce-scatters whose sums it sends, in order of elements."""
+    """Return, for each all-gather, the reduce-scatters whose sums it sends, by element order."""
     scattered = [
         (number, m) for number, m in enumerate(plan.messages) if m.collective == "reduce-scatter"
     ]
@@ -85,8 +85,8 @@ def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
 def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...]:
     """Return the smallest runs of tensors such that no span crosses the end of one.
 
-    A bucket of DDP is closed by the tensor that fills it, so a tensor without elements goes with
-    the tensors after it, although a message has it with those before it.
+    DDP closes a bucket at the tensor that fills it. So a tensor without elements shares a bucket
+    with the tensors after it, although it shares a message with those before it.
     """
     joined = [False, *(before == 0 for before in elements[:-1])]
     """Whether a tensor is in the same run as the one before it."""
@@ -99,7 +99,7 @@ def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...
 
 
 def needs_engine(plan: Plan) -> bool:
-    """Say whether a plan is more than DDP's reducer can do by itself.
+    """Say whether a plan needs more than DDP's reducer can do by itself.
 
     The reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
     waits for all of them. A bucket holds whole tensors, and buckets become full in the order in
@@ -121,8 +121,8 @@ def difference_from_plan(
 ) -> str | None:
     """Say how the reducer's buckets differ from the plan's messages, or None if they do not.
 
-    The names are those of the reducer's parameters, in its order; ``logging_data`` is what it has
-    measured.
+    The names are those of the reducer's parameters, in its order; ``logging_data`` is the
+    reducer's.
     """
     planned = [
         frozenset(plan.tensors[index].name for index in tensors)
@@ -156,8 +156,8 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
     """Return the workers' shares in each message; empty for all-reduces.
 
     A reduce-scatter of n elements leaves worker r with elements ``[r c, (r + 1) c)`` for
-    ``c = ceil(n / P)``, cut to n. In an all-gather each worker sends those of its elements
-    that the reduce-scatters before it have left there.
+    ``c = ceil(n / P)``, cut to n. In an all-gather each worker sends the elements that earlier
+    reduce-scatters left on it.
     """
     return tuple(
         _shares(message, [plan.messages[number] for number in sources], plan.workers)
@@ -166,7 +166,7 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
 
 
 def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
-    """Return which elements ``[start, stop)`` of the gradients each worker has of a sum."""
+    """Return the elements ``[start, stop)`` of the gradients that each worker has after a sum."""
     chunk = -(-(message.stop - message.start) // workers)
     starts = [min(message.start + worker * chunk, message.stop) for worker in range(workers)]
     return [(start, min(start + chunk, message.stop)) for start in starts]

@@ -46,16 +46,16 @@ class Round:
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
         self.asked_whole: bool | None = None
-        """Of a sharded plan: whether this rank wants whole gradients from the all-gathers, and not
-        parameters; None until it is known here."""
+        """Of a sharded plan: whether this rank wants whole gradients from the all-gathers, not
+        parameters; None until this rank decides."""
         self.whole: bool | None = None
-        """Whether any rank does, once all have said."""
+        """Whether any rank does; None until all have answered."""
         self.loaded = [not sharded] * len(layout.places)
         """Of each all-gather: whether its share of the parameters is in the bucket."""
         self.unsent = self.unfinished = len(layout.places) + norms + sharded
         self.norms: tuple[Work, torch.Tensor] | None = None
-        """What a reader's stream must wait for, and then the rows of all workers. None until that
-        work is complete, or only issued where the host need not wait for it."""
+        """The work that a reader's stream must wait for, and the rows of all workers. None until
+        the work is complete, or only issued if the host need not wait for it."""
         self.has_norms = not norms
         """Whether this rank's part of the norms has been computed, if any."""
 
@@ -78,11 +78,11 @@ class _Issued(NamedTuple):
 
 
 class MessageThreads:
-    """Issues a message once its gradients are ready and few enough others are under way.
+    """Issues a message once its gradients are ready and few enough others are in flight.
 
-    All ranks issue the same collectives in the same order, so ranks never wait for each other in a
-    circle. Every round begins with a desync check, during the backward pass: ranks that count
-    different rounds or updates raise instead of averaging gradients of different parameters.
+    All ranks issue the same collectives in the same order, so they never deadlock. Every round
+    begins with a desync check, during the backward pass: ranks that count different rounds or
+    updates raise instead of averaging gradients of different parameters.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class MessageThreads:
         self._before: Round | None = None
         """The round before the present one."""
         self._next: Round | None = None
-        """The present one, until the issuer takes it."""
+        """The present round, until the issuer takes it."""
         self._rounds = 0
         self._desync_numbers: tuple[int, ...] = ()
         self._transport = transport
@@ -145,7 +145,7 @@ class MessageThreads:
             thread.start()
 
     def _last_step(self, message: Message) -> float | None:
-        """Return the share of its time that the last step of a message's ring takes.
+        """Return the share of a message's time that the last step of its ring takes.
 
         None if the transport says when that step has begun.
         """
@@ -184,7 +184,7 @@ class MessageThreads:
             messages = self.layout.touching[tensor]
             complete = [message for message in messages if round_.missing[message] == 1]
             if complete:
-                # Before the messages count as complete: the issuer may look before it is notified.
+                # Before ``missing`` becomes 0: the issuer may read it before it is notified.
                 mark = None if transport.bounded else transport.mark()
                 now_ns = time.perf_counter_ns()
                 for message in complete:
@@ -197,12 +197,12 @@ class MessageThreads:
                     self._for_issuer.notify()
 
     def check(self) -> None:
-        """Raise the error that an exchange has raised, if one has."""
+        """Raise the error of a failed exchange, if any."""
         if self._error is not None:
             raise self._error.with_traceback(None)
 
     def fail(self, error: SynclineError) -> None:
-        """Let every wait from now on raise ``error``, unless an earlier one does already."""
+        """Make every later wait raise ``error``, unless there is an earlier error."""
         if os.getpid() != self._process:
             self._error = self._error or error
             return  # the fork has no thread that could release the lock
@@ -214,7 +214,7 @@ class MessageThreads:
         self._issued_queue.put(None)
 
     def lose(self, error: Exception) -> None:
-        """Let every wait from now on raise an error that explains to the user what went wrong."""
+        """Make every later wait raise an error that tells the user what went wrong."""
         if isinstance(error, SynclineError):
             self.fail(error)
         elif isinstance(error, RuntimeError) and not isinstance(error, torch.OutOfMemoryError):
@@ -235,7 +235,7 @@ class MessageThreads:
     def close(self, patience_s: float = CLOSING_S) -> None:
         """End the threads, and wait for each at most ``patience_s``.
 
-        Messages under way are abandoned; wait for them first.
+        Messages in flight are abandoned; wait for them first.
         """
         if os.getpid() != self._process:
             return  # the threads run in the parent only
@@ -246,7 +246,7 @@ class MessageThreads:
             thread.join(patience_s)
 
     def drain(self) -> None:
-        """Let the threads end by themselves, once every message of the round that can be is sent.
+        """Let the threads end by themselves once they have sent all messages that they can.
 
         Takes no lock: it may be called by the garbage collector, on any thread.
         """
@@ -310,18 +310,18 @@ class MessageThreads:
         self._issued_queue.put(_Issued(work, compare))
 
     def _issue_message(self, round_: Round, number: int) -> bool:
-        """Send a message once it may be; return False if the engine is closing."""
+        """Send a message once it may be sent; return False if the engine is closing."""
         message, transport, compressor = self.plan.messages[number], self._transport, None
         if message.payload == "sparse":
             compressor = self._compressor
             assert compressor is not None
-        # An all-gather sends sums, of which several may still be under way.
+        # An all-gather sends sums. Several of these may still be in flight.
         sources = self.layout.sources[number] if transport.bounded else ()
         is_sum = message.collective != "all-gather"
         with self._lock:
             self._awaited = number
-            # Loops where conditions have functions to wait for: each is a call between the last
-            # gradient and the message.
+            # A loop instead of ``wait_for``, whose predicate would be one more call between the
+            # last gradient and the message.
             while not self._closing:
                 if round_.missing[number]:
                     if self._draining:
@@ -380,10 +380,10 @@ class MessageThreads:
         work.wait_on_stream()
 
     def _agree(self, round_: Round) -> bool:
-        """Learn what a sharded plan's all-gathers carry; return False if the engine is closing.
+        """Agree on what a sharded plan's all-gathers carry; return False if the engine is closing.
 
-        They carry parameters once every rank has made the update of its share. If one of them reads
-        gradients before that, they carry gradients on all ranks.
+        They carry parameters if every rank updates its share first. If any rank reads gradients
+        before its update, they carry gradients on all ranks.
         """
         with self._lock:
             self._for_issuer.wait_for(
@@ -419,11 +419,11 @@ class MessageThreads:
             self._for_issuer.notify()
 
     def own_parts(self, message: int) -> list[tuple[int, int]]:
-        """Return this rank's elements ``[start, stop)`` of a half, within the message."""
+        """Return this rank's ``[start, stop)`` in a reduce-scatter or all-gather message."""
         return list(self._shares[message][self.rank])
 
     def _may_send(self) -> bool:
-        """Wait until one more message may be under way; return False if the engine is closing."""
+        """Wait until one more message may be in flight; return False if the engine is closing."""
         paced = self._transport.bounded and self._compressor is None
         with self._lock:
             while not self._closing and self._in_flight:
@@ -488,9 +488,9 @@ class MessageThreads:
                 return
             issued.work.wait()
             then = issued.then
-            del issued  # the work is released before anyone learns that it is complete,
+            del issued  # release the work before anyone learns that it is complete,
             then()
-            del then  # and nothing that is complete is kept while the next is waited for
+            del then  # and keep nothing that is complete while waiting for the next
 
     def _arrive(self, round_: Round, number: int) -> None:
         """Note that a message is complete."""

@@ -1,4 +1,4 @@
-"""Norms of averaged gradients, each worker computing them for its own share of the sums."""
+"""Norms of averaged gradients: each worker computes its part from its share of the sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
 ROW = 256
 """Elements of a row."""
 BY_ROWS = 32 * ROW
-"""Shorter parts are taken together."""
+"""Shorter parts are computed together."""
 
 
 class ShareNorms:
@@ -25,10 +25,10 @@ class ShareNorms:
 
     A worker's row has a number for each tensor, in float64: the sum of ``|x|^p`` over its share of
     the gradient, or the largest ``|x|``. The rows are added in the order of the ranks, so a norm is
-    the same on every rank. :meth:`local` computes it from the whole gradient: up to the rounding of
-    float64, which the result's rounding to the gradient's own type hides, the norm is the same.
+    the same on every rank. :meth:`local` computes it from the whole gradient, with the same result
+    up to the rounding of float64, which rounding to the gradient's own type hides.
 
-    The plan says the norm. A message's sum is shared out as a reduce-scatter leaves it.
+    The plan names the norm. The shares of a sum are those that a reduce-scatter leaves.
     """
 
     def __init__(self, plan: Plan, layout: BucketLayout) -> None:
@@ -61,7 +61,7 @@ class ShareNorms:
     ) -> torch.Tensor:
         """Return a worker's row: float64 of shape ``(tensors,)``, where the buckets are.
 
-        ``messages`` are the numbers of all sums; each may come when its sum is complete.
+        ``messages`` yields the number of every sum, each once the sum is complete.
         """
         device = next(iter(buffers.values())).device
         row = torch.zeros(len(self._pieces[rank]), dtype=torch.float64, device=device)
@@ -107,10 +107,10 @@ class ShareNorms:
         return [self._summand(next(found)) if number is None else number for number in numbers]
 
     def _by_rows(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return a long part's number from norms of short rows; None where that does not work.
+        """Return a long part's number from norms of short rows; None if that does not work.
 
-        Within a row float32 loses a few units of its last place, and the rows are added in float64.
-        That takes a ninth of the time of float64 throughout, for which the CPU copies everything.
+        Within a row float32 loses a few units in the last place; the rows are added in float64.
+        This takes a ninth of the time of float64 throughout, which makes the CPU copy everything.
         """
         if len(part) < BY_ROWS or part.dtype != torch.float32 or part.device.type != "cpu":
             return None
@@ -121,7 +121,7 @@ class ShareNorms:
             rows = torch.cat([rows, rest[None]])
         numbers = self._summand(rows)
         number = numbers.amax() if self._order == torch.inf else numbers.sum()
-        # Squares that float32 cannot hold may have a norm that it can.
+        # Squares may overflow float32 although the norm does not.
         return number if number.isfinite() else None
 
     def _summand(self, norms: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""``Pacing``: when the next message may follow the one under way."""
+"""``Pacing``: when the next message may follow the one in flight."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ROUNDS = 5
 class Pacing:
     """Lets a message follow its predecessor closely, without sharing the bandwidth with it.
 
-    Two messages under way hide each other's latency, but backends send both at once, at half the
+    Two messages in flight hide each other's latency, but backends send both at once, at half the
     rate each. A small message behind a large one would then arrive about when the large one does.
-    And in a ring, what a worker must still pass on of the first message would queue behind its part
-    of the second, and the next worker would wait for it. So the second message is sent in the last
-    step of the first one's ring, when all of the first is on its way. Where the transport does not
-    say when that step begins, it is estimated from the last rounds, or from the largest message so
-    far; until the very first message is complete, no other follows it.
+    And in a ring, the parts of the first message that a worker must still pass on would queue
+    behind its part of the second, and the next worker would wait. So the second message is sent in
+    the last step of the first one's ring, when all of the first has been sent. If the transport
+    does not say when that step begins, it is estimated from the last rounds, or from the largest
+    message so far. Until the very first message is complete, no other follows it.
 
     Planners and the simulator assume the same: one channel, in the plan's order, latencies hidden.
 
@@ -39,19 +39,19 @@ class Pacing:
         self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in sizes]
         """Of each message: how long it occupied the channel."""
         self._largest: int | None = None
-        """The largest message of those complete."""
+        """The largest complete message."""
         self._last: int | None = None
-        """The message sent last, if it is under way."""
+        """The message sent last, if it is in flight."""
         self._last_is_sent = False
         """Whether the last step of its ring is known to have begun."""
         self._sent_ns = 0
         self._finished_ns = 0
         """When the last message was complete."""
         self._begins_ns: float = 0.0
-        """When the message sent last had, or should have, the channel for itself."""
+        """When the message sent last got, or should get, the channel to itself."""
 
     def opens_ns(self) -> float:
-        """Return when the next message may be sent; infinity: once its predecessor is complete."""
+        """Return when the next message may be sent; infinity if only after its predecessor."""
         if self._last is None or self._last_is_sent:
             return 0.0
         last_step, expected_ns = self._last_steps[self._last], self._expected_ns(self._last)
@@ -60,7 +60,7 @@ class Pacing:
         return self._begins_ns + expected_ns - max(LEAD_S * 1e9, last_step * expected_ns)
 
     def sent(self, message: int, now_ns: int) -> None:
-        """Note that a message is under way."""
+        """Note that a message is in flight."""
         passed_ns = 0.0
         if self._last is not None:
             passed_ns = self._begins_ns + self._expected_ns(self._last)

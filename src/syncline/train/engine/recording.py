@@ -1,4 +1,4 @@
-"""When each message was issued and complete, and the measured timeline made from that."""
+"""Records when each message was issued and complete, and builds the measured timeline."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import itertools
@@ -71,7 +71,7 @@ BucketHook = Callable[[object, GradBucket], Future[torch.Tensor]]
 
 
 def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
-    """Return torch's communication hook of a type, or what DDP does without one, for a group."""
+    """Return torch's communication hook for a type; without a type, what DDP does by default."""
 
     def exchange(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
         if wire == "bfloat16":
@@ -85,7 +85,7 @@ def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
 
 
 class BucketRecorder:
-    """A DDP communication hook that does what another one does, and records the time."""
+    """A DDP communication hook that runs another one and records its times."""
 
     def __init__(self, exchange: BucketHook, clock: Clock) -> None:
         self._exchange = exchange
@@ -126,11 +126,10 @@ def timeline_of(
     """Build the timeline of one iteration as one period of many equal ones.
 
     The time between the update and the next forward pass is moved to the front, as in the profile
-    and the simulator. So a period ends with the backward pass or the update, and a message that is
-    under way then continues at the front, as that of the round before did. A message that had not
-    finished when the iteration ended is shown with the times of the round before. Waits in hooks
-    are cut out of the operations around them, and our own walk of the autograd graph out of
-    everything.
+    and the simulator. So a period ends with the backward pass or the update. A message that is in
+    flight then continues at the front, as in the round before. A message that had not finished when
+    the iteration ended is shown with the times of the round before. Waits in hooks are cut out of
+    the operations around them, and our own walk of the autograd graph is cut out of everything.
 
     If the plan's update waits for all messages, the time from the last gradient to the last message
     is shown as waiting, too.
@@ -138,10 +137,9 @@ def timeline_of(
     Args:
         iteration: as observed.
         recorded: of the engine, messages that finished in the round whose backward pass is in the
-            iteration and in the round before it, and waits of the iteration; others of both
-            are ignored.
-        plan: whose messages.
-        clock: of the iteration's stamps, settled.
+            iteration or in the round before it, and waits of the iteration. Others are ignored.
+        plan: the plan of these messages.
+        clock: of the iteration's stamps, synchronized.
     """
     if isinstance(recorded, EngineTimes):
         origin_ns = _host_ns(iteration.events[0].stamp, clock)
@@ -232,7 +230,7 @@ def _standing(waits: Iterable[WaitTimes]) -> Iterator[_Piece]:
 
 
 def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Piece]:
-    """Yield pieces without the times of others, both in order of time; no empty ones."""
+    """Yield pieces with the times of others cut out, both in order of time; no empty ones."""
     for piece in pieces:
         start_ns = piece.start_ns
         for other in taken:
@@ -314,7 +312,7 @@ def _messages(sent: Sequence[MessageTimes], plan: Plan, around: _Period) -> Iter
 
 
 def _runs(times: Sequence[MessageTimes], period_ns: int) -> Iterator[MessageTimes]:
-    """Yield one message's times of both rounds; a missing second is the first a period later."""
+    """Yield one message's times in both rounds; a missing second is the first plus a period."""
     yield from times
     if all(t.ready_ns < 0 for t in times):
         latest = max(times, key=lambda t: t.ready_ns)

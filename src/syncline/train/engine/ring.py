@@ -19,9 +19,9 @@ from syncline.train.engine.layout import Shares
 from syncline.train.measure.keepalive import keepalive
 
 SEGMENT_BYTES = 1024 * 1024
-"""While one segment of a share is added, the next one is under way."""
+"""While one segment of a share is added, the next one is in flight."""
 TAGS = 1 << 20
-"""Tags repeat after this many messages: those under way at once have different ones."""
+"""Tags repeat after this many messages, so messages in flight together have different tags."""
 
 
 class Ring:
@@ -47,8 +47,8 @@ class Ring:
     ) -> Callable[[], None]:
         """Begin to sum a buffer's elements over all workers, each worker its own share.
 
-        Worker r ends with its share summed in the order r + 1, r + 2, ..., r; what it had of the
-        other shares is overwritten by sums of some workers.
+        Worker r ends with its share summed in the order r + 1, r + 2, ..., r. Its elements of the
+        other shares are overwritten by partial sums.
 
         Args:
             buffer: contiguous, of n elements; changed in place.
@@ -61,8 +61,8 @@ class Ring:
                 thread that then runs here or in the returned function.
 
         Returns:
-            A function that returns once this worker's share is complete. It carries the later
-            steps of the ring: until it has returned on every rank none is complete.
+            A function that returns once this worker's share is complete. It runs the later steps
+            of the ring, so no rank's share becomes complete unless all ranks call theirs.
 
         Raises:
             RuntimeError: from the function, a peer failed or did not answer within the timeout.
@@ -74,8 +74,8 @@ class Ring:
             part.mul_(factor)
 
         def add(part: torch.Tensor, arrived: torch.Tensor) -> None:
-            # Not in one instruction: it does not round the product, and then equal gradients of
-            # opposite signs do not cancel, as they do in an all-reduce.
+            # Not as one fused multiply-add: that does not round the product, so equal gradients of
+            # opposite signs would not cancel as they do in an all-reduce.
             part.mul_(factor).add_(arrived.to(part.dtype))
 
         pass_on = self._pass_on(parts, wire or buffer.dtype, add, on_sent, in_place=False)
@@ -83,7 +83,7 @@ class Ring:
         def complete() -> None:
             pass_on()
             for part in parts[-1]:
-                part.copy_(part.to(wire or buffer.dtype))  # nothing, if that is their own
+                part.copy_(part.to(wire or buffer.dtype))  # no change if that is their own
 
         return complete
 
@@ -99,11 +99,11 @@ class Ring:
         Args:
             buffer: contiguous; holds this worker's own share.
             shares: of each worker.
-            wire: the type in which they travel, if not their own, which holds them exactly.
+            wire: the type in which they travel, if not their own; it must hold them exactly.
             on_sent: as for :meth:`reduce_scatter`.
 
         Returns:
-            A function as that of :meth:`reduce_scatter`.
+            A function like that of :meth:`reduce_scatter`.
         """
         steps = [(self._rank - step) % self.workers for step in range(self.workers)]
         parts = [self._segments(buffer, shares[worker]) for worker in steps]
@@ -114,8 +114,8 @@ class Ring:
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """Begin to collect a row of every worker, each sent directly to all others.
 
-        Rows are small. In a ring each of the later steps would queue behind what the larger
-        messages issued after this one have sent by then; here nothing has to be passed on.
+        Rows are small. In a ring, each later step would queue behind the larger messages issued
+        after this one. Here nothing has to be passed on.
 
         Args:
             own: this worker's row, contiguous.
@@ -145,7 +145,7 @@ class Ring:
         *,
         in_place: bool,
     ) -> Callable[[], None]:
-        """Send the first parts, and each part after it once it has arrived and was taken.
+        """Send the first part, and each later part once it has arrived and been taken.
 
         Args:
             parts: of each step, the segments that are sent in it; those of the last one stay here.
@@ -160,7 +160,7 @@ class Ring:
         def send(part: torch.Tensor) -> Any:
             return self.group.send([keepalive(part.to(wire))], after, tag)
 
-        # What is expected is announced first: a sender that finds no receiver has to ask for one.
+        # Receives are posted first: a sender that finds no receiver has to ask for one.
         receiving = [
             (self.group.recv([keepalive(arrived)], before, tag), part, arrived, step)
             for step, segments in enumerate(parts[1:], 1)

@@ -1,8 +1,8 @@
 """``--compile-blocks``: ``torch.compile`` of a whole model compiles its repeated blocks instead.
 
-All gradients of a model that is compiled as a whole come at the end of its backward pass, so there
-is nothing to overlap. Blocks that are compiled one by one give theirs as they are ready. Sums may
-be in another order than in the whole, so last bits differ.
+If a model is compiled as a whole, all gradients come at the end of the backward pass, so there is
+nothing to overlap. Blocks that are compiled one by one yield theirs as they are ready. Sums may
+have another order than in the whole, so the last bits differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_SHARE = 0.5
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the members of all lists and sequences of modules of one class, outermost first.
+    """Return the members of each module list or sequence of a single class, outermost first.
 
     Empty if they hold less than half of the model's parameters.
     """
@@ -40,9 +40,9 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 def compile_blocks() -> None:
-    """Replace ``torch.compile`` in this process. It takes and returns what it did before.
+    """Replace ``torch.compile`` in this process; its interface stays the same.
 
-    Of a model with repeated blocks it returns the model itself, whose parameters keep their names.
+    For a model with repeated blocks it returns the model itself, whose parameters keep their names.
     """
     stock = torch.compile
 

@@ -2,9 +2,9 @@
 
 ``syncline advise`` observes the first of them instead.
 
-One place is changed, in the process alone: ``forward`` of torch's ``DistributedDataParallel``. Its
-first call that trains turns the wrapper into ours, in place. Until then it is torch's, so whatever
-a script or framework does to it before, such as registering a communication hook, is known.
+Only ``forward`` of torch's ``DistributedDataParallel`` is replaced, in this process alone. Its
+first call that trains converts the wrapper to ours, in place. Until then it is torch's, so anything
+that a script or framework does to it first, such as registering a communication hook, is known.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @functools.cache
 def prepare() -> None:
-    """Convert models from now on, as the variable of this process asks for; again changes nothing.
+    """Convert models from now on, as the environment variable asks; further calls do nothing.
 
     Raises:
-        UserError: the variable holds something else.
+        UserError: the variable does not hold a valid request.
     """
     request = Request.of_this_process()
     if request is None:
@@ -50,7 +50,7 @@ class _Conversion:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._left: weakref.WeakSet[TorchDDP] = weakref.WeakSet()
-        """Models that train as before."""
+        """Models that were not converted and train as before."""
         self._converted = 0
         self._observation: Observation | None = None
         self._observed: TorchDDP | None = None
@@ -77,20 +77,20 @@ class _Conversion:
         atexit.register(self._end)
 
     def _trains(self, wrapper: TorchDDP) -> bool:
-        # Not the wrapper's mode: Lightning puts that in evaluation mode, and back only the module.
+        # Not the wrapper's mode: after evaluation, Lightning resets only the module's.
         return torch.is_grad_enabled() and bool(wrapper.module.training)
 
     @disable_dynamo
     def _convert(self, wrapper: TorchDDP) -> bool:
-        """Turn a wrapper into ours; say why on rank 0 where that cannot be."""
-        # Here, so that processes that train nothing need not wait for it.
+        """Convert a wrapper to ours; if that is impossible, warn on rank 0 with the reason."""
+        # Imported here, so that processes that train nothing need not wait for it.
         from syncline.train.ddp import DistributedDataParallel
         from syncline.train.launched.lightning import follow_lightning
         from syncline.train.log import warn
 
         asked = self._request
         if asked.advises and self._converted:
-            return False  # one model is observed
+            return False  # only one model is observed
         try:
             if asked.advises:
                 self._begin_to_observe(wrapper)

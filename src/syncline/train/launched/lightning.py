@@ -1,7 +1,7 @@
 """Lightning's manual optimization, which prepares torch's reducer itself before each backward pass.
 
-Ours must be told, as by the adapter for Lightning. So the class of the strategy gets one more line,
-in this process alone, where a script has imported Lightning.
+Our wrapper must be notified of it, as the adapter for Lightning does. So if a script has imported
+Lightning, ``pre_backward`` of its strategy class is extended, in this process alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MODULES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 
 @functools.cache
 def follow_lightning() -> None:
-    """Let the strategies that are loaded tell our wrapper of backward passes; once is enough."""
+    """Make the loaded strategies notify our wrapper of backward passes; call once."""
     for name in MODULES:
         if name in sys.modules:
             _follow(sys.modules[name].DDPStrategy)

@@ -1,4 +1,4 @@
-"""What ``syncline advise`` does in the processes of a script: observe, probe, and say."""
+"""What ``syncline advise`` does in the processes of a script: probe, observe and advise."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from syncline.train.measure.probe import probe
 from syncline.train.measure.statistics import median
 
 PROBED_S = 5.0
-"""How long the probe of the network takes, about."""
+"""Approximate time of the network probe."""
 LINK_BYTES = 1 << 20
 LINK_REPETITIONS = 5
 ASK_EVERY = 5
-"""Iterations after which the ranks look together whether the time is over."""
+"""Iterations between two joint checks of the ranks whether the time is over."""
 
 
 class Observation:
     """Observes the training of one wrapped model under DDP's own buckets. All ranks make one.
 
-    The wrapper becomes ours, which measures stock DDP, profiles and records as ever, with the
-    planner of DDP's own buckets: it has nothing else to try, and updates are not deferred.
+    The wrapper is converted to ours, with the planner of DDP's own buckets. It measures stock DDP,
+    profiles and records as usual, but has nothing else to try and does not defer updates.
     """
 
     def __init__(self, wrapper: TorchDDP, request: Request) -> None:
@@ -51,7 +51,7 @@ class Observation:
         self._group = wrapper.process_group
         self._rank = dist.get_rank(self._group)
         before = segments()
-        logger.setLevel(logging.WARNING)  # nothing is decided here that would be news
+        logger.setLevel(logging.WARNING)  # no decision here is worth a log line
         self._tell("probing the network, then observing iterations under stock DDP")
         device = next(wrapper.module.parameters()).device
         self._device = device if device.type == "cuda" else torch.device("cpu")
@@ -64,7 +64,7 @@ class Observation:
         )
 
     def _time_link(self) -> float | None:
-        """Return the seconds of 1 MiB to the next rank and from the one before, at once."""
+        """Return the seconds to send 1 MiB to the next rank while receiving the previous rank's."""
         workers = dist.get_world_size(self._group)
         if workers == 1:
             return None
@@ -73,7 +73,7 @@ class Observation:
         place = torch.device("cpu") if is_gloo else self._device
         out, into = (torch.zeros(LINK_BYTES, dtype=torch.uint8, device=place) for _ in range(2))
         times = []
-        for _ in range(1 + LINK_REPETITIONS):  # the first connects
+        for _ in range(1 + LINK_REPETITIONS):  # the first one connects
             dist.barrier(self._group)
             began_s = time.perf_counter()
             ways = [
@@ -91,7 +91,7 @@ class Observation:
         """Call before each forward pass that trains: finish once enough is known.
 
         Raises:
-            SystemExit: with 0, when advice was given, unless training is to go on.
+            SystemExit: with code 0, once advice is given, unless training is to go on.
         """
         runner = self._model._training.runner
         if runner is None:
@@ -112,7 +112,7 @@ class Observation:
             self._finish()
 
     def end(self) -> None:
-        """Call when the script ends: if that was too early, say what is known, on rank 0."""
+        """Call when the script ends: if no advice was given, report what is known, on rank 0."""
         if not self.is_over and self._rank == 0:
             self._say([])
 

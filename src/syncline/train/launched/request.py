@@ -11,11 +11,11 @@ from syncline.plan.recipe import Compression
 from syncline.torch_entry import LAUNCHED
 
 OFF = "SYNCLINE"
-"""The variable that switches both off if it is 0."""
+"""The environment variable that disables both commands if it is 0."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for; a variable holds it as JSON."""
+    """What was asked for; an environment variable holds it as JSON."""
 
     advises: bool = False
     """Only observe, and advise."""
@@ -28,15 +28,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     report: str | None = None
     """The folder of the report that rank 0 writes at the end."""
     folder: str = ""
-    """Where advice goes, with what it rests on."""
+    """The folder for the advice and the data behind it."""
     seconds: float = 60.0
     """How long to observe at most."""
     goes_on: bool = False
-    """Train on when advice was given."""
+    """Continue training after the advice."""
     json: bool = False
 
     def to_variable(self) -> dict[str, str]:
-        """Return the variable that hands it to the processes of a script."""
+        """Return the environment variable that passes the request to a script's processes."""
         return {LAUNCHED: msgspec.json.encode(self).decode()}
 
     @classmethod
@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """Return what this process was asked for; None if that is switched off.
 
         Raises:
-            UserError: the variable holds something else.
+            UserError: the variable does not hold a valid request.
         """
         if os.environ.get(OFF) == "0":
             return None

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 def accumulator(parameter: nn.Parameter) -> Node:
-    """Return the node that accumulates a parameter's gradient, even if that is frozen now."""
+    """Return the node that accumulates a parameter's gradient, even if the parameter is frozen."""
     with thawed([parameter]):
         return get_gradient_edge(parameter).node
 

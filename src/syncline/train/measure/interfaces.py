@@ -1,4 +1,4 @@
-"""What a rank's host says of its network: the interface in use, and segments sent again."""
+"""What a rank's host reports of its network: the interface in use, and retransmissions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 def interface_used() -> Interface | None:
-    """Return the interface that this host's messages to other ranks leave by, if it can be told.
+    """Return the interface that this host uses to send to other ranks, if known.
 
-    As Gloo chooses it: the one that a variable names, else the one with the address that the
-    host's name stands for.
+    Chosen as Gloo does: the interface that a variable names, else the one whose address the host's
+    name resolves to.
     """
     named = next((os.environ[name] for name in NAMED_BY if os.environ.get(name)), None)
     name = named.split(",")[0].lstrip("=^") if named else _with_own_address()
@@ -42,10 +42,10 @@ def interface_used() -> Interface | None:
 
 
 def segments() -> tuple[int, int]:
-    """Return how many TCP segments this host has sent, and how many of them again."""
+    """Return how many TCP segments this host has sent, and how many it has retransmitted."""
     try:
         lines = [line.split() for line in COUNTERS.read_text().splitlines()]
-    except OSError:  # not Linux's, or hidden in a container
+    except OSError:  # not on Linux, or hidden in a container
         return 0, 0
     names, values = (line for line in lines if line[0] == "Tcp:")
     known = dict(zip(names[1:], map(int, values[1:]), strict=True))
@@ -55,7 +55,7 @@ def segments() -> tuple[int, int]:
 def _with_own_address() -> str | None:
     try:
         own = socket.gethostbyname(socket.gethostname())
-    except OSError:  # the name stands for nothing
+    except OSError:  # the name does not resolve
         return None
     return next((name for name, address, _ in _native.interfaces() if address == own), None)
 
@@ -65,9 +65,9 @@ def _is_up(name: str) -> bool:
 
 
 def _speed(name: str) -> float | None:
-    """Return what an interface should give, bytes a second; None where its driver does not say."""
+    """Return an interface's nominal rate in bytes per second; None if its driver does not say."""
     try:
         megabits = int((INTERFACES / name / "speed").read_text())
-    except OSError:  # no speed while it is down, or of a virtual one
+    except OSError:  # no speed while it is down, or if it is virtual
         return None
     return megabits * 1e6 / 8 if megabits > 0 else None

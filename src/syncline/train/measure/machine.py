@@ -1,4 +1,4 @@
-"""The names of this machine and its processor, for what is measured on it."""
+"""The names of this machine and its processor, to label measurements."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ class Observer:
     An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
     pass) and ends with the next one, or with :meth:`end`. Iterations that begin while ``detail`` is
     set record every backward operation, which takes a few microseconds each; others only gradients
-    and submodules. While ``quiet`` is set, they record only their beginning and end: what recording
-    costs is the difference.
+    and submodules. While ``quiet`` is set, they record only their beginning and end: the difference
+    is the cost of recording.
 
     Only the caller keeps this object alive; when it is freed, its hooks are removed.
     """
@@ -185,7 +185,7 @@ class Observer:
             self._note(Moment.RESUME, "")
 
     def end(self) -> None:
-        """End the iteration before the next one begins: what follows is no part of either."""
+        """End the iteration before the next one begins: what follows belongs to neither."""
         self._noting = False
         self._ended = self._clock.stamp()
 

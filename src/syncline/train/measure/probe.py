@@ -1,4 +1,4 @@
-"""The network probe: what messages cost between the workers of a process group."""
+"""The network probe: measures the cost of messages between the workers of a process group."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ ROW_SWEEPS = 3
 SHORT_ROW_BYTES = 4 * 1024 * 1024
 SHORT_ROW = 6
 IN_SHORT_ROWS = tuple(1024 * size for size in (4, 64, 256, 512, 1024, 2048))
-"""Where time is limited, rows have as many bytes, and at most so many messages of these sizes."""
+"""If time is limited, rows have SHORT_ROW_BYTES, and at most SHORT_ROW messages of these sizes."""
 FIRST_SHARE, REPEATED_SHARE, ROWS_SHARE = 0.3, 0.25, 0.15
 """Shares of a limited time: for the first sweep, for repeating small sizes, and for rows."""
 FOLLOWING_BYTES = (128 * 1024, 256 * 1024, 512 * 1024)
-"""Sizes of the rows with one message under way: planners make such messages."""
+"""Sizes of the rows with one message in flight: planners make such messages."""
 HALVED_FROM_BYTES = 16 * 1024
 """From this size on, rows also have sizes between those of the sweep: plans use such messages."""
 BETWEEN_FROM_BYTES = 16 * 1024
@@ -54,7 +54,7 @@ SUMMATION_BYTES = 16 * 1024 * 1024
 """Larger than a core's caches, so that the summation rate is the memory's."""
 SUMMATION_REPETITIONS = 3
 CONTENTION_BYTES = 4 * 1024 * 1024
-"""Takes much longer than a tick of the scheduler, which would otherwise look like contention."""
+"""A message that takes much longer than a scheduler tick, which could look like contention."""
 CONTENTION_REPETITIONS = 5
 LARGEST_CONTENTION = 4.0
 """A larger factor is noise: four threads that share a core do not slow each other more."""
@@ -82,9 +82,9 @@ def probe(
     are selected and merged. Each sweep measures all sizes, so that a disturbance of some
     milliseconds affects one repetition of many sizes, not all repetitions of one. A size's time is
     the lower quartile over the sweeps of the slowest rank's time. The curve is fitted piecewise by
-    relative error (:func:`syncline.plan.fit.fit_cost_curve`). Where small messages alone are
-    faster than the rate that lasts, as on shaped links, rows of messages tell that rate, and none
-    is taken to be faster (:func:`syncline.plan.fit.without_bursts`).
+    relative error (:func:`syncline.plan.fit.fit_cost_curve`). If single small messages are faster
+    than the sustained rate, as on shaped links, rows of messages give that rate, and no message is
+    assumed to be faster (:func:`syncline.plan.fit.without_bursts`).
 
     Args:
         group: the process group; the default group if None.
@@ -92,13 +92,13 @@ def probe(
         largest_bytes: largest message of the sweep.
         seconds: repeat a size until it and all smaller ones have taken about this long, but at
             least 4 times and at most 15 (twice above 8 MiB): small messages vary most.
-        pipelined: also measure rows of messages: with two under way at once, and one after the
+        pipelined: also measure rows of messages: with two in flight at once, and one after the
             other.
-        contention: estimate by how much computing and communicating slow each other, from matrix
-            products beside a message; the iterations of a training show it more exactly.
+        contention: estimate the slowdown of computing and communicating at once, from matrix
+            products beside a message; training iterations show it more exactly.
         name: name of the resulting network.
         limit_s: take about this long in all. On a slow link the largest sizes are then left out,
-            where the curve goes on as it ends, and others are repeated less often: the longer a
+            and the curve is extrapolated to them. Others are repeated less often: the longer a
             message takes, the less its time varies.
 
     Raises:
@@ -217,7 +217,7 @@ class _Session:
         return self._measurements(times, lower_quartile)
 
     def two_at_once(self, sizes: Sequence[int], limit_s: float | None) -> list[Measurement]:
-        """Return the seconds of a message in a row with two always under way; see :meth:`rows`."""
+        """Return the seconds per message in rows with two always in flight; see :meth:`rows`."""
         if limit_s is not None:
             chosen = [size for size in IN_SHORT_ROWS if size <= sizes[-1]]
             return self.rows(chosen if len(chosen) > 1 else sizes, IN_FLIGHT, limit_s)
@@ -228,7 +228,7 @@ class _Session:
     def rows(
         self, sizes: Sequence[int], in_flight: int, limit_s: float | None
     ) -> list[Measurement]:
-        """Return the seconds of a message in a row with ``in_flight`` always under way.
+        """Return the seconds per message in rows with ``in_flight`` messages always in flight.
 
         One thread issues and another waits, as in the engine that sends such rows: switching
         between them is much of the cost of small messages. The median counts, not the lower
@@ -271,7 +271,7 @@ class _Session:
         return self._measurements(times, median)
 
     def link(self, largest_bytes: int) -> tuple[float, float]:
-        """Return alpha in seconds and beta in seconds a byte, from half round trips."""
+        """Return alpha in seconds and beta in seconds per byte, from half round trips."""
         rank, last = dist.get_rank(self._group), dist.get_world_size(self._group) - 1
         peer = dist.get_global_rank(self._group, last if rank == 0 else 0)
         sizes = probe_sizes(largest_bytes)[::2]
@@ -284,7 +284,7 @@ class _Session:
         def exchange(size_bytes: int) -> None:
             message = buffer[: size_bytes // 4]
             for way in ways:
-                # As a batch of one: for others NCCL makes a communicator of the pair, and warns.
+                # As a batch of one: otherwise NCCL makes a communicator for the pair, and warns.
                 batch = [dist.P2POp(way, message, peer, group=self._group)]
                 for work in dist.batch_isend_irecv(batch):
                     work.wait()
@@ -297,7 +297,7 @@ class _Session:
         return link_line(sizes, halves)
 
     def summation(self) -> float:
-        """Return the seconds a byte of adding one array to another in memory (gamma)."""
+        """Return the seconds per byte of adding one array to another in memory (gamma)."""
         a = torch.zeros(SUMMATION_BYTES // 4, device=self.device)
         b = torch.zeros_like(a)
         a.add_(b)  # touches the memory for the first time
@@ -305,7 +305,7 @@ class _Session:
         return max(self._slowest([min(times) / SUMMATION_BYTES]))
 
     def contention(self) -> float:
-        """Return how many times slower computing and communicating run while both do.
+        """Return the slowdown of computing and communicating while both run.
 
         It times a message, a computation that takes as long, and both at once. If they take ``c``
         and ``m`` alone, they take ``s min(c, m) + (max(c, m) - min(c, m))`` together.

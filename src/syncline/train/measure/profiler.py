@@ -45,7 +45,7 @@ def profile(
     The model is really trained: pass a copy if its parameters matter. It needs no change; hooks on
     its modules, on the nodes of its autograd graph and on its parameters note what happens
     (:class:`syncline.train.measure.observer.Observer`). A third of the iterations are observed in
-    detail, a third only as a whole, to take off what observing costs; the others give the
+    detail, a third only as a whole, to subtract the cost of observing; the others give the
     durations. The model must not be wrapped for data-parallel training: communication would disturb
     the measured computation.
 

@@ -137,8 +137,8 @@ def median_trace(
 ) -> SegmentTrace:
     """Join traces of one model into one of medians.
 
-    Only iterations with the most frequent structure count: a stray one (a logging step, another
-    branch) would mix up its operations with theirs.
+    Only iterations with the most frequent structure count: an odd one (a logging step, another
+    branch) has other operations.
 
     Args:
         lean: iterations observed without detail; at least one. They give every duration.

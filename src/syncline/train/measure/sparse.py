@@ -14,7 +14,7 @@ from syncline.plan.sparse_costs import SparseSpeeds
 ELEMENTS = 1 << 22
 """Gradient, residual and average then take 50 MB, more than most caches, as a model's do."""
 DRAWN = 1 << 16
-"""Different numbers among them: drawing all would take longer than the measurement."""
+"""Distinct random numbers among them: drawing all would take longer than the measurement."""
 ENTRIES = 20_000
 FEW = 64
 """Elements, and entries, of a message whose time is all overhead."""
@@ -81,5 +81,5 @@ def _merging_s(random: np.random.Generator, entries: int) -> float:
 
 
 def _least_s(work: Callable[[], None]) -> float:
-    """Return the shortest time: what disturbs a repetition is no part of it. The first warms up."""
+    """Return the shortest time, which is the least disturbed. The first repetition warms up."""
     return min(timeit.repeat(work, number=1, repeat=REPETITIONS + 1)[1:])

@@ -13,19 +13,19 @@ SIGMA_PER_MAD = 1.4826
 ERROR_PER_SIGMA = 1.2533
 """Standard error of a median over that of a mean: sqrt(pi / 2)."""
 INTERRUPTED = 2.0
-"""A timing of more than this many usual ones holds something else."""
+"""A timing of more than this many medians includes other work."""
 FEW = 8
-"""Of fewer values the median absolute deviation is too coarse: their standard deviation counts."""
+"""For fewer values the median absolute deviation is too coarse: standard deviation is used."""
 QUANTILES_97_5 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
-"""Of Student's t by degrees of freedom, from 1 on. As many normal standard errors would be 1.96."""
+"""Of Student's t by degrees of freedom, from 1 on. For a normal distribution it is 1.96."""
 QUANTILES_99_5 = (
     *((1, 63.66), (2, 9.925), (3, 5.841), (4, 4.604), (5, 4.032), (6, 3.707), (7, 3.499)),
     *((8, 3.355), (10, 3.169), (12, 3.055), (16, 2.921), (20, 2.845), (30, 2.75), (60, 2.66)),
 )
-"""Degrees of freedom, and Student's t; in between, that of the next smaller number counts."""
+"""Degrees of freedom, and Student's t. In between, the value of the next smaller one is used."""
 LEAST_SCATTER = 0.005
-"""Least standard deviation, as a share of the mean, that a comparison takes iterations to have: a
-few that are alike by accident prove no difference, and the machine drifts by so much."""
+"""Least standard deviation, as a share of the mean, that a comparison assumes: a few iterations
+that agree by accident prove no difference, and the machine drifts by this much."""
 
 
 def lower_quartile(values: Sequence[float]) -> float:
@@ -42,8 +42,8 @@ def lower_quartile(values: Sequence[float]) -> float:
 def standard_error(values: Sequence[float]) -> float:
     """Return the standard error of the median of ``values``, robust against outliers.
 
-    Twice as much on either side is its 95 % interval. So for few values it is larger than the
-    standard error, by Student's t; a single one says nothing, and its error is 0.
+    Twice this on either side of the median is its 95 % interval, so for few values it is enlarged
+    by Student's t. A single value says nothing, and its error is 0.
     """
     if 1 < len(values) < FEW:
         return stdev(values) / math.sqrt(len(values)) * QUANTILES_97_5[len(values) - 2] / 1.96
@@ -55,9 +55,9 @@ def standard_error(values: Sequence[float]) -> float:
 def typical(values: Sequence[float]) -> tuple[float, float]:
     """Return the median of the iterations' times, and its standard error.
 
-    Iterations in which the program did something else as well, such as to evaluate, are left out.
-    Where times scatter by 13 % and one iteration in ten is such a one, the median of all is 2 %
-    too high.
+    Iterations in which the program did other work too, such as an evaluation, are left out. If
+    times scatter by 13 % and one iteration in ten is of this kind, the median of all is 2 % too
+    high.
     """
     values = uninterrupted(values)
     return median(values), standard_error(values)

@@ -1,9 +1,9 @@
 """Hooks on the steps of all optimizers; they keep no object alive.
 
 Torch keeps such hooks until they are removed, and a step that goes through them fails if one is
-removed meanwhile. The garbage collector may free an object in the midst of a step, so objects
-cannot remove hooks of their own when they are freed. Torch gets one hook of ours for each moment
-instead, which calls the objects that are still there.
+removed meanwhile. The garbage collector may free an object in the middle of a step, so objects
+cannot remove hooks of their own when they are freed. Instead, torch gets one hook of ours for each
+moment, which calls the objects that are still alive.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepHooks:
         self._handle: RemovableHandle | None = None
         self._lock = threading.Lock()
         self._methods: tuple[weakref.WeakMethod[Method], ...] = ()
-        """Replaced, never changed: a step of another thread may go through them."""
+        """Replaced, never changed: a step of another thread may be iterating over them."""
 
     def add(self, method: Method) -> None:
         """Call a method in every step, as long as its object lives, or until it is removed."""
@@ -44,7 +44,7 @@ class StepHooks:
             self._set([*self._alive(), method])
 
     def remove(self, method: Method) -> None:
-        """Do not call it any more. Not during a step."""
+        """Stop calling a method; not during a step."""
         with self._lock:
             self._set([kept for kept in self._alive() if kept != method])
 

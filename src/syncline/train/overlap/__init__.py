@@ -1,1 +1,1 @@
-"""Updates that wait for the next forward pass, parameter by parameter."""
+"""Updates deferred to the next forward pass, parameter by parameter."""

@@ -1,4 +1,4 @@
-"""Averages of the weights after each step: each parameter's right after its own update."""
+"""Averages of the weights: each is updated right after its parameter."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PLAIN = (torch.Tensor, nn.Parameter)
 def average(
     averages: Iterable[torch.Tensor], parameters: Iterable[torch.Tensor], update: AverageUpdate
 ) -> None:
-    """Update averages: those of parameters whose updates are deferred after these, the others now.
+    """Update averages: now, or after the parameter's own update if that is deferred.
 
-    ``update`` is called for some at a time. It must not depend on anything that changes.
+    ``update`` is called for some averages at a time. It must not depend on mutable state.
     """
     now: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
     later: dict[Deferral, dict[int, torch.Tensor]] = {}
@@ -49,7 +49,7 @@ def average(
 
 
 def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight: float) -> None:
-    """Move averages of a module's parameters towards these by a part of the difference.
+    """Move averages towards a module's parameters by ``weight`` times the difference.
 
     Raises:
         UserError: the averages do not fit the parameters.
@@ -79,8 +79,8 @@ def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight:
 def average_with_torch() -> None:
     """Let ``AveragedModel.update_parameters`` average each parameter after its update.
 
-    Its own code runs, for some parameters at a time. In compiled code, and with a function of the
-    user's, which may depend on anything, it runs for all at once, and so waits.
+    Torch's own code runs, for some parameters at a time. It runs for all at once, and so waits, in
+    compiled code and with an averaging function of the user's, which may depend on anything.
     """
     own: Any = AveragedModel.update_parameters
     if own.__module__ == __name__:
@@ -89,7 +89,7 @@ def average_with_torch() -> None:
     @disable_dynamo(recursive=False)
     @functools.wraps(own)
     def update_parameters(self: Any, model: nn.Module) -> None:
-        # Checked here: inside any function that is called from here it would be None.
+        # Checked here: in any function called from here, the callback would be None.
         if eval_frame_callback() is not None or not _divide(own, self, model):
             own(self, model)
 
@@ -99,7 +99,7 @@ def average_with_torch() -> None:
 
 @disable_dynamo
 def _divide(own: Any, mean: Any, model: nn.Module) -> bool:
-    """Average parameter by parameter; return False if that must not be."""
+    """Average parameter by parameter; return False if that is not allowed."""
     functions = (mean.avg_fn, mean.multi_avg_fn)
     known = all(f is None or f.__module__ == AveragedModel.__module__ for f in functions)
     if not known or not any(map(is_pending, model.parameters())):
@@ -107,7 +107,7 @@ def _divide(own: Any, mean: Any, model: nn.Module) -> bool:
     count = mean.n_averaged.clone()
 
     def stand_in(tensors: Iterable[torch.Tensor]) -> Any:
-        """Return what torch's code takes for a model, averaged or not, of these parameters."""
+        """Return a stand-in for a model, averaged or not, that has these parameters."""
         parts: Any = {"parameters": lambda: iter(tensors), "buffers": lambda: iter(())}
         return SimpleNamespace(
             **parts,

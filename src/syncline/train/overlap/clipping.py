@@ -1,8 +1,8 @@
 """Clipping and unscaling of gradients that are being exchanged, without waiting for them.
 
 Gradient clipping and loss scaling read every gradient between the backward pass and the step. But
-the sums that a norm needs arrive before the gradients (:mod:`.norms`), and elements can be changed,
-each by itself, when a gradient has arrived.
+the sums that a norm needs arrive before the gradients (:mod:`.norms`), and elementwise changes can
+be deferred until a gradient has arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from syncline.train.engine.norms import ORDERS
 
 
 class Change(NamedTuple):
-    """A deferred operation on each element of a gradient by itself."""
+    """A deferred elementwise operation on a gradient."""
 
     function: Callable[..., Any]
     """Takes a gradient or, if ``of_many``, a list of them."""
@@ -34,7 +34,7 @@ class Change(NamedTuple):
     kwargs: Mapping[str, Any]
     of_many: bool
     factor: float | torch.Tensor | None
-    """What it multiplies by; None if it does something else."""
+    """The factor that it multiplies by; None for any other operation."""
 
     def make(self, gradients: list[torch.Tensor]) -> None:
         """Change gradients that have arrived."""
@@ -66,8 +66,8 @@ class Change(NamedTuple):
 def make_changes(changes: Sequence[Change], gradients: list[torch.Tensor]) -> None:
     """Change gradients that have arrived, in few passes over memory.
 
-    A factor that is a power of two, as loss scales are, is multiplied by the factor after it. Only
-    numbers too small to be normal are then rounded once instead of twice.
+    A factor that is a power of two, as loss scales are, is merged with the factor after it. Only
+    subnormal numbers change: they are rounded once instead of twice.
     """
     merges = all(g.device.type == "cpu" and g.dtype in MERGING for g in gradients)
     left = list(changes)
@@ -95,16 +95,16 @@ class Owner(Protocol):
         """Wait for the exchange of the gradients."""
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Set gradients to zero, once they have been used; another thread may have read them."""
+        """Set gradients to zero once used; another thread may have read them already."""
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return norms of pending gradients; None if they are not exchanged."""
 
     def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
-        """Return whether all elements are finite numbers, a bool; None if that is not exchanged."""
+        """Return a bool tensor: whether all elements are finite; None if that is not exchanged."""
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> None:
-        """Change gradients, once they have arrived; another thread may have read them."""
+        """Change gradients once they have arrived; another thread may have read them already."""
 
 
 INPLACE: dict[Any, str] = {
@@ -116,31 +116,31 @@ INPLACE: dict[Any, str] = {
     }.items()
     for name in names
 }
-"""Functions of one gradient and numbers, which change each element by itself."""
+"""Elementwise in-place functions of one gradient and numbers."""
 FOREACH: dict[Any, str] = {
     foreach_mul_: "multiply",
     foreach_div_: "divide",
     foreach_clamp_min_: "other",
     foreach_clamp_max_: "other",
 }
-"""The same of a list of gradients."""
+"""The same for a list of gradients."""
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
 CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
 
 MERGING = (torch.float32, torch.float64)
-"""Dtypes of gradients whose factors may be multiplied; others round coarsely, and underflow."""
+"""Dtypes of gradients whose factors may be merged; other dtypes round coarsely and underflow."""
 
 Owned = tuple[Owner, list[int], list[torch.Tensor]]
-"""An owner, with indices and members of tensors that are pending for it."""
+"""An owner, and the indices and tensors that are pending for it."""
 Groups = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
 """Returns the owners of some gradients, or None if some are not pending."""
 
 
 def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: Groups) -> Any:
-    """Do what a function of torch asks of pending gradients without waiting, if that is possible.
+    """Apply a torch function to pending gradients without waiting for them, if possible.
 
     Its first argument is a gradient, or a list of them. Return a tuple with its result; None if the
-    gradients must be waited for.
+    caller must wait for the gradients.
     """
     if not args:
         return None
@@ -233,5 +233,5 @@ def _inverse(number: Any) -> Any:
 
 
 def _kept(value: Any) -> Any:
-    """Return an argument that nobody else changes until the change is made."""
+    """Return an argument that nobody else can modify before the change is made."""
     return value.clone() if isinstance(value, torch.Tensor) else value

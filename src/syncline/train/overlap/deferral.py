@@ -22,7 +22,7 @@ from syncline.train.overlap.pending import UPDATES, hand_over, is_pending, relea
 from syncline.train.overlap.pending_gradients import PendingGradients
 
 AverageUpdate = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
-"""Updates some averages with their parameters, each by itself."""
+"""Updates some averages from their parameters, each independently."""
 
 
 class Deferral(PendingGradients):
@@ -38,9 +38,9 @@ class Deferral(PendingGradients):
     ) -> None:
         super().__init__(parameters, engine, guard)
         self.in_forward = False
-        """Whether the model's forward pass runs: it reads parameters one after the other."""
+        """Whether the model's forward pass is running: it reads parameters one after another."""
         self._maker = 0
-        """The thread that makes some updates, for which their tensors are plain; 0 if none does."""
+        """The thread that is making updates, and sees their tensors as plain ones; 0 if none."""
         self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
         """By parameter: averages to be updated after its deferred update, in this order."""
         self._compiled: set[int] = set()
@@ -65,10 +65,10 @@ class Deferral(PendingGradients):
         return self.index_of.get(id(parameter)) in self._deferred
 
     def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
-        """Make the update of parameters with pending gradients deferred; call under the lock."""
+        """Defer the updates of parameters with pending gradients; call under the lock."""
         chosen = list(parameters)
-        # A second backward pass through a graph with the old values raises torch's error, as after
-        # an update that was made at once.
+        # So a second backward pass through a graph with the old values raises torch's error, as it
+        # would after an immediate update.
         increment_version(chosen)
         for parameter in chosen:
             index = self.index_of[id(parameter)]
@@ -77,7 +77,7 @@ class Deferral(PendingGradients):
         step.suspend(len(chosen))
 
     def average(self, averages: Mapping[int, torch.Tensor], update: AverageUpdate) -> None:
-        """Update averages, by their parameters' indices, right after the updates of these.
+        """Update averages, given by parameter index, right after their parameters' updates.
 
         Call under the lock.
         """
@@ -95,13 +95,13 @@ class Deferral(PendingGradients):
         """Call before gradients are accumulated, once nothing is deferred."""
 
     def stop(self) -> None:
-        """Finish everything, and own no tensor any more."""
+        """Finish everything, and release all tensors."""
         self.synchronize()
 
     # ------------------------------------------------------------------ the forward pass
 
     def begin_forward(self) -> None:
-        """Call before a forward pass: finishes what that reads without a hook."""
+        """Call before a forward pass: finish the parameters that it reads without a hook."""
         if torch.is_grad_enabled():
             self.train_here()
         self.in_forward |= self.trains_here
@@ -109,14 +109,14 @@ class Deferral(PendingGradients):
             self.make_updates("compiled code", sorted(self._compiled))
 
     def end_forward(self) -> None:
-        """Call after it."""
+        """Call after a forward pass."""
         self.in_forward &= not self.trains_here
 
     def note_compiled(self, indices: Iterable[int]) -> None:
         """Note that compiled code without a hook reads some parameters."""
         self._compiled.update(indices)
 
-    # ------------------------------------------------------------------ what finishes it
+    # ------------------------------------------------------------------ finishing
 
     def make_updates(self, label: str, indices: Sequence[int]) -> None:
         """Make the deferred updates of some parameters, which are about to be used."""
@@ -128,8 +128,8 @@ class Deferral(PendingGradients):
                     return
                 engine.check()
                 arrived_ns, round_ = time.perf_counter_ns(), engine.round
-                # On CUDA the host has not waited for what this thread's stream waits for. Another
-                # thread may have gone on to the next round.
+                # On CUDA only this thread's stream waited, so arrived() may still be False. The
+                # wait does not count if another thread has begun the next round.
                 here = set(deferred) if waited is round_ else set()
                 # One call of the optimizer costs as much for many parameters as for one.
                 ready = [i for i in self._deferred if i in here or engine.arrived(i)]
@@ -155,7 +155,7 @@ class Deferral(PendingGradients):
     def read_gradients(self, indices: list[int]) -> None:
         """Finish gradients that are read.
 
-        If no update is deferred, all gradients: code that reads one reads the others next.
+        If no update is deferred, finish all of them: code that reads one reads the others next.
         """
         if self._makes_here:
             return
@@ -176,7 +176,7 @@ class Deferral(PendingGradients):
         self._deliver(self._gradients)
 
     def _read_elsewhere(self, indices: Iterable[int]) -> None:
-        """Finish gradients that a thread reads which does not train."""
+        """Finish gradients that are read by a thread other than the training thread."""
         left = list(indices)
         while left:
             with UPDATES:
@@ -223,8 +223,8 @@ class Deferral(PendingGradients):
     def outlive(self) -> None:
         """Call when the wrapper is dropped: pending gradients can still be read.
 
-        Without a lock or an operation on tensors: the garbage collector may call this on any
-        thread, while another one has the lock and waits for it, or while another model is traced.
+        Takes no lock and runs no tensor operation: the garbage collector may call this on any
+        thread, while another one holds the lock and waits for it, or while a model is traced.
         """
         left = {i: g for i, g in dict(self._gradients).items() if i not in self._deferred}
         orphans = _Orphans(self.engine, left, self.parameters, self._changes)
@@ -234,8 +234,8 @@ class Deferral(PendingGradients):
     def _apply(self, indices: Sequence[int]) -> None:
         """Make deferred updates whose gradients have arrived; call under the lock.
 
-        For this thread their tensors are plain ones meanwhile. For all others they stay pending
-        until everything is done: the changes of the gradients, the updates and the averages.
+        Meanwhile this thread sees plain tensors. For all other threads they stay pending until the
+        gradients are changed, the updates are made and the averages are updated.
         """
         by_step: dict[DeferredStep, list[int]] = {}
         for index in indices:
@@ -287,7 +287,7 @@ class Deferral(PendingGradients):
             update(averages, parameters)
 
     def _spoil(self, indices: Sequence[int], error: BaseException) -> None:
-        """Let every read fail from now on: which parameters were updated is unknown."""
+        """Make every later read fail: it is unknown which parameters were updated."""
         self.engine.fail(
             SynclineError(
                 f"rank {self.engine.rank}: the update of {self.names[indices[0]]!r} and "
@@ -298,14 +298,14 @@ class Deferral(PendingGradients):
 
 
 class _Orphans:
-    """Finishes the gradients that were under way when their model's wrapper was dropped.
+    """Finishes the gradients that were in flight when their model's wrapper was dropped.
 
-    Each gradient keeps this object alive, which keeps none of them alive, nor a parameter: that
-    refers to its gradient where garbage collection cannot look, so a circle would never be freed.
+    Each gradient keeps this object alive. It refers to gradients and parameters weakly: the garbage
+    collector cannot see a parameter's reference to its gradient, so it would never free a cycle.
     """
 
     trains_here = True
-    """On all threads alike: there is no training any more."""
+    """True on every thread: there is no training any more."""
 
     def __init__(
         self,
@@ -337,7 +337,7 @@ class _Orphans:
                     release(gradient)
 
     def norms(self, indices: Sequence[int], norm: Norm) -> None:
-        """Return None: they are not exchanged any more."""
+        """Return None: norms are not exchanged any more."""
 
     def all_finite(self, indices: Sequence[int]) -> None:
         """Return None."""

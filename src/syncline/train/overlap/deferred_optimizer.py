@@ -44,12 +44,12 @@ PLAIN = (nn.Parameter, KeptParameter)
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside those that frameworks put around it.
+    """Return the optimizer inside the wrappers that frameworks put around it.
 
-    These were not made by torch's constructor, and show the groups of the inner one as theirs.
+    Wrappers were not made by torch's constructor, and show the inner optimizer's groups as theirs.
 
     Raises:
-        UserError: it is no optimizer, nor around one.
+        UserError: it is neither an optimizer nor a wrapper around one.
     """
     while not is_made_by_torch(optimizer):
         inside = [o for o in vars(optimizer).values() if isinstance(o, torch.optim.Optimizer)]
@@ -69,14 +69,14 @@ def is_overlapped(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class DeferredOptimizer:
-    """Puts a deferred ``step`` in place of an optimizer's own, and leaves the rest as it is."""
+    """Replaces an optimizer's ``step`` by a deferred one, and leaves the rest as it is."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self.updates = 0
         """How often ``step`` was called; all ranks must agree."""
         self._models: list[weakref.ref[CurrentDeferral]] = []
-        """Each returns a model's present deferral, or None if nothing of it is ever pending."""
+        """Each returns a model's current deferral; None if nothing is ever pending in the model."""
         self._said: set[str] = set()
         found = separability(optimizer)
         self.why_not: str | None = found.why_not
@@ -85,13 +85,13 @@ class DeferredOptimizer:
         self._never = self.why_not is not None
         """Whether all steps are synchronous."""
         self._closure_first: bool | None = None
-        """Whether a closure may be called before the step; None before there is one."""
+        """Whether a closure may be called before the step; None until a closure is given."""
         self._moves_groups = found.moves_groups
         self._check = StepCheck(optimizer)
         update_many_at_once(PendingParameter)
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step
-        """The optimizer's own step, or what the user has put in its place."""
+        """The optimizer's own step, or the user's replacement of it."""
         self._state = PendingState(optimizer, self._force_sync)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._before_save())
@@ -100,9 +100,9 @@ class DeferredOptimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
-        """Let an optimizer's updates of one more model be deferred.
+        """Defer an optimizer's updates for one more model.
 
-        It holds parameters of the model, and perhaps of others.
+        The optimizer holds parameters of this model, and perhaps of others.
 
         Raises:
             UserError: it was called before for this optimizer and model.
@@ -121,9 +121,9 @@ class DeferredOptimizer:
         @disable_dynamo(recursive=False)  # a whole step stays compiled
         @functools.wraps(type(self.optimizer).step)
         def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            # Schedulers made before look for the mark that their own step leaves.
+            # Schedulers made earlier look for the mark that their own wrapper of step leaves.
             setattr(optimizer, STEP_CALLED, True)
-            # Checked here: inside any function that is called from here it would be None.
+            # Checked here: in any function called from here, the callback would be None.
             compiled = eval_frame_callback() is not None
             closure = self.closure_before(args, kwargs, compiled=compiled)
             if closure is None:
@@ -197,7 +197,7 @@ class DeferredOptimizer:
         for parameter in parameters:
             if parameter.grad is None:
                 continue
-            # A class of the user's own could not be restored.
+            # A parameter class of the user's own could not be restored.
             waits = (d.awaits(parameter) and type(parameter) in PLAIN for d in deferrals)
             next(itertools.compress(later, waits), present).append(parameter)
         if not any(later):
@@ -228,7 +228,7 @@ class DeferredOptimizer:
         self._say_why_not()
 
     def _may_wait(self, deferrals: Sequence[Deferral]) -> bool:
-        """Say whether gradients are on their way and each parameter is still updated by itself."""
+        """Say whether gradients are in flight and each parameter is still updated independently."""
         if not any(deferral.pending_gradients for deferral in deferrals):
             return False
         found = self._check.why_not()
@@ -247,7 +247,7 @@ class DeferredOptimizer:
         self._force_sync()
 
     def _before_load(self, state: dict[str, Any]) -> dict[str, Any] | None:  # noqa: ARG002
-        """Return what is loaded in place of a state, if not that itself."""
+        """Return the state to load instead of the given one; None to load that one."""
         self._force_sync()
         self._check.skip()
         return None
@@ -261,7 +261,7 @@ class DeferredOptimizer:
                     finish(parameter)
 
     def _say_why_not(self) -> None:
-        """Say once why steps are synchronous; not under the lock, as logging has locks too."""
+        """Warn once why steps are synchronous; not under the lock, as logging takes locks too."""
         reason = self.why_not
         if reason is not None and reason not in self._said:
             self._said.add(reason)

@@ -1,4 +1,4 @@
-"""``DeferredStep``: one call of ``step``, to be made later as it would have been at once."""
+"""``DeferredStep``: one call of ``step``, made later with the same result as at once."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from syncline.train.overlap.trial import hyperparameters, move_groups
 
 
 class DeferredStep:
-    """One call of ``step``: the hyper-parameters and torch's switches as they were then.
+    """One call of ``step``: the hyper-parameters and torch's switches at the time of the call.
 
-    A learning-rate scheduler changes them before the update is made.
+    A learning-rate scheduler may change hyper-parameters before the update is made.
 
-    Where a step moves numbers in the parameter groups, such as a count of steps, they move here,
-    once; each part of the step then begins with the numbers of before.
+    If a step changes numbers in the parameter groups, such as a count of steps, they change here,
+    once. Each part of the step then begins with the old numbers.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DeferredStep:
         for parameter in parameters:
             members.setdefault(self._group_of[id(parameter)], []).append(parameter)
         groups = [{**self._groups[n], "params": members[n]} for n in sorted(members)]
-        # The user may have replaced the gradients since; the step uses those of its time.
+        # The user may have replaced the gradients since; the step uses those at its call.
         present = [parameter.grad for parameter in parameters]
         with self.torch_state.restored():
             try:
@@ -83,7 +83,7 @@ class DeferredStep:
                     parameter.grad = before
 
     def _step_on(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Make the step on some groups; return those that it has left."""
+        """Run the step on some groups; return the groups as it left them."""
         optimizer = self._optimizer
         with self._state.stepping(groups):
             step_of(optimizer)(optimizer)
@@ -101,8 +101,8 @@ class TorchState(NamedTuple):
     gradients: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype | None], ...]
-    """Of the CPU, then of another kind of device: the type that autocasting casts to; None where it
-    is off."""
+    """For the CPU, then for another device type: the dtype that autocast casts to; None where it is
+    off."""
     function_modes: tuple[Any, ...]
     """Outermost first; a default device is one."""
     dispatch_modes: int
@@ -183,7 +183,7 @@ def _copied(value: Any) -> Any:
 def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
     """Return the hooks that expect whole steps, each with where it is registered.
 
-    Our own do not: the observer notes when a step begins and ends, whatever it updates.
+    Our own hooks do not: the observer only notes when a step begins and ends.
     """
     return [
         (where, hook)
@@ -194,7 +194,7 @@ def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
 
 
 def step_of(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], Any]:
-    """Return the class's step, without hooks that were registered after it was called."""
+    """Return the class's step, without hooks that were registered after the deferred call."""
     step = type(optimizer).step
     if foreign_hooks(optimizer):
         step = getattr(step, "__wrapped__", step)

@@ -1,4 +1,4 @@
-"""Lets C++ code wait for pending tensors, too, if the user asks for it.
+"""Makes C++ code wait for pending tensors too, if the user asks for it.
 
 The class of a pending tensor makes Python's torch wait, but C++ code does not look at the class.
 Under the guard, the tensor's Python object swaps its C++ tensor with a stand-in: a view with the
@@ -61,7 +61,7 @@ HOOKS = frozenset(
         torch.Tensor.register_post_accumulate_grad_hook,
     }
 )
-"""They change the Python object and its C++ tensor, which must belong together for that."""
+"""They change both the Python object and its C++ tensor, so these must belong together."""
 
 
 class Guard:
@@ -76,7 +76,7 @@ class Guard:
     def suspend(self, tensor: torch.Tensor, owner: Owner, index: int) -> None:
         """Make every read of a plain parameter or gradient wait for ``owner``."""
         kept = type(tensor) in _KEPT
-        # Before the stand-in: threads must not find that in a tensor that does not wait.
+        # Before the stand-in: threads must not see a stand-in in a tensor that does not wait.
         suspend(tensor, owner, index)
         fields = tensor.__dict__
         fields[CLASS] = plain = _KEPT.get(fields[CLASS], fields[CLASS])
@@ -140,10 +140,10 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
 
 @contextmanager
 def lifted(tensors: Sequence[tuple[torch.Tensor, nn.Parameter | None]]) -> Iterator[None]:
-    """Let this thread work on pending tensors, for which all others wait; call under the lock.
+    """Let this thread work on pending tensors while all others wait; call under the lock.
 
-    Gradients come with their parameters, and after these. What keeps its stand-in must have its own
-    class for that, so other threads do not wait for it.
+    Gradients come with their parameters, and after them. A tensor that keeps its stand-in has its
+    own class meanwhile, so other threads do not wait for it.
     """
     for tensor, parameter in tensors:
         lift(tensor, parameter)
@@ -162,7 +162,7 @@ def _put_stand_in(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None
         return f"the guard is not tested for {tensor.layout} tensors on {tensor.device.type}"
     if dispatch_modes():
         return "a TorchDispatchMode sees every operator"
-    # A view: its graph leads to that of the tensor.
+    # A view: its autograd graph leads to the tensor's.
     with torch.inference_mode(False), torch.enable_grad():
         twin: Any = tensor.as_subclass(_Twin)
     reason = _swapped(tensor, twin)
@@ -207,8 +207,8 @@ class _Guarded:
         with UPDATES:
             guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
             guards = [tensor.__dict__[_GUARD] for tensor in guarded]
-            # Autograd has noted the versions of the tensors that it saves for this operator, which
-            # will read the values after the update.
+            # Autograd has noted the versions of the tensors that it saves for this operator. But
+            # the operator will read the updated values.
             twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
         if guarded:
             guards[0].found(str(func), guarded[0])
@@ -267,7 +267,7 @@ class KeptParameter(_Kept, nn.Parameter):  # type: ignore[misc]
 
 
 _KEPT = {KeptGradient: torch.Tensor, KeptParameter: nn.Parameter}
-"""Their own classes."""
+"""By class: the tensor's own class."""
 
 
 class _Twin(_OnTwins, torch.Tensor):  # type: ignore[misc]
@@ -281,7 +281,7 @@ class _Twin(_OnTwins, torch.Tensor):  # type: ignore[misc]
 
 
 def _with_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function with the objects that have the C++ tensors; return the user's objects."""
+    """Call a function on the objects that hold the own C++ tensors; return the user's objects."""
     with without_torch_function():
         result = func(*_own(args), **_own(kwargs))
     if isinstance(result, _Twin):

@@ -1,21 +1,21 @@
-"""Tensors whose values are pending, and what a read of them does.
+"""Pending tensors, and how a read of one waits for its value.
 
 While a value is pending, its tensor object has one of the Python classes below, so that torch calls
 ``__torch_function__`` before any function, method or attribute of it. A read waits; then the object
 has its own class again and no overhead. Autograd, and C++ code that takes tensors without torch's
 argument parser, see the memory as it is and cannot wait.
 
-Any thread may read, at any time. The one that needs an update makes it: to leave that to the thread
-that trains would be a deadlock where that one waits for the reader, as in
+Any thread may read at any time. The thread that needs an update makes it. Leaving it to the
+training thread would deadlock if that thread waits for the reader, as in
 ``pool.submit(save).result()`` between a step and the next forward pass. So the rules are:
 
-- What is pending is changed under :data:`UPDATES` alone, and nobody waits for messages under it.
+- Pending tensors change only under the lock :data:`UPDATES`; nobody waits for messages under it.
 - A tensor stays pending until its update is complete. The thread that makes the update sees a plain
-  tensor meanwhile (``without_torch_function`` holds for one thread); all others wait for the lock.
-- The optimizer's step sees the parameters of the update alone, all other threads the optimizer as
-  it is (:class:`PendingState`).
+  tensor meanwhile (``without_torch_function`` is thread-local); all others wait for the lock.
+- The optimizer's step sees only the parameters being updated. All other threads see the optimizer
+  as it is (:class:`PendingState`).
 
-So no thread sees half of an update, and the training does not depend on who made it.
+So no thread sees half of an update, and training does not depend on which thread made it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from syncline.torch_private import (
 from syncline.train.overlap.clipping import CLIPPING, Owned, Owner, clipped
 
 UPDATES = threading.RLock()
-"""Held while updates are made, and while anything becomes pending or ceases to be: never while
-messages are waited for. One lock for all models, since an optimizer may hold parameters of several.
+"""Held while updates are made, and while tensors become pending or stop being so; never while
+waiting for messages. One lock for all models, since an optimizer may hold parameters of several.
 """
 
 
@@ -101,12 +101,12 @@ METADATA = frozenset(
 """Functions that do not read the values of any argument."""
 _GRAD: Any = torch.Tensor.grad
 GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
-"""These do not wait: a gradient is itself pending, and if it is replaced the exchange keeps it."""
+"""These do not wait: the gradient itself is pending, and the exchange keeps a replaced one."""
 ZEROING = frozenset({torch.Tensor.zero_, foreach_zero_, torch.zero_})
 
 
 class _Pending:
-    """The common base of the classes below. Objects get them only by a change of their class."""
+    """The common base of the classes below. Objects get these only by setting ``__class__``."""
 
     @classmethod
     @disable_dynamo  # a compiled function calls this uncompiled, between two parts of its code
@@ -143,7 +143,7 @@ class _Pending:
             owner.read_gradients(indices)
         for owner, indices, _ in _by_owner(t for t in found if not isinstance(t, PendingGradient)):
             owner.read_parameters(indices)
-        kept = _by_owner(gradients)  # their norms are exchanged
+        kept = _by_owner(gradients)  # still pending: their norms are exchanged
         if all(owner.trains_here for owner, _, _ in kept):
             with own_class(tensor for _, _, members in kept for tensor in members):
                 return func(*args, **kwargs)
@@ -225,7 +225,7 @@ def own_class(tensors: Iterable[Any]) -> Iterator[None]:
     """Let gradients that have arrived be used as plain tensors, by the thread that trains.
 
     A gradient whose norm is exchanged stays pending until its step, even once it has arrived, so
-    that all ranks take its norm in the same way, whichever of them have read it.
+    that all ranks compute its norm in the same way, whichever of them have read it.
     """
     with UPDATES:
         kept = [(tensor, type(tensor)) for tensor in tensors if is_pending(tensor)]
@@ -256,13 +256,13 @@ def finish_all(value: Any) -> None:
 
 
 def index_of(tensor: torch.Tensor) -> int:
-    """Return the number of a pending tensor at what finishes it."""
+    """Return the index of a pending tensor in its owner."""
     index: int = tensor.__dict__[_INDEX]
     return index
 
 
 def owner_of(tensor: torch.Tensor) -> Owner:
-    """Return what finishes a pending tensor.
+    """Return the owner of a pending tensor, which finishes it.
 
     Raises:
         UserError: it is a gradient of a model that was dropped.
@@ -320,7 +320,7 @@ def _owned(gradients: Sequence[torch.Tensor]) -> list[Owned] | None:
 
 
 def _by_owner(tensors: Iterable[torch.Tensor]) -> list[Owned]:
-    """Return the owners of tensors, those left out that another thread has just finished."""
+    """Return the owners of tensors, without tensors that another thread has just finished."""
     owners: dict[int, Owned] = {}
     with UPDATES:
         for tensor in filter(is_pending, tensors):
@@ -332,15 +332,15 @@ def _by_owner(tensors: Iterable[torch.Tensor]) -> list[Owned]:
 
 
 class PendingState:
-    """Shows an optimizer to each thread as it must see it, by a change of the optimizer's class.
+    """Shows each thread its own view of an optimizer, by changing the optimizer's class.
 
     Between :meth:`hide` and :meth:`show` the optimizer has a subclass of its class, in which a read
-    of ``state`` first makes the deferred updates; so does a read of the stand-in in
-    ``vars(optimizer)``. An older reference to the state itself sees it as it is. ``synchronize``
-    makes all deferred updates, and so ends with :meth:`show`.
+    of ``state`` first makes the deferred updates. So does a read of the stand-in in
+    ``vars(optimizer)``. Reads through older references to the state itself do not wait.
+    ``synchronize`` makes all deferred updates, and so ends with :meth:`show`.
 
-    Within :meth:`stepping` the thread that makes a step sees the parameter groups of that step, and
-    all others the real ones: they may zero gradients and change learning rates meanwhile.
+    Within :meth:`stepping` the thread that makes a step sees the parameter groups of that step. All
+    others see the real ones: they may zero gradients and change learning rates meanwhile.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, synchronize: Callable[[], None]) -> None:
@@ -351,9 +351,9 @@ class PendingState:
         self._stand_in: _StandIn | None = None
         self._hides = False
         self._seen: dict[str, Any] = {}
-        """What the step under way sees in place of the optimizer's own attributes."""
+        """The attributes that the running step sees in place of the optimizer's own."""
         self._stepper = 0
-        """The thread that makes it; 0 if none does."""
+        """The thread that runs the step; 0 if none does."""
 
     def hide(self) -> None:
         """Make reads of the state wait."""
@@ -390,7 +390,7 @@ class PendingState:
             self._stepper, seen = 0, self._seen
             if not self._hides:
                 self._optimizer.__class__ = self._own
-            if state is None and seen["state"] is not real:  # the step has put another in its place
+            if state is None and seen["state"] is not real:  # the step has replaced it
                 fields["state"] = seen["state"]
 
     @property
@@ -417,7 +417,7 @@ class _StandIn(UserDict[Any, Any]):
 
     @property
     def data(self) -> Any:  # type: ignore[override]
-        """The state, settled."""
+        """The state, once all deferred updates are made."""
         self._pending.synchronize()
         return self.real
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class PendingGradients(Owner):
-    """Knows which gradients are pending, their norms, and what is to be done with them.
+    """Knows which gradients are pending, their norms, and the changes to make to them.
 
     A gradient is pending from the end of the backward pass until its messages have arrived, or
     until its deferred update is made (:class:`~syncline.train.overlap.deferral.Deferral`).
@@ -52,7 +52,7 @@ class PendingGradients(Owner):
         self.waits = Waits()
         keep_updates_whole_in_forks()
         self._trainer = threading.get_ident()
-        """The thread that trains. What others read counts for nothing that ranks must agree on."""
+        """The training thread. Reads by others must not affect anything that ranks agree on."""
         self._stream: Any = None
         """On CUDA, the stream it trains on."""
         self._gradients: dict[int, torch.Tensor] = {}
@@ -70,7 +70,7 @@ class PendingGradients(Owner):
 
     @property
     def trains_here(self) -> bool:
-        """Whether this thread trains, be it one of autograd's."""
+        """Whether this is the training thread, or one of autograd's threads."""
         return threading.get_ident() == self._trainer or current_graph_task() >= 0
 
     def train_here(self) -> None:
@@ -81,7 +81,7 @@ class PendingGradients(Owner):
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """On CUDA, put work of a thread that does not train into the stream of the training."""
+        """On CUDA, put the work of a thread that does not train on the training stream."""
         if self._stream is None or self.trains_here:
             yield
             return
@@ -101,8 +101,8 @@ class PendingGradients(Owner):
                 gradient = parameter.grad
                 if gradient is None or is_pending(gradient):
                     continue
-                # Ranks differ in which gradients have arrived, and must not in where a norm comes
-                # from. On CUDA, too, the host has waited for what has arrived.
+                # Ranks differ in which gradients have arrived, but must compute norms in the same
+                # way. On CUDA too, the host has waited for a gradient that has arrived.
                 if engine.plan.norm is None and engine.arrived(index):
                     continue
                 self._suspend(gradient, index)
@@ -127,7 +127,7 @@ class PendingGradients(Owner):
         return gradient is not None and gradient is parameter.grad
 
     def wait_for(self, tensors: Sequence[int]) -> None:
-        """Return once some gradients are in place, if any."""
+        """Return once the gradients of some tensors are in place."""
         if tensors:
             self._wait(tensors)
 
@@ -146,7 +146,7 @@ class PendingGradients(Owner):
         self._stalled_by(lambda: self.engine.wait(tensors, of))
 
     def _stalled_by(self, wait: Callable[[], T]) -> T:
-        """Count the time of a wait, if it is that of the training."""
+        """Run a wait, and count its time if the training thread waits."""
         began_ns = time.perf_counter_ns()
         found = wait()
         if self.trains_here:
@@ -165,7 +165,7 @@ class PendingGradients(Owner):
                     self._read.add(index)
 
     def release_read(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Make gradients that have been read plain tensors: their step uses them.
+        """Turn gradients that have been read into plain tensors, for the step to use.
 
         Call under the lock.
         """
@@ -173,7 +173,7 @@ class PendingGradients(Owner):
         self._release_gradients(self._read.intersection(indices))
 
     def _release_gradients(self, indices: Iterable[int]) -> None:
-        """Make gradients that have arrived plain tensors; call under the lock."""
+        """Turn gradients that have arrived into plain tensors; call under the lock."""
         found = [index for index in indices if index in self._gradients]
         for index in found:
             lift(self._gradients[index], self.parameters[index])
@@ -185,10 +185,10 @@ class PendingGradients(Owner):
     # ------------------------------------------------------------------ before the update
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
-        """Return the norms of pending gradients, in their dtype; None if others are exchanged.
+        """Return the norms of pending gradients, in their dtype; None if they are not exchanged.
 
-        Ranks differ in which gradients have been read, so the norms of these are computed in the
-        same way as the exchanged ones.
+        Ranks differ in which gradients have been read, so the norms of read gradients are computed
+        in the same way as the exchanged norms.
         """
         if not self._deferred.keys().isdisjoint(indices):
             return None
@@ -221,7 +221,7 @@ class PendingGradients(Owner):
         if self.engine.plan.norm is None:
             self.waits.asked_norm = self.waits.asked_norm or "2"
             return None
-        # The square of a float64 may be too large for one.
+        # The square of a float64 may overflow float64.
         if any(
             i in self._deferred
             or i in self._read
@@ -273,7 +273,7 @@ class PendingGradients(Owner):
                     make_changes(changes, gradients)
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Set gradients to zero: those whose update is deferred once that is made."""
+        """Set gradients to zero: now, or after their update if that is deferred."""
         with UPDATES:
             pending = [gradient for gradient in gradients if is_pending(gradient)]
             deferred = self._deferred.keys() & {index_of(gradient) for gradient in pending}

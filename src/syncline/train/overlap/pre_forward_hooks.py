@@ -18,10 +18,10 @@ from syncline.train.overlap.pending import finish_all
 class PreForwardHooks:
     """Hooks on every module that holds exchanged parameters, between ``attach`` and ``detach``.
 
-    One waits for the parameters that the module owns. If gradients are disabled, it also waits
-    for those of all modules inside: torch may then take a path that reads its children's weights
-    (``TransformerEncoderLayer``), and takes it only if they are plain tensors. The hook of a
-    compiled module does so too, since hooks inside would be compiled with it.
+    A hook waits for the parameters that its module owns. If gradients are disabled, it also waits
+    for those of all modules inside: torch may then take a path that reads the children's weights
+    (``TransformerEncoderLayer``), but only if they are plain tensors. The hook of a compiled module
+    always waits for them, since hooks inside would be compiled with it.
     """
 
     def __init__(self, module: nn.Module, deferral: Deferral) -> None:
@@ -104,7 +104,7 @@ class _PreForwardHook:
             deferral.make_updates(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:
-        """Let parameters be finished before each forward pass: compiled code has no hook.
+        """Finish parameters before each forward pass, since compiled code has no hook.
 
         The compiler runs this when it compiles a function that calls the module.
         """

@@ -31,17 +31,17 @@ from syncline.train.overlap.trial import (
 )
 
 OTHERS_SCALE = 1e3
-"""The size of the others' gradients; the probes' own are about 1."""
+"""The scale of the other parameters' gradients; the probes' own are about 1."""
 CYCLE = 8
-"""In each eighth check the others' gradients are infinite; some optimizers then skip a step."""
+"""In every eighth check the others' gradients are infinite; some optimizers then skip a step."""
 MOST_TRIALS = 32
-"""The most kinds of settings that are tried: some (a label) never repeat."""
+"""The most kinds of settings that are tried: some settings, such as a label, never repeat."""
 MOST_ITEMS = 16
-"""Of longer containers only the length counts."""
+"""For longer containers only the length counts."""
 
 
 class StepCheck:
-    """Checks before each deferred step that the optimizer still updates each parameter alone.
+    """Checks before each deferred step that each parameter is still updated independently.
 
     The trial that an optimizer has passed is repeated when its settings change in kind. That is
     enough for the classes of ``torch.optim``: each updates every parameter by itself, with any
@@ -63,7 +63,7 @@ class StepCheck:
     def why_not(self) -> str | None:
         """Say why this step cannot be made parameter by parameter, or None if it can.
 
-        All updates that the optimizer was asked for have been made.
+        All earlier updates must have been made.
         """
         kinds = _kinds(self._optimizer)
         if kinds not in self._tried:
@@ -78,8 +78,8 @@ class StepCheck:
     def _why_coupled(self) -> str | None:
         if self._probes is not None:
             return self._probes.why_coupled()
-        # Comparing on the CPU waits for no device. Where a corner of the state cannot be used (it
-        # is in blocks), the probe parameters begin without.
+        # Comparing on the CPU waits for no device. If a corner of the state cannot be used (it is
+        # in blocks), the probe parameters begin without state.
         cpu = torch.device("cpu")
         parameters = (p for group in self._optimizer.param_groups for p in group["params"])
         places = (None,) if all(p.device == cpu for p in parameters) else (cpu, None)
@@ -88,7 +88,7 @@ class StepCheck:
             try:
                 probes = ProbeParameters(self._optimizer, device, with_state=with_state)
                 reason = probes.why_coupled()
-            # The step of an unknown optimizer may raise anything; all of it ends in the answer.
+            # The step of an unknown optimizer may raise anything; any error becomes the answer.
             except Exception as error:
                 failure = failed(error)
             else:
@@ -102,9 +102,9 @@ class _Probe(NamedTuple):
 
     group: int
     alone: nn.Parameter
-    """Stepped beside other probes only."""
+    """Stepped without any ``other``."""
     beside: nn.Parameter
-    """Equal to it, and stepped beside ``other`` too."""
+    """Equal to ``alone``, but stepped together with ``other``."""
     other: nn.Parameter
     """Has other values, and larger gradients."""
 
@@ -112,13 +112,13 @@ class _Probe(NamedTuple):
 class ProbeParameters:
     """Small parameters that are stepped with an optimizer before each of its deferred steps.
 
-    Two equal ones for each kind of parameter in each kind of group: one set is stepped by itself,
-    the second beside others with far larger gradients. Where the updates of parameters depend on
-    each other the two sets come out differently, and no update of the model has been made yet.
+    There are two equal sets, with one for each kind of parameter in each kind of group. One set is
+    stepped by itself, the other together with parameters of far larger gradients. If updates depend
+    on other parameters, the two sets differ. No update of the model has been made by then.
 
-    With ``with_state`` they begin with a corner of the real state. So it is as many steps old, and
-    what an optimizer does from a certain step on is seen in that step. All updates that the
-    optimizer was asked for have been made.
+    With ``with_state`` they begin with a corner of the real state. So they are as many steps old,
+    and behaviour that begins at a certain step is seen in that step. All earlier updates must have
+    been made.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class ProbeParameters:
         self._state: defaultdict[Any, Any] = defaultdict(dict)
         self._written: list[torch.Tensor] = []
         self._values: tuple[list[torch.Tensor], ...] = ([], [], [])
-        """Values written before a check: an even one, an odd one, one with infinite gradients."""
+        """Values written before an even check, an odd one, and one with infinite gradients."""
         generator = torch.Generator().manual_seed(0)
         for group, real in _representatives(optimizer):
             alone, beside, other = (small(real, generator, device) for _ in range(3))
@@ -151,7 +151,7 @@ class ProbeParameters:
                     self._state[parameter] = corner(optimizer.state[real], device)
 
     def why_coupled(self) -> str | None:
-        """Step the probe parameters; say how others change what becomes of one, or None."""
+        """Step the probe parameters; say how others affect the update of one, or None."""
         self._checks += 1
         infinite = self._checks % CYCLE == 0
         values = self._values[2 if infinite else self._checks % 2]
@@ -164,7 +164,7 @@ class ProbeParameters:
             # An optimizer without state makes no entry; the copy below makes an empty one.
             if not _agree(self._state.get(probe.alone, {}), self._state.get(probe.beside, {})):
                 return "it leaves another state of a parameter when others are stepped with it"
-        if infinite:  # what that left in their state would hide what other gradients do
+        if infinite:  # infinities in their state would hide the effect of other gradients
             for probe in self._probes:
                 self._state[probe.other] = copy.deepcopy(self._state[probe.alone])
         return None
@@ -180,10 +180,10 @@ class ProbeParameters:
 
 
 def kind_of(value: object) -> object:
-    """Return what of a setting must change before a step may take another path through its code.
+    """Return the kind of a setting: a step may take another code path only if the kind changes.
 
-    Of a number: its type, its sign, and whether it is finite. So a schedule of the learning rate
-    changes nothing, and a threshold that is set, or was infinite, does.
+    For a number: its type, its sign, and whether it is finite. So a learning-rate schedule does not
+    change the kind; setting a threshold, or making an infinite one finite, does.
     """
     if value is None or isinstance(value, bool | str | bytes):
         return type(value), value
@@ -229,7 +229,7 @@ def _representatives(optimizer: Optimizer) -> Iterator[tuple[int, nn.Parameter]]
 
 
 def _agree(ours: Any, theirs: Any) -> bool:
-    """Say whether two values are the same, at once where tensors are equal."""
+    """Say whether two values are the same; quickly if they are equal tensors."""
     if isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor):
         return torch.equal(ours, theirs) or same(ours, theirs)
     if type(ours) is dict and type(theirs) is dict and ours.keys() == theirs.keys():

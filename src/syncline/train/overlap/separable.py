@@ -2,8 +2,8 @@
 
 An overlapped update applies the user's optimizer to a few parameters at a time, in the order in
 which the forward pass needs them. That is the user's step only if each parameter's update depends
-on nothing but its own gradient, its own state and the hyper-parameters. No list of known
-optimizers says so of a new one; its own step does, run on two small twins.
+on nothing but its own gradient, its own state and the hyper-parameters. A list of known optimizers
+cannot say so of a new one. So its own step is run on two small copies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from syncline.train.overlap.trial import Trial, hyperparameters, own_attributes,
 
 STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
 WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
-"""Modules whose wrappers around ``step`` call it once and leave its meaning alone. That of
+"""Modules whose wrappers call ``step`` once and do not change its meaning. The wrapper of
 ``torch._compile`` keeps the compiler out."""
 
 
@@ -36,9 +36,9 @@ def separability(optimizer: Optimizer) -> Trial:
     Nothing of the optimizer is changed, its parameters and state are not copied, and the random
     generators are left as they were. Steps with a closure are not tried.
 
-    The trial cannot see what depends on sizes above three elements a dimension, on more than five
-    steps, or on hyper-parameters that are not set yet: ``probe_parameters.StepCheck`` looks for
-    that before each step. What ``step`` reaches through global variables, it reaches in the trial.
+    The trial cannot see effects of sizes above three elements per dimension, of more than five
+    steps, or of hyper-parameters that are not set yet: ``probe_parameters.StepCheck`` looks for
+    these before each step. In the trial, ``step`` uses the same global variables as ever.
     """
     why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
     return Trial(why_not) if why_not else trial(optimizer)
@@ -116,10 +116,10 @@ def find_shared(
     Args:
         value: where to look.
         owner: the optimizer that keeps it; it may refer to itself.
-        hyper: whether a tensor of one element is a hyper-parameter, and not looked at.
+        hyper: whether a tensor of one element is a hyper-parameter, and so is skipped.
     """
     seen = {id(owner)}
-    # Held until the end: the id of a freed object could be that of the next.
+    # Held until the end: the next object could get the id of a freed one.
     held: list[object] = []
     waiting = [value]
     while waiting:

@@ -1,7 +1,7 @@
 """The state of a sharded optimizer in checkpoints of ``torch.distributed.checkpoint``.
 
-Every state that has a number for each element is a ``DTensor`` of shape ``(elements,)`` in even
-parts, which DCP cuts anew for another number of ranks. All else is one tensor of bytes.
+State with one number per element is a ``DTensor`` of shape ``(elements,)`` in even parts, which DCP
+reshards for another number of ranks. Everything else is one tensor of bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
 
 REST = "rest"
-"""The key of groups and of what is no number for each element."""
+"""The key of the groups and of all state that is not one number per element."""
 
 
 def as_dtensors(
@@ -32,7 +32,7 @@ def as_dtensors(
 
     Args:
         elements: of each parameter.
-        states: of this rank's parts, of shape ``(part,)``; what is not of that shape is left out.
+        states: of this rank's parts, of shape ``(part,)``; values of other shapes are left out.
         group: its ranks hold the parts, in order.
     """
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -47,7 +47,7 @@ def as_dtensors(
 
 
 def _whole_of(group: dist.ProcessGroup) -> Callable[[torch.Tensor, int], torch.Tensor]:
-    """Return a function that makes a DTensor of so many elements of this rank's part."""
+    """Return a function that makes a DTensor of a given size from this rank's part."""
     # Slow to import, and for checkpoints only.
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
@@ -74,11 +74,11 @@ def load(
     """Read the states of this rank's even parts, and the rest; all ranks of ``group`` call.
 
     Args:
-        checkpoint: a folder, or what reads it.
-        key: under which :func:`as_dtensors` was saved.
+        checkpoint: a folder, or a reader of it.
+        key: the key under which the result of :func:`as_dtensors` was saved.
         elements: of each parameter, by its number.
-        devices: where each one's state is to be.
-        group: whose ranks hold the parts.
+        devices: the device for each parameter's state.
+        group: its ranks hold the parts, in order.
 
     Raises:
         FileError: there is no such state, or it is of other parameters.

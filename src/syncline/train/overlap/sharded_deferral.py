@@ -1,4 +1,4 @@
-"""``ShardedDeferral``: parameters of which each rank has updated its share, while all are gathered.
+"""``ShardedDeferral``: parameters that are gathered after each rank has updated its share.
 
 An all-reduce is a reduce-scatter and an all-gather. Here the update comes between the two, on each
 rank's own share, and the all-gather carries parameters instead of gradients.
@@ -30,7 +30,7 @@ from syncline.train.sparse.gradients import flat
 
 
 class _Place(NamedTuple):
-    """Elements ``[start, stop)`` of a parameter, which are in a bucket from ``at`` on."""
+    """Elements ``[start, stop)`` of a parameter, which lie in a bucket at offset ``at``."""
 
     parameter: int
     start: int
@@ -73,7 +73,7 @@ class ShardedStep(DeferredStep):
     def update(self, parameters: Mapping[nn.Parameter, Sequence[Change]]) -> None:
         """Update this rank's share of some parameters that have gradients; call under the lock.
 
-        With each come changes of its gradient, which are made before, to the share alone.
+        Each comes with changes to its gradient, which are made first, to the share alone.
         """
         sharding, real = self._sharding, self._optimizer.state
         shares: dict[nn.Parameter, nn.Parameter] = {}
@@ -107,7 +107,7 @@ class ShardedStep(DeferredStep):
                 if state.get(share):
                     real[parameter] = state[share]
                 share.grad = None  # memory that somebody else watches
-            # What a step saw last is kept until the next one.
+            # PendingState refers to both until the next step.
             state.clear()
             for group in groups:
                 group["params"] = []
@@ -122,13 +122,13 @@ def _like(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tenso
 
 
 class ShardedDeferral(Deferral):
-    """Knows which gradients and parameters are pending where each rank updates its share.
+    """Knows which gradients and parameters are pending if each rank updates only its share.
 
     After the backward pass, each rank has the sums of its share of the gradients. If any rank reads
     a gradient before the optimizer's step, the all-gathers carry gradients, and the step finds
     whole ones. Otherwise the step updates the share, and the all-gathers carry parameters: each is
-    pending until all of its elements are there. No rank has whole gradients then, so a gradient
-    cannot be read any more until the next backward pass.
+    pending until all of its elements have arrived. No rank has whole gradients then, so gradients
+    cannot be read until the next backward pass.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class ShardedDeferral(Deferral):
     ) -> None:
         super().__init__(parameters, engine, guard)
         self._spent: dict[int, torch.Tensor] = {}
-        """Gradients of updates that were made, as long as they are pending."""
+        """Gradients whose updates were made, while they are still pending."""
         plan, layout = engine.plan, engine.layout
         first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
         self._own: dict[int, list[_Place]] = {}
@@ -165,7 +165,7 @@ class ShardedDeferral(Deferral):
     # ------------------------------------------------------------------ the update
 
     def wait_for_sums(self) -> bool:
-        """Return once this rank's sums are there; say whether shares are to be updated."""
+        """Return once this rank's sums are in place; say whether shares are to be updated."""
         return self._stalled_by(self.engine.wait_for_sums)
 
     def update(self, step: ShardedStep) -> None:
@@ -198,7 +198,7 @@ class ShardedDeferral(Deferral):
             foreach_copy_(*((inside, values) if to_bucket else (values, inside)))
 
     def _update(self, step: DeferredStep, indices: Sequence[int]) -> None:  # noqa: ARG002
-        """Take parameters whose elements have arrived from the buckets."""
+        """Copy parameters whose elements have arrived out of the buckets."""
         self._copy((place for i in indices for place in self._whole[i]), to_bucket=False)
         zeroed = self._zeroed.intersection(indices)
         if zeroed:
@@ -209,7 +209,7 @@ class ShardedDeferral(Deferral):
     # ------------------------------------------------------------------ gradients
 
     def _wait(self, tensors: Sequence[int], of: Round | None = None) -> None:
-        """Wait for messages: for whole gradients, if no step has been made by now."""
+        """Wait for messages; if no step has been made yet, they bring whole gradients."""
         self.engine.ask(whole=True)
         super()._wait(tensors, of)
 
@@ -217,7 +217,7 @@ class ShardedDeferral(Deferral):
         """Finish gradients that are read before the step.
 
         Raises:
-            UserError: they are read after it.
+            UserError: they are read after the step.
         """
         spent = [i for i in indices if i in self._deferred or i in self._spent]
         if spent and not self._makes_here:
@@ -229,7 +229,7 @@ class ShardedDeferral(Deferral):
         super().read_gradients(indices)
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Set gradients to zero, those of updates that were made in the place where they are."""
+        """Set gradients to zero; those whose updates were made are zeroed in place."""
         with UPDATES:
             numbers = {index_of(g) for g in gradients if is_pending(g)} & self._spent.keys()
             self._zero(numbers)
@@ -254,7 +254,7 @@ class ShardedDeferral(Deferral):
         """Call before gradients are accumulated, once nothing is deferred.
 
         Raises:
-            UserError: they would be added to those of an update that was made.
+            UserError: they would be added to gradients whose update was already made.
         """
         with UPDATES:
             for index, gradient in self._spent.items():
@@ -269,7 +269,7 @@ class ShardedDeferral(Deferral):
             self._spent.clear()
 
     def stop(self) -> None:
-        """Finish everything; gradients of which no rank has the whole become NaN until zeroed."""
+        """Finish everything; gradients that no rank has whole become NaN until zeroed."""
         super().stop()
         with UPDATES:
             for gradient in self._spent.values():

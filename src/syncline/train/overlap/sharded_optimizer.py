@@ -1,4 +1,4 @@
-"""``ShardedOptimizer``: each rank updates its share of the parameters, and keeps state for that."""
+"""``ShardedOptimizer``: each rank updates, and keeps state for, its share of the parameters."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def why_not_shardable(optimizer: Optimizer) -> str | None:
 
 
 class ShardedOptimizer(DeferredOptimizer):
-    """Puts an update of this rank's share in place of an optimizer's step.
+    """Replaces an optimizer's step by an update of this rank's share.
 
-    Where a sharded plan runs, the step updates the share and returns, and the parameters are
-    gathered under the next forward pass (:class:`ShardedDeferral`). Otherwise, as under DDP's own
-    buckets, gradients are whole by then: the share is updated, and the parameters gathered at once.
+    Under a sharded plan, the step updates the share and returns, and the parameters are gathered
+    under the next forward pass (:class:`ShardedDeferral`). Otherwise, as in the DDP baseline,
+    gradients are whole by then: the step updates the share and gathers the parameters at once.
 
     Args:
         optimizer: its state of exchanged parameters is cut to this rank's share.
-        sharding: of the model.
+        sharding: the model's.
 
     Raises:
         UserError: the optimizer cannot be sharded.
@@ -64,7 +64,7 @@ class ShardedOptimizer(DeferredOptimizer):
     def attach(
         self, model: weakref.ref[CurrentDeferral], mixed: weakref.ref[Callable[[], bool]]
     ) -> None:
-        """Take gradients from a model; ``mixed`` says whether ranks may have added their own."""
+        """Take gradients from a model; ``mixed`` says whether ranks may have added local ones."""
         self._models.append(model)
         self._mixed = mixed
 
@@ -132,10 +132,10 @@ class ShardedOptimizer(DeferredOptimizer):
                     "overlap(shard=True): a second step was made on the gradients of one backward "
                     "pass, of which no rank has the whole after the first; make one step"
                 )
-            # Hooks of the step itself see shares, which are nobody's parameters.
+            # Hooks of the step itself would see shares, which are not the model's parameters.
             before_steps.call(self.optimizer, (), {})
             step.update_rest()
-            # Some at a time: a step makes temporary tensors as large as what it updates.
+            # In batches: a step makes temporary tensors as large as the parameters it updates.
             for some in in_batches((p for p in exchanged if p.grad is not None), BLOCK_ELEMENTS):
                 step.update(dict.fromkeys(some, ()))
             after_steps.call(self.optimizer, (), {})
@@ -176,7 +176,7 @@ class ShardedOptimizer(DeferredOptimizer):
         numbered = {numbers[sharding.parameters[i]]: state for i, state in states.items()}
         state: dict[str, Any] = dict(as_dtensors(self._elements(), numbered, sharding.group))
         found: dict[str, Any] = {"state": state}
-        if not sharding.rank:  # it has a part of every parameter
+        if not sharding.rank:  # rank 0 has a part of every parameter
             others = {
                 numbers[p]: state
                 for p, state in self.optimizer.state.items()

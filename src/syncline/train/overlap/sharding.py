@@ -1,7 +1,7 @@
 """``Sharding``: which elements of the parameters each rank updates, and how all ranks get them.
 
-Source: ZeRO, stage 1 (Rajbhandari et al., 2020), with shares of every message, as its
-reduce-scatter leaves them, in place of shares of the whole.
+Source: ZeRO, stage 1 (Rajbhandari et al., 2020). Instead of shares of the whole, each rank has a
+share of every message, as its reduce-scatter leaves it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from syncline.train.overlap.trial import is_of_elements
 from syncline.train.sparse.gradients import flat, shaped
 
 BLOCK_ELEMENTS = 4 * 1024 * 1024
-"""Elements that are shared out together, where no plan says which gradients are summed together."""
+"""Elements that are sharded together, if no plan says which gradients are summed together."""
 BATCH_ELEMENTS = 16 * 1024 * 1024
-"""State of so many elements moves between ranks at once."""
+"""State moves between ranks in batches of about this many elements."""
 
 Span = tuple[int, int]
 """Elements ``[start, stop)`` of a parameter, in the order of its memory."""
@@ -41,7 +41,7 @@ class Sharding:
 
     Args:
         parameters: the exchanged ones, by name.
-        tensors: the same as a plan lists them.
+        tensors: the same parameters, as a plan lists them.
         group: all its ranks call every method that says so, in the same order.
 
     Raises:
@@ -69,7 +69,7 @@ class Sharding:
         self._share_out(Plan.cut("", "", self._workers, tuple(tensors), stops))
 
     def _share_out(self, plan: Plan) -> None:
-        """Note the ranks' elements of each sum of a plan, and of each parameter."""
+        """Note which elements of each of a plan's sums and of each parameter every rank has."""
         order = [self.names.index(tensor.name) for tensor in plan.tensors]
         first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
         self._blocks: list[list[list[tuple[int, int, int]]]] = []
@@ -110,7 +110,7 @@ class Sharding:
 
     @torch.no_grad()
     def gather(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Bring every rank's share of some parameters to all ranks; all call with the same."""
+        """Gather all ranks' shares of some parameters; all ranks call with the same ones."""
         chosen = {self.index_of[id(parameter)] for parameter in parameters}
         for block in self._blocks:
             parts = [
@@ -133,7 +133,7 @@ class Sharding:
                     part.copy_(place)
 
     def require_same(self, gradients: Iterable[torch.Tensor], *, look: bool) -> None:
-        """Make sure that gradients are the same on all ranks, if any rank says to look; all call.
+        """Require equal gradients on all ranks, if any rank sets ``look``; all ranks call.
 
         Raises:
             UserError: they differ.
@@ -147,9 +147,9 @@ class Sharding:
             )
 
     def follow(self, plan: Plan) -> None:
-        """Let each rank have the shares that a plan's sums leave it; all ranks call.
+        """Give each rank the shares that a plan's sums leave it; all ranks call.
 
-        The optimizers' state moves to the ranks that have its elements now.
+        The optimizers' state moves to the ranks that now have its elements.
         """
         old = self._spans
         self._share_out(plan)
@@ -157,7 +157,7 @@ class Sharding:
             self._move(optimizer, old)
 
     def _move(self, optimizer: Optimizer, old: Sequence[Spans]) -> None:
-        """Move the state of an optimizer that is where its spans were; all ranks call."""
+        """Move an optimizer's state from the old spans to the present ones; all ranks call."""
         for index, state in self._moved(optimizer, old, self._spans).items():
             optimizer.state.pop(self.parameters[index], None)
             if state:
@@ -176,7 +176,7 @@ class Sharding:
         self._move(optimizer, self._even_spans())
 
     def _even_spans(self) -> list[Spans]:
-        """Return every parameter cut as ``torch.chunk`` cuts it, of each rank."""
+        """Return each rank's spans if every parameter is cut as ``torch.chunk`` cuts it."""
         return [
             [
                 [span] if (span := even_part(p.numel(), self._workers, rank))[0] < span[1] else []
@@ -233,7 +233,7 @@ class Sharding:
     ) -> dict[int, dict[str, Any]]:
         """Return the state of this rank's new spans, by parameter; all ranks call.
 
-        ``whole``: a whole state, on the CPU.
+        With ``whole`` it is a whole state, on the CPU.
         """
         members = [
             index
@@ -274,7 +274,7 @@ class Sharding:
         return found
 
     def _swapped(self, parcels: Sequence[Any]) -> list[Any]:
-        """Send every rank its parcel, of tensors and plain values; return what each has sent."""
+        """Send every rank its parcel of tensors and plain values; return each rank's parcel."""
         texts = list(map(packed, parcels))
         device = self.parameters[0].device
         sizes = gather_numbers([len(text) for text in texts], self.group, device)
@@ -289,7 +289,7 @@ class Sharding:
                 group=self.group,
             )
 
-        def here(memory: Any, place: str) -> Any:  # a GPU has another number on another rank
+        def here(memory: Any, place: str) -> Any:  # GPU numbers differ between ranks
             return memory if place == "cpu" else memory.cuda(device)
 
         return [unpacked(part.cpu(), here) for part in arrived.split(arriving)]
@@ -309,7 +309,7 @@ def unpacked(value: torch.Tensor, map_location: Any = "cpu") -> Any:
 
 
 def in_batches(parameters: Iterable[nn.Parameter], elements: int) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters in order, with about so many elements each time."""
+    """Yield parameters in order, in batches of about ``elements`` elements."""
     listed = list(parameters)
     ends = itertools.accumulate(parameter.numel() for parameter in listed)
     numbered = zip((end // elements for end in ends), listed, strict=True)
@@ -318,7 +318,7 @@ def in_batches(parameters: Iterable[nn.Parameter], elements: int) -> Iterator[li
 
 
 def even_part(elements: int, parts: int, number: int) -> Span:
-    """Return a part of so many elements, cut as ``torch.chunk`` does."""
+    """Return the elements of one part of an even cut, as ``torch.chunk`` makes it."""
     size = -(-elements // parts)
     return min(number * size, elements), min((number + 1) * size, elements)
 
@@ -343,9 +343,9 @@ def _packed(
 
 
 def common_elements(given: Sequence[Span], taken: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
-    """Yield where each run of elements in two lists of spans is in one and the other, and its size.
+    """Yield each common run of two lists of spans: its place in each list, and its size.
 
-    Places are counted within the elements of a list in a row.
+    A place counts the elements of the list before it.
     """
     offset = 0
     for start, stop in given:

@@ -1,4 +1,4 @@
-"""A trial of an optimizer's step on small twins: whole, and parameter by parameter."""
+"""A trial of an optimizer's step on small copies: whole, and parameter by parameter."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 MOST_PARAMETERS = 8
-"""The most parameters in a group of a twin, unless there are more kinds."""
+"""The most parameters in a group of a twin, unless it has more kinds of parameters."""
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
-"""Sizes of the gradients of each step: some are above and some below a clipping threshold. In the
-last step one parameter's gradient is infinite, for which some optimizers skip the whole step."""
+"""The scale of the gradients in each step: some are above, some below a clipping threshold. In the
+last step one parameter's gradient is infinite; some optimizers then skip the whole step."""
 SLICED_UNITS = 8
-"""Units of the last place, of the largest number, by which a step on slices may differ."""
+"""How much a step on slices may differ, in units in the last place of the largest number."""
 STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
-"""Attributes of every optimizer; ``step`` and ``_opt_called`` are those of schedulers."""
+"""Attributes of every optimizer; schedulers add ``step`` and ``_opt_called``."""
 HOOKS, MARKS = "_optimizer_", "_syncline_"
-"""What the names of the hooks that every optimizer has, and of our own marks, begin with."""
+"""Prefixes of the names of every optimizer's hooks, and of our own marks."""
 
 
 class Trial(NamedTuple):
@@ -35,11 +35,11 @@ class Trial(NamedTuple):
     why_not: str | None
     """How it differs; None if it does not."""
     moves_groups: bool = False
-    """Whether a step moves numbers in the parameter groups, such as a count of steps."""
+    """Whether a step changes numbers in the parameter groups, such as a count of steps."""
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Return what an optimizer keeps beside what every optimizer has."""
+    """Return the attributes of an optimizer that not every optimizer has."""
     return {
         name: value
         for name, value in vars(optimizer).items()
@@ -55,7 +55,7 @@ def trial(optimizer: Optimizer) -> Trial:
     to the last bit after each. Steps must leave hyper-parameters alone, except for numbers that a
     whole step, every part of one, and a step without parameters change in the same way.
 
-    The optimizer is only read; its own attributes hold no tensor.
+    The optimizer is only read; its own attributes must hold no tensor.
     """
     return _tried(_compare, optimizer)
 
@@ -63,21 +63,21 @@ def trial(optimizer: Optimizer) -> Trial:
 def trial_of_slices(optimizer: Optimizer) -> Trial:
     """Compare stepping slices of flat parameters with one whole step, as :func:`trial` does.
 
-    A slice may end in the middle of what a vector instruction takes, so values may differ in their
-    last digits, by :data:`SLICED_UNITS`. State has one number for each element, or one in all.
+    A slice may end in the middle of a vector instruction's operand, so values may differ in their
+    last digits, by :data:`SLICED_UNITS`. State must have one number per element, or one in all.
     """
     return _tried(_compare_slices, optimizer)
 
 
 def _tried(compare: Callable[..., Trial], optimizer: Optimizer) -> Trial:
-    # Without state the step makes its own, in the shapes that it needs. Where state is made on
-    # construction (Adagrad) that fails, and a corner of the real one is needed.
+    # Without state the step makes its own, in the shapes that it needs. If state is made on
+    # construction (Adagrad) that fails, and a corner of the real state is needed.
     failure = ""
     for with_state in (False, True) if optimizer.state else (False,):
         try:
             with _undisturbed():
                 return compare(optimizer, with_state=with_state)
-        # The step of an unknown optimizer may raise anything; all of it ends in the answer.
+        # The step of an unknown optimizer may raise anything; any error becomes the answer.
         except Exception as error:
             failure = failed(error)
     return Trial(failure)
@@ -123,11 +123,11 @@ def calls_closure_first(optimizer: Optimizer) -> bool:
 
 
 StepOn = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-"""Makes an optimizer's step on some groups, and returns the groups that the step has left."""
+"""Runs an optimizer's step on some groups, and returns the groups as the step left them."""
 
 
 def move_groups(groups: Sequence[dict[str, Any]], step_on: StepOn) -> None:
-    """Move the numbers in an optimizer's groups by a step without parameters."""
+    """Advance the numbers in an optimizer's groups by a step without parameters."""
     moved = step_on([{**group, "params": []} for group in groups])
     for group, new in zip(groups, moved, strict=True):
         group.update(hyperparameters(new))
@@ -152,7 +152,7 @@ def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
         if changed is not None:
             return Trial(changed)
         _seed(seed)
-        # Not in the order of the parameters, in which even a shared generator would agree.
+        # Not in the order of the parameters: then even a shared random generator would agree.
         order = orders.sample(range(len(apart.parameters)), len(apart.parameters))
         if order == sorted(order):
             order.reverse()
@@ -209,7 +209,7 @@ def _halves(values: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _fits(value: Any, parts: Sequence[Any]) -> bool:
-    """Say whether state of slices is a part each of the whole one's, or the same."""
+    """Say whether the slices' states are parts of the whole state, or each equal to it."""
     if not isinstance(value, torch.Tensor) or all(part.ndim == 0 for part in parts):
         return all(same(value, part) for part in parts)
     return [p.shape for p in parts] == [h.shape for h in _halves(value)] and _close(value, parts)
@@ -224,9 +224,9 @@ def _close(ours: torch.Tensor, parts: Sequence[torch.Tensor]) -> bool:
 
 
 def is_of_elements(name: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Say whether a state of a whole parameter has numbers for its elements.
+    """Say whether a state of a whole parameter has one number per element.
 
-    Of a parameter of one number, a count of steps has the same shape.
+    If the parameter is a single number, a count of steps has the same shape.
     """
     return isinstance(value, torch.Tensor) and (
         value.ndim > 0 or (parameter.ndim == 0 and name != "step")
@@ -245,7 +245,7 @@ class _TrialTwin:
         twin: Optimizer = object.__new__(type(original))
         copies = {id(original): twin}  # references to the optimizer become references to its twin
         chosen = [_chosen(group["params"]) for group in original.param_groups]
-        if sum(len(some) for some in chosen) == 1:  # one alone could not differ from the whole
+        if sum(len(some) for some in chosen) == 1:  # one alone is the whole step
             chosen = [some * 2 for some in chosen]
         for group, some in zip(original.param_groups, chosen, strict=True):
             ours = [small(parameter, generator) for parameter in some]
@@ -261,7 +261,7 @@ class _TrialTwin:
         vars(twin).update(copy.deepcopy(own, copies), state=state, param_groups=groups)
         self._twin = twin
         self.moved = False
-        """Whether a whole step has moved numbers in the groups."""
+        """Whether a whole step has changed numbers in the groups."""
 
     def step(self, *args: Any) -> Any:
         """Make the step of the optimizer's class."""
@@ -338,7 +338,7 @@ class _TrialTwin:
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return the keys of what differs in a group, other than its parameters."""
+    """Return the keys whose values differ between two groups, except the parameters."""
     missing = object()
     keys = sorted({*old, *new} - {"params"})
     return [k for k in keys if not same(old.get(k, missing), new.get(k, missing))]
@@ -364,7 +364,7 @@ def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Restore the random generators afterwards, and keep warnings for the real step."""
+    """Restore the random generators afterwards; ignore warnings, which the real step repeats."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     python = random.getstate()
     try:
@@ -376,7 +376,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _seed(seed: int) -> None:
-    """Seed what a step may draw from.
+    """Seed the random generators that a step may use.
 
     ``torch.manual_seed`` would also seed devices that are not in use yet, once they are used.
     """
@@ -387,14 +387,14 @@ def _seed(seed: int) -> None:
 
 
 SIDE = 3
-"""Elements that a dimension of a twin's parameter has at most."""
+"""The most elements per dimension of a twin's parameter."""
 LEAST_RATE = 0.1
 """The least learning rate of a trial: a warm-up that begins at 0 would hide every difference."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def kind_of_parameter(parameter: nn.Parameter) -> tuple[Any, ...]:
-    """Return what decides how a parameter is updated, beside its group."""
+    """Return the properties that, with its group, decide how a parameter is updated."""
     return parameter.ndim, parameter.dtype, parameter.device, parameter.requires_grad
 
 
@@ -453,9 +453,9 @@ def moving(group: dict[str, Any]) -> dict[str, Any]:
 def small(
     parameter: nn.Parameter, generator: torch.Generator, device: torch.device | None = None
 ) -> nn.Parameter:
-    """Return a parameter like the given one, on its device or another, with drawn values.
+    """Return a parameter like the given one, on its device or another, with random values.
 
-    It has at most three elements a dimension.
+    It has at most three elements per dimension.
     """
     shape = tuple(min(side, SIDE) for side in parameter.shape)
     like = torch.empty(shape, dtype=parameter.dtype, device=device or parameter.device)
@@ -473,7 +473,7 @@ def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def corner(state: Any, device: torch.device | None = None) -> Any:
-    """Copy the first three elements a dimension of the tensors in a parameter's state."""
+    """Copy the first three elements per dimension of the tensors in a parameter's state."""
     if isinstance(state, torch.Tensor):
         part = state.detach()[(slice(SIDE),) * state.ndim]
         return part.to(device or part.device, copy=True)

@@ -12,28 +12,28 @@ KEPT_WAITS = 4096
 
 
 class Waits:
-    """Of a model whose updates are deferred, round after round."""
+    """The waits of a model whose updates are deferred, round after round."""
 
     def __init__(self) -> None:
         self.read_early = False
         """Whether gradients of the present round were read before ``step``."""
         self.forced_sync = False
-        """Whether its updates were made outside a forward pass."""
+        """Whether the round's updates were made outside a forward pass."""
         self.asked_norm: Norm | None = None
-        """The norm that was asked for last and that the plan does not have."""
+        """The norm that was last asked for without being in the plan."""
         self.stalling_ns = 0
         """How long computation has waited for gradients in the present round."""
         self.stall_ns = 0
-        """The same of the last round."""
+        """The same for the last round."""
         self._rounds = self._early_reads = self._forced_syncs = 0
         self._noted: deque[WaitTimes] = deque(maxlen=KEPT_WAITS)
 
     def end_backward(self) -> None:
-        """Call at the end of a backward pass: what is waited for from here on counts anew."""
+        """Call at the end of a backward pass: the time of waits starts again at 0."""
         self.stall_ns, self.stalling_ns = self.stalling_ns, 0
 
     def end_round(self) -> None:
-        """Call where the updates of a round are left to the next forward pass."""
+        """Call when the updates of a round are deferred to the next forward pass."""
         self.end_backward()
         self._rounds += 1
         self._early_reads += self.read_early
@@ -51,14 +51,14 @@ class Waits:
         return taken
 
     def forced_syncs(self, *, always: bool) -> tuple[str, Norm | None] | None:
-        """Say why hardly anything was left to run under forward passes since the last call.
+        """Say why hardly anything overlapped with forward passes since the last call.
 
-        With it comes the norm that was asked for last, if any. ``always``: only if it was so in
-        every round, not in most of them.
+        Return the reason and the norm that was last asked for, if any. With ``always`` the reason
+        must hold in every round, not only in most.
         """
         rounds, early, forced = self._rounds, self._early_reads, self._forced_syncs
         self._rounds = self._early_reads = self._forced_syncs = 0
-        # What was read in the present round, and at the end of the first, is not counted yet.
+        # Reads in the present round, and at the end of the first, are not counted yet.
         most = max(rounds - 1.5, 0.5) if always else rounds / 2
         if early > most and self.asked_norm is not None:
             reason = (

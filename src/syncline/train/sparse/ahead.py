@@ -24,8 +24,8 @@ Places = list[tuple[nn.Parameter, torch.Tensor]]
 class StepAhead:
     """Moves a rank's weights ahead by its residuals, from forward pass to update.
 
-    Residuals will move the weights later. Gradients that do not include this point the same way
-    about ``1 / density`` times in a row. So the first forward pass of a step moves the weights by
+    Residuals will move the weights later. Gradients computed without them point the same way about
+    ``1 / density`` times in a row. So the first forward pass of a step moves the weights by
     as much as this rank's residual ``e`` will move them,
 
         x - lr / (1 - m) / P e,
@@ -40,7 +40,7 @@ class StepAhead:
     restored.
 
     Source: the step ahead of Xu, Huo and Huang, "Step-Ahead Error Feedback for Distributed Training
-    with Compressed Gradient" (AAAI 2021). The share of the average, and the momentum, are ours.
+    with Compressed Gradient" (AAAI 2021). The factors ``1 / P`` and ``1 / (1 - m)`` are ours.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class StepAhead:
         """Memory for copies of the weights, by parameter; made once."""
         self._places: Places = []
         self._since: int | None = None
-        """The residuals' number of changes when the weights were last moved."""
+        """The residuals' count of changes when the weights were last moved."""
         hooks = [
             module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
             module.register_state_dict_pre_hook(_Hook(self._before_state)),
             module.register_load_state_dict_pre_hook(_Hook(self._before_state)),
         ]
-        # Of any optimizer: another one may update the weights, too.
+        # For steps of any optimizer: another one may update the weights too.
         before_steps.add(self._before_update)
         weakref.finalize(self, _end, self._places, hooks).atexit = False
 

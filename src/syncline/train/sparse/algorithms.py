@@ -39,9 +39,9 @@ def all_gather(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], lis
 
 
 def summed(contents: Sequence[Content], length: int) -> Content:
-    """Return the sum of neighbours in pairs, or the refusal of the lowest rank that refused.
+    """Return the sum, added pairwise, or the refusal of the lowest rank that refused.
 
-    In pairs, because sums grow: this reads ``P k log2 P`` entries instead of ``P^2 k / 2``.
+    Pairwise, because partial sums grow: this reads ``P k log2 P`` entries, not ``P^2 k / 2``.
     """
     refusals = [content for content in contents if isinstance(content, Refusal)]
     if refusals:
@@ -104,7 +104,7 @@ def tree(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeO
             held, left_over = join(held, theirs, share)
             returned += left_over
         bit *= 2
-    # Now `bit` is the rank's lowest set bit, or of rank 0 the first that is not below P.
+    # Now `bit` is the rank's lowest set bit, or for rank 0 the first power of 2 not below P.
     if rank:
         yield ExchangeStep(send_to=rank - bit, contents=(held,))
         (held,) = yield ExchangeStep(receive_from=rank - bit, receives=1)
@@ -116,14 +116,14 @@ def tree(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeO
 
 
 def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]:
-    """Exchange with the rank whose number differs in bit j, in round j; both merge the same.
+    """In round j exchange with the rank that differs in bit j; both merge the same contents.
 
     After round j all ``2^(j+1)`` ranks whose numbers agree in the higher bits hold the same k
     entries, so after log2 P rounds every rank has the result: half the rounds and half the bytes of
     Eq. 7, ``log2(P) (alpha + 2 k beta)``.
 
-    If P is no power of two, ``P = 2^m + r``: the odd ones of the first 2 r ranks send their vector
-    to the rank before them and receive the result at the end, which takes two more rounds.
+    If P is not a power of two, let ``P = 2^m + r``. The odd ones of the first 2 r ranks send their
+    vector to the rank before them and receive the result at the end, in two more rounds.
 
     Nothing is lost: values that a merge drops, and rounding errors, go into the residual of exactly
     one of the ranks that make the same merge. So a dropped sum is kept in one place, where its

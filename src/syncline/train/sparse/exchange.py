@@ -1,7 +1,7 @@
-"""What an exchange of sparse vectors is: the steps of a rank, and its outcome.
+"""The types of a sparse exchange: the steps of a rank, and its outcome.
 
-An algorithm is a generator of one rank. It yields an :class:`ExchangeStep`, is sent what has
-arrived, and returns an :class:`ExchangeOutcome`. It does no communication itself, so the same code
+An algorithm is a generator that runs on one rank. It yields an :class:`ExchangeStep`, is sent the
+contents that arrived, and returns an :class:`ExchangeOutcome`. It does not communicate, so the code
 runs over a process group (:mod:`syncline.train.sparse.sparse_transport`) and, for tests of any
 number of ranks, in one process.
 """
@@ -26,7 +26,7 @@ class Refusal(NamedTuple):
 
 
 Content = SparseVector | Refusal
-"""Of a message."""
+"""The content of a message."""
 
 
 class Share(NamedTuple):
@@ -39,7 +39,7 @@ class Share(NamedTuple):
     """Within the quota, with values that the wire can hold without rounding."""
     quota: Quota
     precision: Precision
-    """Of values on the wire."""
+    """The precision of values on the wire."""
     lowest_keeps: bool = False
     """Whether, of the ranks that make the same merge, the lowest keeps what the merge drops."""
 

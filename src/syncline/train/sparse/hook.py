@@ -1,4 +1,4 @@
-"""What the communication hook of sparse exchange keeps between steps."""
+"""The state that the communication hook of sparse exchange keeps between steps."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class GTopKState:
         check: bool = False,
         scaler: Scaler | None = None,
     ) -> None:
-        """Agree with the other ranks; all of them must call.
+        """Agree with the other ranks; all of them must call this.
 
-        ``GTopKState(recipe)`` is for frameworks that take a state before there is a model. Its
-        first step is exchanged whole, as torch's PowerSGD does, and shows it the parameters; then
-        the ranks agree.
+        ``GTopKState(recipe)`` is for frameworks that take a state before there is a model. It
+        learns the parameters from its first step, which is exchanged dense, as with torch's
+        PowerSGD. Then the ranks agree.
 
         Args:
             model: the module, inside DDP or not; of float32, on the CPU or on one GPU.
@@ -56,7 +56,7 @@ class GTopKState:
             process_group: that of DDP; the default group if None.
             check: whether every exchange is checked for lost gradient. Slow: for debugging.
             scaler: torch's ``GradScaler``, if one scales the loss. Steps in which a gradient is not
-                finite are then skipped on all ranks; without one that is an error.
+                finite are then skipped on all ranks; without a scaler that is an error.
 
         Raises:
             UserError: the model cannot be exchanged sparsely, or there is no process group.
@@ -148,9 +148,9 @@ class GTopKState:
         return session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved.
+        """Continue from the state that this rank has saved.
 
-        Ranks that have loaded other steps refuse each other's messages.
+        Ranks that have loaded states of different steps refuse each other's messages.
 
         Raises:
             MismatchError: it is of another recipe, model, rank or number of ranks.
@@ -216,7 +216,7 @@ class GTopKState:
 
         def ended() -> None:
             self._exchanged += [(future, buffer) for _, future, buffer in buckets]
-            # A later bucket may cause the whole step to be skipped.
+            # With a scaler, a later bucket may cause the whole step to be skipped.
             if last or self._session.scaler is None:
                 exchanged, self._exchanged = self._exchanged, []
                 with self._session.memory.after(()):
@@ -231,5 +231,5 @@ class GTopKState:
             # Called before DDP waits for the futures, so that backward() raises the error itself.
             if current_graph_task() >= 0:
                 queue_callback(self._executor.join)
-            else:  # in DDP's join(), a rank that has ended shadows the others' backward passes
+            else:  # in DDP's join(), a rank without inputs exchanges without a backward pass
                 self._executor.join()

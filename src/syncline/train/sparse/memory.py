@@ -1,4 +1,4 @@
-"""``Memory``: what an exchange does to the tensors of its rank, on any device, and when."""
+"""``Memory``: what an exchange does to its rank's tensors, on any device, and in which order."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Memory(ABC):
         self.device = torch.device(device)
 
     def mark(self) -> Any:
-        """Mark the present moment in the device's work, for :meth:`after`."""
+        """Mark the current point in the device's work, for :meth:`after`."""
         return None
 
     @contextmanager
@@ -136,8 +136,8 @@ class HostMemory(Memory):
     ) -> SparseVector | int:
         """Add gradients to residuals, take out those of largest magnitude, in one pass a unit.
 
-        A threshold is guessed from a sample, what exceeds it is collected, and the k largest of
-        that are the result; exact whatever the guess, in O(elements) for any data.
+        A threshold is guessed from a sample, the elements above it are collected, and the k largest
+        of them are taken. The result is exact for any guess, in O(elements) for any data.
 
         Source: for momentum, Deep Gradient Compression (Lin et al., 2018), section 3.2 and
         Algorithm 4; the selection is ours.
@@ -169,8 +169,8 @@ class HostMemory(Memory):
 
 
 def _is_zero(values: Tensor) -> bool:
-    # Nearly always the first block says no. torch's any() looks at all of them, and takes several
-    # times as long as the selection.
+    # The first block nearly always holds an element that is not zero. torch's any() reads all
+    # elements, and takes several times as long as the selection.
     elements = values.numpy()
     blocks = range(0, len(elements), ZERO_BLOCK)
     return not any(elements[start : start + ZERO_BLOCK].any() for start in blocks)
@@ -184,6 +184,6 @@ def _addresses(each: Tracked) -> tuple[int, int, int, int]:
 
 
 def require_selectable(elements: int) -> None:
-    """Raise UserError if indices of so many elements are of more than 32 bits."""
+    """Raise UserError if indices of this many elements need more than 32 bits."""
     if elements >= 2**32:
         raise UserError(f"{elements} elements are selected from; at most 2^32 - 1 can be")

@@ -39,7 +39,7 @@ class Residuals:
         self._rates: dict[str, float] = {}
         """The learning rate of each parameter's residual, if it follows one."""
         self.scale = 1.0
-        """What residuals, and the gradients added to them, are multiplied by."""
+        """The factor of residuals and of the gradients added to them."""
         self.changes = 0
         """How many steps and checkpoints have changed the residuals."""
         self.are_delivered = False
@@ -64,10 +64,10 @@ class Residuals:
             self.scale = scale
 
     def follow(self, name: str, rate: float) -> None:
-        """Scale a parameter's residual so that it moves the weights as far as at the last rate.
+        """Scale a parameter's residual to move the weights as far as it would at the last rate.
 
-        Gradients added from now on are of this rate. A rate of 0 does not change residuals; what is
-        delivered then moves no weight, as with whole gradients.
+        Gradients added from now on belong to this rate. A rate of 0 does not change residuals;
+        values delivered then move no weight, as with dense gradients.
 
         Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
         Schemes" (ICML 2019), Algorithm 2, whose residuals are gradients times learning rates.
@@ -79,7 +79,7 @@ class Residuals:
             self._rates[name] = rate
 
     def follow_none(self) -> None:
-        """Forget the learning rates that residuals are of."""
+        """Forget the learning rates of residuals."""
         self._rates.clear()
 
     def copy_of(self, name: str) -> list[Tensor]:
@@ -128,7 +128,7 @@ class Residuals:
     def _tracked(self, gradient: NamedGradient, is_zero: bool) -> Tracked:
         """Return the tensors to select from; zeros for a gradient of zeros, so nothing is sent.
 
-        DDP discards the average for a parameter that no rank has used, so it would be lost.
+        DDP discards the average for a parameter that no rank used, so what was sent would be lost.
         """
         residual = self._residuals[gradient.name]
         velocity = self._velocities.get(gradient.name)
@@ -144,10 +144,10 @@ class Residuals:
         """Clear the velocities of elements that were sent and delivered: factor masking.
 
         Elements that were sent and dropped keep their velocity, as if they had not been selected.
-        In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is not if
-        gradients differ: it is sent again and again, and would be without momentum.
+        In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is dropped
+        if gradients differ. It is sent again and again, and clearing would leave it no momentum.
 
-        ``own`` has what this rank has sent of these parameters, all of which have a velocity.
+        ``own`` holds what this rank sent of these parameters, each of which has a velocity.
         """
         arrived, _ = own.divided(delivered.indices)
         self._memory.clear([self._velocities[name] for name in names], arrived)
@@ -187,8 +187,8 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
     """Return states for another number of ranks, with the same sums of residuals.
 
     Rank r gets the sum of the old ranks r, r + P, r + 2 P, ...; if there are none, zeros. With as
-    many ranks as before nothing changes. A plan is for one number of ranks, so another number drops
-    it.
+    many ranks as before nothing changes. A plan is for one number of ranks, so it is dropped if the
+    number changes.
 
     Args:
         states: ``state_dict()`` of all ranks of one checkpoint.

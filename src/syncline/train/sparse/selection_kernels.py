@@ -1,7 +1,7 @@
 """Triton kernels that select the largest magnitudes; ``triton_memory.py`` launches them.
 
-Each launch serves all units at once. A magnitude is a float32 without its sign, read as int32: in
-the order of magnitudes, then infinity, then NaN. Tables are of int64:
+Each launch serves all units at once. A magnitude is a float32 without its sign, read as int32. Such
+integers sort in the order of magnitudes, then infinity, then NaN. Tables are of int64:
 
 - a row of ``parts``: addresses of residual and gradient, the index of the first element in the
   vector, elements, the first tile, the unit;
@@ -16,15 +16,15 @@ import triton.language as tl
 PART_COLUMNS = 6
 UNIT_COLUMNS = 10
 TILE = 4096
-"""Elements of a part that one program of :func:`scan` reads; the last of a part are fewer."""
+"""Elements of a part that one program of :func:`scan` reads; the last tile of a part has fewer."""
 SAMPLE = 16384
 LINE = 16
-"""Elements of a sample that lie together: what the memory delivers at once."""
+"""Contiguous elements of a sample: as many as one memory access delivers."""
 BINS = 1024
 CHUNK = 8192
 """Candidates that :func:`finish` handles at once."""
 DONE, NOT_FINITE, NOT_SELECTED = 0, 1, 2
-"""What :func:`finish` says of a unit."""
+"""The states of a unit that :func:`finish` reports."""
 
 _PART = tl.constexpr(PART_COLUMNS)
 _UNIT = tl.constexpr(UNIT_COLUMNS)
@@ -46,7 +46,7 @@ def _magnitude(values):
 
 @triton.jit
 def _updated(row, offset, mask, VALUES: tl.constexpr, GRADIENTS: tl.constexpr):
-    """Return residuals with their gradients added, of elements of the part of a row (or rows)."""
+    """Return residual plus gradient at offsets in the part of a row, or of several rows."""
     value = tl.load(tl.load(row).to(tl.pointer_type(VALUES)) + offset, mask=mask, other=0)
     if GRADIENTS is not None:
         gradient = tl.load(row + 1).to(tl.pointer_type(GRADIENTS)) + offset
@@ -56,7 +56,7 @@ def _updated(row, offset, mask, VALUES: tl.constexpr, GRADIENTS: tl.constexpr):
 
 @triton.jit
 def _last_at_most(firsts, stride, count, wanted, found):
-    """Return which is the last of these ascending numbers that is not above each one wanted."""
+    """For each wanted number, return the index of the last of the ascending ``firsts`` up to it."""
     step = 1
     while step < count:
         step *= 2
@@ -74,7 +74,7 @@ def guess(
 ):  # fmt: skip
     """Guess a magnitude that somewhat more than k elements of a unit exceed, and clear its bins.
 
-    One program a unit. It finds the element of a rank in a sample, from the highest bit down.
+    One program per unit. It finds a sample's element of a given rank, from the highest bit down.
     """
     unit = tl.program_id(0)
     row = units + unit * _UNIT
@@ -84,8 +84,8 @@ def guess(
     if rank > 0:
         first_part = tl.load(row)
         at = tl.arange(0, _SAMPLE)
-        # A line from every stretch, at a place that differs from stretch to stretch: gradients
-        # have rows and columns, with which equal distances could fall in step.
+        # One line of every stretch, at a pseudo-random place: gradients have rows and columns, and
+        # lines at equal distances could hit the same columns again and again.
         line = at // _LINE
         stretch = tl.load(row + 2) // (_SAMPLE // _LINE)
         random = (line.to(tl.uint32) * 2654435761).to(tl.uint32).to(tl.int64)
@@ -137,10 +137,10 @@ def finish(
     positions, band, said, indices, values,
     VALUES: tl.constexpr, VALUE_BYTES: tl.constexpr, CLEAR: tl.constexpr,
 ):  # fmt: skip
-    """Take the k largest candidates of a unit, of equal ones the first, in order; one program each.
+    """Take a unit's k largest candidates in index order, of equal ones the first; one program each.
 
-    The histogram says in which bin the k-th lies; the candidates of that bin are the band, in which
-    it is found from the highest bit down.
+    The histogram tells in which bin the k-th lies. The candidates of that bin are the band. The
+    k-th is found in the band from the highest bit down.
     """
     unit = tl.program_id(0)
     row = units + unit * _UNIT
@@ -159,7 +159,7 @@ def finish(
         tl.store(before + first_tile + start + at, found + tl.cumsum(count, 0) - count, mask=mask)
         found += tl.sum(count)
     tl.debug_barrier()
-    # A guess above the k-th leaves too few; a poor sample, or many equal ones, too many.
+    # A guess above the k-th leaves too few candidates; a poor sample or many equal ones, too many.
     wanted = tl.load(row + 4)
     is_enough = ((found >= wanted) | (threshold == 0)) & (found <= tl.load(row + 9))
     k = tl.minimum(wanted, found).to(tl.int32)
@@ -168,7 +168,7 @@ def finish(
     if (state == 0) & (k > 0):
         total = found.to(tl.int32)
 
-        # The bin of the k-th, and how many are in higher ones.
+        # The bin of the k-th, and how many are in higher bins.
         downward = _BINS - 1 - tl.arange(0, _BINS)
         seen = tl.cumsum(tl.load(histogram + unit * _BINS + downward), 0)
         above = tl.max(tl.where(seen < k, seen, 0))
@@ -203,7 +203,7 @@ def finish(
             size += tl.sum(inside.to(tl.int32))
         tl.debug_barrier()
 
-        # The k-th, which is the largest magnitude that k reach.
+        # The k-th: the largest magnitude that at least k candidates reach.
         cut = 0
         for bit in range(1, bits + 1):
             tried = cut | (1 << (bits - bit))

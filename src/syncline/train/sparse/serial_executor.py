@@ -15,9 +15,9 @@ Job = Callable[[], None]
 class SerialExecutor:
     """Runs jobs in the order in which they were put; after a failure, no more of them.
 
-    The thread is started by the first job and does not keep the program from ending. It ends with
-    :meth:`close`, and while it waits for a job it keeps nothing of the last one alive. A job may
-    take ``timeout_s`` while another thread waits for it.
+    The first job starts the thread, which is a daemon; :meth:`close` ends it. While it waits for a
+    job, it keeps nothing of the last one alive. A job may take ``timeout_s`` while another thread
+    waits for it.
     """
 
     def __init__(self, name: str, *, timeout_s: float) -> None:
@@ -48,8 +48,8 @@ class SerialExecutor:
         """Wait until all jobs have ended.
 
         Raises:
-            BaseException: what the first job that failed has raised, on every call from then on.
-            PeerError: no job has ended for as long as one may take; on every call from then on.
+            BaseException: the error of the first job that failed; on every call from then on.
+            PeerError: no job has ended for ``timeout_s``; on every call from then on.
         """
         with self._changed:
             while self._ended < self._put:
@@ -63,10 +63,10 @@ class SerialExecutor:
         self.check()
 
     def check(self) -> None:
-        """Raise what a job has raised, without waiting."""
+        """Raise the error of the job that failed, if any, without waiting."""
         error = self._error
         if error is not None:
-            # The frames of an error hold tensors: they are not kept for the next time.
+            # The frames of an error hold tensors, so a copy without them is kept for the next call.
             self._error = _without_frames(error)
             raise error
 
@@ -81,7 +81,7 @@ class SerialExecutor:
     def _serve(self) -> None:
         while (work := self._jobs.get()) is not None:
             self._carry_out(*work)
-            del work  # before the next one is waited for: it may be the last
+            del work  # before waiting for the next one, which may never come
             with self._changed:
                 self._ended += 1
                 self._changed.notify_all()
@@ -99,8 +99,8 @@ class SerialExecutor:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """Return an error that says the same and refers to no frame, by itself or by its causes."""
+    """Return a copy of an error that refers to no frame, neither itself nor through its causes."""
     try:
         return copy.copy(error)
-    except TypeError:  # its class cannot be called with what it holds
+    except TypeError:  # its class cannot be called with its arguments
         return InternalError(f"an exchange has failed before: {error!r}")

@@ -40,7 +40,7 @@ from syncline.train.sparse.wire import WireFormat
 
 VERSION = 1
 TOLERANCE = 2.0**-18
-"""Relative to the sum of magnitudes: sums of up to 64 ranks in float32, each rounded a few
+"""Relative to the sum of magnitudes. Enough for float32 sums of up to 64 ranks, each rounded a few
 times."""
 
 
@@ -73,7 +73,7 @@ class Session:
 
         Args:
             recipe: the same on all ranks.
-            parameters: that get gradients, by name, in the order of the model.
+            parameters: those that get gradients, by name, in the order of the model.
             group: of the ranks; the session makes another one of them.
             model: of the parameters, without a wrapper, if it is known.
             check: whether every exchange is checked for lost gradient.
@@ -98,19 +98,19 @@ class Session:
         """How many steps have been exchanged; the warm-up depends on it."""
         self.scaler: Scaler | None = None
         self.refused = False
-        """Whether the scaler is to skip the present step, or the last one: a gradient was infinite
-        or NaN, and all ranks get infinities."""
+        """Whether the scaler is to skip the current or the last step, because a gradient was
+        infinite or NaN. All ranks then get infinities."""
         self._ahead: list[StepAhead] = []
-        """One for each optimizer that steps ahead. Ranks that differ in whether there is one refuse
-        each other's messages."""
+        """One for each optimizer that steps ahead. Ranks with and ranks without one refuse each
+        other's messages."""
         self._begun = False
-        """Whether a message of the present step has been prepared."""
+        """Whether a message of the current step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
-        """With a scaler: copies of the residuals from before the present or last step."""
+        """With a scaler: copies of the residuals from before the current or last step."""
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has given to the backend so far."""
+        """Bytes that this rank has given to the backend so far."""
         return self.transport.sent_bytes
 
     def follow(self, scaler: Scaler) -> None:
@@ -139,7 +139,7 @@ class Session:
     ) -> None:
         """Compute gradients at the weights with residuals applied, until the session ends.
 
-        See :class:`StepAhead`. It is also a UserError if the recipe leaves nothing behind.
+        See :class:`StepAhead`. A recipe that leaves no residuals is a UserError too.
         """
         residuals = self.residuals
         if not any(name in residuals for name in parameters):
@@ -169,7 +169,7 @@ class Session:
 
         The function replaces the gradients by their averages over all ranks, which must all call
         it. While one thread exchanges, another may prepare the next message, of other parameters.
-        When either returns, its work is complete on the device too.
+        When either function returns, its work is complete on the device too.
 
         Args:
             gradients: of one message.
@@ -193,7 +193,7 @@ class Session:
             if odd is not None:
                 number = self._names.index(gradients[odd].name)
                 refusal = Refusal(self.transport.rank, NOT_FINITE, number)
-            # A check is an exchange, too: then everything is left to the function.
+            # A check is an exchange too, so with it everything is left to the returned function.
             ready = None
             if sparse and not self._check:
                 ready = self._begin(sparse, refusal, message)
@@ -208,7 +208,7 @@ class Session:
         return exchange
 
     def _follow_scaler(self, scaler: Scaler, gradients: Sequence[NamedGradient]) -> None:
-        """Take the scale of a new step, and keep copies of the residuals, to undo the step."""
+        """Take a new step's scale, and copy the residuals, so that the step can be undone."""
         if not self._begun:
             self.undo_refused()
             self._before.clear()
@@ -246,7 +246,7 @@ class Session:
     def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
         """Clip gradients so that the average of independent ones has at most the recipe's norm.
 
-        Deep Gradient Compression, 3.2, divides by the root of P: its limit is for the sum.
+        Deep Gradient Compression, 3.2, divides by the root of P, because its limit is for the sum.
         """
         if self.recipe.clip_norm is None:
             return
@@ -308,7 +308,7 @@ class Session:
             gradient.values.copy_(part)
 
     def _skip_step(self, gradients: Sequence[NamedGradient], error: UserError) -> None:
-        """Set the gradients to infinity, for a scaler to skip the step; without one, raise."""
+        """Set the gradients to infinity, so that the scaler skips the step; without one, raise."""
         if self.scaler is None:
             raise error
         self.refused = True
@@ -316,7 +316,7 @@ class Session:
             gradient.values.fill_(math.inf)
 
     def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
-        """Add up all ranks' residuals and gradients before an exchange; all ranks call.
+        """Add up all ranks' residuals and gradients before an exchange; all ranks must call this.
 
         Returns:
             A function that all ranks call after the exchange: it raises InternalError if residuals
@@ -361,7 +361,7 @@ class Session:
             self.residuals.follow_none()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save, while no exchange is under way."""
+        """Return the state of this rank to save; call it while no exchange is under way."""
         self.undo_refused()
         return {
             "version": VERSION,
@@ -373,7 +373,7 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what this rank has saved; see :meth:`GTopKState.load_state_dict`."""
+        """Continue from the saved state; see :meth:`GTopKState.load_state_dict`."""
         if state.get("version") != VERSION:
             raise MismatchError(
                 f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"

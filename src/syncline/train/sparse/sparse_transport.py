@@ -41,11 +41,11 @@ class SparseTransport:
         self.rank = group.rank()
         self.ranks = group.size()
         self.sent_bytes = 0
-        """What this rank has given to the backend so far."""
+        """Bytes that this rank has given to the backend so far."""
         self._refused: MismatchError | None = None
 
     def run(self, algorithm: Algorithm, share: Share, wire: WireFormat) -> ExchangeOutcome:
-        """Run an exchange; all ranks must.
+        """Run an exchange; all ranks must call this.
 
         If this rank cannot read a message, it refuses and goes on: so the refusal reaches all
         ranks, and none waits.
@@ -69,7 +69,7 @@ class SparseTransport:
     def all_reduce(self, values: Tensor, *, counted: bool = True) -> None:
         """Add up a contiguous tensor of the CPU over all ranks, in place.
 
-        It is added to :attr:`sent_bytes` if ``counted``.
+        The bytes sent are added to :attr:`sent_bytes` if ``counted``.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.
@@ -123,7 +123,7 @@ class SparseTransport:
 
 
 def own_group(base: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Make a process group for tensors of the CPU of a group's ranks; all of them must call."""
+    """Make a process group of the same ranks, for CPU tensors; all of them must call this."""
     return new_group_like(base, backend=None if serves_the_cpu(base) else "gloo")
 
 

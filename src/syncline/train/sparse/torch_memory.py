@@ -23,8 +23,8 @@ logger = logging.getLogger("syncline")
 class TorchMemory(Memory):
     """Memory of any device, by operations of torch on the current stream.
 
-    Work on several tensors is one call, since launches would take longer than the work; so is
-    every read from the device.
+    Work on several tensors is one call, since launches would take longer than the work. Every read
+    from the device is one call too.
     """
 
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
@@ -58,7 +58,7 @@ class TorchMemory(Memory):
         """Return the indices of the k largest magnitudes that are not zero, ascending.
 
         Args:
-            values: of shape (elements,), float32. Infinity is the largest, but for NaN.
+            values: of shape (elements,), float32. Infinity is the largest, except for NaN.
             k: more than there are elements means all.
 
         Returns:
@@ -89,7 +89,7 @@ class TorchMemory(Memory):
     def _placed(
         self, tensors: Sequence[Tensor], vector: SparseVector
     ) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        """Place only what has entries, which all travel to the device at once."""
+        """Leave out tensors without entries; all entries are copied to the device at once."""
         parts = list(vector.parts([tensor.numel() for tensor in tensors]))
         if not len(vector):
             return []
@@ -118,8 +118,8 @@ def moved_units(units: Sequence[Unit], momentum: float) -> Sequence[Unit]:
 class CudaMemory(TorchMemory):
     """Memory of a GPU, with a stream of its own beside that of the backward pass.
 
-    The calling thread waits for the device at the end, so later work needs no further wait. It is
-    a thread of the exchange alone, and releases the interpreter's lock while it waits.
+    The calling thread waits for the device at the end of :meth:`after`, so later work needs no
+    further wait. It is the exchange's own thread, and releases the interpreter's lock meanwhile.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -157,7 +157,7 @@ class CudaMemory(TorchMemory):
 
 
 def selection_on(device: torch.device) -> TorchMemory:
-    """Return what selects on a GPU: kernels in Triton, or operations of torch, which are slower.
+    """Return the selection for a GPU: Triton's kernels, or operations of torch, which are slower.
 
     Triton comes with torch for CUDA, but needs a C compiler when it is first used.
     """
@@ -166,7 +166,7 @@ def selection_on(device: torch.device) -> TorchMemory:
 
         found = TritonMemory(device)
         found.largest(torch.ones(2, device=device), 1)
-    except Exception as error:  # of Triton, of its compiler, or of the compiler that this needs
+    except Exception as error:  # from Triton, its compiler, or the C compiler that it needs
         logger.warning(
             "the largest gradients are selected by torch.topk, which is slower: Triton's kernels "
             "cannot be used here (%s: %s)",

@@ -1,4 +1,4 @@
-"""``TritonMemory``: selection with the update of residuals in one pass, by kernels in Triton."""
+"""``TritonMemory``: updates residuals and selects from them in one pass, by Triton kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from syncline.train.sparse.vector import SparseVector, joined
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SAMPLED_FROM = 4 * kernels.SAMPLE
-"""Elements; of fewer, everything that is not zero is a candidate."""
+"""Elements. In a unit of fewer, everything that is not zero is a candidate."""
 CANDIDATES = 4
-"""A unit may have so many times k candidates, or :data:`SAMPLED_FROM`."""
+"""A unit may have this many times k candidates, or :data:`SAMPLED_FROM` if that is more."""
 MOST_TAKEN = 1 << 19
-"""Of more, torch's selection is faster: one program of the GPU puts those taken in order."""
+"""For a larger k torch's selection is faster: here one program orders all elements taken."""
 
 
 class TritonMemory(TorchMemory):
@@ -60,7 +60,7 @@ class TritonMemory(TorchMemory):
         return joined(taken)
 
     def largest(self, values: Tensor, k: int) -> Tensor:
-        """Return the indices of the k largest magnitudes that are not zero; also of 16 bits."""
+        """Return the indices of the k largest magnitudes that are not zero; 16-bit values, too."""
         if not len(values):
             return super().largest(values, k)
         packed = select([[Tracked(values, values)]], [k], clear=False)
@@ -74,18 +74,18 @@ def select(units: Sequence[Unit], counts: Sequence[int], *, clear: bool = True) 
     """Update residuals and select from them, on the current stream, without waiting for it.
 
     A threshold for each unit is guessed from a sample, a little low. One pass adds the gradients
-    and notes what is above the threshold; the k largest of that are the result. Where a guess was
-    too high, or leaves many times k, nothing is selected, and the result says so.
+    and notes what is above the threshold; the k largest of that are the result. If a guess was too
+    high, or leaves many times k, nothing is selected from the unit, and the result says so.
 
     Args:
-        units: the parts of a vector, with elements. Gradients may be of 16 bits. Where the first
-            gradient is its residual, nothing is added, and residuals may be of 16 bits.
+        units: the parts of a vector, not all empty. Gradients may have 16 bits. If the first
+            gradient is its residual itself, nothing is added, and residuals may have 16 bits.
         counts: k, how many are taken of each unit.
         clear: set what is taken to zero.
 
     Returns:
-        int32, of shape (2 U + 2 K,), with U units and K the most that they give: for each unit what
-        became of it and how many elements were taken, then the indices (uint32) of all units, then
+        int32, of shape (2 U + 2 K,), with U units and at most K elements taken: for each unit its
+        state and how many elements were taken, then the indices (uint32) of all units, then
         the values (float32). Each unit has room for min(k, elements).
     """
     first = next(each for unit in units for each in unit)
@@ -126,7 +126,7 @@ def _addresses(each: Tracked) -> tuple[int, int, int]:
     return each.residual.data_ptr(), each.gradient.data_ptr(), each.residual.numel()
 
 
-@lru_cache(maxsize=64)  # the memory of residuals and gradients stays, once training has begun
+@lru_cache(maxsize=64)  # residuals and gradients keep their addresses during training
 def _table(
     units: tuple[tuple[tuple[int, int, int], ...], ...],
     counts: tuple[int, ...],
@@ -149,7 +149,7 @@ def _table(
         rows.append([*row, first_tile, tiles - first_tile, candidates, room])
         results += taken
         candidates += room
-    # To a power of two; these have no tile.
+    # Padding to a power of two; these rows have no tile.
     spare = triton.next_power_of_2(len(parts)) - len(parts)
     parts += [[0, 0, first, 0, 1 << 40, 0]] * spare
     of_parts, of_units = (torch.tensor(each, dtype=torch.int64) for each in (parts, rows))
@@ -157,10 +157,10 @@ def _table(
 
 
 def _rank(elements: int, k: int) -> int:
-    """Return which of the largest of a sample is the guess; 0: there is none."""
+    """Return the guess's rank among a sample's largest elements; 0 if there is no guess."""
     if elements < SAMPLED_FROM:
         return 0
     expected = k / elements * kernels.SAMPLE
-    # Lines are correlated, so their deviation is larger than that of independent samples.
+    # Elements of a line are correlated, so they deviate more than independent samples.
     rank = math.ceil(1.2 * expected + 6.0 * math.sqrt(expected) + 4.0)
     return rank if rank < kernels.SAMPLE else 0

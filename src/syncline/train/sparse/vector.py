@@ -53,7 +53,7 @@ class SparseVector:
             start, first = stop, first + length
 
     def divided(self, indices: NDArray[np.uint32]) -> tuple[SparseVector, SparseVector]:
-        """Return the entries at these indices, which ascend, and the others."""
+        """Return the entries at these ascending indices, and the other entries."""
         parts = _native.sparse_divide(self.indices, self.values, indices)
         return SparseVector(self.length, *parts[:2]), SparseVector(self.length, *parts[2:])
 
@@ -142,10 +142,10 @@ def from_wire(data: NDArray[np.uint8], precision: Precision) -> NDArray[np.float
 
 
 def rounded(vector: SparseVector, precision: Precision) -> tuple[SparseVector, SparseVector]:
-    """Return the vector as it arrives at a peer, and what is missing from it then.
+    """Return the vector as it arrives at a peer, and the remainder.
 
-    The two add up to the vector: a float32 less its nearest bfloat16 or float16 is a float32,
-    unless the value was beyond the largest float16. What rounds to zero is no entry.
+    The two add up to the vector: a float32 minus its nearest bfloat16 or float16 is a float32,
+    unless the value was beyond the largest float16. A value that rounds to zero is no entry.
     """
     if precision == "float32":
         return vector, SparseVector.empty(vector.length)

@@ -83,8 +83,8 @@ class WireFormat:
         """Return what a message holds.
 
         Raises:
-            MismatchError: it is of another exchange, of ranks that were given something else, or
-                broken.
+            MismatchError: it belongs to another exchange, comes from ranks with other arguments,
+                or is broken.
         """
         if len(message) != self.message_bytes:
             raise MismatchError(

@@ -51,7 +51,7 @@ def data_named(name: str) -> DataSet[Any]:
 
 
 def default_data(model: ModelSpec) -> str:
-    """Return the data set that a model is trained on unless one is named: one that is at hand."""
+    """Return the default data set of a model: one that needs no folder."""
     return "digits" if isinstance(model, ImageModel) else "text"
 
 
@@ -59,8 +59,8 @@ def load_images(name: str, data_dir: str | None, model: ImageModel) -> ImageData
     """Load a data set of images for a model.
 
     Raises:
-        UserError: the data set holds text, or needs a folder and none is named, or the other way
-            round.
+        UserError: the data set holds text, needs a folder and none is named, or needs none and one
+            is named.
         FileError: the folder or a file is missing, or a file is broken.
     """
     found, folder = _located(

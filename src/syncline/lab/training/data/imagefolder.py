@@ -28,7 +28,7 @@ MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 
 TEST_MARGIN = 256 / 224
-"""Test images are scaled to this much more than the window that is cut from their middle."""
+"""Test images are scaled to this many times the window that is cut from their middle."""
 
 DECODING_THREADS = 4
 """Pillow decodes outside the interpreter lock, so that threads help."""
@@ -122,7 +122,7 @@ def _read_image(path: Path, size: int, seed: int | None) -> Tensor:
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    # Pillow reports a broken file by whatever its decoder stumbled over, SyntaxError included.
+    # For a broken file Pillow raises any error of its decoder, even SyntaxError.
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise FileError(f"{path}: expected an image that Pillow can decode: {error}") from None
     image = _central(image, size) if seed is None else _random(image, size, random.Random(seed))

@@ -14,11 +14,11 @@ from syncline.lab.training.data.sampling import Batch, generator
 from syncline.lab.training.models import ImageModel
 
 CHANNELS = 3
-"""What every model takes."""
+"""Channels that every model takes."""
 
 
 class ImageSplit(Protocol):
-    """The training or the test half of a data set of images."""
+    """The training or the test part of a data set of images."""
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -39,7 +39,7 @@ class ImageData:
     train: ImageSplit
     test: ImageSplit
     decodes: bool = False
-    """Whether making a batch is slow (reads files), so that it pays to make it ahead."""
+    """Whether making a batch is slow (reads files), so that prefetching it pays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class MemoryImages:
     mean: Tensor
     """(channels,): subtracted from the pixels, in their unit."""
     deviation: Tensor
-    """(channels,): divides what is left."""
+    """(channels,): divides the difference."""
     enlarge: int = 1
     """Each pixel becomes a square of this many pixels a side."""
     crop_padding: int = 0

@@ -1,8 +1,8 @@
 """Batches of each worker, drawn from seeds, so that all workers agree without a message.
 
 A text is laid out in as many columns as there are rows in a global batch; each column is a piece
-of the text that its worker reads from top to bottom, a window a step, so that a recurrent model can
-carry its state from one window to the next.
+of the text that its worker reads from top to bottom, one window per step, so that a recurrent model
+can carry its state from one window to the next.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ T = TypeVar("T")
 
 
 def made_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield ``items`` in order, making each while the one before it is in use.
+    """Yield ``items`` in order, preparing each while the one before it is in use.
 
-    An error while an item is made is raised where the item would have been yielded.
+    An error while an item is prepared is raised where the item would have been yielded.
     """
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="syncline-batch") as pool:
@@ -63,7 +63,7 @@ class StepShape(NamedTuple):
 
     workers: int
     batch_size: int
-    """Of one worker in one forward pass."""
+    """Samples of one worker in one forward pass."""
     accumulate: int
     """Forward passes."""
 
@@ -88,8 +88,8 @@ def training_shard(samples: int, shape: StepShape, *, rank: int, seed: int, epoc
     """Return one worker's samples of one epoch: (steps, accumulate, batch_size), int64 indices.
 
     All workers draw the same permutation from (seed, epoch) and take their part of each global
-    batch, so that the shards are disjoint and every global batch is the same set of samples
-    whatever the worker count that makes it up.
+    batch, so that the shards are disjoint and every global batch is the same set of samples for
+    every worker count.
     """
     workers, batch_size, accumulate = shape
     steps = steps_in_epoch(samples, shape)

@@ -25,7 +25,7 @@ class LstmLanguageModel(nn.Module):
     def __init__(
         self, vocabulary: int, *, hidden: int | None = None, dropout: float | None = None
     ) -> None:
-        """Build a model of the size for the vocabulary, or with other units a layer and dropout."""
+        """Build the size that suits the vocabulary, or with other units per layer and dropout."""
         super().__init__()
         words = vocabulary >= WORD_VOCABULARY
         hidden = (650 if words else 200) if hidden is None else hidden
@@ -63,7 +63,7 @@ class TransformerLanguageModel(nn.Module):
     def __init__(
         self, vocabulary: int, *, width: int | None = None, layers: int = 4, dropout: float = 0.1
     ) -> None:
-        """Build a model of the size for the vocabulary, or of another ``width``: 4 divides it."""
+        """Build the size that suits the vocabulary, or another ``width``, a multiple of 4."""
         super().__init__()
         if width is None:
             width = 256 if vocabulary >= WORD_VOCABULARY else 128

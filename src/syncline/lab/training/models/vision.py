@@ -111,7 +111,7 @@ class Bottleneck(nn.Module):
     """
 
     expansion = 4
-    """Channels that leave it, over those inside it."""
+    """Ratio of the channels that leave it to those inside it."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
