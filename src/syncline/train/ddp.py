@@ -52,8 +52,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     It runs torch's own class for the first iterations while it measures them and the network,
     plans on rank 0, gives the reducer the plan's messages as its buckets, and trains on. If the
     planned iterations are slower than the measured baseline by more than noise, it goes back to
-    DDP's own buckets and logs so once. When computation or communication drifts by more than 20 %
-    for 50 iterations, it measures again. Measuring uses ordinary training steps; none is discarded.
+    DDP's own buckets and logs it. When computation or communication drifts by more than 20 % for
+    100 iterations, it measures again. Measuring uses ordinary training steps; none is discarded.
     At two ranks, results equal those of torch's class to the last bit. The decision is saved, so
     the next start of the same training runs its plan from the first step.
 
@@ -365,7 +365,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         """Prepare for uneven inputs, as torch's ``join_hook``; the engine is off until they end.
 
         The engine is left in the first forward pass, since torch does not say here whether the
-        context is enabled. A rank without inputs leaves it before it answers that of another.
+        context is enabled. A rank without inputs leaves it before answering another's pass.
         """
         training = self._training
         training.begin_join()

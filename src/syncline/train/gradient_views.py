@@ -69,7 +69,7 @@ class GradientViews:
         return view is not None and view.data_ptr() != self._addresses[index]
 
     def _part_with(self, index: int) -> None:
-        """Move a gradient that the user has kept out of its bucket."""
+        """Copy a gradient out of its bucket, because the user has kept it."""
         kept = self._views[index]
         kept.data = kept.clone()
         self._renew(index)

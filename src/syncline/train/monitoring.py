@@ -67,7 +67,8 @@ class Monitored:
     def metrics(self) -> dict[str, float]:
         """Return metrics by name, to be logged at every step; the call itself measures nothing.
 
-        Any thread may call. All numbers are from the end of the last iteration.
+        Any thread may call. All numbers are from the end of the last iteration. A model that cannot
+        be planned has none.
 
         ``syncline/iteration``; ``syncline/steady`` (whether measuring is over); and, if known,
         ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of stock DDP,

@@ -302,7 +302,7 @@ class PlannedTraining(UnplannedTraining):
     # ------------------------------------------------------------------ uneven inputs
 
     def _joins(self) -> bool:
-        """Whether ranks may run different numbers of iterations, so nothing may be changed.
+        """Whether ranks may run different numbers of iterations; if so, measure and change nothing.
 
         torch leaves its join configuration enabled when the context ends. We only see the end of
         our own context, so after a bare ``Join`` context the buckets never change again.

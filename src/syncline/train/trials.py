@@ -35,8 +35,8 @@ from syncline.train.stages import Measurement, Step
 
 CALIBRATION_PARTS = (4, 12)
 """Numbers of messages (reduce-scatter and all-gather if there is a norm) for measuring the engine:
-few and many, to see how much each slows computing. DDP's reducer is measured under the many only,
-or under more if the DDP baseline has as many."""
+few and many, to see how much each message slows computing. DDP's reducer is measured under the
+many only, or under more if the DDP baseline has as many."""
 LEAST_CALIBRATED = 3
 MOST_CALIBRATED = 12
 CALIBRATED_S = 0.5
@@ -48,12 +48,13 @@ before a trial: calibrating costs most there, and factors from few iterations ar
 AS_PREDICTED = 0.03
 """A trial whose time is within this share of the prediction teaches nothing."""
 CALIBRATION_GAIN = 0.05
-"""Overlapping is calibrated only if, at no cost, it would gain this share of an iteration."""
+"""Overlapping is calibrated, or tried again, only if it may gain this share of an iteration."""
 LEAST_GAIN = 0.01
 """A plan that is predicted to gain this share is tried, however noisy the DDP baseline is: a trial
 costs almost nothing if the plan is as fast."""
 TRIALS = 3
-"""At most this many plans are tried: another only if the previous one has taught something."""
+"""At most this many plans are tried, another only if the previous one has taught something; and one
+more where the fitted contention alone speaks against it."""
 
 
 class Known(NamedTuple):

@@ -17,7 +17,7 @@ MODULES = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 
 @functools.cache
 def follow_lightning() -> None:
-    """Make the loaded strategies notify our wrapper of backward passes; call once."""
+    """Make the loaded strategies notify our wrapper of backward passes; idempotent."""
     for name in MODULES:
         if name in sys.modules:
             _follow(sys.modules[name].DDPStrategy)
