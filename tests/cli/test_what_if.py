@@ -27,6 +27,7 @@ from tests.plan.simulator.chains import chain
 __all__ = ["network", "profile", "run"]  # fixtures
 
 LINK = "bandwidth=10gbit,latency=20us,workers=16"
+DDP = ("--planner", "ddp")
 
 
 def swept(run: Run, *arguments: object) -> WhatIf:
@@ -350,13 +351,61 @@ def test_a_server_for_every_worker(run: Run, profile: Path) -> None:
     assert seconds[0] > 2 * seconds[1]
 
 
+def test_a_larger_batch_scales_better(run: Run, profile: Path) -> None:
+    made = swept(run, profile, LINK, *DDP, "--batch", "1,4", "--batch-fixed", "0,0.5")
+    assert made.swept == ("batch", "batch_fixed")
+    seconds = [point.predictions[0].iteration_s for point in made.points]
+    assert [(p.setting.batch, p.setting.batch_fixed) for p in made.points] == [
+        (1.0, 0.0),
+        (4.0, 0.0),
+        (1.0, 0.5),
+        (4.0, 0.5),
+    ]
+    assert seconds[0] == seconds[2]
+    assert seconds[0] < seconds[3] < seconds[1]
+    result = run("simulate", profile, LINK, "--batch-fixed", "0.1")
+    assert result.code == 2
+    assert "give --batch too" in result.err
+
+
+def test_a_link_is_calibrated_by_measured_iterations(run: Run, profile: Path) -> None:
+    slow = run("simulate", profile, "bandwidth=1gbit,latency=200us,workers=16", *DDP, "--json")
+    seconds = json.loads(slow.out)["predictions"][0]["iteration_s"]
+    given = ("--calibrate", f"16={seconds}s")
+    result = run("simulate", profile, LINK, *DDP, *given, "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)["predictions"][0]["iteration_s"]
+    assert found == pytest.approx(seconds, rel=1e-3)
+    assert "note: the link is 10.00 times slower than given" in result.err
+    made = swept(run, profile, LINK, *DDP, *given, "--workers", "16,64")
+    assert any("the link is 10.00 times slower" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("16", "--calibrate: duration '' is not a number with a unit"),
+        ("16=0ms", "an iteration takes longer than 0ms"),
+        ("16=1s,16=2s", "--calibrate names a number of workers twice"),
+        ("0=1s", "at least 1"),
+        ("16=100s", "no link from 16 times slower to as many times faster explains"),
+    ],
+)
+def test_what_cannot_calibrate(run: Run, profile: Path, given: str, said: str) -> None:
+    result = run("simulate", profile, LINK, "--calibrate", given)
+    assert result.code == 2
+    assert said in result.err
+
+
 def test_workers_that_do_not_fill_hosts(run: Run, profile: Path) -> None:
     """They are spread evenly; the fullest host counts."""
     network = "bandwidth=10gbit,hosts=4x8,workers=31"
     result = run("simulate", profile, network, "--workers", "8,12,32", "--json")
     assert result.code == 0, result.err
-    points = {p["workers"]: p for p in json.loads(result.out)["points"]}
-    assert set(points) >= {8, 12, 31, 32}
+    points = [point["setting"]["workers"] for point in json.loads(result.out)["points"]]
+    assert points == [8, 12, 32]
+    alone = run("simulate", profile, network, *DDP)
+    assert "31 workers" in alone.out
 
 
 def test_a_parameter_server_needs_a_link(run: Run, profile: Path) -> None:

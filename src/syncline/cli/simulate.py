@@ -27,7 +27,14 @@ from syncline.cli.networks import (
     network_argument,
     states_workers,
 )
-from syncline.cli.sweep import algorithms, is_plain, points_of, tracked, worker_counts
+from syncline.cli.sweep import (
+    algorithms,
+    is_plain,
+    measured_iterations,
+    points_of,
+    tracked,
+    worker_counts,
+)
 from syncline.errors import UserError
 from syncline.files.report import terminal
 from syncline.files.report.page import require_place, save_what_if
@@ -39,9 +46,11 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS, planned, planner_named
 from syncline.plan.planners.auto import choose, suggestion
+from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.overlap import candidates
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
+from syncline.plan.simulator.calibration import calibrated
 from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.study import study
 from syncline.plan.simulator.transformations import with_sharding
@@ -55,7 +64,15 @@ combinations are simulated. Worker counts may go on: 4,8,...,2048."""
 
 GROUPS = {
     "What if the network": ("algorithm", "wire", "density", "jobs"),
-    "What if the workers": ("compute_scale", "straggler", "spread", "jitter", "seed", "strategy"),
+    "What if the workers": (
+        "compute_scale",
+        "batch_fixed",
+        "straggler",
+        "spread",
+        "jitter",
+        "seed",
+        "strategy",
+    ),
     "Output": ("point", "timeline_file", "as_json"),
 }
 
@@ -76,6 +93,12 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
     "that it chooses from, or 'all'.  [default: auto]",
 )
 @click.option("--plan", "plan_file", metavar="FILE", help="Simulate the plan in this file instead.")
+@click.option(
+    "--calibrate",
+    metavar="N=TIME,...",
+    help="Iterations measured with N workers, such as 8=350ms,16=0.41s, under DDP or the one "
+    "planner that is named: NETWORK's link is made to explain them.",
+)
 @_what_if("--workers", "N,...", "other worker counts, such as 4,8,...,2048.")
 @_what_if("--bandwidth", "RATE,...", "links of another rate, such as 10gbit,25gbit.")
 @_what_if("--latency", "TIME,...", "links with another latency of a message, such as 20us.")
@@ -92,6 +115,8 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
 )
 @_what_if("--jobs", "N,...", "this many equal jobs share the links.")
 @_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
+@_what_if("--batch", "FACTOR,...", "a worker's batch has this many times the samples; 0.5: half.")
+@_what_if("--batch-fixed", "SHARE,...", "this share of its time does not depend on its size.")
 @_what_if("--accumulate", "N,...", "one exchange and update for so many micro-batches.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")
@@ -110,6 +135,7 @@ def simulate(
     network: str,
     planner: str | None,
     plan_file: str | None,
+    calibrate: str | None,
     point: int | None,
     overlap: bool,
     report: str | None,
@@ -136,6 +162,13 @@ def simulate(
         planners = {plan.planner: lambda *_: plan}
     told = plan is not None or asked["workers"] is not None
     base, notes = _network(network, read, told=told)
+    if calibrate is not None:
+        if plan is not None:
+            raise UserError("--calibrate plans for other worker counts; leave --plan out")
+        one = planner is not None and planner not in ("auto", "all") and "," not in planner
+        ran = partial(planned, planner if planner and one else Ddp.NAME, defers=overlap)
+        found = calibrated(loaded, base, measured_iterations(calibrate), ran)
+        base, notes = found.network, (*notes, found.note)
     trained = with_sharding(loaded, base.workers) if shard else loaded
     if is_plain(asked) and report is None and point is None:
         net = base.with_(

@@ -16,6 +16,7 @@ from syncline.plan.collective_costs import SERVER_ALGORITHMS
 from syncline.plan.quantities import (
     BYTES_PER_ELEMENT,
     LARGEST_JOBS,
+    LARGEST_WORKERS,
     parse_bandwidth,
     parse_duration,
     parse_workers,
@@ -86,10 +87,40 @@ def points_of(asked: Asked, own_workers: int) -> list[Change]:
         jobs=_values(asked, "jobs", _jobs, "1,2"),
         wires=_values(asked, "wire", _wire, "fp32,bf16"),
         compute_scales=_values(asked, "compute_scale", _number, "1,0.5"),
+        batches=_values(asked, "batch", _number, "1,2"),
+        fixed_shares=_fixed_shares(asked),
         accumulations=_values(asked, "accumulate", _number_of_batches, "1,4"),
         behaviours=_behaviours(asked, own_workers),
         strategies=strategies,
     )
+
+
+def _fixed_shares(asked: Asked) -> list[float]:
+    found = _values(asked, "batch_fixed", _number, "0,0.1")
+    if found and asked.get("batch") is None:
+        raise UserError("--batch-fixed says how a batch of another size computes; give --batch too")
+    return found
+
+
+def measured_iterations(text: str) -> dict[int, float]:
+    """Read ``--calibrate``: seconds of an iteration by number of workers.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+
+    def read(part: str) -> tuple[int, float]:
+        count, _, duration = part.partition("=")
+        workers, seconds = int(count), parse_duration(duration)
+        require_count("workers", workers, LARGEST_WORKERS)
+        if seconds <= 0:
+            raise UserError(f"an iteration takes longer than {duration}")
+        return workers, seconds
+
+    found = _values({"calibrate": text}, "calibrate", read, "8=350ms,16=410ms")
+    if len(dict(found)) < len(found):
+        raise UserError("--calibrate names a number of workers twice; name it once")
+    return dict(found)
 
 
 def _behaviours(asked: Asked, own_workers: int) -> list[Workers]:

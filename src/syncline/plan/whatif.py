@@ -40,6 +40,10 @@ class Setting(Value, frozen=True, kw_only=True):
     """Type in which gradients travel; None: as profiled."""
     compute_scale: float = 1.0
     """Factor on the duration of everything that the device computes."""
+    batch: float = 1.0
+    """Factor on the samples of a batch."""
+    batch_fixed: float = 0.0
+    """Share of the profiled passes' time that every batch takes, whatever its size."""
     accumulate: int = 1
     """Micro-batches whose gradients are added up before one exchange and update."""
     stragglers: tuple[tuple[int, float], ...] = ()
@@ -52,7 +56,7 @@ class Setting(Value, frozen=True, kw_only=True):
     strategy: str = "loop"
     """Which tasks overlap; a key of ``syncline.plan.simulator.strategy.STRATEGIES``."""
     jobs: int = 1
-    """How many equal ones share the links."""
+    """How many equal jobs share the links."""
 
     def __post_init__(self) -> None:
         require_count("what-if: workers", self.workers, LARGEST_WORKERS)
@@ -61,8 +65,8 @@ class Setting(Value, frozen=True, kw_only=True):
             raise UserError(f"what-if: jobs must be 1 to {LARGEST_JOBS}, found {self.jobs}")
         for rank, factor in self.stragglers:
             require_finite(f"what-if: the factor of straggler {rank}", factor, above_0=True)
-        positive = ("bandwidth_bytes_per_s", "density", "compute_scale")
-        for field in (*positive, "latency_s", "spread", "jitter"):
+        positive = ("bandwidth_bytes_per_s", "density", "compute_scale", "batch")
+        for field in (*positive, "latency_s", "spread", "jitter", "batch_fixed"):
             if (value := getattr(self, field)) is not None:
                 require_finite(f"what-if: {field}", value, above_0=field in positive)
 
@@ -297,5 +301,5 @@ class WhatIf(Document, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Point:
-        """The point whose bottleneck was looked for."""
+        """The point whose bottleneck was analysed."""
         return self.points[self.bottleneck.point]

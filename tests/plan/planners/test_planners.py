@@ -118,7 +118,10 @@ def test_a_plan_has_the_name_with_its_settings() -> None:
     [
         ("horovod:cycle=1", "setting of planner horovod 'cycle'; did you mean 'cycle_s'?"),
         ("horovod:cycle_s", "horovod: cycle_s is a number, as in horovod:cycle_s=0.001; found ''"),
-        ("p3:slice_elements=1.5", "slice_elements is a whole number, as in p3:slice_elements=40000"),
+        (
+            "p3:slice_elements=1.5",
+            "slice_elements is a whole number, as in p3:slice_elements=40000",
+        ),
         ("p3:slice_elements=0", "p3: slice_elements must be at least 1, found 0"),
         ("merge:x=1", "planner merge has no settings, found 'x=1'"),
         ("auto:x=1", "planner auto has no settings"),

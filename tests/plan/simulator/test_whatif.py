@@ -16,6 +16,7 @@ from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.study import study
 from syncline.plan.simulator.transformations import (
     with_accumulation,
+    with_batch,
     with_compute_scale,
     with_sharding,
     with_wire,
@@ -102,6 +103,18 @@ def test_more_workers_update_less_each() -> None:
     few, many = (swept.plan_at(Change(workers=count), "ddp").profile for count in (4, 32))
     assert few.operations[-2].duration_s == pytest.approx(4e-3)
     assert many.operations[-2].duration_s == pytest.approx(0.5e-3)
+
+
+def test_a_larger_batch_leaves_launching_the_update_and_what_is_fixed() -> None:
+    profile = chain([100], [200], [10], io=30, h2d=20, update=50)
+    found = with_batch(profile, 2.0, fixed=0.25)
+    times_ns = {o.phase: round(o.duration_s * 1e9) for o in found.operations}
+    assert times_ns == {"data": 60, "copy": 40, "forward": 175, "backward": 350, "update": 50}
+    assert with_batch(profile, 1.0, fixed=0.5) is profile
+    with pytest.raises(UserError, match=r"between 0\.001 and 1000 times"):
+        with_batch(profile, 0.0)
+    with pytest.raises(UserError, match=r"between 0 and 1, found 1\.5"):
+        with_batch(profile, 2.0, fixed=1.5)
 
 
 def test_a_compute_scale_leaves_loading_and_launching() -> None:
@@ -300,6 +313,8 @@ settings = st.builds(
     jobs=st.sampled_from([None, 1, 2]),
     wire=st.sampled_from([None, "bfloat16"]),
     compute_scale=st.sampled_from([0.5, 1.0, 2.0]),
+    batch=st.sampled_from([0.5, 1.0, 4.0]),
+    batch_fixed=st.sampled_from([0.0, 0.3]),
     accumulate=st.sampled_from([1, 3]),
     behaviour=st.sampled_from([ALIKE, Workers(spread=0.2), Workers(stragglers=((0, 1.5),))]),
     strategy=st.sampled_from(list(STRATEGIES.values())),

@@ -53,6 +53,8 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "jitter": ("jitter", lambda value: f"{value:g}"),
     "seed": ("seed", str),
     "compute_scale": ("compute", lambda value: f"x{value:g}"),
+    "batch_fixed": ("batch fixed", lambda value: f"{value:g}"),
+    "batch": ("batch", lambda value: f"x{value:g}"),
     "accumulate": ("accumulate", lambda value: str(round(value))),
     "wire": ("wire", lambda value: SHORT.get(value, value) if value else "as is"),
     "algorithm": ("algorithm", str),

@@ -65,8 +65,8 @@ def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: b
     """Return a plan of whole tensors in ready order, in about ``parts`` messages of equal size.
 
     With ``by_need`` they overlap as far as simple messages can: two are in flight, and updates wait
-    on need. If updates wait for a norm or are sharded, each is decoupled, and the all-gathers follow
-    in the order of need. Without ``by_need`` they are DDP's buckets of that size.
+    on need. If updates wait for a norm or are sharded, each is decoupled; the all-gathers follow in
+    the order of need. Without ``by_need`` they are DDP's buckets of that size.
     """
     size_bytes = -(-profile.gradient_bytes // parts)
     cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)

@@ -40,7 +40,7 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
 
 
 def with_sharding(profile: Profile, workers: int | None) -> Profile:
-    """Return the profile with so many workers, each of which updates its share of the parameters.
+    """Return the profile for ``workers`` workers, each of which updates its share of parameters.
 
     With None, each updates all of them.
     """
@@ -52,9 +52,9 @@ def with_sharding(profile: Profile, workers: int | None) -> Profile:
 
 
 def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
-    """Return the profile as it is under a plan: with an all-gather of parameters after the update.
+    """Return the profile under a plan: with an all-gather of parameters after the update, if due.
 
-    That is so where updates are sharded, and the plan's messages do not gather them.
+    It is due if updates are sharded, and the plan's messages do not gather the parameters.
     """
     if not profile.sharded or plan.sharded:
         return profile
@@ -84,11 +84,42 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
     return _scaled(profile, lambda operation: scale if operation.lane in STREAMS else 1.0)
 
 
-def with_accumulation(profile: Profile, batches: int) -> Profile:
-    """Return the profile of an update after so many micro-batches, each as the one profiled.
+def with_batch(profile: Profile, factor: float, fixed: float = 0.0) -> Profile:
+    """Return the profile with ``factor`` times as many samples in a batch of each worker.
 
-    Only the last one exchanges gradients, so all but its backward pass and the first one's forward
-    pass are one operation between them. Batches are read and copied before.
+    Reading and copying take ``factor`` times as long. So do the device's forward and backward pass,
+    except for a ``fixed`` share of the time, which every batch takes: the start of kernels, and
+    layers that read more weights than samples. The launching of work by the host, waiting, the
+    exchange and the update take as long as before.
+
+    Raises:
+        UserError: the factor is outside 1/1000 to 1000, or the share outside 0 to 1.
+    """
+    if not 1 / SLOWEST_SCALE <= factor <= SLOWEST_SCALE:
+        raise UserError(
+            f"a batch must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g} times that of "
+            f"the profile, found {factor:g}; 0.5 halves it"
+        )
+    if not 0 <= fixed <= 1:
+        raise UserError(
+            "the share of a batch's time that its size does not change is between 0 and 1, found "
+            f"{fixed:g}"
+        )
+
+    def scale(operation: Operation) -> float:
+        if operation.phase in ("data", "copy"):
+            return factor
+        passes = operation.phase in COMPUTING and operation.lane in STREAMS
+        return fixed + (1 - fixed) * factor if passes else 1.0
+
+    return _scaled(profile, scale)
+
+
+def with_accumulation(profile: Profile, batches: int) -> Profile:
+    """Return the profile of one update after ``batches`` micro-batches like the profiled one.
+
+    Only the last one exchanges gradients. Everything between the first one's forward pass and the
+    last one's backward pass becomes one operation. Batches are read and copied before.
 
     Raises:
         UserError: there is no micro-batch, no backward pass, or several are accumulated already.
@@ -145,8 +176,8 @@ def without_loading(profile: Profile) -> Profile:
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
     """Return the profile for planners, which know neither strategies nor slower workers.
 
-    What the strategy fetches ahead takes no time. Every message waits for the slowest worker, whose
-    factor is ``slowest``.
+    Whatever the strategy prefetches takes no time. Every message waits for the slowest worker,
+    whose factor is ``slowest``.
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
 

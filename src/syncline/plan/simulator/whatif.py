@@ -32,6 +32,7 @@ from syncline.plan.simulator.strategy import Strategy
 from syncline.plan.simulator.transformations import (
     as_planned,
     with_accumulation,
+    with_batch,
     with_compute_scale,
     with_gathering,
     with_sharding,
@@ -61,6 +62,9 @@ class Change(NamedTuple):
     jobs: int | None = None
     wire: str | None = None
     compute_scale: float = 1.0
+    batch: float = 1.0
+    batch_fixed: float = 0.0
+    """Share of the passes' time that the size of a batch does not change."""
     accumulate: int = 1
     behaviour: Workers = ALIKE
     """Which workers are slower."""
@@ -99,21 +103,25 @@ def changes(
     jobs: Sequence[int] = (),
     wires: Sequence[str] = (),
     compute_scales: Sequence[float] = (),
+    batches: Sequence[float] = (),
+    fixed_shares: Sequence[float] = (),
     accumulations: Sequence[int] = (),
     behaviours: Sequence[Workers] = (),
     strategies: Sequence[Strategy] = (),
 ) -> list[Change]:
-    """Return every combination of what the lists hold; an empty one leaves things as they are.
+    """Return every combination of the lists' values; an empty list leaves things as they are.
 
     Worker counts vary fastest. For algorithms and densities see :func:`exchanges`.
 
     Raises:
-        UserError: there are more than 5000 combinations, which is found without making them.
+        UserError: there are more than 5000 combinations, which is checked before making them.
     """
     axes: list[list[dict[str, Any]]] = [
         [{"strategy": value} for value in strategies],
         [{"behaviour": value} for value in behaviours],
         [{"compute_scale": value} for value in compute_scales],
+        [{"batch_fixed": value} for value in fixed_shares],
+        [{"batch": value} for value in batches],
         [{"accumulate": value} for value in accumulations],
         [{"wire": value} for value in wires],
         [{"algorithm": a, "density": d} for a, d in exchanges(algorithms, densities)],
@@ -158,7 +166,7 @@ class WhatIfSimulator:
         *,
         replans: bool = True,
     ) -> None:
-        """Take what the points depart from, and planners by name.
+        """Take the profile and network that the points change, and planners by name.
 
         ``replans``: they plan for each point, unlike a fixed plan, which fits one worker count.
         """
@@ -166,15 +174,16 @@ class WhatIfSimulator:
         self.replans = replans
         self.planners = dict(planners)
         self._profile = profile
-        self._profiles: dict[tuple[str | None, float, int, int | None], Profile] = {}
-        self._alone_s: dict[tuple[float, int, Strategy, bool], float] = {}
+        self._profiles: dict[tuple[str | None, int | None, _Computed], Profile] = {}
+        self._alone_s: dict[tuple[_Computed, Strategy, bool], float] = {}
 
     def profile_at(self, change: Change) -> Profile:
         """Return the profile as it is at a point."""
         workers = (change.workers or self.network.workers) if self._profile.sharded else None
-        key = (change.wire, change.compute_scale, change.accumulate, workers)
+        key = (change.wire, workers, _computed(change))
         if key not in self._profiles:
             profile = with_compute_scale(self._profile, change.compute_scale)
+            profile = with_batch(profile, change.batch, change.batch_fixed)
             profile = with_accumulation(profile, change.accumulate)
             if workers is not None:
                 profile = with_sharding(profile, workers)
@@ -186,8 +195,8 @@ class WhatIfSimulator:
     def network_at(self, change: Change) -> Network:
         """Return the network as it is at a point.
 
-        The cost of a sparse exchange counts elements of 4 bytes; where they are of another width,
-        the index still takes the bytes it took, and the cost is corrected.
+        The cost of a sparse exchange assumes elements of 4 bytes. For another width it is
+        corrected, with indices as wide as before.
         """
         profile = self.profile_at(change)
         network = self.network.with_(
@@ -211,13 +220,13 @@ class WhatIfSimulator:
         return msgspec.structs.replace(network, all_reduce=whole, pipelined=pipelined)
 
     def plan_at(self, change: Change, planner: str) -> Planned:
-        """Return what one planner makes of a point."""
+        """Return one planner's result at a point."""
         return next(self._plans(change, self.network_at(change), [planner]))
 
     def _plans(
         self, change: Change, network: Network, planners: Iterable[str]
     ) -> Iterator[Planned]:
-        """Yield what planners make of a point with its network."""
+        """Yield the planners' results at a point with its network."""
         profile = self.profile_at(change)
         strategy, workers = change.strategy, change.behaviour
         computation_s = self._computation_s(change, profile, network)
@@ -231,10 +240,10 @@ class WhatIfSimulator:
             yield Planned(run, network, plan, steady, prediction)
 
     def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
-        """Return the iteration without the time that messages take.
+        """Return the iteration time if messages took no time.
 
-        Where each iteration draws anew, workers still wait for one another in each: otherwise the
-        draws of each would average out, and waiting would count as communication.
+        With jitter, workers still wait for one another in each iteration. Otherwise each worker's
+        draws would average out, and waiting would count as communication.
         """
         options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
         if not change.behaviour.jitter:
@@ -250,7 +259,7 @@ class WhatIfSimulator:
         return predict_iteration_s(profile, free, plan, **options)
 
     def point(self, change: Change, planners: Sequence[str] = ()) -> Point:
-        """Return what some planners, by default all, make of a point.
+        """Return a point with the predictions of some planners, by default all.
 
         Raises:
             UserError: the change is impossible, or the point cannot be simulated.
@@ -265,6 +274,8 @@ class WhatIfSimulator:
             density=network.density,
             wire=change.wire,
             compute_scale=change.compute_scale,
+            batch=change.batch,
+            batch_fixed=change.batch_fixed,
             accumulate=change.accumulate,
             stragglers=behaviour.stragglers,
             spread=behaviour.spread,
@@ -283,7 +294,7 @@ class WhatIfSimulator:
 
     def _alone(self, change: Change, *, loading: bool) -> float:
         """Return the iteration of one worker of factor 1 without communication."""
-        key = (change.compute_scale, change.accumulate, change.strategy, loading)
+        key = (_computed(change), change.strategy, loading)
         if key not in self._alone_s:
             profile = self.profile_at(change)
             self._alone_s[key] = predict_computation_s(
@@ -294,8 +305,16 @@ class WhatIfSimulator:
         return self._alone_s[key]
 
 
+_Computed = tuple[float, float, float, int]
+
+
+def _computed(change: Change) -> _Computed:
+    """Return the settings that decide how long a worker computes."""
+    return change.compute_scale, change.batch, change.batch_fixed, change.accumulate
+
+
 def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> CostCurve:
-    """Return the curve of a sparse exchange of elements of 4 bytes for those of another width."""
+    """Convert the curve of a sparse exchange of 4-byte elements to elements of another width."""
     index_bytes = exchange.index_bytes
     rate = (1 + index_bytes / element_bytes) / (1 + index_bytes / ELEMENT_BYTES)
     link = curve.less(exchange.computing_curve())

@@ -1,0 +1,114 @@
+"""Calibration of a network by iteration times that were measured at some numbers of workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from syncline.errors import UserError, quoted
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
+from syncline.plan.simulator.predict import predict_iteration_s
+
+LARGEST_FACTOR = 16.0
+"""A link that is this many times slower or faster than given is another link."""
+STEPS = 64
+"""Factors that are tried first, evenly spread on a logarithmic scale."""
+PRECISION = 1e-4
+"""Of a factor."""
+TELLING = 0.01
+"""If a network twice as slow changes the times by a smaller share, they say nothing of it."""
+
+
+class Calibration(NamedTuple):
+    """A network whose link explains measured iterations."""
+
+    network: Network
+    factor: float
+    """How many times slower the link is than given."""
+    errors: dict[int, float]
+    """By number of workers: predicted over measured, less 1."""
+
+    @property
+    def note(self) -> str:
+        """The calibration in a sentence."""
+        found = ", ".join(f"{error:+.1%} at {count}" for count, error in self.errors.items())
+        word = "slower" if self.factor >= 1 else "faster"
+        times = max(self.factor, 1 / self.factor)
+        sure = (
+            "one measurement cannot say how sure that is"
+            if len(self.errors) == 1
+            else "expect about as much between these, and more the further beyond"
+        )
+        return (
+            f"the link is {times:.2f} times {word} than given, which explains the measured "
+            f"iterations but for {found} workers; {sure}"
+        )
+
+
+def calibrated(
+    profile: Profile,
+    network: Network,
+    measured_s: Mapping[int, float],
+    planner: Callable[[Profile, Network], Plan],
+) -> Calibration:
+    """Return the network with its link scaled so that it explains measured iterations.
+
+    One factor scales latency and rate alike. It has the least squares of the logarithms of
+    predicted over measured. Whatever else made iterations longer (waits for the slowest worker,
+    processors that messages share) is part of it, as far as it grows with the messages.
+
+    Args:
+        profile: of one iteration.
+        network: what messages cost as far as is known.
+        measured_s: seconds of an iteration by number of workers; at least one.
+        planner: makes the plan that these iterations ran under.
+
+    Raises:
+        UserError: no link explains the times, or they say nothing of the network.
+    """
+
+    def errors(factor: float) -> dict[int, float]:
+        slower = _slower(network, factor)
+        found = {}
+        for count, seconds in measured_s.items():
+            net = slower.with_workers(count)
+            found[count] = predict_iteration_s(profile, net, planner(profile, net)) / seconds - 1
+        return found
+
+    def loss(logarithm: float) -> float:
+        found = errors(math.exp(logarithm)).values()
+        return math.fsum(math.log1p(error) ** 2 for error in found)
+
+    limit = math.log(LARGEST_FACTOR)
+    grid = [limit * (2 * step / STEPS - 1) for step in range(STEPS + 1)]
+    best = min(grid, key=lambda logarithm: (round(loss(logarithm), 12), abs(logarithm)))
+    if abs(best) == limit:
+        off = ", ".join(f"{e:+.0%} at {count}" for count, e in errors(math.exp(best)).items())
+        raise UserError(
+            f"calibrating: no link from {LARGEST_FACTOR:g} times slower to as many times faster "
+            f"explains these iterations of {quoted(profile.model)}: predictions are off by {off} "
+            "workers; are model, batch and workers a host those of the measurement?"
+        )
+    low, high = best - 2 * limit / STEPS, best + 2 * limit / STEPS
+    ratio = (math.sqrt(5) - 1) / 2
+    while high - low > PRECISION:  # golden-section search
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
+    factor = math.exp((low + high) / 2)
+    found, slower = errors(factor), errors(2 * factor)
+    if all(slower[count] - found[count] < TELLING for count in found):
+        raise UserError(
+            "calibrating: messages are hidden behind computing at "
+            f"{' and '.join(map(str, measured_s))} workers, so these iterations say nothing of the "
+            "network; give one at more workers"
+        )
+    return Calibration(_slower(network, factor), factor, found)
+
+
+def _slower(network: Network, factor: float) -> Network:
+    link = network.exchange.link
+    rate = 1 / (link.beta_s_per_byte * factor) if link.beta_s_per_byte else None
+    return network.with_(bandwidth_bytes_per_s=rate, latency_s=link.alpha_s * factor)
