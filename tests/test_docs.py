@@ -134,7 +134,7 @@ def test_the_picture_of_gains_is_what_was_measured() -> None:
         gains = [point.gain for point in points if point.rate == rate]
         least_and_most = dict.fromkeys((f"{min(gains):.2f}", f"{max(gains):.2f}"))
         assert f"{' to '.join(least_and_most)} times as fast at {named}" in text
-    assert len(points) == 20
+    assert len(points) == 21
 
 
 def test_the_recipes_for_clusters_can_be_read() -> None:
@@ -258,7 +258,7 @@ def test_the_phases_are_those_of_the_policy() -> None:
             "trying ...": deferred,
             "comparing with DDP": f"{experiments.REBUILT} + {span}",
             "comparing ...": deferred,
-            "running what is remembered": deferred,
+            "running the saved plan": deferred,
             "recording": f"{experiments.DEFERRED} + {policy.RECORDED_ITERATIONS}",
         }.items():
             assert rows[name][column] == expected, name
