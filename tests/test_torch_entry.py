@@ -149,7 +149,7 @@ def test_a_torch_that_was_not_tried_can_be_imported(site: Path, version: str) ->
     assert loaded == "['syncline_torch_entry']"
     python = re.escape(sys.version.split()[0])
     assert re.fullmatch(
-        rf"backend syncline was not tried with torch {re.escape(version)}; found syncline 0.1.0, "
+        rf"backend syncline was not tested with torch {re.escape(version)}; found syncline 0.1.0, "
         rf"torch {re.escape(version)}, Python {python}; syncline 0.1.0 is for torch{TORCH}: "
         "install one of these, or .*; or use another backend, such as gloo",
         message,

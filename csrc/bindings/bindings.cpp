@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "group_bindings.hpp"
 #include "decoupled.hpp"
+#include "group_bindings.hpp"
 #include "merge.hpp"
 #include "overlap.hpp"
 #include "pace.hpp"
@@ -147,7 +147,7 @@ syncline::DecoupledRound make_decoupled(const DecoupledTuple& round) {
 }
 
 std::int64_t decoupled_end(const DecoupledTuple& round, const std::vector<std::int32_t>& lasts,
-                        const std::vector<HalfTuple>& order) {
+                           const std::vector<HalfTuple>& order) {
     std::vector<syncline::Half> sent;
     for (const auto& [first, last, gathered] : order) sent.push_back({first, last, gathered});
     return syncline::decoupled_end(make_decoupled(round), lasts, sent);

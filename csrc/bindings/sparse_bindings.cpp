@@ -130,7 +130,8 @@ auto code_indices(const Array<std::uint32_t>& indices) {
 
 nb::tuple decode_indices(const Array<std::uint8_t>& bytes, std::size_t count,
                          std::size_t universe) {
-    // Every index takes two bytes or more, so an impossible count is refused before memory is allocated.
+    // Every index takes two bytes or more, so an impossible count is refused before memory is
+    // allocated.
     if (count > bytes.shape(0) / 2) throw std::invalid_argument("the indices end early");
     syncline::RecycledVector<std::uint32_t> indices(count);
     std::size_t taken = 0;

@@ -297,7 +297,7 @@ void DecoupledRound::check() const {
 }
 
 std::int64_t decoupled_end(const DecoupledRound& round, const std::vector<std::int32_t>& lasts,
-                        const std::vector<Half>& order) {
+                           const std::vector<Half>& order) {
     round.check();
     check_lasts(round, lasts);
     std::int32_t summed = 0;
@@ -318,7 +318,8 @@ std::int64_t decoupled_end(const DecoupledRound& round, const std::vector<std::i
 }
 
 DecoupledPlan plan_decoupled(const DecoupledRound& round,
-                       const std::vector<std::vector<std::int32_t>>& seeds, std::int64_t budget) {
+                             const std::vector<std::vector<std::int32_t>>& seeds,
+                             std::int64_t budget) {
     round.check();
     const std::size_t tensors = round.ready_ns.size();
     Search search(round, budget);

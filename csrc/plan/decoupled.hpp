@@ -41,15 +41,15 @@ struct DecoupledPlan {
 // order; the norms follow the last one; each all-gather follows the sums that it distributes.
 // Throws std::invalid_argument if the plan does not fit the round.
 [[nodiscard]] std::int64_t decoupled_end(const DecoupledRound& round,
-                                      const std::vector<std::int32_t>& lasts,
-                                      const std::vector<Half>& order);
+                                         const std::vector<std::int32_t>& lasts,
+                                         const std::vector<Half>& order);
 
 // Searches for groups and an order such that the round ends early; see plan/planners/decoupled.py.
 //
 // seeds: the last tensors of groups to begin with; of at most eight tensors, all groups are tried.
 // budget: orders that are evaluated, about a microsecond each for 100 messages.
 [[nodiscard]] DecoupledPlan plan_decoupled(const DecoupledRound& round,
-                                     const std::vector<std::vector<std::int32_t>>& seeds,
-                                     std::int64_t budget);
+                                           const std::vector<std::vector<std::int32_t>>& seeds,
+                                           std::int64_t budget);
 
 }  // namespace syncline

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "check.hpp"
+#include "decoupled.hpp"
 #include "dispatch.hpp"
 #include "gradients.hpp"
-#include "decoupled.hpp"
 #include "improve.hpp"
 #include "overlap.hpp"
 #include "rearrange.hpp"

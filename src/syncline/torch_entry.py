@@ -69,7 +69,7 @@ def create(options: Any, given: Any) -> Any:
     version = str(sys.modules["torch"].__version__)
     if untried(version) is not None:
         raise ImportError(
-            f"backend syncline was not tried with torch {version}; {advice()}; or use another "
+            f"backend syncline was not tested with torch {version}; {advice()}; or use another "
             "backend, such as gloo"
         )
     return load("syncline.comm.backend.process_group", "backend syncline").created(options, given)

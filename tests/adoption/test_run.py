@@ -68,7 +68,7 @@ def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
     assert {rank["class"] for rank in ours["plain"]} == {"syncline.train.ddp"}
     assert {rank["digest"] for rank in stock} == {rank["digest"] for rank in ours["plain"]}
     assert all(all(rank["same"]) for rank in ours["plain"])
-    assert "trains as before" not in said
+    assert "was not converted" not in said
     assert Run.load(report / "run.json").deferred
 
 
@@ -85,7 +85,7 @@ def test_models_that_cannot_be_converted_and_several_train_as_alone(tmp_path: Pa
     assert {rank["class"] for rank in ours["plain"] + ours["gan"]} == {"syncline.train.ddp"}
     assert {rank["class"] for rank in ours["hook"]} == {"torch.nn.parallel.distributed"}
     assert {rank["class"] for rank in ours["subclass"]} == {MAIN}
-    lines = [line for line in said.splitlines() if "trains as before" in line]
+    lines = [line for line in said.splitlines() if "was not converted" in line]
     assert len(lines) == 2
     assert "the wrapped model has a communication hook" in lines[0]
     assert "found a Subclass" in lines[1]

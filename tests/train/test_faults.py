@@ -285,7 +285,7 @@ def test_an_update_fails(mortals: Mortals, tmp_path: Path) -> None:
         assert kind == "SynclineError"
         assert text.startswith(f"rank {number}: the update of ")
         assert text.endswith(
-            " was broken off by OnceError: no update; resume all ranks from the last checkpoint"
+            " was interrupted by OnceError: no update; resume all ranks from the last checkpoint"
         )
         assert said["reads"] == [[kind, text]] * 3
         assert rank.code == 1

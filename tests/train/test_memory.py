@@ -17,7 +17,7 @@ def test_the_second_start_runs_the_plan_of_the_first(workers: WorkerPool, tmp_pa
     first, again = workers.run(jobs.starts_twice, 2, str(tmp_path))[0]
     assert first["phases"][:2] == ["starting", "measuring DDP"]
     assert (first["decision"], again["decision"]) == ("planned", "planned")
-    assert again["phases"] == ["starting", "running what is remembered", "recording", "steady"]
+    assert again["phases"] == ["starting", "running the saved plan", "recording", "steady"]
     assert again["plan"] == first["plan"]
     assert again["predicted_s"] == first["predicted_s"]
     assert again["profiled"]
@@ -27,7 +27,7 @@ def test_the_second_start_runs_the_plan_of_the_first(workers: WorkerPool, tmp_pa
 def test_all_ranks_run_what_rank_0_remembers(workers: WorkerPool, tmp_path: Path) -> None:
     """Another host's folder is another one, and may be empty."""
     for first, again in workers.run(jobs.starts_twice_with_a_folder_each, 2, str(tmp_path)):
-        assert again["phases"][1] == "running what is remembered"
+        assert again["phases"][1] == "running the saved plan"
         assert again["plan"] == first["plan"]
     assert [len(list((tmp_path / rank).iterdir())) for rank in "0"] == [1]
     assert not (tmp_path / "1").exists()
@@ -72,7 +72,7 @@ def test_what_cannot_be_used_is_said_in_a_line(
     expected = {"no plan": 0, "a pipe": 2}.get(damage, 1)
     assert len(lines) == expected
     for line in lines[:1]:
-        assert line.startswith("what an earlier start has found is not used: ")
+        assert line.startswith("the saved plan is not used: ")
         assert str(path) in line
 
 
@@ -83,4 +83,4 @@ def test_a_folder_that_cannot_be_written_ends_no_training(
     path.write_text("")
     phases, said = workers.run(jobs.starts_once, 2, str(path))[0]
     assert phases[-1] == "steady"
-    assert any("is not kept for the next start" in text for _, text in said)
+    assert any("is not saved for the next start" in text for _, text in said)

@@ -171,7 +171,7 @@ def test_overlap_is_tried_and_kept_where_it_gains() -> None:
     found = run.findings
     assert stages[-1].plan is found.plan is not None
     assert (found.plan.planner, found.plan.wait, found.decision) == ("overlap", "need", "planned")
-    assert found.reason.endswith("each update is left to the next forward pass")
+    assert found.reason.endswith("updates are deferred to the next forward pass")
     assert found.planned is not None
     assert found.planned.iteration_s == STOCK_S / 2
 
@@ -657,7 +657,7 @@ def test_an_unchecked_plan_stays_and_it_is_said_once() -> None:
         assert (again.name, again.plan) == ("steady", GIVEN)
         assert not again.watches_reads
     assert [news.text for news in said(run, READ)] == [
-        f"overlap gains nothing here: {READ}; the plan stays all the same, unchecked"
+        f"overlap gains nothing here: {READ}; the plan stays, since nothing is checked"
     ]
 
 
@@ -768,12 +768,12 @@ def test_what_is_remembered_runs_at_once_and_stays_where_nothing_has_changed(
 ) -> None:
     run = policy(remembered=remembered(plan))
     stages = play(run, lambda _: 0.81 if plan else 1.01, scatter=0.005)
-    assert names(stages) == ["running what is remembered", "recording", "steady"]
+    assert names(stages) == ["running the saved plan", "recording", "steady"]
     assert {stage.plan for stage in stages} == {plan}
     assert sum(s.warmup + s.iterations for s in stages[:-2]) <= 6
     found = run.findings
     assert (found.decision, found.predicted_planned_s) == ("planned" if plan else "ddp", 0.79)
-    assert "remembered" in found.reason
+    assert "when it was saved" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -90,5 +90,5 @@ def test_without_an_optimizer_it_is_said_once_what_is_missing() -> None:
     assert said == []
     assert found.as_it_can_run(NEED) == found.as_it_can_run(NEED) == plain_plan()
     ((text, level),) = said
-    assert text.startswith("the plan of by hand leaves messages to the next forward pass, but no ")
+    assert text.startswith("the plan of by hand overlaps messages with the next forward pass, ")
     assert level == logging.WARNING

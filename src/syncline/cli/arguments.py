@@ -103,7 +103,7 @@ def show(
 
 
 overlap_option = click.option(
-    "--overlap/--no-overlap", default=True, help="Let messages go on under the next forward pass."
+    "--overlap/--no-overlap", default=True, help="Overlap messages with the next forward pass."
 )
 clip_option = click.option(
     "--clip",

@@ -36,7 +36,7 @@ DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
 
 @click.group()
 def bench() -> None:
-    """Measure, beside others."""
+    """Measure Syncline beside other libraries."""
 
 
 @bench.command(epilog=EPILOG)

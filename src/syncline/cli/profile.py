@@ -23,7 +23,7 @@ from syncline.plan.profile import Profile
 
 @click.command()
 @click.option("--model", default="resnet20", help="A model of 'syncline train'.")
-@click.option("--data", help="A data set of 'syncline train'.  [default: what is at hand]")
+@click.option("--data", help="A data set of 'syncline train'.  [default: by the model]")
 @training_options("data_dir", "workers", "device", "batch_size", "precision")
 @click.option(
     "--iterations",

@@ -78,7 +78,7 @@ training_options = partial(field_options, FIELDS)
 
 @click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG, details=DETAILS)
 @click.option("--model", default="resnet20", help="One of those below.")
-@click.option("--data", help="One of those below.  [default: what is at hand]")
+@click.option("--data", help="One of those below.  [default: by the model]")
 @training_options(*OPTIONS, *chain(*GROUPS.values()))
 @click.pass_context
 def train(context: click.Context, /, model: str, data: str | None, **options: Any) -> None:

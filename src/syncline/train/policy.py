@@ -134,7 +134,7 @@ class Policy:
         stage = self._experiments.stage("recording", plan, RECORDED_ITERATIONS)
         found = yield msgspec.structs.replace(stage, turns=("detailed",), record=True)
         if plan is not None and self._experiments.mismatches(plan, found):
-            self._conclude("ddp", "DDP would not take the plan's messages")
+            self._conclude("ddp", "DDP's reducer did not take the plan's messages as its buckets")
         elif not self._settings.check and self._reads.learn(found):
             yield from self._plan_again()  # nothing was tried before
 
@@ -144,7 +144,7 @@ class Policy:
         assert self._resumed is not None
         (plan,), self._resumed = self._resumed, None
         if plan is None:
-            self._conclude("reverted", "the checkpoint was written after dense buckets had won")
+            self._conclude("reverted", "DDP's buckets had won before the checkpoint was written")
         else:
             plan = self._reads.as_it_can_run(plan)
             self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
@@ -190,9 +190,9 @@ class Policy:
         assert then.baseline is not None
         assert expected is not None
         plan = None if then.plan is None else self._reads.as_it_can_run(then.plan)
-        self.notes.announce(f"running what an earlier start has found: {expected.name}")
+        self.notes.announce(f"running the saved plan of an earlier start: {expected.name}")
         tried = self._experiments
-        stage = tried.stage("running what is remembered", plan)
+        stage = tried.stage("running the saved plan", plan)
         found = yield from tried.measure_until(stage, expected.iteration_s, tried.is_known)
         known = plan == then.plan and not (
             (plan is not None and tried.mismatches(plan, found)) or self._reads.learn(found)
@@ -201,8 +201,8 @@ class Policy:
         change = abs(rate.iteration_s / expected.iteration_s - 1)
         noise = CONFIDENCE * math.hypot(rate.noise_s, expected.noise_s) / expected.iteration_s
         figures = (
-            f"{expected.name} takes {in_ms(rate.iteration_s)} an iteration, remembered were "
-            f"{in_ms(expected.iteration_s)}"
+            f"{expected.name} takes {in_ms(rate.iteration_s)} an iteration, "
+            f"{in_ms(expected.iteration_s)} when it was saved"
         )
         if known and change <= max(AS_REMEMBERED, noise):
             gain = "" if plan is None else f", {in_ms(then.baseline.iteration_s)} under stock DDP"
@@ -287,7 +287,7 @@ class Policy:
         """Keep the best plan that was tried, unless DDP's own buckets are faster."""
         trials = [trial for trial in tried if trial is not None]
         if not trials:
-            reason = "DDP would not take the plan's messages"
+            reason = "DDP's reducer did not take the plan's messages as its buckets"
             if forecasts is not None and not tried:
                 reason = forecasts.comparison.reason
             self._conclude("ddp", reason, forecasts=forecasts)
@@ -333,11 +333,11 @@ class Policy:
             reason = f"{figures}; back to DDP's own buckets"
             reason += "" if self._experiments.hook is None else " and the hook"
             if trial.plan.is_sparse:
-                reason += ", dense; what is left of the gradients goes out with the next ones"
+                reason += ", dense; the residuals are sent with later gradients"
             self._conclude("reverted", reason, trial=trial, forecasts=trial.forecasts)
             return
         if trial.plan.wait == "need":
-            figures += "; each update is left to the next forward pass"
+            figures += "; updates are deferred to the next forward pass"
         self._conclude(
             "planned", figures, plan=trial.plan, trial=trial, forecasts=trial.forecasts, then=then
         )

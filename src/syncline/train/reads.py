@@ -87,7 +87,7 @@ class Reads:
         then = (
             "from here on messages run under the backward pass only"
             if self._heed
-            else "the plan stays all the same, unchecked"
+            else "the plan stays, since nothing is checked"
         )
         self._say(f"overlap gains nothing here: {found.read_early}; {then}", logging.WARNING)
         return self._given_up
@@ -111,7 +111,7 @@ class Reads:
         known = self.deferring.why_not is not None and self.deferring.was_asked
         remedy = "" if known else " (optimizer = model.overlap(optimizer))"
         self._say(
-            f"the plan of {planner} leaves messages to the next forward pass, but no optimizer "
-            f"defers its update{remedy}; the end of the backward pass waits for all of them",
+            f"the plan of {planner} overlaps messages with the next forward pass, but no optimizer "
+            f"defers its update{remedy}; the end of the backward pass waits for all messages",
             logging.INFO if known else logging.WARNING,
         )

@@ -101,7 +101,7 @@ def _finish(deferral: Deferral, engine: Engine) -> None:
         lost = error
         if not isinstance(error, SynclineError):
             error = SynclineError(
-                f"rank {engine.rank}: the end of the process was broken off by {error!r}"
+                f"rank {engine.rank}: the end of the process was interrupted by {error!r}"
             )
         engine.fail(error)
     shown = _exception()

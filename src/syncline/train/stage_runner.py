@@ -262,7 +262,7 @@ def _report_undecided(runner_of: weakref.ref[StageRunner]) -> None:
         return
     announce(
         f"training ended after {runner.progress.iteration} iterations, while {runner.stage.name}: "
-        "it was not decided yet how to exchange gradients, and nothing was gained. Longer training "
-        "decides it, and the next start then runs the plan at once; profile= and network= of an "
-        "earlier run leave out what takes longest"
+        "Syncline had not decided yet how to exchange gradients. A longer training decides it, and "
+        "the next start then runs the plan at once; profile= and network= of an earlier run skip "
+        "the longest measurements"
     )

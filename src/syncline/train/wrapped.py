@@ -127,7 +127,7 @@ class Wrapped:
             return "gradients are of several dtypes or devices, which DDP never merges"
         unknown = {dtype_name(p.dtype) for p in parameters} - BYTES_PER_ELEMENT.keys()
         if unknown:
-            return f"gradients are of {unknown.pop()}, of which messages cannot be planned"
+            return f"gradients have the dtype {unknown.pop()}, which messages cannot have"
         if any(getattr(m, "sparse", False) for m in self.module.modules()):
             return "some gradients are sparse"
         return None

@@ -107,7 +107,7 @@ def test_residuals_go_out_with_the_next_dense_gradients(workers: WorkerPool, ahe
 def test_dense_buckets_that_are_faster_return(workers: WorkerPool) -> None:
     for found in workers.run(jobs.decides, 2, {"density": 0.05}, True):
         assert found["decision"] == "reverted"
-        assert "what is left of the gradients goes out with the next ones" in found["reason"]
+        assert "the residuals are sent with later gradients" in found["reason"]
         assert not found["lossy"]
         assert not found["left"]
         assert found["decided"] == (True, False)

@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather as rings: sums of all workers, several messages under way at once."""
+"""Reduce-scatter and all-gather as rings: sums of all workers, several messages in flight."""
 
 from __future__ import annotations
 

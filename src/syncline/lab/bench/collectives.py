@@ -144,7 +144,7 @@ def measure_collectives(
             absent += teams.absent
     if not entries:
         reasons = "; ".join(dict.fromkeys(f"{a.contestant}: {a.reason}" for a in absent))
-        raise UserError(f"nobody could be measured: {reasons}")
+        raise UserError(f"no library could be measured: {reasons}")
     return Benchmark(
         collective=request.collective,
         place=name_of_place(request.place),

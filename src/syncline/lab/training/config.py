@@ -62,11 +62,11 @@ class TrainingConfig(Value, frozen=True):
     network: Annotated[
         str | None, described("Plan for the network in this file instead of measuring it.")
     ] = None
-    overlap: Annotated[bool, described("Let messages go on under the next forward pass.")] = True
+    overlap: Annotated[bool, described("Overlap messages with the next forward pass.")] = True
     """Each parameter is updated there, too. It changes no result, so a checkpoint of a training
     with it can be resumed without it, and vice versa."""
     shard: Annotated[
-        bool, described("Keep the optimizer's state on one share of the memory a worker.")
+        bool, described("Shard the optimizer's state: each worker keeps its share.")
     ] = False
     """Each worker updates only its share of the parameters."""
     compression: Annotated[str | None, described("Exchange lossily; one of those below.")] = None

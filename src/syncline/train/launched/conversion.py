@@ -104,7 +104,7 @@ class _Conversion:
                     overlap_optimizers=True,
                 )
         except (UserError, MismatchError) as error:
-            warn(f"this model trains as before: {error}")
+            warn(f"this model was not converted: {error}")
             return False
         self._converted += 1
         follow_lightning()

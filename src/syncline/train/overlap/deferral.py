@@ -291,7 +291,7 @@ class Deferral(PendingGradients):
         self.engine.fail(
             SynclineError(
                 f"rank {self.engine.rank}: the update of {self.names[indices[0]]!r} and "
-                f"{len(indices) - 1} other parameters was broken off by {type(error).__name__}: "
+                f"{len(indices) - 1} other parameters was interrupted by {type(error).__name__}: "
                 f"{error}; resume all ranks from the last checkpoint"
             )
         )

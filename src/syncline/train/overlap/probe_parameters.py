@@ -160,7 +160,7 @@ class ProbeParameters:
         self._step_all(lambda probe: (probe.beside, probe.other))
         for probe in self._probes:
             if not _agree(probe.alone.detach(), probe.beside.detach()):
-                return "it updates a parameter otherwise when others are stepped with it"
+                return "it updates a parameter differently when it also updates others"
             # An optimizer without state makes no entry; the copy below makes an empty one.
             if not _agree(self._state.get(probe.alone, {}), self._state.get(probe.beside, {})):
                 return "it leaves another state of a parameter when others are stepped with it"

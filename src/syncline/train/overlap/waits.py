@@ -63,17 +63,17 @@ class Waits:
         if early > most and self.asked_norm is not None:
             reason = (
                 f"gradients are read before each step for their {self.asked_norm}-norm, which the "
-                "plan does not exchange (its field norm), and so this waits for all"
+                "plan does not exchange (its field norm); such a read waits for the whole exchange"
             )
         elif early > most:
             reason = (
-                "gradients are read before each step, otherwise than by clipping, which waits for "
-                "the whole exchange"
+                "gradients are read before each step, and not only to clip them; such a read waits "
+                "for the whole exchange"
             )
         elif forced > most:
             reason = (
-                "parameters are read between each step and the next forward pass, which waits for "
-                "the whole exchange (for an average of the weights there is model.average)"
+                "parameters are read between each step and the next forward pass; such a read "
+                "waits for the whole exchange (model.average keeps averages without one)"
             )
         else:
             return None
