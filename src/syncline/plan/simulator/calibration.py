@@ -38,13 +38,13 @@ class Calibration(NamedTuple):
         word = "slower" if self.factor >= 1 else "faster"
         times = max(self.factor, 1 / self.factor)
         sure = (
-            "one measurement cannot say how sure that is"
+            "one measurement cannot show how accurate that is"
             if len(self.errors) == 1
-            else "expect about as much between these, and more the further beyond"
+            else "expect similar errors between these worker counts, and larger ones beyond"
         )
         return (
-            f"the link is {times:.2f} times {word} than given, which explains the measured "
-            f"iterations but for {found} workers; {sure}"
+            f"the link is {times:.2f} times {word} than given; the predictions of the measured "
+            f"iterations are then off by {found} workers; {sure}"
         )
 
 
