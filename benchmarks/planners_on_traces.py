@@ -29,6 +29,7 @@ from syncline.files.traces.formats import read_trace
 from syncline.plan.collective_costs import all_reduce_line
 from syncline.plan.cost import lower_envelope
 from syncline.plan.network import Network
+from syncline.plan.planners.auto import as_trained
 from syncline.plan.planners.overlap import Overlap
 from syncline.plan.planners.table import CANDIDATES, PUBLISHED
 from syncline.plan.profile import Profile
@@ -66,9 +67,10 @@ def network(gigabits: int, workers: int) -> Network:
 
 def row_of(profile: Profile, gigabits: int, workers: int) -> dict[str, Any]:
     net = network(gigabits, workers)
-    plans = {planner.NAME: planner.plan(profile, net) for planner in PLANNERS}
-    if profile.sharded:
-        plans = {n: p.in_shards() if p.wait == "need" else p for n, p in plans.items()}
+    plans = {
+        planner.NAME: as_trained(profile, planner.plan(profile, net), net, defers=True)
+        for planner in PLANNERS
+    }
     found = {name: predict(profile, net, plan).prediction for name, plan in plans.items()}
     # A gather after the update counts as computing, so such a plan has a bound of its own.
     bounds = [p.lower_bound_s for n, p in found.items() if plans[n].sharded == profile.sharded]

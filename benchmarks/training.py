@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--shard", action="store_true")
     arguments = parser.parse_args()
     rows = []
-    for seed, shard in itertools.product(arguments.seeds, (False, True)[: 1 + arguments.shard]):
+    forms = (False, True) if arguments.shard else (False,)
+    for seed, shard in itertools.product(arguments.seeds, forms):
         row = measured(arguments, seed, shard=shard)
         rows.append(row)
         print(
@@ -46,7 +47,7 @@ def main() -> None:
             f"state {row['state_bytes'][0] / 1e6:.1f} MB",
             flush=True,
         )
-    for shard in (False, True)[: 1 + arguments.shard]:
+    for shard in forms:
         speed_ups = [row["speed_up"] for row in rows if row["sharded"] == shard]
         print(f"{'sharded, ' * shard}times as fast as DDP: {spread(speed_ups)}")
     print(f"prediction off by {median([abs(r['prediction_error']) for r in rows]):.1%} (median)")

@@ -165,8 +165,8 @@ def simulate(
     if calibrate is not None:
         if plan is not None:
             raise UserError("--calibrate plans for other worker counts; leave --plan out")
-        one = planner is not None and planner not in ("auto", "all") and "," not in planner
-        ran = partial(planned, planner if planner and one else Ddp.NAME, defers=overlap)
+        named = () if planners is None else tuple(planners.values())
+        ran = named[0] if len(named) == 1 else partial(planned, Ddp.NAME, defers=overlap)
         found = calibrated(loaded, base, measured_iterations(calibrate), ran)
         base, notes = found.network, (*notes, found.note)
     trained = with_sharding(loaded, base.workers) if shard else loaded

@@ -347,7 +347,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return self._one_way(link, inside), self._one_way(_not_adding(link), _not_adding(inside))
 
     def _one_way(self, link: Link, inside: Link) -> CostCurve:
-        local, ends = self._workers_a_host, self._ends
+        local, ends = self.workers_a_host, self._ends
         sharded = self.algorithm == "sharded-parameter-server"
         servers = ends if sharded else self.servers or 1
         own = msgspec.structs.astuple(link)
@@ -364,7 +364,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return self.workers if self.hosts is None else self.hosts
 
     @property
-    def _workers_a_host(self) -> int:
+    def workers_a_host(self) -> int:
         """Of the fullest host."""
         return -(-self.workers // self._ends)
 
@@ -384,7 +384,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         """Seconds a byte of the stages of a host, which its workers share."""
         if self.workers == 1:
             return 0.0
-        users = self._workers_a_host
+        users = self.workers_a_host
         return math.fsum(users / s.bytes_per_s for s in self.stages if s.at == "host")
 
     def transmitting(self) -> Exchange:

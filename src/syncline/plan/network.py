@@ -403,7 +403,7 @@ class Network(Document, frozen=True, kw_only=True):
         count = self.workers if workers is None else workers
         require_count("network: workers", count, LARGEST_WORKERS)
         if hosts is None and self.hosts is not None:
-            hosts = -(-count // -(-self.workers // self.hosts))
+            hosts = -(-count // before.workers_a_host)
         if density is None and (algorithm is None or algorithm in SPARSE_ALGORITHMS):
             density = self.density
         if algorithm is None:

@@ -16,6 +16,7 @@ from syncline.plan.cost import CostCurve
 from syncline.plan.network import PRESETS, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
+from syncline.plan.planners.auto import as_trained
 from syncline.plan.planners.dear import Dear
 from syncline.plan.planners.decoupled import (
     NEXT_TO_NOTHING,
@@ -44,9 +45,8 @@ def with_norm(profile: Profile) -> Profile:
 
 
 def predicted_ns(profile: Profile, network: Network, plan: Plan) -> float:
-    if profile.sharded:
-        plan = plan.in_shards()
-    return predict_iteration_s(profile, network, plan) * 1e9
+    trained = as_trained(profile, plan, network, defers=True)
+    return predict_iteration_s(profile, network, trained) * 1e9
 
 
 def round_of(profile: Profile, network: Network, in_flight: int) -> DecoupledRound:

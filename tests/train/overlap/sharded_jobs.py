@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +27,11 @@ MAKERS = {
 
 
 def model_and_optimizer(
-    name: str, *, shard: bool, style: Style | None
+    make: Callable[[Any], torch.optim.Optimizer],
+    *,
+    shard: bool,
+    style: Style | None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     """Wrap a model under a plan, or under DDP's own buckets; overlap its optimizer."""
     torch.manual_seed(1)
@@ -34,9 +39,10 @@ def model_and_optimizer(
     arguments: dict[str, Any] = {"cache": False}
     if style is not None:
         order = ready_order(module, lambda net: loss_of(net, 0))
+        module.to(dtype)
         arguments |= {"plan": plan_of(module, order, dist.get_world_size(), style), "check": False}
     model = DistributedDataParallel(module, **arguments)
-    optimizer = MAKERS[name](module.parameters())
+    optimizer = make(module.parameters())
     model.overlap(optimizer, shard=shard)
     return model, optimizer
 
@@ -71,7 +77,7 @@ def trained(
 
     ``folders``: of checkpoints in parts, to load the optimizer from and to save it to.
     """
-    model, optimizer = model_and_optimizer(name, shard=shard, style=style)
+    model, optimizer = model_and_optimizer(MAKERS[name], shard=shard, style=style)
     if start:
         loaded = torch.load(io.BytesIO(start), weights_only=True)
         model.module.load_state_dict(loaded["model"])
@@ -113,7 +119,7 @@ class MasterWeights(torch.optim.Optimizer):
                 p.copy_(state["master"].sub_(state["momentum"].mul(group["lr"])))
 
 
-def in_16_bits() -> tuple[list[str], list[int]]:
+def in_16_bits(style: Style) -> tuple[list[str], list[int]]:
     """Train parameters in bfloat16 with state in float32, in shards and whole.
 
     Returns:
@@ -121,19 +127,13 @@ def in_16_bits() -> tuple[list[str], list[int]]:
     """
     states, parameters, kept = [], [], []
     for shard in (True, False):
-        torch.manual_seed(1)
-        module = Net().bfloat16()
-        inputs = torch.ones(4, FEATURES, dtype=torch.bfloat16)
-        order = ready_order(module, lambda net: net(inputs).square().mean())  # noqa: B023
-        style = Style(decoupled=True, piece_elements=70)
-        plan = plan_of(module, order, dist.get_world_size(), style)
-        model = DistributedDataParallel(module, plan=plan, check=False, cache=False)
-        optimizer = MasterWeights(module.parameters())
-        model.overlap(optimizer, shard=shard)
+        model, optimizer = model_and_optimizer(
+            MasterWeights, shard=shard, style=style, dtype=torch.bfloat16
+        )
         train(model, optimizer, range(STEPS))
         kept.append(sum(v.nbytes for s in optimizer.state.values() for v in s.values()))
         states.append(model.full_state_dict(optimizer) if shard else optimizer.state_dict())
-        parameters.append(copy.deepcopy(module.state_dict()))
+        parameters.append(copy.deepcopy(model.module.state_dict()))
         planned_training(model).reducer.executor.stop()
     differing = [
         name

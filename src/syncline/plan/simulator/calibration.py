@@ -94,9 +94,17 @@ def calibrated(
         )
     low, high = best - 2 * limit / STEPS, best + 2 * limit / STEPS
     ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = loss(left), loss(right)
     while high - low > PRECISION:  # golden-section search
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = loss(right)
     factor = math.exp((low + high) / 2)
     found, slower = errors(factor), errors(2 * factor)
     if all(slower[count] - found[count] < TELLING for count in found):
