@@ -97,11 +97,9 @@ def test_the_first_to_fail_is_the_cause_and_the_others_are_stopped(bed: Testbed)
     assert result.exit_code == 5
     assert result.cause is not None
     assert result.cause.rank == 1
-    assert [(end.code, end.stopped) for end in result.ends] == [
-        (-signal.SIGTERM, True),
-        (5, False),
-        (-signal.SIGTERM, True),
-    ]
+    assert [end.stopped for end in result.ends] == [True, False, True]
+    # Beside other work, the second signal may overtake the first one.
+    assert {result.ends[rank].code for rank in (0, 2)} <= {-signal.SIGTERM, -signal.SIGKILL}
 
 
 def test_the_others_may_finish_within_the_grace_time(bed: Testbed, tmp_path: Path) -> None:
