@@ -16,6 +16,7 @@
 
 #include "element.hpp"
 #include "index_code.hpp"
+#include "int8.hpp"
 #include "selection.hpp"
 #include "sparse_merge.hpp"
 #include "sparse_vector.hpp"
@@ -156,6 +157,26 @@ auto widen(const Array<std::uint16_t>& values, int dtype) {
     return numpy(std::move(result));
 }
 
+float* floats(std::uintptr_t address) { return reinterpret_cast<float*>(address); }
+
+void int8_take(std::uintptr_t values, std::uintptr_t residual, std::size_t count, float factor) {
+    const syncline::Unlocked unlocked;
+    syncline::int8_take(floats(values), floats(residual), count, factor);
+}
+
+void int8_encode(std::uintptr_t values, std::uintptr_t residual, std::size_t count, float factor,
+                 std::uintptr_t encoded) {
+    const syncline::Unlocked unlocked;
+    syncline::int8_encode(floats(values), floats(residual), count, factor,
+                          reinterpret_cast<std::uint8_t*>(encoded));
+}
+
+void int8_decode(std::uintptr_t encoded, std::size_t count, std::uintptr_t values, bool add) {
+    const syncline::Unlocked unlocked;
+    syncline::int8_decode(reinterpret_cast<const std::uint8_t*>(encoded), count, floats(values),
+                          add);
+}
+
 }  // namespace
 
 void bind_sparse(nb::module_& module) {
@@ -185,4 +206,11 @@ void bind_sparse(nb::module_& module) {
                "Round float32 to bfloat16 (2) or float16 (3).");
     module.def("widen", &widen, nb::arg("values"), nb::arg("dtype"),
                "Return bfloat16 (2) or float16 (3) as float32.");
+    module.def("int8_take", &int8_take, nb::arg("values"), nb::arg("residual"), nb::arg("count"),
+               nb::arg("factor"), "Add residuals to a multiple of the values, and clear them.");
+    module.def("int8_encode", &int8_encode, nb::arg("values"), nb::arg("residual"),
+               nb::arg("count"), nb::arg("factor"), nb::arg("encoded"),
+               "Add residuals to a multiple of the values, and round these to 8 bits.");
+    module.def("int8_decode", &int8_decode, nb::arg("encoded"), nb::arg("count"), nb::arg("values"),
+               nb::kw_only(), nb::arg("add"), "Replace values by encoded ones, or add these.");
 }

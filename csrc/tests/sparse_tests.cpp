@@ -12,6 +12,7 @@
 #include "check.hpp"
 #include "element.hpp"
 #include "index_code.hpp"
+#include "int8.hpp"
 #include "recycled.hpp"
 #include "selection.hpp"
 #include "sparse_merge.hpp"
@@ -322,6 +323,33 @@ void test_narrow_values() {
     }
 }
 
+// What is sent and what is kept add up exactly, and every byte can be decoded.
+void test_8_bits() {
+    Random random(11);
+    for (int round = 0; round < 300; ++round) {
+        const auto count = uniform<std::size_t>(random, 0, 700);
+        const float size = std::ldexp(1.0F, uniform(random, -140, 120));
+        std::normal_distribution<float> normal;
+        std::vector<float> values(count);
+        std::vector<float> residual(count);
+        for (auto& each : values) each = size * normal(random);
+        for (auto& each : residual) each = size * normal(random) / 256;
+        std::vector<float> due = values;
+        std::vector<float> taken = residual;
+        syncline::int8_take(due.data(), taken.data(), count, 0.5F);
+        std::vector<std::uint8_t> encoded(count + (count + 127) / 128);
+        syncline::int8_encode(values.data(), residual.data(), count, 0.5F, encoded.data());
+        std::vector<float> decoded(count, 1.0F);
+        syncline::int8_decode(encoded.data(), count, decoded.data(), false);
+        for (std::size_t i = 0; i < count; ++i) {
+            CHECK(decoded[i] == values[i]);
+            CHECK(values[i] + residual[i] == due[i] + taken[i]);
+        }
+        for (auto& each : encoded) each = static_cast<std::uint8_t>(random());
+        syncline::int8_decode(encoded.data(), count, decoded.data(), true);
+    }
+}
+
 }  // namespace
 
 // A block comes back for whatever has as many bits; and more than the bound is freed, not kept.
@@ -364,6 +392,7 @@ int main() {
     test_merge_of_any_values();
     test_index_code();
     test_narrow_values();
+    test_8_bits();
     std::printf("sparse: %d failed, %zu sets of instructions\n", failed.load(), available().size());
     return failed == 0 ? 0 : 1;
 }

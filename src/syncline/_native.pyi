@@ -239,3 +239,12 @@ def narrow(values: NDArray[np.float32], dtype: int) -> NDArray[np.uint16]:
 
 def widen(values: NDArray[np.uint16], dtype: int) -> NDArray[np.float32]:
     """Return bfloat16 (2) or float16 (3) as float32."""
+
+def int8_take(values: int, residual: int, count: int, factor: float) -> None:
+    """Add residuals to ``factor`` times the values, both by address, and clear them."""
+
+def int8_encode(values: int, residual: int, count: int, factor: float, encoded: int) -> None:
+    """Add residuals to ``factor`` times the values, and round these to 8 bits; by address."""
+
+def int8_decode(encoded: int, count: int, values: int, *, add: bool) -> None:
+    """Replace values by encoded ones, or add these; by address."""

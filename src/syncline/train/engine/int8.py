@@ -1,0 +1,154 @@
+"""Gradients as 8-bit integers, in blocks that share an exponent; rounding errors are kept.
+
+The format is the idea of MXINT8 (OCP Microscaling Formats v1.0, section 5.3) in longer blocks.
+Elements are integers from -127 to 127. The elements of a block are multiplied by one power of two,
+so that the largest becomes 64 to 127. Values are exact multiples of that power, and what rounding
+loses is exact in float32, too.
+
+A worker adds its residual to its gradient before it rounds, and keeps what rounding loses for the
+next one (error feedback: Karimireddy et al., ICML 2019, Algorithm 1).
+
+On the CPU, native code does this in one pass; elsewhere operations of torch, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from syncline import _native
+
+BLOCK = 128
+"""Elements that share an exponent. Exponents add 1/128 to the bytes."""
+BIAS = 127
+"""Of the exponents, as in float32."""
+PLACES = 6
+"""The largest element of a block becomes at least 2^6."""
+NOT_FINITE = 255
+"""The exponent of a block with an infinity or NaN. All of it arrives as NaN."""
+
+
+def encoded_bytes(values: torch.Tensor) -> int:
+    """Return how many bytes encoded values take: one an element, and one a block."""
+    return values.numel() + -(-values.numel() // BLOCK)
+
+
+def space_for(values: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor for encoded values: uint8, of shape ``(encoded_bytes(values),)``."""
+    return torch.empty(encoded_bytes(values), dtype=torch.uint8, device=values.device)
+
+
+def take(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
+    """Replace values by ``factor * values + residual``, and clear the residual.
+
+    Blocks of zeros are left as they are, with their residuals: DDP discards the average for a
+    parameter that no rank used. If a block becomes infinite or NaN, its residual stays, too: such a
+    step is skipped.
+
+    Args:
+        values: float32 of shape (n,), contiguous.
+        residual: likewise.
+        factor: of the values.
+    """
+    if values.device.type == "cpu":
+        _native.int8_take(values.data_ptr(), residual.data_ptr(), values.numel(), factor)
+    else:
+        take_by_torch(values, residual, factor)
+
+
+def encode(values: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    """Return ``factor * values + residual`` in 8 bits; see :func:`take` for blocks left out.
+
+    Args:
+        values: float32 of shape (n,), contiguous. They become what the result stands for.
+        residual: likewise. It becomes what rounding loses.
+        factor: of the values.
+
+    Returns:
+        As :func:`space_for`: n integers of int8, then an exponent for each block.
+    """
+    encoded = space_for(values)
+    if values.device.type == "cpu":
+        addresses = values.data_ptr(), residual.data_ptr()
+        _native.int8_encode(*addresses, values.numel(), factor, encoded.data_ptr())
+    else:
+        encode_by_torch(values, residual, factor, encoded)
+    return encoded
+
+
+def decode(encoded: torch.Tensor, values: torch.Tensor, *, add: bool = False) -> None:
+    """Replace values by encoded ones, or add these.
+
+    Args:
+        encoded: as from :func:`encode`.
+        values: float32 of shape (n,), contiguous.
+        add: whether to add.
+    """
+    if values.device.type == "cpu":
+        _native.int8_decode(encoded.data_ptr(), values.numel(), values.data_ptr(), add=add)
+    else:
+        decode_by_torch(encoded, values, add=add)
+
+
+def take_by_torch(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
+    """Do the same as :func:`take`, on any device."""
+    for rows, kept in zip(_blocks(values), _blocks(residual), strict=True):
+        _, skipped = _added(rows, kept, factor)
+        kept.masked_fill_(~skipped[:, None], 0.0)
+
+
+def encode_by_torch(
+    values: torch.Tensor, residual: torch.Tensor, factor: float, encoded: torch.Tensor
+) -> None:
+    """Do the same as :func:`encode`, on any device; ``encoded`` takes the result."""
+    integers, exponents = _parts(encoded, values)
+    everything = zip(*map(_blocks, (values, residual, integers)), exponents, strict=True)
+    for rows, kept, sent, exponent in everything:
+        found, skipped = _added(rows, kept, factor)
+        exponent.copy_(found)
+        rows.masked_fill_(skipped[:, None], 0.0)
+        sent.copy_((rows * _powers(2 * BIAS - found)).clamp_(-BIAS, BIAS).round_())
+        rounded = sent * _powers(found)
+        kept.copy_(torch.where(skipped[:, None], kept, rows - rounded))
+        rows.copy_(rounded)
+
+
+def decode_by_torch(encoded: torch.Tensor, values: torch.Tensor, *, add: bool) -> None:
+    """Do the same as :func:`decode`, on any device."""
+    integers, exponents = _parts(encoded, values)
+    for rows, sent, exponent in zip(_blocks(values), _blocks(integers), exponents, strict=True):
+        found = sent * _powers(exponent.int())
+        rows.copy_(rows + found if add else found)
+
+
+def _parts(
+    encoded: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """Return views of the integers, and of the exponents of each result of :func:`_blocks`."""
+    elements = values.numel()
+    exponents = encoded[elements:].split([len(rows) for rows in _blocks(values)])
+    return encoded[:elements].view(torch.int8), exponents
+
+
+def _blocks(flat: torch.Tensor) -> list[torch.Tensor]:
+    """Return views of shape (blocks, elements): of all whole blocks, and of a shorter last one."""
+    whole = flat.numel() // BLOCK * BLOCK
+    rows = [flat[:whole].view(-1, BLOCK), flat[whole:].view(1, -1)]
+    return [each for each in rows if each.numel()]
+
+
+def _added(
+    rows: torch.Tensor, kept: torch.Tensor, factor: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add residuals to blocks; return the exponent of each block, and whether it is left out."""
+    zeros = ~rows.any(dim=1)
+    rows.copy_(torch.where(zeros[:, None], rows, (rows * factor).add_(kept)))
+    found = rows.abs().amax(dim=1).view(torch.int32) >> 23
+    exponent = (found - PLACES).clamp_(min=1).masked_fill_(found == NOT_FINITE, NOT_FINITE)
+    return exponent, zeros | (found == NOT_FINITE)
+
+
+def _powers(exponent: torch.Tensor) -> torch.Tensor:
+    """Return powers of two by their biased exponents, one for each block; infinity for 255."""
+    return (exponent << 23).view(torch.float32)[:, None]
