@@ -16,7 +16,7 @@ WHOLE_FROM = 10.0
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
-    """Predictions of the fastest sparse exchange and of one in 16 bits, beside the dense one.
+    """Predictions of the fastest sparse exchange and of 16 and 8 bits, beside the dense one.
 
     Raises:
         UserError: on construction, if a time is not above 0 or not finite.
@@ -30,6 +30,8 @@ class Suggestion(Value, frozen=True, kw_only=True):
     """The iteration without compression."""
     rounded_s: float | None = None
     """The iteration with every element in bfloat16; None if that is not known."""
+    int8_s: float | None = None
+    """The same in int8."""
     selecting_counted: bool
     """Whether the network says how fast its workers select and merge."""
     on_gpu: bool = False
@@ -57,9 +59,13 @@ class Suggestion(Value, frozen=True, kw_only=True):
             return self._sparse_sentence
         rounded = (
             f"bfloat16 would take {_time(self.rounded_s)} instead of {_time(self.dense_s)} an "
-            f"iteration ({self.dense_s / self.rounded_s:.1f}x); ask for it by "
-            "compression='bfloat16'"
+            f"iteration ({self.dense_s / self.rounded_s:.1f}x)"
         )
+        names = "'bfloat16'"
+        if self.int8_s is not None and self.rounded_s >= LEAST_GAIN * self.int8_s:
+            rounded += f", int8 {_time(self.int8_s)} ({self.dense_s / self.int8_s:.1f}x)"
+            names += " or 'int8'"
+        rounded += f"; ask for it by compression={names}"
         return f"{rounded}; {self._sparse_sentence}" if self.pays else rounded
 
     @property

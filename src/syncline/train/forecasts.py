@@ -71,7 +71,9 @@ def forecast(
             compressing=lossy.network,
         )
     others = () if asked is None else (asked,)
-    choice = choose(profile, network, ddp=settings.ddp, others=others, defers=defers)
+    choice = choose(
+        profile, network, ddp=settings.ddp, others=others, defers=defers, suggests=False
+    )
     comparison = choice.comparison
     if asked is not None:
         comparison = msgspec.structs.replace(

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from syncline.plan.plan import Plan
-from syncline.plan.planners.auto import CONFIDENCE
+from syncline.plan.planners.auto import CONFIDENCE, suggestion
 from syncline.plan.planners.compressed import compressed
 from syncline.plan.profile import Baseline
 from syncline.plan.recipe import Recipe
@@ -365,9 +365,15 @@ class Policy:
             own = own if self._experiments.hook is None else compressed(own, self._experiments.hook)
             running = plan or own
             chosen = trial.plan if trial is not None else plan
+            comparison = forecasts.comparison
+            lossy = None
+            if self._settings.compression is None:
+                dense_s = comparison.of(comparison.chosen).iteration_s
+                defers = self._reads.defers
+                lossy = suggestion(forecasts.profile, network, dense_s, defers=defers)
             expected = Findings(
                 comparison=msgspec.structs.replace(
-                    forecasts.comparison, chosen=running.planner, reason=reason
+                    comparison, chosen=running.planner, reason=reason, suggestion=lossy
                 ),
                 costs=forecasts.compressing if running.is_sparse else None,
                 predicted_baseline_s=forecasts.predicted_s(own.planner),

@@ -49,7 +49,9 @@ def test_a_slow_network_gets_a_suggestion_and_a_dense_plan() -> None:
     rounded = planned_in(Overlap(), PROFILE, network, "bfloat16")
     assert found.rounded_s == predict(PROFILE, network, rounded).prediction.iteration_s
     assert found.sentence.startswith("bfloat16 would take")
-    assert "ask for it by compression='bfloat16'; gtop-k" in found.sentence
+    eighth = planned_in(Overlap(), PROFILE, network, "int8")
+    assert found.int8_s == predict(PROFILE, network, eighth).prediction.iteration_s
+    assert "ask for it by compression='bfloat16' or 'int8'; gtop-k" in found.sentence
     assert choice.comparison.from_json(choice.comparison.to_json()) == choice.comparison
 
 
@@ -76,7 +78,7 @@ def test_slow_selection_gains_nothing_either() -> None:
     assert found is not None
     assert found.gain < 1
     assert not found.pays
-    assert found.sentence.endswith("ask for it by compression='bfloat16'")
+    assert found.sentence.endswith("ask for it by compression='bfloat16' or 'int8'")
 
 
 def test_speeds_that_are_not_known_are_said_to_be_left_out() -> None:

@@ -140,6 +140,8 @@ def _remedies(
     rounded_s = None if found is None else found.rounded_s
     rounded_s = ddp_s(Change(wire="bfloat16")) if rounded_s is None else rounded_s
     yield "16-bit gradients", rounded_s, "run --compression bf16"
+    if found is not None and found.int8_s is not None:
+        yield "8-bit gradients", found.int8_s, "run --compression int8"
     sizes = {
         mib: predict_iteration_s(
             profile,

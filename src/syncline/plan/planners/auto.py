@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+import msgspec
+
 from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -18,6 +20,7 @@ from syncline.plan.planners.merge import Merge
 from syncline.plan.planners.overlap import Overlap, candidates
 from syncline.plan.prediction import Comparison, Suggestion
 from syncline.plan.profile import Profile
+from syncline.plan.recipe import Rounded
 from syncline.plan.simulator.predict import Forecast, predict, predict_iteration_s
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
 
@@ -28,7 +31,7 @@ SUGGESTED_DENSITY = 0.001
 def suggestion(
     profile: Profile, network: Network, dense_s: float, *, defers: bool = True
 ) -> Suggestion | None:
-    """Return the sparse exchange of the shortest iteration, and one in bfloat16.
+    """Return the sparse exchange of the shortest iteration, and those in bfloat16 and int8.
 
     Each has a plan made for it. The sparse one is an all-gather (``top-k``) where that is cheaper
     than gTop-k, as with few workers or on a fast link.
@@ -53,17 +56,19 @@ def suggestion(
     best = min(found, key=lambda name: found[name])
     if found[best] <= 0:
         return None
-    rounded_s = None
+    rounded_s: dict[Rounded, float] = {}
     if all(gradient.dtype == "float32" for gradient in profile.gradients):
         planner = Overlap() if defers else Merge()
-        rounded = planned_in(planner, profile, network, "bfloat16")
-        rounded_s = predict_iteration_s(profile, network, rounded)
+        for wire in ("bfloat16", "int8"):
+            rounded = planned_in(planner, profile, network, wire)
+            rounded_s[wire] = predict_iteration_s(profile, network, rounded)
     return Suggestion(
         algorithm=best,
         density=SUGGESTED_DENSITY,
         iteration_s=found[best],
         dense_s=dense_s,
-        rounded_s=rounded_s,
+        rounded_s=rounded_s.get("bfloat16"),
+        int8_s=rounded_s.get("int8"),
         selecting_counted=network.sparse is not None,
         on_gpu=profile.device.startswith("cuda"),
     )
@@ -114,6 +119,7 @@ def choose(
     ddp: Ddp | None = None,
     others: Sequence[Planner] = (),
     defers: bool = True,
+    suggests: bool = True,
 ) -> ChosenPlan:
     """Simulate the plans of several planners, and choose, as training does before it tries one.
 
@@ -130,6 +136,7 @@ def choose(
         defers: whether the forward pass can wait for single gradients, as with
             ``model.overlap(optimizer)``; if not, plans that say so are run with an update that
             waits for all.
+        suggests: whether to predict what compression would gain.
 
     O(N^2) for N tensors.
     """
@@ -172,10 +179,11 @@ def choose(
         predictions=predictions,
         chosen=chosen,
         reason=reason,
-        suggestion=suggestion(
-            profile, network, forecasts[chosen].prediction.iteration_s, defers=defers
-        ),
     )
+    if suggests:
+        dense_s = forecasts[chosen].prediction.iteration_s
+        lossy = suggestion(profile, network, dense_s, defers=defers)
+        comparison = msgspec.structs.replace(comparison, suggestion=lossy)
     return ChosenPlan(comparison, plans[chosen], forecasts[chosen], plans, frozenset(deferring))
 
 
