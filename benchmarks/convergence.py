@@ -1,9 +1,10 @@
-"""gTop-k beside dense exchange on real data: what the result costs (gTop-k, Fig. 5 to 7 and 12).
+"""Lossy beside dense exchange on real data: what the result costs (gTop-k, Fig. 5 to 7 and 12).
 
 Four workers train each model from the same weights on the same batches: with torch's
-DistributedDataParallel alone, and with ``syncline.hooks.gtopk`` at several densities. Accuracy or
-perplexity after every epoch is kept for three seeds. A run that was stopped goes on where it was;
-what was measured with another case is thrown away.
+DistributedDataParallel alone, and with ``syncline.hooks.gtopk`` at several densities; with
+``--wires``, with Syncline's in bfloat16 and int8 from the first step on. Accuracy or perplexity
+after every epoch is kept for three seeds. A run that was stopped goes on where it was; what was
+measured with another case is thrown away.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+import syncline
 from benchmarks import raw
 from benchmarks.common import RESULTS, machine
 from benchmarks.convergence_cases import (
@@ -46,6 +48,7 @@ from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.lab.training.data.sampling import seed_from
 from syncline.lab.training.group import Worker
 from syncline.lab.training.replica import Replica, sgd
+from syncline.plan.recipe import Rounded
 
 SEEDS = (0, 1, 2)
 TIMEOUT = dt.timedelta(hours=1)
@@ -71,6 +74,8 @@ class Job(NamedTuple):
     """Of the recipe."""
     epochs: int | None
     """None: the case's."""
+    wire: Rounded | None = None
+    """The type in which every element travels, if not its own."""
 
 
 def work(rank: int, jobs: Sequence[Job], seed: int, store: str) -> None:
@@ -102,6 +107,8 @@ def train(rank: int, job: Job, seed: int) -> Curve:
     task = training_of(job.case, config)
     torch.manual_seed(seed)
     ddp = DistributedDataParallel(task.build())
+    if job.wire is not None:
+        ddp = syncline.DistributedDataParallel(ddp.module, compression=job.wire, check=False)
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
     optimizer = sgd(ddp.module, config)
@@ -161,15 +168,19 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CASES))
     parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
     parser.add_argument("--variants", action="store_true", help="train with other recipes instead")
+    parser.add_argument("--wires", action="store_true", help="train in 16 and 8 bits instead")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no seed after this long")
     parser.add_argument("--report", action="store_true", help="only show what was measured")
     arguments = parser.parse_args()
     models = arguments.models.split(",")
     jobs = variants() if arguments.variants else list(itertools.chain(*map(jobs_of, models)))
+    if arguments.wires:
+        jobs = list(itertools.chain(*map(in_wires, models)))
     seeds = [] if arguments.report else [int(seed) for seed in arguments.seeds.split(",")]
     measure(jobs, seeds, until_s=time.monotonic() + 60 * arguments.minutes)
     record = read()
     Console().print(table(record["models"]))
+    Console().print(table(record["wires"]))
     Console().print(table(record["variants"]))
     draw(record["models"], RESULTS / "convergence.png")
 
@@ -201,6 +212,15 @@ def jobs_of(case: str) -> list[Job]:
     return plain + ahead
 
 
+def in_wires(case: str) -> list[Job]:
+    """Return a case's trainings with every element sent."""
+    names: dict[str, Rounded | None] = {DENSE: None, "bfloat16": "bfloat16", "int8": "int8"}
+    return [
+        Job(("wires", case), name, case, None, False, {}, None, wire)
+        for name, wire in names.items()
+    ]
+
+
 def variants() -> list[Job]:
     """Return the short trainings with other recipes."""
     return [
@@ -227,8 +247,8 @@ def curves_of(record: dict[str, Any], job: Job) -> Curves:
 def prepared(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record that holds nothing of other cases than the present ones."""
     cases = {model: json.loads(json.dumps(told(model))) for model in CASES}
-    made: dict[str, Any] = {"models": {}, "variants": {}}
-    for job in [*itertools.chain(*map(jobs_of, CASES)), *variants()]:
+    made: dict[str, Any] = {"models": {}, "wires": {}, "variants": {}}
+    for job in itertools.chain(*map(jobs_of, CASES), *map(in_wires, CASES), variants()):
         part, model = job.place
         same = record["cases"].get(model) == cases[model]
         kept = record.get(part, {}).get(model, {}) if same else {}
@@ -250,6 +270,7 @@ def read() -> dict[str, Any]:
         "algorithm": Recipe(density=1.0).algorithm,
         "cases": {},
         "models": {},
+        "wires": {},
         "variants": {},
     }
 

@@ -12,21 +12,23 @@ from benchmarks.step_peers import PEERS
 from syncline.plan.planners import PLANNERS
 from syncline.plan.profile import Operation, Profile
 from syncline.plan.quantities import parse_bandwidth
+from syncline.plan.recipe import Rounded
 
 __all__ = [
     "CONTESTANTS",
     "DDP_NAMES",
-    "IN_16_BITS",
     "NOMINAL_RATE",
     "OURS",
     "RATES",
     "SHARDED",
     "TARGET_CELLS",
     "TITLES",
+    "WIRES",
     "WORKERS",
     "Cell",
     "planner_of",
     "table",
+    "wire_of",
 ]
 
 WORKERS = (2, 4, 8)
@@ -46,13 +48,15 @@ OURS = (
     "bytescheduler",
     "pace",
     "overlap-bf16",
+    "overlap-int8",
     "overlap-shard",
     "overlap",
 )
 """Plans that run on our engine, by planner. DDP's buckets are there as torch runs them."""
-IN_16_BITS, SHARDED = "-bf16", "-shard"
-"""What the name of a planner ends with where gradients travel in bfloat16, and where each rank
-updates its share."""
+WIRES: dict[str, Rounded] = {"bf16": "bfloat16", "int8": "int8"}
+"""What the name of a contestant ends with where gradients travel in another type -> that type."""
+SHARDED = "-shard"
+"""What the name of a planner ends with where each rank updates its share."""
 DDP_NAMES = ("ddp", "ddp-1mb", "ddp-5mb", "ddp-100mb")
 """Stock DDP with each size of bucket; the first is its default."""
 CONTESTANTS = (*PEERS, *OURS)
@@ -141,7 +145,13 @@ def table(models: list[str], workers: list[int], rates: list[str]) -> list[Cell]
 
 def planner_of(contestant: str) -> str:
     """Return the name of the planner of one of ours."""
-    return contestant.removesuffix(IN_16_BITS).removesuffix(SHARDED)
+    planner, _, wire = contestant.rpartition("-")
+    return planner if wire in WIRES else contestant.removesuffix(SHARDED)
+
+
+def wire_of(contestant: str) -> Rounded | None:
+    """Return the type in which gradients travel, if not their own; also of torch's hooks."""
+    return WIRES.get(contestant.rpartition("-")[2])
 
 
 assert set(map(planner_of, OURS)) <= set(PLANNERS)

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from benchmarks.common import median
 from benchmarks.step_cells import (
-    IN_16_BITS,
     NOMINAL_RATE,
     OURS,
     SHARDED,
     TITLES,
     Cell,
     planner_of,
+    wire_of,
 )
 from benchmarks.step_jobs import probe_cell, race_cell
 from benchmarks.step_report import print_cell, summary
@@ -250,9 +250,9 @@ def planned(
     plans, forecasts = {}, {}
     for name in names:
         planner = planner_named(planner_of(name))
-        rounds = name.endswith(IN_16_BITS)
+        wire = wire_of(name)
         given = with_sharding(profile, network.workers) if name.endswith(SHARDED) else profile
-        plan = planned_in(planner, given, probed, "bfloat16") if rounds else None
+        plan = None if wire is None else planned_in(planner, given, probed, wire)
         plan = plans[name] = plan or planner.plan(given, probed)
         prediction = predict(given, network, plan).prediction
         forecasts[name] = Forecast(

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.common import machine, median
-from benchmarks.step_cells import IN_16_BITS, Cell
+from benchmarks.step_cells import Cell, wire_of
 from syncline.errors import FileError
 from syncline.plan.document import Value
 from syncline.plan.files import write_atomically
 from syncline.plan.network import Network
+from syncline.plan.quantities import bytes_per_element
 from syncline.train.measure.statistics import standard_error
 
 __all__ = ["Forecast", "Measured", "Results", "Turn", "load", "median_s", "save", "today"]
@@ -112,9 +113,9 @@ class Measured(Value, frozen=True, kw_only=True):
         return self.bound_of("")
 
     def bound_of(self, contestant: str) -> float:
-        """Return the bound of a contestant: in 16 bits, half of the all-reduce counts."""
-        halves = contestant.endswith(IN_16_BITS.removeprefix("-"))
-        return max(self.computation_s, median(self.all_reduce_s) / (1 + halves))
+        """Return the bound of a contestant: of an all-reduce in 16 bits a half, in 8 a quarter."""
+        share = bytes_per_element(wire_of(contestant) or "float32") / bytes_per_element("float32")
+        return max(self.computation_s, median(self.all_reduce_s) * share)
 
     @property
     def share_of_rate(self) -> float:
