@@ -12,7 +12,7 @@ import click
 
 from syncline.cli.train import training_options
 from syncline.errors import UserError, require_known
-from syncline.lab.training.config import COMPRESSIONS, DENSE_BELOW
+from syncline.lab.training.config import COMPRESSIONS, DENSE_BELOW, is_sparse
 from syncline.plan.planners import planner_named
 from syncline.plan.recipe import Compression, Recipe
 
@@ -106,10 +106,9 @@ def _compression(name: str | None, density: float | None) -> Compression | None:
     if name is not None:
         require_known("compression", name, COMPRESSIONS)
     known = None if name is None else COMPRESSIONS[name]
-    sparse = known not in (None, "bfloat16", "float16")
-    if sparse != (density is not None):
+    if is_sparse(name) != (density is not None):
         raise UserError("--compression gtopk, gtopk-tree or topk and --density go together")
-    if known is None or known == "bfloat16" or known == "float16":
+    if known is None or known == "bfloat16" or known == "float16" or known == "int8":
         return known
     assert density is not None
     return Recipe(density=density, algorithm=known, dense_below_elements=DENSE_BELOW)

@@ -107,7 +107,7 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
     "NAME,...",
     f"other ways to exchange ({', '.join(f'{k} is {v}' for k, v in ALGORITHM_ALIASES.items())}).",
 )
-@_what_if("--wire", "TYPE,...", "gradients travel as fp32, bf16, fp16 or fp64.")
+@_what_if("--wire", "TYPE,...", "gradients travel as fp32, bf16, fp16, int8 or fp64.")
 @_what_if(
     "--density",
     "SHARE,...",

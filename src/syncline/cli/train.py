@@ -47,6 +47,7 @@ Compressions:
   gtopk-tree  the same, by the paper's tree and broadcast
   topk        the largest gradients of each worker
   bf16, fp16  all gradients, in 16 bits
+  int8        all gradients, in 8 bits; errors are added to later gradients
 
 \b
 Planners:

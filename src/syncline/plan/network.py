@@ -28,11 +28,12 @@ from syncline.plan.quantities import (
     LARGEST_CONTENTION,
     LARGEST_JOBS,
     LARGEST_WORKERS,
+    bytes_per_element,
     require_count,
     require_finite,
     require_time,
 )
-from syncline.plan.recipe import SPARSE_DEFAULT
+from syncline.plan.recipe import SPARSE_DEFAULT, Rounded
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement", "Network"]
@@ -317,19 +318,27 @@ class Network(Document, frozen=True, kw_only=True):
             return whole.rebased(whole.latency_s / 2, 0.5)
         raise UserError(unknown("collective", kind, ("all-reduce", "reduce-scatter", "all-gather")))
 
-    def casting(self) -> Network:
-        """Return the costs of messages that travel in 16 bits, by their bytes on the wire.
+    def casting(self, wire: Rounded) -> Network:
+        """Return the costs of messages that travel in 16 or 8 bits, by their bytes on the wire.
 
-        In addition to the exchange, each costs one pass over its float32 elements (twice the bytes)
-        to cast them back, as fast as adding (gamma; free if that is unknown). Casting before the
-        send overlaps the previous message.
+        In addition to the exchange, each costs passes over its float32 elements, as fast as adding
+        (gamma; free if that is unknown): one to cast 16 bits back, three for 8 bits, which are
+        decoded, rounded anew and decoded again. Casting before the send overlaps the previous
+        message. 8 bits are not summed hop by hop: each of the L workers of a host sends its shares
+        to all other hosts itself, so the reduce-scatter sends L times as much between hosts.
         """
-        per_byte_s = 0.0 if self.link is None else 2 * self.link.gamma_s_per_byte
-        if self.workers == 1 or not per_byte_s:
+        passes, longer = 1, 1.0
+        if wire == "int8":
+            local = 1 if self.hosts in (None, 1) else self.exchange.workers_a_host
+            passes, longer = 3, (1 + local) / 2  # of a reduce-scatter and an all-gather together
+        gamma = 0.0 if self.link is None else self.link.gamma_s_per_byte
+        cast = CostCurve.line(0.0, passes * 4 / bytes_per_element(wire) * gamma)
+        if self.workers == 1 or (not gamma and longer == 1):
             return self
-        cast = CostCurve.line(0.0, per_byte_s)
         all_reduce, pipelined = (
-            None if curve is None else CostCurve.in_turn((curve, cast))
+            None
+            if curve is None
+            else CostCurve.in_turn((curve.rebased(curve.latency_s, longer), cast))
             for curve in (self.all_reduce, self.pipelined)
         )
         return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)

@@ -32,9 +32,9 @@ MessageCollective = Literal["all-reduce", "reduce-scatter", "all-gather"]
 """``reduce-scatter`` sums a slice and leaves each worker a share; ``all-gather`` sends every share
 to all. Together they are a decoupled all-reduce, whose parts may be sent at different times."""
 
-Payload = Literal["dense", "sparse", "bfloat16", "float16"]
+Payload = Literal["dense", "sparse", "bfloat16", "float16", "int8"]
 """What is sent: every element unchanged; the largest elements, selected by the job's recipe; or
-every element rounded to 16 bits. All but ``dense`` are lossy."""
+every element rounded to 16 or 8 bits. All but ``dense`` are lossy."""
 
 Wait = Literal["update", "need"]
 """What waits for the messages. ``update``: the update waits for all of them (as in DDP, whose
@@ -70,7 +70,7 @@ class Plan(Document, frozen=True, kw_only=True):
         UserError: on construction, if there is no tensor, two tensors share a name, the messages
             overlap or leave a gap, a scattered element is not gathered later, a lossy message holds
             other elements than float32, reduce-scatters and all-gathers are rounded differently, or
-            a sparse message is not an all-reduce of whole tensors.
+            a sparse message is not an all-reduce of whole tensors, or one in int8 is an all-reduce.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -146,6 +146,11 @@ class Plan(Document, frozen=True, kw_only=True):
             where = f"plan: messages[{index}] travels as {message.payload}"
             if message.payload == "sparse" and message.collective != "all-reduce":
                 raise UserError(f"{where}, which no {message.collective} can; all-reduce it")
+            if message.payload == "int8" and message.collective == "all-reduce":
+                raise UserError(
+                    f"{where} and is an all-reduce, whose partial sums would be rounded at every "
+                    "hop; make it a reduce-scatter and an all-gather"
+                )
             if message.payload == "sparse" and not {message.start, message.stop} <= ends:
                 raise UserError(
                     f"{where} and holds a part of a tensor; the largest are selected from whole "

@@ -65,6 +65,7 @@ BYTES_PER_ELEMENT = {
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "int8": 1,
     "complex64": 8,
     "complex128": 16,
 }

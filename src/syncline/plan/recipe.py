@@ -127,11 +127,17 @@ class Recipe(Value, frozen=True, kw_only=True):
         )
 
 
-Rounded = Literal["bfloat16", "float16"]
-"""Every element is sent, rounded to 16 bits; the rounding error is lost."""
+Rounded = Literal["bfloat16", "float16", "int8"]
+"""Every element is sent, rounded. What 16 bits lose is lost; what ``int8`` loses is added to the
+next gradient (:mod:`syncline.train.engine.int8`)."""
 
 Compression = Recipe | Rounded
 """A lossy way to exchange gradients."""
+
+
+def hook_for(wire: Rounded) -> Rounded:
+    """Return the type of torch's hook that one would use instead: there is none for 8 bits."""
+    return "bfloat16" if wire == "int8" else wire
 
 
 def compression_name(compression: Compression) -> str:

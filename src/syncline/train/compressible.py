@@ -26,8 +26,10 @@ class Compressible:
 
         From now on an infinite or NaN gradient is not an error: all ranks get infinities, skip the
         step and restore their residuals from before it. Residuals are rescaled with the loss. The
-        backward pass waits for the whole exchange. Nothing changes if the scaler is disabled, or if
-        gradients are exchanged in 16 bits, which passes infinities on.
+        backward pass waits for the whole exchange.
+
+        In 8 bits, only the scale of residuals follows the scaler: infinities arrive as NaN anyway.
+        Nothing changes in 16 bits, which pass infinities on, or if the scaler is disabled.
 
         Call on all ranks, before the first forward pass.
 
@@ -36,7 +38,10 @@ class Compressible:
                 makes dense steps.
         """
         training, compressing = self._compressed("scaled_by")
-        if not scaler.is_enabled() or not isinstance(compressing.compression, Recipe):
+        if not scaler.is_enabled():
+            return
+        if not isinstance(compressing.compression, Recipe):
+            compressing.follow(scaler)
             return
         if training.tuning.settings.check:
             raise UserError(
@@ -99,7 +104,7 @@ class Compressible:
         if plan is not None:
             require_fitting(plan, training.wrapped, "plan of the state")
         # With check=False no step is dense, so a saved decision for dense buckets is ignored. With
-        # 16 bits, too: it may have been for torch's hook, and there are no residuals to deliver.
+        # 16 or 8 bits, too: it may have been for torch's hook.
         settings = training.tuning.settings
         if decided and (plan is not None or (settings.check and settings.wire is None)):
             training.tuning.resume(plan)

@@ -66,8 +66,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         network: use this network instead of probing.
         check: go back to DDP's own buckets if the plan is slower than they are.
         compression: exchange gradients lossily: a ``Recipe`` for sparse exchange, or
-            ``"bfloat16"`` or ``"float16"`` for values of 16 bits. Measured and checked like any
-            plan, so the first steps are dense; with ``check=False`` every step is compressed.
+            ``"bfloat16"`` or ``"float16"`` for values of 16 bits, or ``"int8"`` for 8 bits, whose
+            errors are added to later gradients. Measured and checked like any plan, so the first
+            steps are dense; with ``check=False`` every step is compressed.
         overlap_optimizers: call :meth:`overlap` for every optimizer of this model's parameters
             when it makes its first step.
         cache: the folder in which rank 0 saves the decision for the next start; ``True`` for the

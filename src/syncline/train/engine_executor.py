@@ -67,13 +67,16 @@ class EngineExecutor(Executor):
         """Whether the exchange is left running when backward ends; else backward waits for it."""
         self._compressing = wrapped.compressing if plan.is_lossy else None
         self._compressor = None
+        residual = None
         if self._compressing is not None:
             self._compressor = self._compressing.compressor_for(plan)
+            residual = self._compressing.residual_for(plan)
         self._engine = Engine(
             plan,
             layout,
             transport_for(group, wrapped.device),
             compressor=self._compressor,
+            residual=residual,
             timeout_s=timeout_of(wrapped.group).total_seconds(),
         )
         parameters = {tensor.name: wrapped.parameters[tensor.name] for tensor in plan.tensors}
@@ -196,6 +199,8 @@ class EngineExecutor(Executor):
         if self.mixed:
             return
         self._expected = False
+        if self._compressing is not None:
+            self._compressing.begin_round()
         by_engine = self._first_rounds.usable
         self._backward = "engine" if by_engine else "reducer"
         self._views.begin()

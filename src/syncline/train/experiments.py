@@ -18,7 +18,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE
 from syncline.plan.planners.compressed import compressed
 from syncline.plan.profile import COMPUTING, Profile
-from syncline.plan.recipe import Rounded
+from syncline.plan.recipe import Rounded, hook_for
 from syncline.plan.run import Rate
 from syncline.plan.simulator.contention import Measured
 from syncline.train.engine.layout import needs_engine
@@ -97,7 +97,7 @@ class Experiments:
         self.baseline_s: tuple[float, ...] = ()
         """Seconds of the iterations of the DDP baseline."""
         self.hook: Rounded | None = None
-        """The type of torch's hook in the DDP baseline: the type that was asked for, if that is
+        """The type of torch's hook in the DDP baseline, if 16 or 8 bits were asked for and it is
         faster than no hook."""
         self.broadcast_s = 0.0
         """Seconds that a broadcast of buffers takes while no plan's messages are in flight."""
@@ -162,9 +162,9 @@ class Experiments:
     ) -> Found:
         """Train under DDP's own buckets; ``iteration_s`` is an estimate of an iteration, if known.
 
-        If 16 bits were asked for, the alternative to Syncline is DDP with torch's hook. So ``anew``
-        also measures that, and the faster of the two is the baseline from then on. The result is
-        then that of DDP without the hook.
+        If 16 or 8 bits were asked for, the alternative to Syncline is DDP with torch's hook of 16
+        bits. So ``anew`` also measures that, and the faster of the two is the baseline from then
+        on. The result is then that of DDP without the hook.
         """
         self.hook = None if anew else self.hook
         warmup = REBUILT  # the buckets of a plan ran before
@@ -181,10 +181,11 @@ class Experiments:
         self._take_as_baseline(found)
         wire = self.settings.wire
         if anew and wire is not None:
-            stage = Stage(name=f"{name} with a {wire} hook", hook=wire, warmup=REBUILT)
+            hook = hook_for(wire)
+            stage = Stage(name=f"{name} with a {hook} hook", hook=hook, warmup=REBUILT)
             hooked = yield from self.measure_until(stage, found.times_s[-1], self.is_known)
             if hooked.rate("").iteration_s < self.baseline.iteration_s:
-                self.hook = wire
+                self.hook = hook
                 self._take_as_baseline(hooked)
         return found
 

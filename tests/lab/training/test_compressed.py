@@ -151,6 +151,30 @@ def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, tmp_pa
     assert {state["step"] for state in after} == {4 * 2}
 
 
+def test_8_bits_are_resumed_bit_for_bit_and_by_more_workers(
+    workers: WorkerPool, tmp_path: Path
+) -> None:
+    write_images(tmp_path)
+    in_8_bits: dict[str, Any] = {"compression": "int8", "check": False}
+    runs = workers.run(
+        train_all,
+        2,
+        [
+            whole := config_of(tmp_path, "whole", epochs=2, **in_8_bits),
+            config_of(tmp_path, "parts", epochs=2, **in_8_bits, steps=STEPS_PER_EPOCH),
+            config_of(tmp_path, "parts", epochs=2, **in_8_bits, resume=True),
+        ],
+    )
+    require_equal(tmp_path / "whole", tmp_path / "parts")
+    assert "int8: 6 steps, " in summary_text(whole, runs[0][0])
+    before = states_in(tmp_path / "parts")
+    assert any(residual.any() for residual in before[0]["residuals"].values())
+    workers.run(
+        train_all, 3, [config_of(tmp_path, "parts", epochs=3, workers=3, resume=True, **in_8_bits)]
+    )
+    assert [state["step"] for state in states_in(tmp_path / "parts")] == [6 + 2] * 3
+
+
 @pytest.mark.slow
 def test_killed_and_resumed_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     write_images(tmp_path)

@@ -16,13 +16,14 @@ from syncline.plan.planners.compressed import (
     choose_compressed,
     compressed,
     compressing,
+    decoupled,
     planned_in,
 )
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.overlap import Overlap
 from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
-from syncline.plan.recipe import Recipe
+from syncline.plan.recipe import Recipe, Rounded
 from syncline.plan.simulator.messages import message_costs_ns
 from syncline.plan.simulator.predict import (
     DEFAULT_STRATEGY,
@@ -179,10 +180,11 @@ def test_a_rounded_message_costs_its_bytes_on_the_wire_and_a_pass_over_its_eleme
         assert message_costs_ns(network, each)[0] == round((sent_s + 200_000e-9) * 1e9)
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
 @some.few
 @given(some.profiles(), st.floats(0, 1e-2), st.floats(1e-12, 1e-7), st.floats(0, 1e-8))
 def test_plans_made_for_a_wire_type_are_predicted_as_they_were_made(
-    drawn: Profile, alpha_s: float, beta: float, gamma: float
+    wire: Rounded, drawn: Profile, alpha_s: float, beta: float, gamma: float
 ) -> None:
     """On the network as it is, and no sooner than their bound."""
     alike = tuple(msgspec.structs.replace(g, dtype="float32") for g in drawn.gradients)
@@ -190,14 +192,39 @@ def test_plans_made_for_a_wire_type_are_predicted_as_they_were_made(
     assume(profile.gradient_bytes < 1e9)
     link = Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma)
     network = Network.of_link(link, workers=4)
-    narrow, cast = with_wire(profile, "bfloat16"), network.casting()
+    narrow, cast = with_wire(profile, wire), network.casting(wire)
     for planner in (Wfbp(), Overlap()):
-        plan = planned_in(planner, profile, network, "bfloat16")
-        assert {m.payload for m in plan.messages} == {"bfloat16"}
+        plan = planned_in(planner, profile, network, wire)
+        assert {m.payload for m in plan.messages} == {wire}
         found = predict(profile, network, plan).prediction
-        made = predict(narrow, cast, planner.plan(narrow, cast)).prediction
+        dense = planner.plan(narrow, cast)
+        if wire == "int8":
+            dense = msgspec.structs.replace(dense, messages=tuple(decoupled(dense.messages)))
+        made = predict(narrow, cast, dense).prediction
         assert found.iteration_s == made.iteration_s
         assert found.lower_bound_s == pytest.approx(made.lower_bound_s, abs=1e-9)
+
+
+def test_all_reduces_in_8_bits_are_decoupled() -> None:
+    """Each gather follows the next sum; what was decoupled stays in its order."""
+    plan = plan_of([10, 10, 10], (0, 10), (10, 30))
+    summed, gathered = ("reduce-scatter", "all-gather")
+    found = compressed(plan, "int8")
+    assert [(m.start, m.collective) for m in found.messages] == [
+        (0, summed),
+        (10, summed),
+        (0, gathered),
+        (10, gathered),
+    ]
+    assert {m.payload for m in found.messages} == {"int8"}
+    parts = tuple(msgspec.structs.replace(m, payload="dense") for m in found.messages)
+    again = compressed(msgspec.structs.replace(plan, messages=parts), "int8")
+    assert again.messages == found.messages
+    assert compressed(found, "int8") == found
+    with pytest.raises(UserError, match="travels as int8 and is an all-reduce, whose partial sums"):
+        msgspec.structs.replace(
+            plan, messages=tuple(msgspec.structs.replace(m, payload="int8") for m in plan.messages)
+        )
 
 
 @some.few

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Lock
 from typing import Any
@@ -19,7 +20,7 @@ from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, gtopk
 from syncline.plan.plan import MessageCollective
 from syncline.plan.planners.compressed import compressed
-from syncline.plan.recipe import Compression, Recipe
+from syncline.plan.recipe import Compression, Recipe, Rounded, hook_for
 from syncline.train import engine_executor
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.engine.dense_transport import DenseTransport, Slice, Work
@@ -214,7 +215,7 @@ def decides(given: str | dict[str, Any], slow: bool) -> dict[str, Any]:
     }
 
 
-def hooked(wire: str) -> dict[str, Any]:
+def hooked(wire: Rounded) -> dict[str, Any]:
     """Train where torch's hook is faster than a plan and than no hook, and look at a gradient."""
     ddp, optimizer = begun(wire)
 
@@ -229,7 +230,7 @@ def hooked(wire: str) -> dict[str, Any]:
     assert run.baseline is not None
     return {
         "baseline": run.baseline.name,
-        "rounded": all(g.to(getattr(torch, wire)).float().equal(g) for g in gradients),
+        "rounded": all(g.to(getattr(torch, hook_for(wire))).float().equal(g) for g in gradients),
         "parameters": {n: p.detach().numpy().copy() for n, p in ddp.module.named_parameters()},
     }
 
@@ -261,28 +262,29 @@ class Branches(nn.Module):
         return found
 
 
-def left_out(given: dict[str, Any]) -> list[bool]:
+def left_out(given: str | dict[str, Any]) -> list[bool]:
     """Say of steps that leave a parameter out whether its residual stays as it is."""
     torch.manual_seed(3)
     ddp = DistributedDataParallel(
-        Branches(), compression=Recipe(**given), check=False, find_unused_parameters=True
+        Branches(), compression=compression_of(given), check=False, find_unused_parameters=True
     )
     checked_conservation(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     assert ddp._training.wrapped.compressing is not None
-    assert ddp._training.wrapped.compressing._session is not None
-    residual = ddp._training.wrapped.compressing._session.residuals.of("second.weight")
+    residuals = ddp._training.wrapped.compressing._residuals
+    assert residuals is not None
     same = []
     step = 0
     # Where iterations are slow, few of them are measured.
     while ddp.measuring or step % 4 or len(same) < LEFT_OUT_STEPS:
-        before = residual.clone()
+        before = residuals.of("second.weight").clone()
         optimizer.zero_grad()
         ddp(torch.randn(5, 6), first=step % 2 == 1).square().sum().backward()
         optimizer.step()
         if step % 2 == 1:
             assert ddp.module.second.weight.grad is None
-            same.append(bool(before.any()) and torch.equal(before, residual))
+            after = residuals.of("second.weight")
+            same.append(bool(before.any()) and torch.equal(before, after))
         step += 1
         assert step < 500
     return same
@@ -296,7 +298,7 @@ def refused(case: str) -> str:
     if case == "recipes differ" and rank == 1:
         arguments["compression"] = Recipe(density=0.2)
     if case == "no recipe":
-        arguments["compression"] = "int8"
+        arguments["compression"] = "int4"
     if case == "half":
         model = model.half()
     if case == "embedding":
@@ -404,10 +406,14 @@ class Unbounded(DenseTransport):
 
     bounded = False
 
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._finish_last: Callable[[], None] = lambda: None
+
     def mark(self) -> str:
         return MARK
 
-    def prepare(self, given: Slice, collective: MessageCollective) -> None:
+    def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
         pass
 
     def send(
@@ -420,7 +426,8 @@ class Unbounded(DenseTransport):
     ) -> Work:
         assert after
         assert all(mark == MARK for mark in after)
-        super().prepare(given, collective)
+        self._finish_last()  # as a stream: a gather finds the sums of before
+        super().prepare(given, collective, shares)
         work = super().send(given, collective, shares, after, on_sent)
         lock, waits = Lock(), [work.wait]
 
@@ -431,6 +438,7 @@ class Unbounded(DenseTransport):
                     each()
                 waits.clear()
 
+        self._finish_last = wait
         return Work(wait, wait)
 
 
@@ -527,3 +535,28 @@ def scaled(
         if not all(torch.equal(residual / factor, other["residuals"][name]) for other in others):
             differing.append(f"residual of {name}")
     return differing
+
+
+def scaled_in_8_bits(steps: int, bad: int) -> dict[str, Any]:
+    """Train with a scaler, which skips one step; return the end, and the scale of residuals."""
+    ddp, optimizer = begun("int8", check=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=4)
+    ddp.scaled_by(scaler)
+    scales = []
+    for step in range(steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss = cross_entropy(ddp(inputs * 0.5), targets)
+        if step == bad and dist.get_rank() == 1:
+            loss = loss + ddp.module.norm.weight.sum() * float("inf")
+        scales.append(scaler.get_scale())
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    state = ddp.compression_state_dict()
+    return {
+        "scales": scales,
+        "scale": state["scale"],
+        "largest": max(float(r.abs().max()) for r in state["residuals"].values()) / state["scale"],
+        "parameters": {n: p.detach().numpy().copy() for n, p in ddp.module.named_parameters()},
+    }

@@ -37,7 +37,7 @@ def averaged(
     owned: list[torch.Tensor] = []
     for message, shares in zip(messages, shares_of(plan), strict=True):
         given = Slice(buffer, getattr(torch, wire))
-        transport.prepare(given, message.collective)
+        transport.prepare(given, message.collective, shares)
         transport.send(given, message.collective, shares, [], lambda: None).wait()
         if message.collective == "reduce-scatter":
             owned = [buffer[start:stop].clone() for start, stop in shares[rank]]

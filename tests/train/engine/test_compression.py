@@ -16,6 +16,7 @@ from tests.workers import WorkerPool
 
 UNCHECKED = {"wrapper": {"check": False}}
 KINDS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
+    "int8": ("int8", UNCHECKED | {"overlap": True}),
     "layer": ({"density": 0.05}, UNCHECKED),
     "overlap": ({"density": 0.05}, UNCHECKED | {"overlap": True}),
     "message": ({"density": 0.05, "unit": "message", "wire": "bfloat16"}, UNCHECKED),
@@ -29,7 +30,7 @@ KINDS: dict[str, tuple[str | dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", first_few(KINDS, 2))
+@pytest.mark.parametrize("kind", first_few(KINDS, 3))
 def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) -> None:
     """The check of conservation is on in every sparse exchange."""
     given, options = KINDS[kind]
@@ -46,18 +47,19 @@ def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) ->
     assert run.sent.steps > 6
     if isinstance(given, dict):
         assert run.compression == Recipe(**given)
+    if isinstance(given, dict) or given == "int8":
         assert any(residual.any() for residual in found[0]["residuals"].values())
         assert run.sent.sent_bytes < run.sent.steps * run.sent.gradient_bytes / 2
 
 
-@pytest.mark.parametrize("kind", first_few(["overlap", "layer", "message", "model", "bfloat16"], 2))
+@pytest.mark.parametrize("kind", first_few(["overlap", "int8", "layer", "model", "bfloat16"], 2))
 def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool, kind: str) -> None:
     given, options = KINDS[kind]
     overlap = bool(options.get("overlap"))
     assert workers.run(jobs.resumed, 2, given, overlap) == [[], []]
 
 
-@pytest.mark.parametrize("kind", first_few(["overlap", "layer", "partly dense", "float16"]))
+@pytest.mark.parametrize("kind", first_few(["int8", "layer", "partly dense", "float16"], 2))
 def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, kind: str) -> None:
     """Operations of torch, and a transport that the host need not wait for."""
     given, options = KINDS[kind]
@@ -121,19 +123,21 @@ def test_a_compressed_plan_that_is_faster_stays(workers: WorkerPool) -> None:
         assert found["decided"] == (True, True)
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
 def test_torch_s_hook_stays_where_it_is_the_fastest(workers: WorkerPool, wire: str) -> None:
     first, second = workers.run(jobs.hooked, 2, wire)
-    assert first["baseline"] == f"DDP with a {wire} hook"
+    hook = "bfloat16" if wire == "int8" else wire
+    assert first["baseline"] == f"DDP with a {hook} hook"
     assert first["rounded"]
     for name, values in first["parameters"].items():
         np.testing.assert_array_equal(values, second["parameters"][name])
 
 
-@pytest.mark.parametrize("unit", ["layer", "model"])
+@pytest.mark.parametrize("unit", ["layer", "model", "int8"])
 def test_what_no_rank_uses_in_a_step_keeps_its_residual(workers: WorkerPool, unit: str) -> None:
     """DDP would not hand it what the exchange delivers."""
-    for same in workers.run(jobs.left_out, 2, {"density": 0.1, "unit": unit}):
+    given = unit if unit == "int8" else {"density": 0.1, "unit": unit}
+    for same in workers.run(jobs.left_out, 2, given):
         assert len(same) >= jobs.LEFT_OUT_STEPS
         assert all(same)
 
@@ -146,7 +150,10 @@ def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
     ("case", "said"),
     [
         ("recipes differ", "MismatchError: compression is Recipe(density=0.2"),
-        ("no recipe", "UserError: compression is a Recipe, 'bfloat16' or 'float16', found 'int8'"),
+        (
+            "no recipe",
+            "is a Recipe or one of 'bfloat16', 'float16', 'int8', found 'int4'",
+        ),
         ("half", "is torch.float16 on cpu; sparse exchange needs torch.float32"),
         ("embedding", "UserError: module '0' makes sparse gradients"),
         ("momentum", "UserError: a recipe with momentum replaces the optimizer's"),
@@ -163,10 +170,7 @@ def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
         ("other rank's state", "MismatchError: the state is of rank 5 of 2"),
         ("late state", "UserError: load_compression_state_dict was called after training had"),
         ("ahead of nothing", "UserError: this wrapper was made without compression; give it compr"),
-        (
-            "ahead of 16 bits",
-            "UserError: step_ahead is for what sparse exchange leaves behind; bfl",
-        ),
+        ("ahead of 16 bits", "UserError: step_ahead is for sparse exchange, found compression 'bf"),
         ("ahead of another model", "UserError: step_ahead: the optimizer updates no parameter"),
         ("late ahead", "UserError: step_ahead was called after training had begun"),
         ("late scaler", "UserError: scaled_by was called after training had begun"),
@@ -182,7 +186,7 @@ def test_what_cannot_be_used_is_said_on_every_rank(
         assert said in found
 
 
-@pytest.mark.parametrize("given", first_few([{"density": 0.05}, "bfloat16"]), ids=str)
+@pytest.mark.parametrize("given", first_few([{"density": 0.05}, "bfloat16", "int8"], 2), ids=str)
 def test_over_our_own_backend(workers: WorkerPool, given: Any) -> None:
     assert workers.run(jobs.over_our_backend, 2, given) == [[], []]
 
@@ -201,6 +205,18 @@ def test_a_step_that_a_scaler_skips_leaves_no_trace(
     workers: WorkerPool, kind: str, recipe: dict[str, Any], bad: int
 ) -> None:
     assert workers.run(jobs.scaled, 2, kind, recipe, bad) == [[], []]
+
+
+@pytest.mark.parametrize("bad", [1, 26])
+def test_residuals_of_8_bits_follow_a_scaler(workers: WorkerPool, bad: int) -> None:
+    first, second = workers.run(jobs.scaled_in_8_bits, 2, 30, bad)
+    assert first["scales"] == second["scales"]
+    assert first["scales"][bad + 1] < first["scales"][bad]  # the step was skipped
+    assert first["scale"] == second["scale"] == first["scales"][-1] != 1024
+    for name, values in first["parameters"].items():
+        assert np.isfinite(values).all()
+        np.testing.assert_array_equal(values, second["parameters"][name])
+    assert 0 < first["largest"] < 0.1
 
 
 @pytest.mark.parametrize(("kind", "bad"), [("hook", 3), ("wrapper", 26)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,28 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.plan.plan import Message, Plan, Tensor
+from syncline.train.engine import int8
 from syncline.train.engine import ring as ring_module
 from syncline.train.engine.layout import shares_of
-from syncline.train.engine.ring import Ring
+from syncline.train.engine.ring import Ring, segments
 from tests.timeouts import TIMEOUT
-
-WORKERS = (2, 3, 4)
-Each = Callable[[Callable[[int, Ring], Any]], list[Any]]
-
-
-@pytest.fixture(scope="module", params=WORKERS)
-def each(request: pytest.FixtureRequest) -> Iterator[Each]:
-    """Call a function on every worker, a thread with a process group of its own."""
-    workers = request.param
-    store = dist.HashStore()
-
-    def joined(rank: int) -> Any:
-        return dist.ProcessGroupGloo(store, rank, workers, TIMEOUT)
-
-    with ThreadPoolExecutor(workers) as threads:
-        groups = list(threads.map(joined, range(workers)))
-        rings = [Ring(group) for group in groups]
-        yield lambda work: list(threads.map(work, range(workers), rings))
+from tests.train.engine.conftest import Each
 
 
 def plan_of(lengths: list[int], gathers: list[int], workers: int) -> Plan:
@@ -83,8 +66,8 @@ def test_every_worker_ends_with_the_sums(
     plan = plan_of(lengths, gathers, workers)
     everyones = [torch.randint(-9, 9, (sum(lengths),)).to(dtype) for _ in range(workers)]
 
-    def exchanged(rank: int, ring: Ring) -> torch.Tensor:
-        own = everyones[rank].clone()
+    def exchanged(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
+        ring, own = Ring(group), everyones[rank].clone()
         for kind in ("reduce-scatter", "all-gather"):
             under_way = [
                 ring.reduce_scatter(own[m.start : m.stop], shares, factor, wire=wire)
@@ -105,7 +88,8 @@ def test_every_worker_ends_with_the_sums(
 
 
 def test_every_worker_gets_the_rows_of_all(each: Each) -> None:
-    def exchanged(rank: int, ring: Ring) -> list[torch.Tensor]:
+    def exchanged(rank: int, group: dist.ProcessGroup) -> list[torch.Tensor]:
+        ring = Ring(group)
         own = [torch.full((2, 3), 10.0 * number + rank) for number in range(3)]
         rows = [torch.zeros(ring.workers, 2, 3) for _ in own]
         under_way = [ring.gather_rows(*pair) for pair in zip(own, rows, strict=True)]
@@ -120,11 +104,10 @@ def test_every_worker_gets_the_rows_of_all(each: Each) -> None:
             assert row.equal(expected.view(-1, 1, 1).expand_as(row))
 
 
-@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather"])
+@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather", "8 bits", "8 bits gathered"])
 def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind: str) -> None:
-    def exchanged(rank: int, ring: Ring) -> list[int]:
+    def exchanged(rank: int, group: dist.ProcessGroup) -> list[int]:
         sent: list[int] = []
-        group = ring.group
 
         class Counting:
             """The group, which counts what is sent."""
@@ -137,12 +120,25 @@ def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind
                 return getattr(group, name)
 
         counting = Ring(Counting())  # type: ignore[arg-type]
-        workers = ring.workers
+        workers = group.size()
         shares = tuple(((10 * i, 10 * i + 10),) for i in range(workers))
         said: list[int] = []
-        begin = counting.reduce_scatter if kind == "reduce-scatter" else counting.all_gather
         own = torch.zeros(10 * workers)
-        begin(own, shares, on_sent=lambda: said.append(len(sent)))()
+
+        def on_sent() -> None:
+            said.append(len(sent))
+
+        parts = [segments(own, pieces) for pieces in shares]
+        encoded = [[int8.encode(p, torch.zeros_like(p)) for p in each] for each in parts]
+        complete = {
+            "reduce-scatter": lambda: counting.reduce_scatter(own, shares, on_sent=on_sent),
+            "all-gather": lambda: counting.all_gather(own, shares, on_sent=on_sent),
+            "8 bits": lambda: counting.scatter_encoded(encoded, parts[rank], on_sent),
+            "8 bits gathered": lambda: counting.gather_encoded(
+                own, torch.zeros_like(own), shares, on_sent
+            ),
+        }[kind]()
+        complete()
         assert len(sent) == 3 * (workers - 1)
         return said
 

@@ -24,13 +24,19 @@ COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
     **SPARSE_NAMES,
     "bf16": "bfloat16",
     "fp16": "float16",
+    "int8": "int8",
 }
-"""What ``--compression`` may be: 16 bits, or a sparse algorithm by its short name."""
+"""What ``--compression`` may be: 16 or 8 bits, or a sparse algorithm by its short name."""
 FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
 """Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
 DENSE_BELOW = 1024
 """Elements. The largest are selected from each parameter by itself, so a bias or a norm would send
 only one or two a step, and the rest late and all at once."""
+
+
+def is_sparse(compression: str | None) -> bool:
+    """Return whether a ``--compression`` sends only the largest gradients."""
+    return compression is not None and compression not in ("bf16", "fp16", "int8")
 
 
 class TrainingConfig(Value, frozen=True):
@@ -149,7 +155,7 @@ class TrainingConfig(Value, frozen=True):
     @property
     def is_sparse(self) -> bool:
         """Whether only the largest gradients are sent."""
-        return self.compression is not None and self.compression not in ("bf16", "fp16")
+        return is_sparse(self.compression)
 
     @property
     def compression_text(self) -> str | None:
@@ -174,7 +180,7 @@ class TrainingConfig(Value, frozen=True):
         if self.compression is None:
             return None
         known = (COMPRESSIONS | FULL_NAMES)[self.compression]
-        if known == "bfloat16" or known == "float16":
+        if known == "bfloat16" or known == "float16" or known == "int8":
             return known
         assert self.density is not None
         return Recipe(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
@@ -65,7 +65,7 @@ def load_state(
         return _read(folder / names[rank])
     state = resharded([_read(folder / name) for name in names], workers)[rank]
     recipe = state["recipe"]
-    if not recipe["warmup_steps"]:
+    if recipe == "int8" or not recipe["warmup_steps"]:
         return state
     step = state["step"] * steps_per_epoch // recipe["warmup_steps"]
     return {**state, "recipe": {**recipe, "warmup_steps": steps_per_epoch}, "step": step}
@@ -109,10 +109,10 @@ class _Rounded(Value, frozen=True, kw_only=True):
 
 
 class _Sparse(Value, frozen=True, kw_only=True):
-    """The state of a sparse exchange; see ``syncline.train.sparse.session``."""
+    """The state of a sparse exchange (``syncline.train.sparse.session``), or of one in int8."""
 
     version: int
-    recipe: Recipe
+    recipe: Recipe | Literal["int8"]
     ranks: Annotated[int, Meta(ge=1)]
     rank: Annotated[int, Meta(ge=0)]
     step: Annotated[int, Meta(ge=0)]

@@ -1,23 +1,24 @@
-"""Plans whose messages are sparse, or rounded to 16 bits."""
+"""Plans whose messages are sparse, or rounded to 16 or 8 bits."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from syncline.errors import UserError
 from syncline.plan.network import Network
-from syncline.plan.plan import Message, Payload, Plan
+from syncline.plan.plan import Message, MessageCollective, Payload, Plan
 from syncline.plan.planners.base import Planner
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.overlap import candidates
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
-from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name
+from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name, hook_for
 from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.transformations import with_wire
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
@@ -39,10 +40,10 @@ class CompressedChoice(NamedTuple):
 def compressing(network: Network, compression: Compression) -> Network:
     """Return the network on which a plan's compressed messages are simulated.
 
-    With 16 bits it is the same: a plan says what its messages put on the wire. A sparse message
-    costs what :mod:`syncline.plan.sparse_costs` says for its dense bytes; a dense one beside it
-    costs as much as before (``Network.whole``). The naive algorithm's merge costs as much as the
-    all-gather before it.
+    With 16 or 8 bits it is the same: a plan says what its messages put on the wire. A sparse
+    message costs what :mod:`syncline.plan.sparse_costs` says for its dense bytes; a dense one
+    beside it costs as much as before (``Network.whole``). The naive algorithm's merge costs as much
+    as the all-gather before it.
 
     Raises:
         UserError: no link can be inferred from the network's curve.
@@ -59,7 +60,8 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    Any message can travel in 16 bits. Sparse messages become messages of whole tensors
+    Any message can travel in 16 bits. In 8 bits all-reduces are decoupled; each all-gather follows
+    the next sum, so that its latency is hidden. Sparse messages become messages of whole tensors
     (:func:`uncut`); those of tensors that the recipe exchanges whole stay dense. The engine selects
     from the next message while one travels.
 
@@ -77,7 +79,8 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
         return plan
     name = f"{plan.planner}+{compression_name(compression)}"
     if not isinstance(compression, Recipe):
-        rounded = (msgspec.structs.replace(m, payload=compression) for m in plan.messages)
+        messages = decoupled(plan.messages) if compression == "int8" else plan.messages
+        rounded = (msgspec.structs.replace(m, payload=compression) for m in messages)
         return msgspec.structs.replace(plan, planner=name, messages=tuple(rounded))
     whole = uncut(plan)
     if compression.unit == "model" and len(whole.messages) > 1:
@@ -91,16 +94,30 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
         dense = all(compression.is_dense(tensor.name, tensor.elements) for tensor in members)
         return "dense" if dense else "sparse"
 
-    messages = tuple(
+    sparse = tuple(
         msgspec.structs.replace(message, payload=payload(tensors))
         for message, tensors in zip(whole.messages, whole.message_tensors(), strict=True)
     )
-    return msgspec.structs.replace(whole, planner=name, messages=messages)
+    return msgspec.structs.replace(whole, planner=name, messages=sparse)
+
+
+def decoupled(messages: Iterable[Message]) -> list[Message]:
+    """Return messages with each all-reduce in two parts, the second after the next sum."""
+    found: list[Message] = []
+    gathers: list[Message] = []
+    for message in messages:
+        whole = message.collective == "all-reduce"
+        kind: MessageCollective = "reduce-scatter" if whole else message.collective
+        found += [msgspec.structs.replace(message, collective=kind), *gathers]
+        gathers = []
+        if whole:
+            gathers = [msgspec.structs.replace(message, collective="all-gather", delay_s=0.0)]
+    return [*found, *gathers]
 
 
 def planned_in(planner: Planner, profile: Profile, network: Network, wire: Rounded) -> Plan:
-    """Return a planner's plan of messages that travel in 16 bits."""
-    narrow = planner.plan(with_wire(profile, wire), network.casting())
+    """Return a planner's plan of messages that travel in 16 or 8 bits."""
+    narrow = planner.plan(with_wire(profile, wire), network.casting(wire))
     own = {gradient.name: gradient.dtype for gradient in profile.gradients}
     tensors = tuple(msgspec.structs.replace(t, dtype=own[t.name]) for t in narrow.tensors)
     return compressed(msgspec.structs.replace(narrow, tensors=tensors), wire)
@@ -169,7 +186,7 @@ def choose_compressed(
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
     own, buckets = [ddp.plan(profile, network)], "dense buckets"
     if not isinstance(compression, Recipe):
-        own.insert(0, compressed(own[0], compression))
+        own.insert(0, compressed(own[0], hook_for(compression)))
         buckets = "buckets with or without a hook"
     stock = [predict(profile, network, plan).prediction for plan in own]
     least_s = min(each.iteration_s for each in stock)

@@ -15,6 +15,7 @@ from syncline.plan.cost import CostCurve
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.quantities import LONGEST_NS, NS_PER_S
+from syncline.plan.recipe import Rounded
 from syncline.plan.simulator.strategy import Strategy
 from syncline.plan.simulator.workers import WorkerClass
 
@@ -53,14 +54,14 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
             some of them cost.
     """
     sparse, sizes = plan.is_sparse, plan.message_bytes()
-    # By collective, whether a message is dense in a plan that also has sparse ones, and whether it
-    # is cast.
-    kinds = [(m.collective, sparse and m.payload == "dense", bool(m.wire)) for m in plan.messages]
-    costs_ns: dict[tuple[str, bool, bool], Iterator[int]] = {}
+    # By collective, whether a message is dense in a plan that also has sparse ones, and the type in
+    # which it travels.
+    kinds = [(m.collective, sparse and m.payload == "dense", m.wire) for m in plan.messages]
+    costs_ns: dict[tuple[str, bool, Rounded | None], Iterator[int]] = {}
     for kind in set(kinds):
-        collective, whole, casts = kind
-        pricing = _pricing(network, whole=whole or casts)
-        pricing = pricing.casting() if casts else pricing
+        collective, whole, wire = kind
+        pricing = _pricing(network, whole=whole or wire is not None)
+        pricing = pricing if wire is None else pricing.casting(wire)
         curve = pricing.collective(collective, in_flight=plan.in_flight)
         chosen = [size for size, other in zip(sizes, kinds, strict=True) if other == kind]
         costs_ns[kind] = iter(_native.costs(chosen, curve.rows()))

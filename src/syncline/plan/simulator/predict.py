@@ -178,9 +178,9 @@ def _communication_bound_s(
         return 0.0
     least_s = 0.0
     if plan.wire is not None:
-        # Other messages cost no less than they would in 16 bits without casts.
+        # Other messages cost no less than they would in this type without casts.
         profile = with_wire(profile, plan.wire)
-        network = network.casting() if all(m.wire for m in plan.messages) else network
+        network = network.casting(plan.wire) if all(m.wire for m in plan.messages) else network
     network = _undercut_by_none(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)

@@ -25,18 +25,45 @@ from syncline.plan.run import Sent
 from syncline.torch_private import ignored_by_ddp
 from syncline.train.engine.dense_transport import Work
 from syncline.train.measure.gradient_hooks import take_off
-from syncline.train.sparse.gradients import NamedGradient, require_exchangeable, shaped
-from syncline.train.sparse.session import Scaler, Session
+from syncline.train.sparse.gradients import (
+    NamedGradient,
+    device_of,
+    require_exchangeable,
+    shaped,
+)
+from syncline.train.sparse.residuals import Residuals
+from syncline.train.sparse.session import VERSION, Scaler, Session, require_place
 from syncline.train.sparse.sparse_transport import ring_bytes
+from syncline.train.sparse.torch_memory import memory_of
 
 
 class _Rounding:
-    """Counts the steps of an exchange in 16 bits, in place of a :class:`Session`."""
+    """The steps of an exchange in 16 or 8 bits, and what 8 bits leave; in place of a Session."""
 
-    def __init__(self, compression: Rounded) -> None:
+    def __init__(
+        self,
+        compression: Rounded,
+        parameters: Mapping[str, torch.Tensor],
+        group: dist.ProcessGroup,
+    ) -> None:
         self.step = 0
         self.sent_bytes = 0
+        self.scaler: Scaler | None = None
+        self.residuals: Residuals | None = None
+        if compression == "int8":
+            elements = {name: parameter.numel() for name, parameter in parameters.items()}
+            self.residuals = Residuals(None, elements, memory_of(device_of(parameters)))
         self._compression = compression
+        self._place = {"rank": group.rank(), "ranks": group.size()}
+
+    def follow(self, scaler: Scaler) -> None:
+        """Keep what 8 bits leave in the scale of the gradients to which it is added."""
+        self.scaler = scaler
+
+    def begin_round(self) -> None:
+        """Call before the gradients of a round are exchanged."""
+        if self.scaler is not None and self.residuals is not None:
+            self.residuals.rescale(float(self.scaler.get_scale()))
 
     def count(self, plan: Plan) -> None:
         """Count a step under a plan."""
@@ -46,11 +73,19 @@ class _Rounding:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save."""
-        return {"compression": self._compression, "steps": self.step}
+        if self.residuals is None:
+            return {"compression": self._compression, "steps": self.step}
+        own = {"version": VERSION, "recipe": self._compression, "step": self.step}
+        return {**own, **self._place, **self.residuals.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from this rank's saved state."""
-        self.step = state["steps"]
+        if self.residuals is None:
+            self.step = state["steps"]
+            return
+        require_place(state, **self._place)
+        self.residuals.load_state_dict(state)
+        self.step = state["step"]
 
 
 class Compressor:
@@ -135,12 +170,12 @@ class Compressing:
         self.compression = compression
         self._parameters = dict(parameters)
         self._session: Session | None = None
-        """Keeps residuals; None if the compression leaves none."""
+        """Of sparse exchange."""
         self._exchange: Session | _Rounding
         if isinstance(compression, Recipe):
             self._exchange = self._session = Session(compression, parameters, group)
         else:
-            self._exchange = _Rounding(compression)
+            self._exchange = _Rounding(compression, parameters, group)
         self._first_step = 0
         """The steps already made when this training resumed from a checkpoint."""
         self._resumed = "not decided"
@@ -156,10 +191,33 @@ class Compressing:
         if not plan.is_sparse:
             return None
         assert self._session is not None
-        self._session.residuals.are_delivered = False
+        self._keep_residuals()
+        return Compressor(plan, self._session)
+
+    def residual_for(self, plan: Plan) -> torch.Tensor | None:
+        """Return what 8 bits have left of each element, in a plan's order; None for other plans."""
+        if plan.wire != "int8":
+            return None
+        assert self._residuals is not None
+        self._keep_residuals()
+        return self._residuals.together([tensor.name for tensor in plan.tensors])
+
+    @property
+    def _residuals(self) -> Residuals | None:
+        """What was not sent yet; None if the compression leaves nothing."""
+        return self._exchange.residuals
+
+    def _keep_residuals(self) -> None:
+        """Add no residuals to gradients any more."""
+        assert self._residuals is not None
+        self._residuals.are_delivered = False
         _remove(self._takers)
         self._delivered.clear()
-        return Compressor(plan, self._session)
+
+    def begin_round(self) -> None:
+        """Call before a backward pass whose gradients a lossy plan exchanges."""
+        if isinstance(self._exchange, _Rounding):
+            self._exchange.begin_round()
 
     def end_round(self, plan: Plan) -> None:
         """Call after a backward pass whose gradients a lossy plan exchanges."""
@@ -177,8 +235,7 @@ class Compressing:
 
     def follow(self, scaler: Scaler) -> None:
         """Let a scaler skip steps; see :meth:`Session.follow`."""
-        if self._session is not None:
-            self._session.follow(scaler)
+        self._exchange.follow(scaler)
 
     def step_ahead(
         self, module: nn.Module, optimizer: Optimizer, *, synchronize: Callable[[], None]
@@ -186,8 +243,8 @@ class Compressing:
         """Compute gradients at the weights with residuals applied; see :class:`StepAhead`."""
         if self._session is None:
             raise UserError(
-                f"step_ahead is for what sparse exchange leaves behind; {self.compression} leaves "
-                "nothing: give compression=Recipe(...), or leave step_ahead out"
+                f"step_ahead is for sparse exchange, found compression {self.compression!r}; give "
+                "compression=Recipe(...), or leave step_ahead out"
             )
         self._session.step_ahead(module, self._parameters, optimizer, synchronize=synchronize)
 
@@ -204,9 +261,9 @@ class Compressing:
         that gets no gradient keeps its residual until it does. With a scaler the residuals stay
         until gradients are compressed again.
         """
-        if self._session is None or self._session.scaler is not None:
+        residuals = self._residuals
+        if residuals is None or self._exchange.scaler is not None:
             return  # a step that the scaler skips would lose them
-        residuals = self._session.residuals
         residuals.are_delivered = True
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())
@@ -220,8 +277,8 @@ class Compressing:
         self._delivered.clear()
 
     def _taker(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        assert self._session is not None
-        residuals = self._session.residuals
+        residuals = self._residuals
+        assert residuals is not None
         strides = torch.empty_like(self._parameters[name], device="meta")
         delivered = self._delivered
 
@@ -245,7 +302,8 @@ class Compressing:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[bool, Plan | None]:
         """Resume from this rank's saved state; return whether it was decided, and the plan."""
-        saved = state.get("compression") if "recipe" not in state else "a recipe"
+        saved = state.get("compression", state.get("recipe"))
+        saved = "a recipe" if isinstance(saved, Mapping) else saved
         if saved != (self.compression if self._session is None else "a recipe"):
             raise MismatchError(
                 f"the state is of a compression by {saved}, the wrapper's is "
@@ -285,7 +343,7 @@ def require_compression(
         return
     if not isinstance(compression, Recipe) and compression not in get_args(Rounded):
         raise UserError(
-            f"compression is a Recipe, {' or '.join(map(repr, get_args(Rounded)))}, found "
+            f"compression is a Recipe or one of {', '.join(map(repr, get_args(Rounded)))}, found "
             f"{compression!r}"
         )
     if isinstance(compression, Recipe) and compression.momentum and check:

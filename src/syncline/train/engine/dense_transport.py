@@ -13,8 +13,9 @@ from torch.futures import Future
 
 from syncline.plan.plan import MessageCollective
 from syncline.torch_private import all_gather_base
+from syncline.train.engine import int8
 from syncline.train.engine.layout import Shares
-from syncline.train.engine.ring import Ring
+from syncline.train.engine.ring import Ring, segments
 from syncline.train.measure.keepalive import keepalive
 
 
@@ -63,12 +64,19 @@ CAST_ELEMENTS = 64 * 1024
 
 @dataclass(slots=True)
 class Slice:
-    """Contiguous elements that one message exchanges, and the type in which they travel."""
+    """Contiguous elements that one message exchanges, and the type in which they travel.
+
+    In ``torch.int8`` they travel encoded (:mod:`syncline.train.engine.int8`).
+    """
 
     elements: torch.Tensor
     wire: torch.dtype
+    residual: torch.Tensor | None = None
+    """In int8: what rounding has lost, of the elements' shape."""
     sent: torch.Tensor = field(init=False)
     """The tensor that a backend sums: the elements, or a copy in the wire's type."""
+    encoded: list[list[torch.Tensor]] = field(default_factory=list)
+    """In int8: of each other worker, the segments of its share."""
 
     def __post_init__(self) -> None:
         self.sent = self.elements
@@ -82,9 +90,10 @@ class Slice:
 class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
 
-    Slices of float32 may travel in 16 bits. They are divided before they are cast, so a sum
-    overflows only if the average does. All workers end with the same bits, and a reduce-scatter
-    leaves each worker its share rounded as the all-gather sends it.
+    Slices of float32 may travel in 16 or 8 bits. They are divided before they are cast, so a sum
+    overflows only if the average does. All workers end with the same bits. In 16 bits, a
+    reduce-scatter leaves each worker its share rounded as the all-gather sends it. In 8 bits, each
+    worker's gradients are rounded, added in float32, and the all-gather rounds the sums.
 
     Args:
         group: a process group that nobody else uses: collectives must be issued in the same order
@@ -108,7 +117,7 @@ class DenseTransport:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
         return None
 
-    def prepare(self, given: Slice, collective: MessageCollective) -> None:
+    def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
         """Prepare a slice for sending: once, as soon as it is complete.
 
         This reads and writes the whole slice, which takes several per cent of the time of sending
@@ -117,10 +126,16 @@ class DenseTransport:
         Args:
             given: the slice; before a sum it is divided by the number of workers.
             collective: what will be done with it.
+            shares: as for :meth:`send`.
         """
         elements = given.elements
         # The reducer multiplies before it sums. So must we, or results differ in the last bit.
-        if collective == "all-gather" or (collective == "reduce-scatter" and self.sends_rings):
+        if collective == "all-gather":
+            return
+        if given.residual is not None:
+            self._encode(given, given.residual, shares)
+            return
+        if collective == "reduce-scatter" and self.sends_rings:
             return
         if not given.casts:
             elements.mul_(self._share)
@@ -181,11 +196,24 @@ class DenseTransport:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
         return Work(work.wait)
 
+    def _encode(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
+        """Divide a slice, add its residual, and encode the shares of all other workers."""
+        for worker, pieces in enumerate(shares):
+            parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
+            if worker == self.rank:
+                given.encoded.append([])
+                for part, kept in parts:
+                    int8.take(part, kept, self._share)
+            else:
+                given.encoded.append([int8.encode(part, kept, self._share) for part, kept in parts])
+
     def _scatter(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
         """Send every worker its share, and sum what arrives in the order of the ranks.
 
         It sends as much as a ring does. Every backend has an all-to-all.
         """
+        if given.residual is not None:
+            return self._scatter_encoded(given, shares)
         buffer, sent = given.elements, given.sent
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
@@ -209,8 +237,49 @@ class DenseTransport:
 
         return Work(complete)
 
+    def _scatter_encoded(self, given: Slice, shares: Shares) -> Work:
+        own = segments(given.elements, shares[self.rank])
+        sizes = list(map(int8.encoded_bytes, own))
+        given_bytes = [sum(map(len, parts)) for parts in given.encoded]
+        taken_bytes = [sum(sizes) * (worker != self.rank) for worker in range(self.workers)]
+        sent = _joined([part for parts in given.encoded for part in parts], given.elements)
+        arrived = sent.new_empty(sum(taken_bytes))
+        work = self.group.alltoall_base(
+            keepalive(arrived), keepalive(sent), taken_bytes, given_bytes
+        )
+
+        def complete() -> None:
+            work.wait()
+            others = self.workers - 1
+            for part, place in zip(own * others, arrived.split(sizes * others), strict=True):
+                int8.decode(place, part, add=True)
+
+        return Work(complete)
+
+    def _gather_encoded(self, given: Slice, residual: torch.Tensor, shares: Shares) -> Work:
+        parts = [segments(given.elements, pieces) for pieces in shares]
+        sizes = [list(map(int8.encoded_bytes, each)) for each in parts]
+        kept = segments(residual, shares[self.rank])
+        own = _joined(list(map(int8.encode, parts[self.rank], kept)), given.elements)
+        sent = own.new_zeros(max(map(sum, sizes)))
+        sent[: len(own)] = own
+        arrived = [torch.empty_like(sent) for _ in shares]
+        work = self.group.allgather([list(map(keepalive, arrived))], [keepalive(sent)])
+
+        def complete() -> None:
+            work.wait()
+            for worker, found in enumerate(arrived):
+                places = found[: sum(sizes[worker])].split(sizes[worker])
+                for part, place in zip(parts[worker], places, strict=True):
+                    if worker != self.rank:
+                        int8.decode(place, part)
+
+        return Work(complete)
+
     def _gather(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
         """Send every worker all shares, each padded to the longest."""
+        if given.residual is not None:
+            return self._gather_encoded(given, given.residual, shares)
         buffer = given.elements
         longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
         sent = buffer.new_empty(longest, dtype=given.wire)
@@ -243,9 +312,14 @@ class RingDenseTransport(DenseTransport):
 
     def _scatter(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
         ring, factor = self._ring, self._share
+        if given.residual is not None:
+            own = segments(given.elements, shares[self.rank])
+            return Work(ring.scatter_encoded(given.encoded, own, on_sent))
         return Work(ring.reduce_scatter(given.elements, shares, factor, given.wire, on_sent))
 
     def _gather(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
+        if given.residual is not None:
+            return Work(self._ring.gather_encoded(given.elements, given.residual, shares, on_sent))
         return Work(self._ring.all_gather(given.elements, shares, given.wire, on_sent))
 
 
@@ -268,7 +342,7 @@ class CudaDenseTransport(DenseTransport):
         event.record(torch.cuda.current_stream(self._cuda))
         return event
 
-    def prepare(self, given: Slice, collective: MessageCollective) -> None:
+    def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
         """Do nothing: :meth:`send` does this on its stream, in order."""
 
     def send(
@@ -283,7 +357,7 @@ class CudaDenseTransport(DenseTransport):
         with torch.cuda.stream(self._stream):
             for event in after:
                 self._stream.wait_event(event)
-            super().prepare(given, collective)
+            super().prepare(given, collective, shares)
             # This makes the stream wait, not the host.
             super().send(given, collective, shares, after, on_sent).wait()
             return self._all_of_stream()
@@ -334,6 +408,10 @@ def transport_for(group: dist.ProcessGroup, device: torch.device) -> DenseTransp
 def _given(elements: torch.Tensor) -> torch.Tensor:
     """Return what a collective takes: pairs of real numbers for complex ones."""
     return keepalive(torch.view_as_real(elements) if elements.is_complex() else elements)
+
+
+def _joined(encoded: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    return torch.cat([like.new_empty(0, dtype=torch.uint8), *encoded])
 
 
 def _parts(

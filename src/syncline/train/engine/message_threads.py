@@ -65,12 +65,6 @@ class Round:
         return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
 
 
-def slice_of(message: Message, elements: torch.Tensor) -> Slice:
-    """Return what a message of a plan exchanges."""
-    wire = elements.dtype if message.wire is None else getattr(torch, message.wire)
-    return Slice(elements, wire)
-
-
 class _Issued(NamedTuple):
     work: Work
     then: Callable[[], None]
@@ -92,6 +86,7 @@ class MessageThreads:
         transport: DenseTransport,
         *,
         compressor: Compressor | None = None,
+        residual: torch.Tensor | None = None,
         timeout_s: float,
     ) -> None:
         self.plan = plan
@@ -111,6 +106,8 @@ class MessageThreads:
         self._desync_numbers: tuple[int, ...] = ()
         self._transport = transport
         self._compressor = compressor
+        self._residual = residual
+        """Of a plan in int8: what rounding has lost of each element, in the plan's order."""
         self._process = os.getpid()
         self._shares = shares_of(plan)
         self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
@@ -336,9 +333,9 @@ class MessageThreads:
             if self._closing or round_.missing[number]:
                 return False
         place = self.layout.places[number]
-        given = slice_of(message, self.buffers[place.bucket][place.start : place.stop])
+        given = self._slice(number, self.buffers[place.bucket][place.start : place.stop])
         if compressor is None:
-            transport.prepare(given, message.collective)
+            transport.prepare(given, message.collective, self._shares[number])
         if not self._may_send():
             return False
         held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
@@ -371,13 +368,24 @@ class MessageThreads:
 
         On CUDA the current stream waits for the result.
         """
-        message, transport = self.plan.messages[number], self._transport
-        given = slice_of(message, elements)
+        collective, transport = self.plan.messages[number].collective, self._transport
+        given, shares = self._slice(number, elements), self._shares[number]
         after = [] if transport.bounded else [transport.mark()]
-        transport.prepare(given, message.collective)
-        work = transport.send(given, message.collective, self._shares[number], after, lambda: None)
+        transport.prepare(given, collective, shares)
+        work = transport.send(given, collective, shares, after, lambda: None)
         work.wait()
         work.wait_on_stream()
+
+    def _slice(self, number: int, elements: torch.Tensor) -> Slice:
+        """Return what a message exchanges, from its elements."""
+        message = self.plan.messages[number]
+        if message.wire is None:
+            return Slice(elements, elements.dtype)
+        residual = None
+        if message.wire == "int8":
+            assert self._residual is not None
+            residual = self._residual[message.start : message.stop]
+        return Slice(elements, getattr(torch, message.wire), residual)
 
     def _agree(self, round_: Round) -> bool:
         """Agree on what a sharded plan's all-gathers carry; return False if the engine is closing.

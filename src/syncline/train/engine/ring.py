@@ -1,4 +1,4 @@
-"""Collectives of point-to-point messages: reduce-scatter and all-gather as rings, rows directly.
+"""Collectives of point-to-point messages: rings, and shares and rows sent directly.
 
 In a ring a worker sends to the next one only, as in Gloo's ring all-reduce, so links carry one flow
 each way. Gloo's own reduce-scatter is an all-reduce of which most is thrown away. In its all-to-all
@@ -9,12 +9,14 @@ hosts at 1 Gbit/s.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from syncline.train.engine import int8
 from syncline.train.engine.layout import Shares
 from syncline.train.measure.keepalive import keepalive
 
@@ -67,23 +69,25 @@ class Ring:
         Raises:
             RuntimeError: from the function, a peer failed or did not answer within the timeout.
         """
+        wire = wire or buffer.dtype
         # This worker's own share arrives last, with what all others have added.
         steps = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
-        parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        for part in parts[0]:
+        first, *later = [segments(buffer, shares[worker]) for worker in steps]
+        for part in first:
             part.mul_(factor)
 
-        def add(part: torch.Tensor, arrived: torch.Tensor) -> None:
+        def add(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
             # Not as one fused multiply-add: that does not round the product, so equal gradients of
             # opposite signs would not cancel as they do in an all-reduce.
-            part.mul_(factor).add_(arrived.to(part.dtype))
+            return part.mul_(factor).add_(arrived.to(part.dtype)).to(wire)
 
-        pass_on = self._pass_on(parts, wire or buffer.dtype, add, on_sent, in_place=False)
+        sent = [part.to(wire) for part in first]
+        pass_on = self._pass_on(sent, later, _space_in(wire), add, on_sent)
 
         def complete() -> None:
             pass_on()
-            for part in parts[-1]:
-                part.copy_(part.to(wire or buffer.dtype))  # no change if that is their own
+            for part in (first, *later)[-1]:
+                part.copy_(part.to(wire))  # no change if that is their own
 
         return complete
 
@@ -105,11 +109,97 @@ class Ring:
         Returns:
             A function like that of :meth:`reduce_scatter`.
         """
-        steps = [(self._rank - step) % self.workers for step in range(self.workers)]
-        parts = [self._segments(buffer, shares[worker]) for worker in steps]
-        wire = wire or buffer.dtype
-        in_place = wire == buffer.dtype
-        return self._pass_on(parts, wire, torch.Tensor.copy_, on_sent, in_place=in_place)
+        first, *later = self._handed_round(buffer, shares)
+        if wire is None or wire == buffer.dtype:
+            return self._pass_on(first, later, lambda part: part, lambda part, _: part, on_sent)
+
+        def put(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+            part.copy_(arrived)
+            return arrived
+
+        sent = [part.to(wire) for part in first]
+        return self._pass_on(sent, later, _space_in(wire), put, on_sent)
+
+    def scatter_encoded(
+        self,
+        encoded: Sequence[Sequence[torch.Tensor]],
+        own: Sequence[torch.Tensor],
+        on_sent: Callable[[], None] = lambda: None,
+    ) -> Callable[[], None]:
+        """Begin to send every worker its share in 8 bits, and to add what arrives to the own share.
+
+        Sums in a ring would have to be rounded anew for each hop. Instead, in each step every
+        worker sends to one other worker, and receives from another one.
+
+        Args:
+            encoded: of each worker, the segments of its share as :func:`.int8.encode` returns them;
+                none of this worker.
+            own: the segments of this worker's share.
+            on_sent: as for :meth:`reduce_scatter`.
+
+        Returns:
+            A function like that of :meth:`reduce_scatter`.
+        """
+        tag, steps = next(self._begun) % TAGS, range(1, self.workers)
+        receiving = [
+            (self.group.recv([keepalive(arrived)], source, tag), part, arrived)
+            for source in ((self._rank - step) % self.workers for step in steps)
+            for part in own
+            for arrived in (int8.space_for(part),)
+        ]
+        to = [(self._rank + step) % self.workers for step in steps]
+        waiting = deque((worker, part) for worker in to for part in encoded[worker])
+        sending: list[Any] = []
+
+        def send(count: int) -> None:
+            for worker, part in [waiting.popleft() for _ in range(min(count, len(waiting)))]:
+                sending.append(self.group.send([keepalive(part)], worker, tag))
+
+        # If nothing arrives here, there is nothing to pace the segments by.
+        send(len(encoded[to[0]]) if receiving else len(waiting))
+        unsent = len(waiting)
+        if not unsent:
+            on_sent()
+
+        def complete() -> None:
+            for number, (work, part, arrived) in enumerate(receiving, 1):
+                work.wait()
+                send(1 if number < len(receiving) else unsent)
+                if unsent and number == min(unsent, len(receiving)):
+                    on_sent()
+                int8.decode(arrived, part, add=True)
+            for work in sending:
+                work.wait()
+
+        return complete
+
+    def gather_encoded(
+        self,
+        buffer: torch.Tensor,
+        residual: torch.Tensor,
+        shares: Shares,
+        on_sent: Callable[[], None] = lambda: None,
+    ) -> Callable[[], None]:
+        """Begin to fill a buffer with the shares of all workers, as they are in 8 bits.
+
+        Args:
+            buffer: float32, contiguous; holds this worker's own share, which is rounded, too.
+            residual: likewise; the own share's part becomes the error.
+            shares: of each worker.
+            on_sent: as for :meth:`reduce_scatter`.
+
+        Returns:
+            A function like that of :meth:`reduce_scatter`.
+        """
+        first, *later = self._handed_round(buffer, shares)
+        kept = segments(residual, shares[self._rank])
+
+        def put(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+            int8.decode(arrived, part)
+            return arrived
+
+        sent = list(map(int8.encode, first, kept))
+        return self._pass_on(sent, later, int8.space_for, put, on_sent)
 
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """Begin to collect a row of every worker, each sent directly to all others.
@@ -136,48 +226,52 @@ class Ring:
 
         return complete
 
+    def _handed_round(self, buffer: torch.Tensor, shares: Shares) -> list[list[torch.Tensor]]:
+        """Return the segments of this worker's share, and of those that arrive, in their order."""
+        steps = [(self._rank - step) % self.workers for step in range(self.workers)]
+        return [segments(buffer, shares[worker]) for worker in steps]
+
     def _pass_on(
         self,
-        parts: list[list[torch.Tensor]],
-        wire: torch.dtype,
-        take: Callable[[torch.Tensor, torch.Tensor], object],
+        sent: Sequence[torch.Tensor],
+        parts: Sequence[Sequence[torch.Tensor]],
+        space_for: Callable[[torch.Tensor], torch.Tensor],
+        take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         on_sent: Callable[[], None],
-        *,
-        in_place: bool,
     ) -> Callable[[], None]:
-        """Send the first part, and each later part once it has arrived and been taken.
+        """Send the first segments, and pass on what arrives, except for what arrives last.
 
         Args:
-            parts: of each step, the segments that are sent in it; those of the last one stay here.
-            wire: the type in which they are sent.
-            take: is given a segment, and what has arrived for it.
-            on_sent: called once the last part has been sent.
-            in_place: whether what arrives replaces a segment at once.
+            sent: the first segments, as they are sent.
+            parts: of each later step, the segments that arrive.
+            space_for: returns a tensor that takes what arrives for a segment.
+            take: is given a segment, and what has arrived for it; returns what is passed on.
+            on_sent: called once the last segment has been sent.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
-            return self.group.send([keepalive(part.to(wire))], after, tag)
+            return self.group.send([keepalive(part)], after, tag)
 
         # Receives are posted first: a sender that finds no receiver has to ask for one.
         receiving = [
-            (self.group.recv([keepalive(arrived)], before, tag), part, arrived, step)
-            for step, segments in enumerate(parts[1:], 1)
+            (self.group.recv([keepalive(arrived)], before, tag), part, arrived)
+            for segments in parts
             for part in segments
-            for arrived in (part if in_place else torch.empty_like(part, dtype=wire),)
+            for arrived in (space_for(part),)
         ]
-        sending = [send(part) for part in parts[0]]
-        unsent = sum(map(len, parts[1:-1]))
+        sending = [send(part) for part in sent]
+        unsent = sum(map(len, parts[:-1]))
         if not unsent:
             on_sent()
 
         def complete() -> None:
-            for number, (work, part, arrived, step) in enumerate(receiving, 1):
+            for number, (work, part, arrived) in enumerate(receiving, 1):
                 work.wait()
-                take(part, arrived)
-                if step < len(parts) - 1:
-                    sending.append(send(part))
+                taken = take(part, arrived)
+                if number <= unsent:
+                    sending.append(send(taken))
                     if number == unsent:
                         on_sent()
             for work in sending:
@@ -185,13 +279,15 @@ class Ring:
 
         return complete
 
-    def _segments(
-        self, buffer: torch.Tensor, pieces: tuple[tuple[int, int], ...]
-    ) -> list[torch.Tensor]:
-        """Return a share's elements in segments of equal length, up to one element."""
-        most = max(SEGMENT_BYTES // buffer.element_size(), 1)
-        segments: list[torch.Tensor] = []
-        for start, stop in pieces:
-            count = -(-(stop - start) // most)
-            segments += buffer[start:stop].tensor_split(count)
-        return segments
+
+def _space_in(wire: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda part: torch.empty_like(part, dtype=wire)
+
+
+def segments(buffer: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """Return a share's elements in segments of equal length, up to one element."""
+    most = max(SEGMENT_BYTES // buffer.element_size(), 1)
+    found: list[torch.Tensor] = []
+    for start, stop in pieces:
+        found += buffer[start:stop].tensor_split(-(-(stop - start) // most))
+    return found

@@ -24,17 +24,20 @@ class Residuals:
     exchanged whole have neither.
     """
 
-    def __init__(self, recipe: Recipe, elements: Mapping[str, int], memory: Memory) -> None:
-        """Begin with zeros, of as many elements as each parameter has, by name."""
+    def __init__(self, recipe: Recipe | None, elements: Mapping[str, int], memory: Memory) -> None:
+        """Begin with zeros, of as many elements as each parameter has, by name.
+
+        Without a recipe, every parameter has a residual, and none a velocity.
+        """
         self._memory = memory
-        self._momentum = recipe.momentum
+        self._momentum = 0.0 if recipe is None else recipe.momentum
         self._residuals: Tensors = {
             name: torch.zeros(count, device=memory.device)
             for name, count in elements.items()
-            if not recipe.is_dense(name, count)
+            if recipe is None or not recipe.is_dense(name, count)
         }
         self._velocities: Tensors = (
-            {n: torch.zeros_like(r) for n, r in self._residuals.items()} if recipe.momentum else {}
+            {n: torch.zeros_like(r) for n, r in self._residuals.items()} if self._momentum else {}
         )
         self._rates: dict[str, float] = {}
         """The learning rate of each parameter's residual, if it follows one."""
@@ -54,6 +57,16 @@ class Residuals:
         taken = residual.clone()
         residual.zero_()
         return taken
+
+    def together(self, names: Sequence[str]) -> Tensor:
+        """Return all residuals in one tensor, in this order, of which each is a part from now on.
+
+        The order is of all names.
+        """
+        everything = torch.cat([self._residuals[name] for name in names])
+        parts = everything.split([len(self._residuals[name]) for name in names])
+        self._residuals.update(zip(names, parts, strict=True))
+        return everything
 
     def rescale(self, scale: float) -> None:
         """Change the scale of residuals and velocities."""
@@ -202,7 +215,7 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
         raise UserError(f"states are shared out to at least 1 rank, found {ranks}")
     if any("recipe" not in state for state in states):
         raise UserError(
-            "only what sparse exchange has left behind can be shared out; 16 bits leave nothing, "
+            "only residuals can be shared out, of sparse exchange or int8; 16 bits leave nothing, "
             "so go on with other ranks without loading these states"
         )
     ordered = sorted(states, key=lambda state: int(state["rank"]))

@@ -389,13 +389,7 @@ class Session:
                 f"the checkpoint was made with another recipe: {', '.join(differing)}; continue "
                 "with that one"
             )
-        place = (state["rank"], state["ranks"])
-        if place != (self._group.rank(), self._group.size()):
-            raise MismatchError(
-                f"the state is of rank {place[0]} of {place[1]}, this is rank {self._group.rank()} "
-                f"of {self._group.size()}; load all ranks' states and share them out with "
-                "syncline.hooks.resharded"
-            )
+        require_place(state, self._group.rank(), self._group.size())
         self.residuals.load_state_dict(state)
         self._before.clear()
         self.step = state["step"]
@@ -420,6 +414,15 @@ class Session:
                         f"rank {rank} differs from rank 0 in its {what}: {_short(other[what])} "
                         f"instead of {_short(found[0][what])}; give all ranks the same"
                     )
+
+
+def require_place(state: Mapping[str, Any], rank: int, ranks: int) -> None:
+    """Raise a MismatchError if a state is of another rank, or of another number of ranks."""
+    if (state["rank"], state["ranks"]) != (rank, ranks):
+        raise MismatchError(
+            f"the state is of rank {state['rank']} of {state['ranks']}, this is rank {rank} of "
+            f"{ranks}; load all ranks' states and share them out with syncline.hooks.resharded"
+        )
 
 
 def _digest_of(*what: object) -> int:
