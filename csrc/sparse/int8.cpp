@@ -17,30 +17,36 @@ constexpr float rounder = 0x1.8p23F;
 
 float power(std::uint32_t exponent) { return std::bit_cast<float>(exponent << 23); }
 
-// Adds the residuals of one block. Returns its exponent, or none if nothing is to be added.
 struct Sum {
     std::uint32_t exponent;
-    bool skipped;
+    bool is_sent;  // whether there is anything to round
 };
 
-Sum add_residual(float* __restrict values, const float* __restrict residual, std::size_t count,
+// Adds the residuals of one block to its elements that are not zero, and clears these residuals.
+Sum add_residual(float* __restrict values, float* __restrict residual, std::size_t count,
                  float factor) {
     std::int32_t any = 0;
     for (std::size_t i = 0; i < count; ++i) any |= std::bit_cast<std::int32_t>(values[i]);
-    if ((any & magnitude) == 0) return {1, true};
+    if ((any & magnitude) == 0) return {1, false};
     // Signed, since baseline instructions have no greatest of unsigned integers.
     std::int32_t greatest = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        values[i] = factor * values[i] + residual[i];
-        greatest = std::max(greatest, std::bit_cast<std::int32_t>(values[i]) & magnitude);
+        const bool is_zero = values[i] == 0.0F;
+        const float sum = is_zero ? values[i] : factor * values[i] + residual[i];
+        residual[i] = is_zero ? residual[i] : 0.0F;
+        values[i] = sum;
+        greatest = std::max(greatest, std::bit_cast<std::int32_t>(sum) & magnitude);
     }
     const std::uint32_t found = static_cast<std::uint32_t>(greatest) >> 23;
-    if (found == not_finite) return {not_finite, true};
-    return {std::max(found, places + 1) - places, false};
+    if (found == not_finite) {
+        std::fill_n(residual, count, 0.0F);
+        return {not_finite, false};
+    }
+    return {std::max(found, places + 1) - places, true};
 }
 
-// Rounds one block to integers times a power of two; the values become these, and the residuals
-// what is lost.
+// Rounds one block to integers times a power of two; the values become these, and what is lost is
+// added to the residuals.
 void round_to_units(float* __restrict values, float* __restrict residual,
                     std::int8_t* __restrict integers, std::size_t count, std::uint32_t exponent) {
     const float unit = power(exponent);
@@ -52,7 +58,7 @@ void round_to_units(float* __restrict values, float* __restrict residual,
         const std::int32_t integer = std::clamp(rounded, -127, 127);
         const float found = static_cast<float>(integer) * unit;
         integers[i] = static_cast<std::int8_t>(integer);
-        residual[i] = values[i] - found;
+        residual[i] += values[i] - found;
         values[i] = found;
     }
 }
@@ -62,8 +68,7 @@ void round_to_units(float* __restrict values, float* __restrict residual,
 void int8_take(float* values, float* residual, std::size_t count, float factor) {
     for (std::size_t start = 0; start < count; start += int8_block) {
         const std::size_t size = std::min(int8_block, count - start);
-        if (add_residual(values + start, residual + start, size, factor).skipped) continue;
-        std::fill_n(residual + start, size, 0.0F);
+        add_residual(values + start, residual + start, size, factor);
     }
 }
 
@@ -78,7 +83,7 @@ void int8_encode(float* values, float* residual, std::size_t count, float factor
         std::int8_t* const integer = integers + start;
         const Sum sum = add_residual(value, kept, size, factor);
         exponents[start / int8_block] = static_cast<std::uint8_t>(sum.exponent);
-        if (sum.skipped) {
+        if (!sum.is_sent) {
             std::fill_n(integer, size, std::int8_t{0});
             std::fill_n(value, size, 0.0F * power(sum.exponent));  // NaN if it is not finite
             continue;

@@ -9,8 +9,8 @@ namespace syncline {
 
 inline constexpr std::size_t int8_block = 128;  // elements that share an exponent
 
-// Adds residuals to `factor` times the values, except in blocks of zeros and where the sum of a
-// block is not finite, and clears the residuals that were added.
+// Multiplies values by a factor, adds the residuals of those that are not zero, and clears these
+// residuals. If a block becomes infinite or NaN, all of its residuals are cleared.
 void int8_take(float* values, float* residual, std::size_t count, float factor);
 
 // The same, and then rounds the values to 8 bits: `encoded` gets `count` integers and one exponent

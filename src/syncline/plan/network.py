@@ -322,15 +322,19 @@ class Network(Document, frozen=True, kw_only=True):
         """Return the costs of messages that travel in 16 or 8 bits, by their bytes on the wire.
 
         In addition to the exchange, each costs passes over its float32 elements, as fast as adding
-        (gamma; free if that is unknown): one to cast 16 bits back, three for 8 bits, which are
-        decoded, rounded anew and decoded again. Casting before the send overlaps the previous
-        message. 8 bits are not summed hop by hop: each of the L workers of a host sends its shares
-        to all other hosts itself, so the reduce-scatter sends L times as much between hosts.
+        (gamma; free if that is unknown): one to cast 16 bits back, two for 8 bits, which are added,
+        rounded anew and decoded. Casting before the send overlaps the previous message.
+
+        8 bits are not summed hop by hop: every worker sends directly to every other. So on H hosts
+        of L workers, a host sends ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring.
         """
         passes, longer = 1, 1.0
         if wire == "int8":
-            local = 1 if self.hosts in (None, 1) else self.exchange.workers_a_host
-            passes, longer = 3, (1 + local) / 2  # of a reduce-scatter and an all-gather together
+            passes = 2
+            if self.hosts is not None and 1 < self.hosts < self.workers:
+                local = self.exchange.workers_a_host
+                sent = local**2 * (self.hosts - 1) / (self.hosts * local - 1)
+                longer = (1 + max(sent, 1.0)) / 2  # the all-gather is a ring
         gamma = 0.0 if self.link is None else self.link.gamma_s_per_byte
         cast = CostCurve.line(0.0, passes * 4 / bytes_per_element(wire) * gamma)
         if self.workers == 1 or (not gamma and longer == 1):

@@ -138,6 +138,8 @@ class Plan(Document, frozen=True, kw_only=True):
 
     def _check_payloads(self) -> None:
         ends = {0, *self._ends()}
+        sums = (m for m in self.messages if m.collective == "reduce-scatter")
+        summed = {bound for m in sums for bound in (m.start, m.stop)}
         for index, (message, tensors) in enumerate(
             zip(self.messages, self.message_tensors(), strict=True)
         ):
@@ -150,6 +152,11 @@ class Plan(Document, frozen=True, kw_only=True):
                 raise UserError(
                     f"{where} and is an all-reduce, whose partial sums would be rounded at every "
                     "hop; make it a reduce-scatter and an all-gather"
+                )
+            if message.payload == "int8" and not {message.start, message.stop} <= summed:
+                raise UserError(
+                    f"{where} and gathers a part of a reduce-scatter, whose blocks would be "
+                    "rounded anew; let it gather whole ones"
                 )
             if message.payload == "sparse" and not {message.start, message.stop} <= ends:
                 raise UserError(

@@ -55,17 +55,18 @@ class Suggestion(Value, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """The suggestion as a sentence for the user."""
-        if self.rounded_s is None or self.dense_s < LEAST_GAIN * self.rounded_s:
+        taken: dict[str, float] = {}
+        least_s = self.dense_s
+        for name, seconds in (("bfloat16", self.rounded_s), ("int8", self.int8_s)):
+            if seconds is not None and least_s >= LEAST_GAIN * seconds:
+                taken[name] = least_s = seconds
+        if not taken:
             return self._sparse_sentence
+        gains = (f"{s} would take {_time(t)} ({self.dense_s / t:.1f}x)" for s, t in taken.items())
         rounded = (
-            f"bfloat16 would take {_time(self.rounded_s)} instead of {_time(self.dense_s)} an "
-            f"iteration ({self.dense_s / self.rounded_s:.1f}x)"
+            f"{' and '.join(gains)} instead of {_time(self.dense_s)} an iteration; ask for it by "
+            f"compression={' or '.join(map(repr, taken))}"
         )
-        names = "'bfloat16'"
-        if self.int8_s is not None and self.rounded_s >= LEAST_GAIN * self.int8_s:
-            rounded += f", int8 {_time(self.int8_s)} ({self.dense_s / self.int8_s:.1f}x)"
-            names += " or 'int8'"
-        rounded += f"; ask for it by compression={names}"
         return f"{rounded}; {self._sparse_sentence}" if self.pays else rounded
 
     @property

@@ -136,7 +136,7 @@ Compression = Recipe | Rounded
 
 
 def hook_for(wire: Rounded) -> Rounded:
-    """Return the type of torch's hook that one would use instead: there is none for 8 bits."""
+    """Return the type of the hook of torch's to compare with; torch has none for 8 bits."""
     return "bfloat16" if wire == "int8" else wire
 
 

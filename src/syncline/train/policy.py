@@ -332,7 +332,7 @@ class Policy:
         if trial.rate.iteration_s > baseline.iteration_s:
             reason = f"{figures}; back to DDP's own buckets"
             reason += "" if self._experiments.hook is None else " and the hook"
-            if trial.plan.is_sparse:
+            if trial.plan.is_sparse or trial.plan.wire == "int8":
                 reason += ", dense; the residuals are sent with later gradients"
             self._conclude("reverted", reason, trial=trial, forecasts=trial.forecasts)
             return

@@ -23,7 +23,7 @@ from syncline.comm.groups.rendezvous import RankCard
 from syncline.comm.groups.ucx import new_worker, packed
 from syncline.errors import PeerError, UserError
 from tests.comm.groups import jobs
-from tests.comm.groups.rolls import FAR, answered
+from tests.comm.groups.answers import FAR, answered
 from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
 

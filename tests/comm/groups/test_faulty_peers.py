@@ -19,7 +19,7 @@ from syncline.comm.groups.shared_buffers import NOTICE
 from syncline.comm.groups.ucx import packed
 from syncline.errors import PeerError
 from tests.comm.groups import jobs
-from tests.comm.groups.rolls import FAR, answered
+from tests.comm.groups.answers import FAR, answered
 from tests.timeouts import DEADLINE_S
 
 SEGMENT = re.compile(r"(\w+)-\w+ rw-s \S+ \S+ (\d+) +/memfd:syncline")

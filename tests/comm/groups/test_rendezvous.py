@@ -24,10 +24,10 @@ import torch.distributed as dist
 from syncline.comm.groups import Group, rendezvous, watch
 from syncline.comm.groups.meeting import CALLING, HELLO, RETORT, listening_at, listens
 from syncline.comm.groups.messages import take_descriptors
-from syncline.comm.groups.rendezvous import RankCard, RollCall
+from syncline.comm.groups.rendezvous import RankCard, Rendezvous
 from syncline.errors import PeerError
 from tests.comm.groups import jobs, restarted
-from tests.comm.groups.rolls import DEADLINE_S, answered
+from tests.comm.groups.answers import DEADLINE_S, answered
 from tests.timeouts import TIMEOUT
 from tests.workers import WorkerPool
 
@@ -82,7 +82,7 @@ def test_notes_of_processes_that_have_ended_do_not_matter(ended: str, first: int
     store = dist.HashStore()
     # Both ranks were killed: one of them had answered, or all, and nobody listens any more.
     gone = [RankCard.own(), RankCard.own()]
-    old = [RollCall(store, "default", rank, 2) for rank in range(2)]
+    old = [Rendezvous(store, "default", rank, 2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         before = [pool.submit(old[0].join, gone[0], time.monotonic() + 0.3)]
         if ended == "after its call":
@@ -118,25 +118,25 @@ def test_another_process_of_the_same_rank_is_named() -> None:
         Group(store, 1, 2, timeout_s=0.3)
 
 
-def test_a_roll_that_comes_at_the_deadline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_comes_at_the_deadline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 gives up at the same moment, between this rank's last two looks."""
     store = dist.HashStore()
     card = RankCard.own()
-    call = rendezvous._Call(identifier="now", ranks=3, card=None)
+    call = rendezvous._Invitation(identifier="now", ranks=3, card=None)
     store.set("default/call", rendezvous._text(call))
     look = rendezvous.arrived
 
     def too_early(at: dist.Store, keys: list[str], deadline: float, rank: int) -> bool:
         found = look(at, keys, deadline, rank)
-        if keys == ["default/now/roll"] and not found:
+        if keys == ["default/now/members"] and not found:
             own = rendezvous._Answer(nonce=card.nonce, card=card, error=None)
-            roll = rendezvous._Result(answers={2: own}, error="rank 1 did not join")
-            at.set(keys[0], rendezvous._text(roll))
+            members = rendezvous._Result(answers={2: own}, error="rank 1 did not join")
+            at.set(keys[0], rendezvous._text(members))
         return found
 
     monkeypatch.setattr(rendezvous, "arrived", too_early)
     with pytest.raises(PeerError, match="rank 2: rank 1 did not join"):
-        RollCall(store, "default", 2, 3).join(card, time.monotonic())
+        Rendezvous(store, "default", 2, 3).join(card, time.monotonic())
 
 
 # ---------------------------------------------------------------------- ranks that end
@@ -168,7 +168,7 @@ def test_rank_0_ends_while_it_waits_for_answers(monkeypatch: pytest.MonkeyPatch)
         return found
 
     monkeypatch.setattr(rendezvous, "listens", seen_to_listen)
-    call = rendezvous._Call(identifier="now", ranks=3, card=card)
+    call = rendezvous._Invitation(identifier="now", ranks=3, card=card)
     store.set("default/call", rendezvous._text(call))
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(Group, store, 1, 3, timeout_s=LONG_S)
@@ -182,7 +182,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     store = dist.HashStore()
     card = RankCard.own()
     with pytest.raises(PeerError, match="rank 0: rank 1, 2 did not join the group in time"):
-        RollCall(store, "default", 0, 3).join(card, time.monotonic() + 0.1)
+        Rendezvous(store, "default", 0, 3).join(card, time.monotonic() + 0.1)
 
 
 # ---------------------------------------------------------------------- strangers of one's own
@@ -229,7 +229,7 @@ def test_strangers_are_ignored() -> None:
 
 
 def test_who_does_not_know_the_secret_gets_nothing() -> None:
-    """A process of the same user calls in rank 1's place, without having read the roll."""
+    """A process of the same user calls in rank 1's place, without the list of members."""
     store = dist.HashStore()
     card = RankCard.own()
     listening = listening_at(card.socket)
@@ -259,7 +259,7 @@ import torch, torch.distributed as dist
 from syncline.comm.groups import Elements, Group
 from syncline.comm.groups.meeting import CALLING, HELLO, listens
 from syncline.comm.groups.messages import take_descriptors
-from syncline.comm.groups.rendezvous import RankCard, RollCall
+from syncline.comm.groups.rendezvous import RankCard, Rendezvous
 
 path = sys.argv[1]
 told, tell = os.pipe()
@@ -267,7 +267,7 @@ connections = []
 
 
 def attack():
-    # The store's file can be read by all: this one knows the call, the roll and the secret.
+    # The store's file can be read by all: this one knows all that is in it.
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)

@@ -26,11 +26,11 @@ from syncline.comm.groups.meeting import (
     PROOF_BYTES,
     RETORT,
 )
-from syncline.comm.groups.rendezvous import RollCall
+from syncline.comm.groups.rendezvous import Rendezvous
 from syncline.comm.groups.tcp import Address, Place
 from syncline.errors import PeerError, UserError
 from tests.comm.groups import jobs
-from tests.comm.groups.rolls import FAR
+from tests.comm.groups.answers import FAR
 from tests.timeouts import DEADLINE_S
 
 NONCE = bytes(NONCE_BYTES)
@@ -123,9 +123,9 @@ def test_strangers_are_let_go_and_the_group_forms(
 
 @contextmanager
 def called(store: dist.Store, place: Place | str) -> Iterator[None]:
-    """Let there be a rank 0 of 2, on another host, that has called the roll and left an address."""
+    """Let there be a rank 0 of 2, on another host, that has invited others and left an address."""
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(RollCall(store, "default", 0, 2).join, FAR, time.monotonic() + 60)
+        joining = pool.submit(Rendezvous(store, "default", 0, 2).join, FAR, time.monotonic() + 60)
 
         def leave() -> None:
             note = place if isinstance(place, str) else msgspec.json.encode(place).decode()

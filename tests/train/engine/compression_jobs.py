@@ -154,9 +154,9 @@ def stepped_ahead(given: dict[str, Any], options: dict[str, Any], hooked: bool) 
     }
 
 
-def reverted(ahead: bool) -> dict[str, Any]:
+def reverted(given: str | dict[str, Any], ahead: bool) -> dict[str, Any]:
     """Let a compressed plan lose; compare what was left in residuals with what then arrives."""
-    ddp, optimizer = begun({"density": 0.02}, check=True)
+    ddp, optimizer = begun(given, check=True)
     if ahead:
         ddp.step_ahead(optimizer)
     step = 0
@@ -168,9 +168,11 @@ def reverted(ahead: bool) -> dict[str, Any]:
     ddp.synchronize()
     compressing = ddp._training.wrapped.compressing
     assert compressing is not None
-    assert compressing._session is not None
-    residuals = compressing._session.residuals
-    kept = {name: residuals.of(name).clone() for name in ddp._training.wrapped.parameters}
+    residuals = compressing._residuals
+    assert residuals is not None
+    # In 8 bits they are parts of the average.
+    parts = dist.get_world_size() if given == "int8" else 1
+    kept = {name: parts * residuals.of(name) for name in ddp._training.wrapped.parameters}
     if ahead:  # what waits is to bring the weights as far as before
         kept = {name: 10 * values for name, values in kept.items()}
         optimizer.param_groups[0]["lr"] /= 10
@@ -254,7 +256,8 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(6, 9), nn.Linear(6, 9)
+        # Of other sizes, so that blocks of 8 bits hold some of both.
+        self.first, self.second = nn.Linear(6, 9), nn.Linear(6, 11)
 
     def forward(self, inputs: torch.Tensor, *, first: bool) -> torch.Tensor:
         """Return what one of them makes of the inputs."""

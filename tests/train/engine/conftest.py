@@ -14,7 +14,7 @@ from tests.timeouts import TIMEOUT
 Each = Callable[[Callable[[int, dist.ProcessGroup], Any]], list[Any]]
 
 
-@pytest.fixture(scope="module", params=(2, 3, 4))
+@pytest.fixture(scope="module", params=(1, 2, 3, 4))
 def each(request: pytest.FixtureRequest) -> Iterator[Each]:
     """Call a function on every worker, a thread with a process group of its own."""
     workers = request.param

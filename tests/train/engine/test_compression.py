@@ -97,10 +97,14 @@ def test_options_of_torch_s_class(workers: WorkerPool, arguments: dict[str, Any]
     assert found[0]["state"]["decided"]
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_residuals_go_out_with_the_next_dense_gradients(workers: WorkerPool, ahead: bool) -> None:
+@pytest.mark.parametrize(
+    ("given", "ahead"), [({"density": 0.02}, False), ({"density": 0.02}, True), ("int8", False)]
+)
+def test_residuals_go_out_with_the_next_dense_gradients(
+    workers: WorkerPool, given: str | dict[str, Any], ahead: bool
+) -> None:
     """These are taken where the weights are, also if those of sparse steps are taken ahead."""
-    for found in workers.run(jobs.reverted, 2, ahead):
+    for found in workers.run(jobs.reverted, 2, given, ahead):
         assert found["kept"] > 0
         assert found["left"] == 0
         assert found["worst"] < 1e-5

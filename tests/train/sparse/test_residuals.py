@@ -129,5 +129,5 @@ def test_states_that_do_not_belong_together() -> None:
             resharded(wrong, 2)
     with pytest.raises(UserError, match="at least 1 rank, found 0"):
         resharded([state(0), state(1)], 0)
-    with pytest.raises(UserError, match="16 bits leave nothing"):
+    with pytest.raises(UserError, match="16 bits leave none"):
         resharded([{"compression": "bfloat16", "steps": 4}] * 2, 3)

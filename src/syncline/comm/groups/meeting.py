@@ -1,7 +1,7 @@
 """How ranks meet and authenticate each other: those of one host over Unix sockets, others by TCP.
 
-A rank connects to each lower rank. Both prove that they know the secret of the roll, without
-sending it:
+A rank connects to each lower rank. Both prove that they know the secret of the list of members,
+without sending it:
 
 1. caller: its rank and a nonce
 2. answerer: a nonce, and a proof about both nonces and both ranks

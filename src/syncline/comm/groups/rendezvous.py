@@ -1,12 +1,12 @@
 """How ranks find each other, prove that they share a host, and exchange memory.
 
-Rank 0 calls the roll, which says which processes are the ranks of a group.
+Rank 0 invites the others, and then lists which processes are the members of a group.
 
 A store may hold notes of processes that have ended: of a job before a restart, or of an earlier
-group of the same name. So rank 0 draws a new identifier for each roll call and leaves it in the
-store; every other rank answers under that identifier with a nonce; and rank 0 writes the roll of
-all answers. A rank accepts only a roll with its own nonce, and polls for a newer call until then.
-So all ranks that accept a roll have read the same one, and all of them have answered it.
+group of the same name. So rank 0 draws a new identifier for each rendezvous and leaves it in the
+store; every other rank answers under that identifier with a nonce; and rank 0 writes the list of
+members from the answers. A rank accepts only a list with its own nonce, and polls for a newer
+invitation until then. So all ranks that accept a list have read the same one, and have answered.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ class RankCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
+class Members:
     """The processes of a group, on which all of them agree."""
 
     cards: tuple[RankCard, ...]
     prefix: str
-    """Prefix of further notes in the store; no other roll call has it."""
+    """Prefix of further notes in the store; no other rendezvous has it."""
     secret: bytes
-    """Known to every process that has read the roll."""
+    """Known to every process that has read the list."""
 
 
-class _Call(Value, frozen=True, kw_only=True):
+class _Invitation(Value, frozen=True, kw_only=True):
     """Rank 0's note: answer under this identifier."""
 
     identifier: str
@@ -102,7 +102,7 @@ class _Result(Value, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RollCall:
+class Rendezvous:
     """Finds the processes of a group, through a store that all its ranks share."""
 
     _store: Store
@@ -110,8 +110,8 @@ class RollCall:
     _rank: int
     _ranks: int
 
-    def join(self, card: RankCard, deadline: float) -> Roll:
-        """Answer the roll call; return the roll once all ranks have answered.
+    def join(self, card: RankCard, deadline: float) -> Members:
+        """Answer the invitation; return the members once all ranks have answered.
 
         This process's socket must listen already. The deadline is on the monotonic clock, in
         seconds.
@@ -127,15 +127,15 @@ class RollCall:
         with contextlib.suppress(RuntimeError):  # no rank came, or all know it
             self._agreed(answer, min(deadline, time.monotonic() + REFUSAL_S))
 
-    def _agreed(self, own: _Answer, deadline: float) -> Roll:
+    def _agreed(self, own: _Answer, deadline: float) -> Members:
         return self._gathered(own, deadline) if self._rank == 0 else self._answered(own, deadline)
 
     # ------------------------------------------------------------------ rank 0
 
-    def _gathered(self, own: _Answer, deadline: float) -> Roll:
+    def _gathered(self, own: _Answer, deadline: float) -> Members:
         identifier = secrets.token_hex(16)
         prefix = f"{self._name}/{identifier}"
-        call = _Call(identifier=identifier, ranks=self._ranks, card=own.card)
+        call = _Invitation(identifier=identifier, ranks=self._ranks, card=own.card)
         self._store.set(f"{self._name}/call", _text(call))
         answers = {0: own}
         error = own.error and f"rank 0 does not join the group: {own.error}"
@@ -151,10 +151,10 @@ class RollCall:
                 error = error or _did_not_join(late)
                 break
             if error is not None and come:  # each rank reads it as soon as it comes
-                self._store.set(f"{prefix}/roll", _text(_Result(answers=answers, error=error)))
+                self._store.set(f"{prefix}/members", _text(_Result(answers=answers, error=error)))
         text = _text(_Result(answers=answers, error=error))
-        self._store.set(f"{prefix}/roll", text)
-        return self._roll(prefix, text.encode())
+        self._store.set(f"{prefix}/members", text)
+        return self._members_of(prefix, text.encode())
 
     def _new_answers(
         self, prefix: str, missing: Sequence[int], deadline: float
@@ -170,9 +170,9 @@ class RollCall:
 
     # ------------------------------------------------------------------ the others
 
-    def _answered(self, own: _Answer, deadline: float) -> Roll:
-        """Answer rank 0's call, and every newer one, until there is a roll with this answer."""
-        answered: _Call | None = None
+    def _answered(self, own: _Answer, deadline: float) -> Members:
+        """Answer rank 0's call, and every newer one, until a list has this answer."""
+        answered: _Invitation | None = None
         why = _did_not_join([0])
         listening = False  # whether rank 0 was, at the last poll
         pause_s = POLL_S
@@ -184,37 +184,37 @@ class RollCall:
                 self._store.set(f"{prefix}/answer/{self._rank}", _text(own))
             called = False
             if answered is not None:
-                called = arrived(self._store, [f"{prefix}/roll"], deadline, self._rank)
+                called = arrived(self._store, [f"{prefix}/members"], deadline, self._rank)
                 if called:
-                    text = self._store.get(f"{prefix}/roll")
+                    text = self._store.get(f"{prefix}/members")
                     result = self._decoded(text, _Result, 0)
                     answer = result.answers.get(self._rank)
                     if answer is not None and answer.nonce == own.nonce:
-                        return self._roll(prefix, text)
-                    # Rank 0 has yet to read this answer, or to call the roll of a new group.
+                        return self._members_of(prefix, text)
+                    # Rank 0 has yet to read this answer, or to invite the ranks of a new group.
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, LOOK_S)
                 else:
                     listening = self._listens(answered, own, prefix, listening)
             if time.monotonic() >= deadline:
                 if answered is not None:
-                    if not called and self._store.check([f"{prefix}/roll"]):
+                    if not called and self._store.check([f"{prefix}/members"]):
                         continue  # it has come since, and may say why there is no group
                     why = self._what_is_missing(answered, prefix)
                 raise PeerError(f"rank {self._rank}: {why}")
 
-    def _call(self, deadline: float) -> _Call | None:
+    def _call(self, deadline: float) -> _Invitation | None:
         """Return rank 0's last call, if it is for a group of as many ranks."""
         key = f"{self._name}/call"
         if not arrived(self._store, [key], deadline, self._rank):
             return None
-        call = self._decoded(self._store.get(key), _Call, 0)
+        call = self._decoded(self._store.get(key), _Invitation, 0)
         if call.ranks == self._ranks:
             return call
         time.sleep(POLL_S)  # before a restart there were more ranks, or fewer
         return None
 
-    def _listens(self, call: _Call, own: _Answer, prefix: str, before: bool) -> bool:
+    def _listens(self, call: _Invitation, own: _Answer, prefix: str, before: bool) -> bool:
         """Return whether the process that has called still listens, if that can be seen.
 
         Raises:
@@ -223,14 +223,14 @@ class RollCall:
         if call.card is None or own.card is None or call.card.host != own.card.host:
             return False
         now = listens(call.card.socket)
-        if before and not now and not self._store.check([f"{prefix}/roll"]):
+        if before and not now and not self._store.check([f"{prefix}/members"]):
             raise PeerError(f"rank {self._rank}: rank 0 has ended while it joined the group")
         return now
 
-    def _what_is_missing(self, call: _Call, prefix: str) -> str:
-        if self._store.check([f"{prefix}/roll"]):
+    def _what_is_missing(self, call: _Invitation, prefix: str) -> str:
+        if self._store.check([f"{prefix}/members"]):
             return (
-                "rank 0 has formed the group without this process, and called no newer roll in "
+                "rank 0 has formed the group without this process, and sent no newer invitation in "
                 "time: does another process have this rank, or another job use the same store and "
                 "group name?"
             )
@@ -240,7 +240,7 @@ class RollCall:
 
     # ------------------------------------------------------------------ all
 
-    def _roll(self, prefix: str, text: bytes) -> Roll:
+    def _members_of(self, prefix: str, text: bytes) -> Members:
         result = self._decoded(text, _Result, 0)
         if result.error is not None:
             raise PeerError(f"rank {self._rank}: {result.error}")
@@ -248,10 +248,10 @@ class RollCall:
         cards = tuple(answer.card for answer in answers if answer and answer.card)
         if len(cards) < self._ranks or len(result.answers) > self._ranks:
             raise PeerError(
-                f"rank {self._rank}: rank 0 is faulty: expected a roll of the ranks 0 to "
+                f"rank {self._rank}: rank 0 is faulty: expected a list of the ranks 0 to "
                 f"{self._ranks - 1}, found one of {sorted(result.answers)}"
             )
-        return Roll(cards=cards, prefix=prefix, secret=hashlib.sha256(text).digest())
+        return Members(cards=cards, prefix=prefix, secret=hashlib.sha256(text).digest())
 
     def _decoded(self, text: str | bytes, kind: type[Note], rank: int) -> Note:
         try:
@@ -290,7 +290,7 @@ class Reception:
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:
-        call = RollCall(store, name, rank, ranks)
+        call = Rendezvous(store, name, rank, ranks)
         try:
             require_descriptors(MEETING_DESCRIPTORS, rank)
         except UserError as error:
@@ -307,13 +307,13 @@ class Reception:
             call.refuse(refused, deadline)
             raise refused from error
         try:
-            self._roll = call.join(card, deadline)
+            self._members = call.join(card, deadline)
         except BaseException:
             self._listening.close()
             raise
-        self.cards = self._roll.cards
+        self.cards = self._members.cards
         """What each rank publishes about itself."""
-        self.notes = Notes(store, self._roll.prefix, rank, deadline)
+        self.notes = Notes(store, self._members.prefix, rank, deadline)
 
     def __enter__(self) -> Reception:
         return self
@@ -346,12 +346,12 @@ class Reception:
     def meet(self, others: Sequence[int], passed: Sequence[int]) -> list[Introduced]:
         """Meet other ranks of this host; see :class:`Meeting`."""
         sockets = [card.socket for card in self.cards]
-        secret = self._roll.secret
+        secret = self._members.secret
         return Introduction(self.notes, sockets, secret, self._listening, passed).meet(others)
 
     def connect(self, others: Sequence[int], interface: str | None) -> list[Connected]:
         """Connect to ranks of other hosts over TCP; see :func:`.tcp.connect`."""
         names = [card.name for card in self.cards]
-        secret = hashlib.sha256(b"tcp" + self._roll.secret).digest()
+        secret = hashlib.sha256(b"tcp" + self._members.secret).digest()
         boot = self.cards[self.notes.rank].host[0]
         return connect(self.notes, names, secret, boot, others, interface)

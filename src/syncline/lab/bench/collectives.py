@@ -39,59 +39,59 @@ NETWORK_ALPHA_S = 50e-6
 """Latency of a message between hosts, to choose the number of blocks."""
 
 
-Entrant = TypeVar("Entrant")
+Candidate = TypeVar("Candidate")
 
 
 def race(
-    entrants: Sequence[Entrant],
-    lap: Callable[[Entrant, int], LapTimes | None],
+    candidates: Sequence[Candidate],
+    lap: Callable[[Candidate, int], LapTimes | None],
     *,
     rounds: int,
     lap_s: float,
     step: Callable[[], None],
     hopeless: float = math.inf,
-) -> dict[Entrant, tuple[int, list[LapTimes]]]:
-    """Return the iterations and times of each entrant that had a turn in every round.
+) -> dict[Candidate, tuple[int, list[LapTimes]]]:
+    """Return the iterations and times of each candidate that had a turn in every round.
 
-    Each round begins with another entrant.
+    Each round begins with another candidate.
 
     Args:
-        entrants: who takes part.
-        lap: measures an entrant over the given number of iterations; None if it cannot take part.
+        candidates: who takes part.
+        lap: measures a candidate over the given number of iterations; None if it cannot take part.
         rounds: how many.
         lap_s: how long a turn should take.
         step: called before each round, and before each of :data:`TRIALS`.
-        hopeless: an entrant that takes this many times as long as the fastest in all trials is not
+        hopeless: a candidate that takes this many times as long as the fastest in all trials is not
             measured any further.
     """
-    least_s: dict[Entrant, float] = {}
+    least_s: dict[Candidate, float] = {}
 
-    def fitting(entrant: Entrant, most: int) -> int:
-        wanted = round(lap_s / least_s[entrant]) if entrant in least_s else 1
+    def fitting(candidate: Candidate, most: int) -> int:
+        wanted = round(lap_s / least_s[candidate]) if candidate in least_s else 1
         return min(max(wanted, 1), most)
 
-    left = list(entrants)
+    left = list(candidates)
     for most in TRIALS:
         step()
-        for entrant in tuple(left):
-            if took := lap(entrant, fitting(entrant, most)):
+        for candidate in tuple(left):
+            if took := lap(candidate, fitting(candidate, most)):
                 # The lower of the two: the machine may have interrupted one trial.
-                least_s[entrant] = min(took.wall_s, least_s.get(entrant, took.wall_s))
+                least_s[candidate] = min(took.wall_s, least_s.get(candidate, took.wall_s))
             else:
-                left.remove(entrant)
-    bound_s = hopeless * min((least_s[entrant] for entrant in left), default=0.0)
-    kept = [entrant for entrant in left if least_s[entrant] <= bound_s]
+                left.remove(candidate)
+    bound_s = hopeless * min((least_s[candidate] for candidate in left), default=0.0)
+    kept = [candidate for candidate in left if least_s[candidate] <= bound_s]
     found = {e: (fitting(e, MOST_ITERATIONS), list[LapTimes]()) for e in kept}
     for number in range(rounds):
         step()
         first = number % len(kept) if kept else 0
-        for entrant in (*kept[first:], *kept[:first]):
-            if entrant in found:
-                iterations, laps = found[entrant]
-                if took := lap(entrant, iterations):
+        for candidate in (*kept[first:], *kept[:first]):
+            if candidate in found:
+                iterations, laps = found[candidate]
+                if took := lap(candidate, iterations):
                     laps.append(took)
                 else:
-                    del found[entrant]
+                    del found[candidate]
     return found
 
 

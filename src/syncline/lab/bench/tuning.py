@@ -128,9 +128,9 @@ def _measured(
                 )
             return answer
 
-        entrants = dict.fromkeys(c.choice(whole) for c in candidates(collective, site.layout))
+        choices = dict.fromkeys(c.choice(whole) for c in candidates(collective, site.layout))
         found = race(
-            list(entrants),
+            list(choices),
             lap,
             rounds=request.rounds,
             lap_s=request.lap_s,

@@ -25,7 +25,7 @@ class Lap(Value, frozen=True, kw_only=True):
 
 
 Laps = dict[str, tuple[Lap, ...]]
-"""The laps of each contender, by name."""
+"""The laps of each contestant, by name."""
 
 
 class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):
@@ -39,7 +39,7 @@ class InterleavedJob(Value, frozen=True, kw_only=True, tag="interleaved"):
     """Replay a profile under several plans, interleaved."""
 
     profile: Profile
-    contenders: dict[str, Plan | None]
+    contestants: dict[str, Plan | None]
     """By name; None: torch's own DistributedDataParallel."""
     rounds: int
     iterations: int

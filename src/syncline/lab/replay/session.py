@@ -147,12 +147,12 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         iterations = request.rounds * (request.warmup + request.iterations)
         predicted_s = iterations * math.fsum(f.prediction.iteration_s for f in forecasts)
         usual_s = START_S + PATIENCE * predicted_s
-        contenders: dict[str, Plan | None] = dict(zip(names, plans, strict=True))
+        contestants: dict[str, Plan | None] = dict(zip(names, plans, strict=True))
         if Ddp.NAME in request.planners:
-            contenders[Ddp.NAME] = None  # torch's own class, not its buckets as a plan
+            contestants[Ddp.NAME] = None  # torch's own class, not its buckets as a plan
         job = InterleavedJob(
             profile=whole,
-            contenders=contenders,
+            contestants=contestants,
             rounds=request.rounds,
             iterations=request.iterations,
             warmup=request.warmup,

@@ -37,7 +37,7 @@ def run_job(job: Job, progress: Progress) -> Network | Laps | None:
         job.profile,
         [
             stock_ddp(name) if plan is None else planned(plan, name)
-            for name, plan in job.contenders.items()
+            for name, plan in job.contestants.items()
         ],
         rounds=job.rounds,
         iterations=job.iterations,

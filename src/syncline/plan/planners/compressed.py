@@ -19,7 +19,7 @@ from syncline.plan.planners.wfbp import Single
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
 from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name, hook_for
-from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.predict import predict, predict_iteration_s
 from syncline.plan.simulator.transformations import with_wire
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
 
@@ -101,17 +101,20 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
     return msgspec.structs.replace(whole, planner=name, messages=sparse)
 
 
-def decoupled(messages: Iterable[Message]) -> list[Message]:
-    """Return messages with each all-reduce in two parts, the second after the next sum."""
+def decoupled(messages: Iterable[Message], *, at_once: bool = False) -> list[Message]:
+    """Return messages with each all-reduce in two parts, the second after the next sum.
+
+    With ``at_once``, the second follows the first.
+    """
     found: list[Message] = []
     gathers: list[Message] = []
     for message in messages:
         whole = message.collective == "all-reduce"
         kind: MessageCollective = "reduce-scatter" if whole else message.collective
-        found += [msgspec.structs.replace(message, collective=kind), *gathers]
-        gathers = []
-        if whole:
-            gathers = [msgspec.structs.replace(message, collective="all-gather", delay_s=0.0)]
+        gather = msgspec.structs.replace(message, collective="all-gather", delay_s=0.0)
+        own = [gather] if whole else []
+        found += [msgspec.structs.replace(message, collective=kind), *(own if at_once else gathers)]
+        gathers = [] if at_once else own
     return [*found, *gathers]
 
 
@@ -120,7 +123,15 @@ def planned_in(planner: Planner, profile: Profile, network: Network, wire: Round
     narrow = planner.plan(with_wire(profile, wire), network.casting(wire))
     own = {gradient.name: gradient.dtype for gradient in profile.gradients}
     tensors = tuple(msgspec.structs.replace(t, dtype=own[t.name]) for t in narrow.tensors)
-    return compressed(msgspec.structs.replace(narrow, tensors=tensors), wire)
+    narrow = msgspec.structs.replace(narrow, tensors=tensors)
+    if wire != "int8":
+        return compressed(narrow, wire)
+    # A gather after the next sum hides a latency; one at once may use an idle channel.
+    plans = [
+        compressed(msgspec.structs.replace(narrow, messages=tuple(messages)), wire)
+        for messages in (decoupled(narrow.messages), decoupled(narrow.messages, at_once=True))
+    ]
+    return min(plans, key=lambda plan: predict_iteration_s(profile, network, plan))
 
 
 def uncut(plan: Plan) -> Plan:

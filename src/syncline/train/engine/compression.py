@@ -19,10 +19,10 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import Auto
 from syncline.plan.planners.compressed import compressed
 from syncline.plan.planners.wfbp import Single
-from syncline.plan.quantities import bytes_per_element
 from syncline.plan.recipe import Compression, Recipe, Rounded, compression_name
 from syncline.plan.run import Sent
 from syncline.torch_private import ignored_by_ddp
+from syncline.train.engine import int8
 from syncline.train.engine.dense_transport import Work
 from syncline.train.measure.gradient_hooks import take_off
 from syncline.train.sparse.gradients import (
@@ -32,13 +32,22 @@ from syncline.train.sparse.gradients import (
     shaped,
 )
 from syncline.train.sparse.residuals import Residuals
-from syncline.train.sparse.session import VERSION, Scaler, Session, require_place
+from syncline.train.sparse.session import (
+    VERSION,
+    Scaler,
+    Session,
+    require_place,
+    require_version,
+)
 from syncline.train.sparse.sparse_transport import ring_bytes
 from syncline.train.sparse.torch_memory import memory_of
 
 
 class _Rounding:
-    """The steps of an exchange in 16 or 8 bits, and what 8 bits leave; in place of a Session."""
+    """Counts the steps of an exchange in 16 or 8 bits, and keeps the residuals of 8 bits.
+
+    It stands in for a :class:`Session`.
+    """
 
     def __init__(
         self,
@@ -54,22 +63,32 @@ class _Rounding:
             elements = {name: parameter.numel() for name, parameter in parameters.items()}
             self.residuals = Residuals(None, elements, memory_of(device_of(parameters)))
         self._compression = compression
-        self._place = {"rank": group.rank(), "ranks": group.size()}
+        self.ranks = group.size()
+        self._place = {"rank": group.rank(), "ranks": self.ranks}
 
     def follow(self, scaler: Scaler) -> None:
-        """Keep what 8 bits leave in the scale of the gradients to which it is added."""
+        """Keep the residuals at the scale of the gradients that they are added to."""
         self.scaler = scaler
 
     def begin_round(self) -> None:
-        """Call before the gradients of a round are exchanged."""
+        """Call before residuals are added to the gradients of a round.
+
+        A scale that falls tells that a step was skipped. What rounding lost of its gradients may be
+        as large as they were, so it is dropped.
+        """
         if self.scaler is not None and self.residuals is not None:
-            self.residuals.rescale(float(self.scaler.get_scale()))
+            scale = float(self.scaler.get_scale())
+            if scale < self.residuals.scale:
+                self.residuals.clear()
+            self.residuals.rescale(scale)
 
     def count(self, plan: Plan) -> None:
         """Count a step under a plan."""
         self.step += 1
-        wire_bytes = plan.elements * bytes_per_element(self._compression)
-        self.sent_bytes += ring_bytes(wire_bytes, plan.workers)
+        sizes = zip(plan.messages, plan.message_bytes(), strict=True)
+        summed = sum(size for message, size in sizes if message.collective != "all-gather")
+        exponents = summed // int8.BLOCK if self._compression == "int8" else 0
+        self.sent_bytes += ring_bytes(summed + exponents, plan.workers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must save."""
@@ -83,6 +102,7 @@ class _Rounding:
         if self.residuals is None:
             self.step = state["steps"]
             return
+        require_version(state)
         require_place(state, **self._place)
         self.residuals.load_state_dict(state)
         self.step = state["step"]
@@ -170,7 +190,7 @@ class Compressing:
         self.compression = compression
         self._parameters = dict(parameters)
         self._session: Session | None = None
-        """Of sparse exchange."""
+        """The session of a sparse exchange; None otherwise."""
         self._exchange: Session | _Rounding
         if isinstance(compression, Recipe):
             self._exchange = self._session = Session(compression, parameters, group)
@@ -195,7 +215,7 @@ class Compressing:
         return Compressor(plan, self._session)
 
     def residual_for(self, plan: Plan) -> torch.Tensor | None:
-        """Return what 8 bits have left of each element, in a plan's order; None for other plans."""
+        """Return the rounding errors of 8 bits in a plan's order; None for other plans."""
         if plan.wire != "int8":
             return None
         assert self._residuals is not None
@@ -208,7 +228,7 @@ class Compressing:
         return self._exchange.residuals
 
     def _keep_residuals(self) -> None:
-        """Add no residuals to gradients any more."""
+        """Stop adding residuals to dense gradients."""
         assert self._residuals is not None
         self._residuals.are_delivered = False
         _remove(self._takers)
@@ -262,7 +282,9 @@ class Compressing:
         until gradients are compressed again.
         """
         residuals = self._residuals
-        if residuals is None or self._exchange.scaler is not None:
+        if residuals is None:
+            return
+        if self._session is not None and self._session.scaler is not None:
             return  # a step that the scaler skips would lose them
         residuals.are_delivered = True
         for name, parameter in self._parameters.items():
@@ -280,13 +302,17 @@ class Compressing:
         residuals = self._residuals
         assert residuals is not None
         strides = torch.empty_like(self._parameters[name], device="meta")
-        delivered = self._delivered
+        delivered, exchange = self._delivered, self._exchange
 
         def take(gradient: torch.Tensor) -> torch.Tensor:
             if name in delivered:
                 return gradient
             delivered.add(name)
-            return gradient + shaped(residuals.taken(name), strides)
+            if isinstance(exchange, Session):
+                return gradient + shaped(residuals.taken(name), strides)
+            # These are parts of the average, which is still to be divided by the number of ranks.
+            exchange.begin_round()
+            return gradient + exchange.ranks * shaped(residuals.taken(name), strides)
 
         return take
 

@@ -91,9 +91,9 @@ class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
 
     Slices of float32 may travel in 16 or 8 bits. They are divided before they are cast, so a sum
-    overflows only if the average does. All workers end with the same bits. In 16 bits, a
-    reduce-scatter leaves each worker its share rounded as the all-gather sends it. In 8 bits, each
-    worker's gradients are rounded, added in float32, and the all-gather rounds the sums.
+    overflows only if the average does. All workers end with the same bits, and a reduce-scatter
+    leaves each worker its share rounded as the all-gather sends it. In 8 bits, every worker's
+    gradients are rounded once, and added in float32.
 
     Args:
         group: a process group that nobody else uses: collectives must be issued in the same order
@@ -213,7 +213,7 @@ class DenseTransport:
         It sends as much as a ring does. Every backend has an all-to-all.
         """
         if given.residual is not None:
-            return self._scatter_encoded(given, shares)
+            return self._scatter_encoded(given, given.residual, shares)
         buffer, sent = given.elements, given.sent
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
@@ -237,7 +237,12 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _scatter_encoded(self, given: Slice, shares: Shares) -> Work:
+    def _round_own(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
+        """Round the sums of the own share as the all-gather will, which norms must agree with."""
+        pieces = shares[self.rank]
+        list(map(int8.encode, segments(given.elements, pieces), segments(residual, pieces)))
+
+    def _scatter_encoded(self, given: Slice, residual: torch.Tensor, shares: Shares) -> Work:
         own = segments(given.elements, shares[self.rank])
         sizes = list(map(int8.encoded_bytes, own))
         given_bytes = [sum(map(len, parts)) for parts in given.encoded]
@@ -253,6 +258,7 @@ class DenseTransport:
             others = self.workers - 1
             for part, place in zip(own * others, arrived.split(sizes * others), strict=True):
                 int8.decode(place, part, add=True)
+            self._round_own(given, residual, shares)
 
         return Work(complete)
 
@@ -312,9 +318,16 @@ class RingDenseTransport(DenseTransport):
 
     def _scatter(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
         ring, factor = self._ring, self._share
-        if given.residual is not None:
+        residual = given.residual
+        if residual is not None:
             own = segments(given.elements, shares[self.rank])
-            return Work(ring.scatter_encoded(given.encoded, own, on_sent))
+            scatter = ring.scatter_encoded(given.encoded, own, on_sent)
+
+            def complete() -> None:
+                scatter()
+                self._round_own(given, residual, shares)
+
+            return Work(complete)
         return Work(ring.reduce_scatter(given.elements, shares, factor, given.wire, on_sent))
 
     def _gather(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:

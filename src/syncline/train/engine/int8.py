@@ -22,7 +22,7 @@ from syncline import _native
 BLOCK = 128
 """Elements that share an exponent. Exponents add 1/128 to the bytes."""
 BIAS = 127
-"""Of the exponents, as in float32."""
+"""The bias of exponents, as in float32."""
 PLACES = 6
 """The largest element of a block becomes at least 2^6."""
 NOT_FINITE = 255
@@ -30,7 +30,7 @@ NOT_FINITE = 255
 
 
 def encoded_bytes(values: torch.Tensor) -> int:
-    """Return how many bytes encoded values take: one an element, and one a block."""
+    """Return how many bytes encoded values take: one per element, and one per block."""
     return values.numel() + -(-values.numel() // BLOCK)
 
 
@@ -42,9 +42,8 @@ def space_for(values: torch.Tensor) -> torch.Tensor:
 def take(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
     """Replace values by ``factor * values + residual``, and clear the residual.
 
-    Blocks of zeros are left as they are, with their residuals: DDP discards the average for a
-    parameter that no rank used. If a block becomes infinite or NaN, its residual stays, too: such a
-    step is skipped.
+    Zeros are left as they are, with their residuals: DDP discards the average for a parameter that
+    no rank used. The residual of a block that becomes infinite or NaN is cleared.
 
     Args:
         values: float32 of shape (n,), contiguous.
@@ -58,7 +57,9 @@ def take(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
 
 
 def encode(values: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-    """Return ``factor * values + residual`` in 8 bits; see :func:`take` for blocks left out.
+    """Return ``factor * values + residual`` in 8 bits; see :func:`take` for zeros.
+
+    Encoding what was encoded, with its residual, gives the same again.
 
     Args:
         values: float32 of shape (n,), contiguous. They become what the result stands for.
@@ -94,8 +95,7 @@ def decode(encoded: torch.Tensor, values: torch.Tensor, *, add: bool = False) ->
 def take_by_torch(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
     """Do the same as :func:`take`, on any device."""
     for rows, kept in zip(_blocks(values), _blocks(residual), strict=True):
-        _, skipped = _added(rows, kept, factor)
-        kept.masked_fill_(~skipped[:, None], 0.0)
+        _add_residual(rows, kept, factor)
 
 
 def encode_by_torch(
@@ -105,12 +105,13 @@ def encode_by_torch(
     integers, exponents = _parts(encoded, values)
     everything = zip(*map(_blocks, (values, residual, integers)), exponents, strict=True)
     for rows, kept, sent, exponent in everything:
-        found, skipped = _added(rows, kept, factor)
+        found = _add_residual(rows, kept, factor)
         exponent.copy_(found)
-        rows.masked_fill_(skipped[:, None], 0.0)
+        odd = (found == NOT_FINITE)[:, None]
+        rows.masked_fill_(odd, 0.0)
         sent.copy_((rows * _powers(2 * BIAS - found)).clamp_(-BIAS, BIAS).round_())
         rounded = sent * _powers(found)
-        kept.copy_(torch.where(skipped[:, None], kept, rows - rounded))
+        kept.add_((rows - rounded).masked_fill_(odd, 0.0))
         rows.copy_(rounded)
 
 
@@ -138,15 +139,14 @@ def _blocks(flat: torch.Tensor) -> list[torch.Tensor]:
     return [each for each in rows if each.numel()]
 
 
-def _added(
-    rows: torch.Tensor, kept: torch.Tensor, factor: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add residuals to blocks; return the exponent of each block, and whether it is left out."""
-    zeros = ~rows.any(dim=1)
-    rows.copy_(torch.where(zeros[:, None], rows, (rows * factor).add_(kept)))
+def _add_residual(rows: torch.Tensor, kept: torch.Tensor, factor: float) -> torch.Tensor:
+    """Add residuals to elements that are not zero; return the exponent of each block."""
+    zeros = rows == 0
+    rows.copy_(torch.where(zeros, rows, (rows * factor).add_(kept)))
     found = rows.abs().amax(dim=1).view(torch.int32) >> 23
-    exponent = (found - PLACES).clamp_(min=1).masked_fill_(found == NOT_FINITE, NOT_FINITE)
-    return exponent, zeros | (found == NOT_FINITE)
+    odd = found == NOT_FINITE
+    kept.masked_fill_(~zeros | odd[:, None], 0.0)
+    return (found - PLACES).clamp_(min=1).masked_fill_(odd, NOT_FINITE)
 
 
 def _powers(exponent: torch.Tensor) -> torch.Tensor:

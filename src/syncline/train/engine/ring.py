@@ -9,7 +9,6 @@ hosts at 1 Gbit/s.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,10 +78,9 @@ class Ring:
         def add(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
             # Not as one fused multiply-add: that does not round the product, so equal gradients of
             # opposite signs would not cancel as they do in an all-reduce.
-            return part.mul_(factor).add_(arrived.to(part.dtype)).to(wire)
+            return part.mul_(factor).add_(arrived.to(part.dtype))
 
-        sent = [part.to(wire) for part in first]
-        pass_on = self._pass_on(sent, later, _space_in(wire), add, on_sent)
+        pass_on = self._pass_on(first, later, wire, _space_in(wire), add, on_sent)
 
         def complete() -> None:
             pass_on()
@@ -110,15 +108,15 @@ class Ring:
             A function like that of :meth:`reduce_scatter`.
         """
         first, *later = self._handed_round(buffer, shares)
-        if wire is None or wire == buffer.dtype:
-            return self._pass_on(first, later, lambda part: part, lambda part, _: part, on_sent)
+        wire = wire or buffer.dtype
+        if wire == buffer.dtype:
+            return self._pass_on(first, later, wire, lambda p: p, lambda part, _: part, on_sent)
 
         def put(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
             part.copy_(arrived)
             return arrived
 
-        sent = [part.to(wire) for part in first]
-        return self._pass_on(sent, later, _space_in(wire), put, on_sent)
+        return self._pass_on(first, later, wire, _space_in(wire), put, on_sent)
 
     def scatter_encoded(
         self,
@@ -126,14 +124,14 @@ class Ring:
         own: Sequence[torch.Tensor],
         on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
-        """Begin to send every worker its share in 8 bits, and to add what arrives to the own share.
+        """Begin to send every worker its share in 8 bits, and to add what arrives for this one's.
 
         Sums in a ring would have to be rounded anew for each hop. Instead, in each step every
         worker sends to one other worker, and receives from another one.
 
         Args:
             encoded: of each worker, the segments of its share as :func:`.int8.encode` returns them;
-                none of this worker.
+                empty for this worker.
             own: the segments of this worker's share.
             on_sent: as for :meth:`reduce_scatter`.
 
@@ -142,32 +140,37 @@ class Ring:
         """
         tag, steps = next(self._begun) % TAGS, range(1, self.workers)
         receiving = [
-            (self.group.recv([keepalive(arrived)], source, tag), part, arrived)
+            [
+                (self.group.recv([keepalive(arrived)], source, tag), part, arrived)
+                for part in own
+                for arrived in (int8.space_for(part),)
+            ]
             for source in ((self._rank - step) % self.workers for step in steps)
-            for part in own
-            for arrived in (int8.space_for(part),)
         ]
         to = [(self._rank + step) % self.workers for step in steps]
-        waiting = deque((worker, part) for worker in to for part in encoded[worker])
+        unsent = sum(len(encoded[worker]) for worker in to)
         sending: list[Any] = []
 
-        def send(count: int) -> None:
-            for worker, part in [waiting.popleft() for _ in range(min(count, len(waiting)))]:
-                sending.append(self.group.send([keepalive(part)], worker, tag))
+        def send(step: int, start: int = 0, stop: int | None = None) -> None:
+            for part in encoded[to[step]][start:stop] if step < len(to) else ():
+                sending.append(self.group.send([keepalive(part)], to[step], tag))
+                if len(sending) == unsent:
+                    on_sent()
 
-        # If nothing arrives here, there is nothing to pace the segments by.
-        send(len(encoded[to[0]]) if receiving else len(waiting))
-        unsent = len(waiting)
         if not unsent:
             on_sent()
+        # If nothing arrives here, there is nothing to pace the segments by.
+        for step in range(1 if own else len(to)):
+            send(step)
 
         def complete() -> None:
-            for number, (work, part, arrived) in enumerate(receiving, 1):
-                work.wait()
-                send(1 if number < len(receiving) else unsent)
-                if unsent and number == min(unsent, len(receiving)):
-                    on_sent()
-                int8.decode(arrived, part, add=True)
+            for step, arriving in enumerate(receiving, 1):
+                for number, (work, part, arrived) in enumerate(arriving):
+                    work.wait()
+                    send(step, number, number + 1)
+                    int8.decode(arrived, part, add=True)
+                if own:
+                    send(step, len(own))  # the next worker's share may have more segments
             for work in sending:
                 work.wait()
 
@@ -184,7 +187,7 @@ class Ring:
 
         Args:
             buffer: float32, contiguous; holds this worker's own share, which is rounded, too.
-            residual: likewise; the own share's part becomes the error.
+            residual: likewise; the part for this worker's share becomes the rounding error.
             shares: of each worker.
             on_sent: as for :meth:`reduce_scatter`.
 
@@ -199,7 +202,7 @@ class Ring:
             return arrived
 
         sent = list(map(int8.encode, first, kept))
-        return self._pass_on(sent, later, int8.space_for, put, on_sent)
+        return self._pass_on(sent, later, torch.uint8, int8.space_for, put, on_sent)
 
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """Begin to collect a row of every worker, each sent directly to all others.
@@ -235,6 +238,7 @@ class Ring:
         self,
         sent: Sequence[torch.Tensor],
         parts: Sequence[Sequence[torch.Tensor]],
+        wire: torch.dtype,
         space_for: Callable[[torch.Tensor], torch.Tensor],
         take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         on_sent: Callable[[], None],
@@ -242,8 +246,9 @@ class Ring:
         """Send the first segments, and pass on what arrives, except for what arrives last.
 
         Args:
-            sent: the first segments, as they are sent.
+            sent: the first segments.
             parts: of each later step, the segments that arrive.
+            wire: the type in which all of them are sent.
             space_for: returns a tensor that takes what arrives for a segment.
             take: is given a segment, and what has arrived for it; returns what is passed on.
             on_sent: called once the last segment has been sent.
@@ -252,7 +257,7 @@ class Ring:
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
-            return self.group.send([keepalive(part)], after, tag)
+            return self.group.send([keepalive(part.to(wire))], after, tag)
 
         # Receives are posted first: a sender that finds no receiver has to ask for one.
         receiving = [
@@ -261,7 +266,7 @@ class Ring:
             for part in segments
             for arrived in (space_for(part),)
         ]
-        sending = [send(part) for part in sent]
+        sending = [send(part) for part in sent] if parts else []  # a single worker sends nothing
         unsent = sum(map(len, parts[:-1]))
         if not unsent:
             on_sent()

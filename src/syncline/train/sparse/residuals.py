@@ -59,14 +59,19 @@ class Residuals:
         return taken
 
     def together(self, names: Sequence[str]) -> Tensor:
-        """Return all residuals in one tensor, in this order, of which each is a part from now on.
+        """Move all residuals into one tensor, of which each becomes a view, and return it.
 
-        The order is of all names.
+        ``names`` must list every parameter.
         """
         everything = torch.cat([self._residuals[name] for name in names])
         parts = everything.split([len(self._residuals[name]) for name in names])
         self._residuals.update(zip(names, parts, strict=True))
         return everything
+
+    def clear(self) -> None:
+        """Set all residuals to zero."""
+        for residual in self._residuals.values():
+            residual.zero_()
 
     def rescale(self, scale: float) -> None:
         """Change the scale of residuals and velocities."""
@@ -215,7 +220,7 @@ def resharded(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str,
         raise UserError(f"states are shared out to at least 1 rank, found {ranks}")
     if any("recipe" not in state for state in states):
         raise UserError(
-            "only residuals can be shared out, of sparse exchange or int8; 16 bits leave nothing, "
+            "only the residuals of sparse exchange or int8 can be shared out; 16 bits leave none, "
             "so go on with other ranks without loading these states"
         )
     ordered = sorted(states, key=lambda state: int(state["rank"]))

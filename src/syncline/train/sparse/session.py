@@ -374,10 +374,9 @@ class Session:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the saved state; see :meth:`GTopKState.load_state_dict`."""
-        if state.get("version") != VERSION:
-            raise MismatchError(
-                f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
-            )
+        require_version(state)
+        if not isinstance(state["recipe"], Mapping):
+            raise MismatchError(f"the state is of {state['recipe']}, not of a sparse exchange")
         recipe = msgspec.convert(state["recipe"], Recipe)
         if recipe != self.recipe:
             differing = [
@@ -414,6 +413,14 @@ class Session:
                         f"rank {rank} differs from rank 0 in its {what}: {_short(other[what])} "
                         f"instead of {_short(found[0][what])}; give all ranks the same"
                     )
+
+
+def require_version(state: Mapping[str, Any]) -> None:
+    """Raise a MismatchError if a state is not of the form that is written now."""
+    if state.get("version") != VERSION:
+        raise MismatchError(
+            f"expected version {VERSION} of a state of gtopk, found {state.get('version')!r}"
+        )
 
 
 def require_place(state: Mapping[str, Any], rank: int, ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that answer the roll call of a group, and do nothing else."""
+"""Ranks that answer the invitation to a group, and do nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from syncline.comm.groups.rendezvous import RankCard, Roll, RollCall
+from syncline.comm.groups.rendezvous import Members, RankCard, Rendezvous
 from tests.timeouts import DEADLINE_S
 
 FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")
@@ -17,8 +17,8 @@ FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")
 
 
 @contextmanager
-def answered(store: dist.Store, card: RankCard, name: str = "default") -> Iterator[Future[Roll]]:
+def answered(store: dist.Store, card: RankCard, name: str = "default") -> Iterator[Future[Members]]:
     """Let there be a rank 1 of 2 that has answered."""
-    call = RollCall(store, name, 1, 2)
+    call = Rendezvous(store, name, 1, 2)
     with ThreadPoolExecutor(1) as pool:
         yield pool.submit(call.join, card, time.monotonic() + DEADLINE_S)
