@@ -113,7 +113,7 @@ class Measured(Value, frozen=True, kw_only=True):
         return self.bound_of("")
 
     def bound_of(self, contestant: str) -> float:
-        """Return the bound of a contestant: of an all-reduce in 16 bits a half, in 8 a quarter."""
+        """Return the bound of a contestant: in 16 bits half of the all-reduce, in 8 a quarter."""
         share = bytes_per_element(wire_of(contestant) or "float32") / bytes_per_element("float32")
         return max(self.computation_s, median(self.all_reduce_s) * share)
 

@@ -12,9 +12,9 @@ import click
 
 from syncline.cli.train import training_options
 from syncline.errors import UserError, require_known
-from syncline.lab.training.config import COMPRESSIONS, DENSE_BELOW, is_sparse
+from syncline.lab.training.config import COMPRESSIONS, DENSE_BELOW, ROUNDED, is_sparse
 from syncline.plan.planners import planner_named
-from syncline.plan.recipe import Compression, Recipe
+from syncline.plan.recipe import SPARSE_NAMES, Compression, Recipe
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 """With 0, torch does not call the entry points that load Syncline into a script's processes."""
@@ -105,10 +105,13 @@ def start(command: tuple[str, ...], variables: dict[str, str], *, module: bool) 
 def _compression(name: str | None, density: float | None) -> Compression | None:
     if name is not None:
         require_known("compression", name, COMPRESSIONS)
-    known = None if name is None else COMPRESSIONS[name]
     if is_sparse(name) != (density is not None):
         raise UserError("--compression gtopk, gtopk-tree or topk and --density go together")
-    if known is None or known == "bfloat16" or known == "float16" or known == "int8":
-        return known
+    if name is None:
+        return None
+    if name in ROUNDED:
+        return ROUNDED[name]
     assert density is not None
-    return Recipe(density=density, algorithm=known, dense_below_elements=DENSE_BELOW)
+    return Recipe(
+        density=density, algorithm=SPARSE_NAMES[name], dense_below_elements=DENSE_BELOW
+    )

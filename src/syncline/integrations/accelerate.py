@@ -34,7 +34,7 @@ class SynclineKwargs(DistributedDataParallelKwargs):
         if self.comm_hook != DDPCommunicationHookType.NO:
             raise UserError(
                 f"comm_hook={self.comm_hook.value!r} would replace the exchange that Syncline "
-                "plans; leave it out, or for 16 bits give compression='bfloat16' or 'float16'"
+                "plans; leave it out, or give compression='bfloat16', 'float16' or 'int8'"
             )
 
     @property  # type: ignore[misc]

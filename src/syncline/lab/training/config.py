@@ -20,13 +20,10 @@ DeviceName = Literal["auto", "cpu", "cuda"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 
-COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {
-    **SPARSE_NAMES,
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "int8": "int8",
-}
-"""What ``--compression`` may be: 16 or 8 bits, or a sparse algorithm by its short name."""
+ROUNDED: dict[str, Rounded] = {"bf16": "bfloat16", "fp16": "float16", "int8": "int8"}
+"""The types of ``--compression`` in which every element is sent, by their short names."""
+COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {**SPARSE_NAMES, **ROUNDED}
+"""What ``--compression`` may be: one of these types, or a sparse algorithm by its short name."""
 FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
 """Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
 DENSE_BELOW = 1024
@@ -36,7 +33,7 @@ only one or two a step, and the rest late and all at once."""
 
 def is_sparse(compression: str | None) -> bool:
     """Return whether a ``--compression`` sends only the largest gradients."""
-    return compression is not None and compression not in ("bf16", "fp16", "int8")
+    return compression is not None and compression not in ROUNDED
 
 
 class TrainingConfig(Value, frozen=True):
@@ -179,13 +176,13 @@ class TrainingConfig(Value, frozen=True):
         """
         if self.compression is None:
             return None
-        known = (COMPRESSIONS | FULL_NAMES)[self.compression]
-        if known == "bfloat16" or known == "float16" or known == "int8":
-            return known
+        if self.compression in ROUNDED:
+            return ROUNDED[self.compression]
+        algorithm = (SPARSE_NAMES | FULL_NAMES)[self.compression]
         assert self.density is not None
         return Recipe(
             density=self.density,
-            algorithm=known,
+            algorithm=algorithm,
             warmup=self.density_warmup,
             warmup_steps=steps_per_epoch if self.density_warmup else 0,
             dense_below_elements=self._dense_below,
