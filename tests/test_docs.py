@@ -134,7 +134,7 @@ def test_the_picture_of_gains_is_what_was_measured() -> None:
         gains = [point.gain for point in points if point.rate == rate]
         least_and_most = dict.fromkeys((f"{min(gains):.2f}", f"{max(gains):.2f}"))
         assert f"{' to '.join(least_and_most)} times as fast at {named}" in text
-    assert len(points) == 21
+    assert len(points) == 22
 
 
 def test_the_recipes_for_clusters_can_be_read() -> None:

@@ -112,6 +112,4 @@ def _compression(name: str | None, density: float | None) -> Compression | None:
     if name in ROUNDED:
         return ROUNDED[name]
     assert density is not None
-    return Recipe(
-        density=density, algorithm=SPARSE_NAMES[name], dense_below_elements=DENSE_BELOW
-    )
+    return Recipe(density=density, algorithm=SPARSE_NAMES[name], dense_below_elements=DENSE_BELOW)
