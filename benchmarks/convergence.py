@@ -106,9 +106,12 @@ def train(rank: int, job: Job, seed: int) -> Curve:
     config = config_of(job.case, seed, job.epochs)
     task = training_of(job.case, config)
     torch.manual_seed(seed)
-    ddp = DistributedDataParallel(task.build())
-    if job.wire is not None:
-        ddp = syncline.DistributedDataParallel(ddp.module, compression=job.wire, check=False)
+    module = task.build()
+    ddp = (
+        DistributedDataParallel(module)
+        if job.wire is None
+        else syncline.DistributedDataParallel(module, compression=job.wire, check=False)
+    )
     # From here on the workers draw different numbers, or all would drop out the same units.
     torch.manual_seed(seed_from(seed, rank))
     optimizer = sgd(ddp.module, config)

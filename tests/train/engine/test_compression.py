@@ -52,14 +52,18 @@ def test_ranks_stay_alike_and_nothing_is_lost(workers: WorkerPool, kind: str) ->
         assert run.sent.sent_bytes < run.sent.steps * run.sent.gradient_bytes / 2
 
 
-@pytest.mark.parametrize("kind", first_few(["overlap", "int8", "layer", "model", "bfloat16"], 2))
+@pytest.mark.parametrize(
+    "kind", first_few(["overlap", "int8", "layer", "message", "model", "bfloat16"], 2)
+)
 def test_a_checkpoint_goes_on_bit_for_bit(workers: WorkerPool, kind: str) -> None:
     given, options = KINDS[kind]
     overlap = bool(options.get("overlap"))
     assert workers.run(jobs.resumed, 2, given, overlap) == [[], []]
 
 
-@pytest.mark.parametrize("kind", first_few(["int8", "layer", "partly dense", "float16"], 2))
+@pytest.mark.parametrize(
+    "kind", first_few(["overlap", "int8", "layer", "partly dense", "float16"], 2)
+)
 def test_a_device_that_works_by_itself_gives_the_same_bits(workers: WorkerPool, kind: str) -> None:
     """Operations of torch, and a transport that the host need not wait for."""
     given, options = KINDS[kind]
@@ -156,7 +160,8 @@ def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
         ("recipes differ", "MismatchError: compression is Recipe(density=0.2"),
         (
             "no recipe",
-            "is a Recipe or one of 'bfloat16', 'float16', 'int8', found 'int4'",
+            "UserError: compression is a Recipe or one of 'bfloat16', 'float16', 'int8', found "
+            "'int4'",
         ),
         ("half", "is torch.float16 on cpu; sparse exchange needs torch.float32"),
         ("embedding", "UserError: module '0' makes sparse gradients"),

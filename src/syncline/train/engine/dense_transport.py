@@ -240,7 +240,9 @@ class DenseTransport:
     def _round_own(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
         """Round the sums of the own share as the all-gather will, which norms must agree with."""
         pieces = shares[self.rank]
-        list(map(int8.encode, segments(given.elements, pieces), segments(residual, pieces)))
+        parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
+        for part, kept in parts:
+            int8.encode(part, kept)
 
     def _scatter_encoded(self, given: Slice, residual: torch.Tensor, shares: Shares) -> Work:
         own = segments(given.elements, shares[self.rank])
