@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.plan.plan import Message, Plan, Tensor
-from syncline.train.engine import int8
 from syncline.train.engine import ring as ring_module
 from syncline.train.engine.layout import shares_of
-from syncline.train.engine.ring import Ring, segments
+from syncline.train.engine.ring import Ring
 from tests.timeouts import TIMEOUT
 from tests.train.engine.conftest import Each
 
@@ -104,7 +103,7 @@ def test_every_worker_gets_the_rows_of_all(each: Each) -> None:
             assert row.equal(expected.view(-1, 1, 1).expand_as(row))
 
 
-@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather", "8 bits", "8 bits gathered"])
+@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather", "8 bits"])
 def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind: str) -> None:
     def exchanged(rank: int, group: dist.ProcessGroup) -> list[int]:
         sent: list[int] = []
@@ -128,15 +127,10 @@ def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind
         def on_sent() -> None:
             said.append(len(sent))
 
-        parts = [segments(own, pieces) for pieces in shares]
-        encoded = [[int8.encode(p, torch.zeros_like(p)) for p in each] for each in parts]
         complete = {
             "reduce-scatter": lambda: counting.reduce_scatter(own, shares, on_sent=on_sent),
             "all-gather": lambda: counting.all_gather(own, shares, on_sent=on_sent),
-            "8 bits": lambda: counting.scatter_encoded(encoded, parts[rank], on_sent),
-            "8 bits gathered": lambda: counting.gather_encoded(
-                own, torch.zeros_like(own), shares, on_sent
-            ),
+            "8 bits": lambda: counting.gather_encoded(own, torch.zeros_like(own), shares, on_sent),
         }[kind]()
         complete()
         assert len(sent) == 3 * (workers - 1)

@@ -323,7 +323,8 @@ class RingDenseTransport(DenseTransport):
         residual = given.residual
         if residual is not None:
             own = segments(given.elements, shares[self.rank])
-            scatter = ring.scatter_encoded(given.encoded, own, on_sent)
+            scatter = ring.scatter_encoded(given.encoded, own)
+            on_sent()
 
             def complete() -> None:
                 scatter()
