@@ -31,12 +31,11 @@ from syncline.train.compressible import Compressible
 from syncline.train.engine.compression import Compressing
 from syncline.train.measure.exchange import telling_lost_peers
 from syncline.train.memory import Memory
-from syncline.train.monitoring import Monitored
+from syncline.train.monitoring import Monitored, with_own_errors
 from syncline.train.overlap.averages import average_weights
 from syncline.train.overlap.deferred_optimizer import innermost
 from syncline.train.overlap.sharded_optimizer import ShardedOptimizer
 from syncline.train.planned_training import PlannedTraining, UnplannedTraining
-from syncline.train.properties import with_own_errors
 from syncline.train.requirements import COPIED, require_given_fits, require_same, why_untried
 from syncline.train.shutdown import let_gloo_finish
 from syncline.train.stages import Settings
@@ -199,10 +198,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         """Prepare to exchange the next backward pass, if the forward pass did not prepare that.
 
         For frameworks that switch ``require_backward_grad_sync`` off in the forward pass and
-        prepare torch's reducer right before ``backward()``.
-
-        Args:
-            loss: the tensor that ``backward`` is called on.
+        prepare torch's reducer right before ``backward()`` is called on ``loss``.
         """
         self._training.expect_backward(loss)
 
@@ -276,12 +272,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         """Return the state of a sharded optimizer for ``torch.distributed.checkpoint.save``.
 
         Call on all ranks. Each rank gets only its part, as ``DTensor`` of shape ``(elements,)``.
-
-        Args:
-            optimizer: given to :meth:`overlap` with ``shard=True``.
-
-        Raises:
-            UserError: this optimizer of this model is not sharded.
+        Argument and errors are those of :meth:`full_state_dict`.
         """
         return self._sharded(optimizer, "sharded_state_dict").sharded_state_dict()
 
@@ -400,7 +391,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def _set_static_graph(self) -> None:
         super()._set_static_graph()
         if not self._in_torch:
-            self._training.follow_reducer()
+            self._training.executor.follow()
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
         super()._set_ddp_runtime_logging_sample_rate(sample_rate)
@@ -422,7 +413,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     @disable_dynamo
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        with telling_lost_peers("before the forward pass"), self._training.keeping_gradients():
+        executor = self._training.executor
+        with telling_lost_peers("before the forward pass"), executor.keeping_gradients():
             return super()._pre_forward(*inputs, **kwargs)
 
     def _sync_buffers(self) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+from syncline.errors import InternalError
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
@@ -12,8 +16,33 @@ from syncline.plan.quantities import NS_PER_S
 from syncline.plan.run import Run
 from syncline.torch_private import exposed_communication_ns, logging_data
 from syncline.train.planned_training import UnplannedTraining
-from syncline.train.properties import with_own_errors
 from syncline.train.record import record_of
+
+Class = TypeVar("Class", bound=type[Any])
+
+
+def with_own_errors(cls: Class) -> Class:
+    """Make the properties of a module class raise their own errors.
+
+    If a property raises an AttributeError, Python next calls ``nn.Module.__getattr__``, which
+    reports that there is no such attribute.
+    """
+    for name, member in list(vars(cls).items()):
+        if isinstance(member, property):
+            assert member.fget is not None
+            setattr(cls, name, property(_told(member.fget), member.fset, member.fdel))
+    return cls
+
+
+def _told(getter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(getter)
+    def get(self: Any) -> Any:
+        try:
+            return getter(self)
+        except AttributeError as error:
+            raise InternalError(f"{getter.__name__} cannot be read: {error}") from error
+
+    return get
 
 
 @with_own_errors
@@ -94,16 +123,13 @@ class Monitored:
         return {f"syncline/{name}": float(x) for name, x in known.items() if x is not None}
 
     def save_report(self, directory: str | Path, *, run: Run | None = None) -> Path:
-        """Write all measurements and predictions into a directory, with ``report.html``.
+        """Write all measurements and predictions into a directory; return its ``report.html``.
 
         Call on one rank.
 
         Args:
             directory: created if missing; files of earlier reports are replaced.
             run: the record to save; by default :meth:`run_record`.
-
-        Returns:
-            The path of ``report.html``.
 
         Raises:
             FileError: the directory cannot be written.

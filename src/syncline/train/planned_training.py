@@ -8,7 +8,6 @@ to torch.
 from __future__ import annotations
 
 import weakref
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,10 +48,7 @@ class UnplannedTraining:
     Args:
         wrapped: the wrapped module.
         why: why nothing is planned, for the log; None for a copy.
-        compression: the compression that the user has asked for, if any.
-
-    Raises:
-        UserError: compression was asked for, which needs a plan.
+        compression: what the user has asked for; refused here with a UserError.
     """
 
     runner: StageRunner | None = None
@@ -66,6 +62,8 @@ class UnplannedTraining:
         self.wrapped = wrapped
         self.why = why
         self._nothing = Executor(wrapped, lambda: None)
+        self._joined = False
+        """Whether our ``join`` context has ended, and no other one has begun since."""
         self._unexchanged = UnexchangedWatch(wrapped)
         if why is not None:
             warn(f"training with DDP's own buckets: {why}")
@@ -73,11 +71,11 @@ class UnplannedTraining:
     @property
     def begun(self) -> bool:
         """Whether an iteration has begun."""
-        return False
+        return self.runner is not None and self.runner.iterations.begun
 
     @property
     def executor(self) -> Executor:
-        """What exchanges the gradients; here torch alone does."""
+        """What exchanges the gradients now; without a plan torch alone does."""
         return self._nothing
 
     @property
@@ -88,12 +86,12 @@ class UnplannedTraining:
     @property
     def stage(self) -> Stage:
         """The stage that training is in."""
-        return Stage(name="steady")
+        return Stage(name="steady") if self.runner is None else self.runner.stage
 
     @property
     def findings(self) -> Findings:
         """What is known by now."""
-        return Findings()
+        return Findings() if self.runner is None else self.runner.tuning.findings
 
     @disable_dynamo
     def begin_forward(self, batch: object, *, compiled: bool) -> None:  # noqa: ARG002
@@ -119,23 +117,23 @@ class UnplannedTraining:
 
     def leave_training(self) -> None:
         """Call when the model is put into evaluation mode: the time there is not measured."""
+        if self.runner is not None:
+            self.runner.iterations.leave_training()
 
     def begin_join(self) -> None:
         """Call when uneven inputs are prepared for."""
+        self._joined = False
 
     def end_join(self) -> None:
         """Call when uneven inputs are over."""
+        self._joined = True
+        if self.runner is not None:
+            self.runner.return_to_engine()
 
     def leave_engine(self) -> None:
         """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
-
-    def follow_reducer(self) -> None:
-        """Call when the graph was declared static."""
-        self.executor.follow()
-
-    def keeping_gradients(self) -> AbstractContextManager[None]:
-        """Return a context in which the reducer can make buckets without changing gradients."""
-        return self.executor.keeping_gradients()
+        if self.runner is not None:
+            self.runner.leave_engine()
 
     def overlap(
         self,
@@ -169,20 +167,12 @@ class UnplannedTraining:
 
 
 class PlannedTraining(UnplannedTraining):
-    """Training that is measured, planned and overlapped.
-
-    Args:
-        wrapped: the wrapped module.
-        settings: what the user asked for.
-        memory: where rank 0 saves its findings; None for nowhere.
-    """
+    """Training that is measured, planned and overlapped."""
 
     runner: StageRunner
 
     def __init__(self, wrapped: Wrapped, settings: Settings, memory: Memory | None) -> None:
         super().__init__(wrapped)
-        self._joined = False
-        """Whether our ``join`` context has ended, and no other one has begun since."""
         self._reported_synchronous: str | None = None
         """The reason for synchronous updates that was logged last."""
         self._consistency_checks_left = 2 if settings.overlap_optimizers else 1
@@ -197,24 +187,9 @@ class PlannedTraining(UnplannedTraining):
             self.reducer.meet(settings.plan)
 
     @property
-    def begun(self) -> bool:
-        """Whether an iteration has begun."""
-        return self._iterations.begun
-
-    @property
     def executor(self) -> Executor:
         """What exchanges the gradients now."""
         return self.reducer.executor
-
-    @property
-    def stage(self) -> Stage:
-        """The stage that training is in."""
-        return self._iterations.stage
-
-    @property
-    def findings(self) -> Findings:
-        """What is known by now."""
-        return self.tuning.findings
 
     # ------------------------------------------------------------------ training
 
@@ -266,10 +241,6 @@ class PlannedTraining(UnplannedTraining):
             if self._forward_now() is Forward.EXCHANGED:
                 self._iterations.expect_backward(loss)
 
-    def leave_training(self) -> None:
-        """Call when the model is put into evaluation mode: the time there is not measured."""
-        self._iterations.leave_training()
-
     @disable_dynamo
     def _end_iteration(self) -> None:
         """Call at the end of a backward pass, once its gradients are exchanged, on all ranks."""
@@ -299,8 +270,6 @@ class PlannedTraining(UnplannedTraining):
             return Forward.OTHER
         return Forward.EXCHANGED if self._is_exchanged() else Forward.ACCUMULATED
 
-    # ------------------------------------------------------------------ uneven inputs
-
     def _joins(self) -> bool:
         """Whether ranks may run different numbers of iterations; if so, measure and change nothing.
 
@@ -308,19 +277,6 @@ class PlannedTraining(UnplannedTraining):
         our own context, so after a bare ``Join`` context the buckets never change again.
         """
         return is_joining(self.wrapped.ddp) and not self._joined
-
-    def begin_join(self) -> None:
-        """Call when uneven inputs are prepared for."""
-        self._joined = False
-
-    def end_join(self) -> None:
-        """Call when uneven inputs are over."""
-        self._joined = True
-        self.runner.return_to_engine()
-
-    def leave_engine(self) -> None:
-        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
-        self.runner.leave_engine()
 
     # ------------------------------------------------------------------ the update
 
