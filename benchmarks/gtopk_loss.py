@@ -28,8 +28,7 @@ from rich.table import Table
 from benchmarks.common import save
 from benchmarks.sparse_world import run_in_one_process
 from syncline.errors import InternalError
-from syncline.train.sparse.algorithms import ALGORITHMS
-from syncline.train.sparse.exchange import Share
+from syncline.train.sparse.algorithms import ALGORITHMS, Share
 from syncline.train.sparse.memory import HostMemory, Tracked
 from syncline.train.sparse.vector import Quota, SparseVector, merged
 from syncline.train.sparse.wire import WireFormat

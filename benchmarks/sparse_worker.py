@@ -33,8 +33,7 @@ from benchmarks.sparse_models import DENSITY, PAPER, Published
 from syncline.hooks import GTopKState, Recipe, gtopk
 from syncline.train.measure.exchange import gather_numbers
 from syncline.train.measure.statistics import median
-from syncline.train.sparse.algorithms import ALGORITHMS
-from syncline.train.sparse.exchange import Share
+from syncline.train.sparse.algorithms import ALGORITHMS, Share
 from syncline.train.sparse.sparse_transport import SparseTransport
 from syncline.train.sparse.vector import Quota, SparseVector
 from syncline.train.sparse.wire import WireFormat

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from syncline.errors import InternalError
-from syncline.train.sparse.exchange import Algorithm, Content, ExchangeOutcome, Share
+from syncline.train.sparse.algorithms import Algorithm, Content, ExchangeOutcome, Share
 
 __all__ = ["run_in_one_process"]
 

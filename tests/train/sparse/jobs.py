@@ -19,8 +19,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 
 from syncline.errors import SynclineError, UserError
 from syncline.hooks import GTopKState, Recipe, gtopk, resharded
-from syncline.train.sparse.algorithms import ALGORITHMS
-from syncline.train.sparse.exchange import Content, Refusal, Share
+from syncline.train.sparse.algorithms import ALGORITHMS, Content, Refusal, Share
 from syncline.train.sparse.sparse_transport import SparseTransport
 from syncline.train.sparse.vector import Precision, Quota, SparseVector, rounded
 from syncline.train.sparse.wire import WireFormat

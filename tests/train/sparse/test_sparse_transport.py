@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from benchmarks.sparse_world import run_in_one_process
 
-from syncline.train.sparse.algorithms import ALGORITHMS
-from syncline.train.sparse.exchange import Share
+from syncline.train.sparse.algorithms import ALGORITHMS, Share
 from syncline.train.sparse.vector import PRECISIONS, Precision, SparseVector
 from tests.cases import first_few
 from tests.train.sparse import jobs

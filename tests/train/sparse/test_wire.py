@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import InternalError, MismatchError
-from syncline.train.sparse.exchange import Refusal
+from syncline.train.sparse.algorithms import Refusal
 from syncline.train.sparse.vector import (
     PRECISIONS,
     Precision,

@@ -20,8 +20,8 @@ from syncline.errors import InternalError, MismatchError, UserError
 from syncline.plan.recipe import Recipe
 from syncline.train.measure.exchange import gather_json, timeout_of
 from syncline.train.sparse.ahead import StepAhead
-from syncline.train.sparse.algorithms import ALGORITHMS
-from syncline.train.sparse.exchange import (
+from syncline.train.sparse.algorithms import (
+    ALGORITHMS,
     NOT_FINITE,
     OVERFLOW,
     UNREADABLE,
@@ -40,8 +40,7 @@ from syncline.train.sparse.wire import WireFormat
 
 VERSION = 1
 TOLERANCE = 2.0**-18
-"""Relative to the sum of magnitudes. Enough for float32 sums of up to 64 ranks, each rounded a few
-times."""
+"""Relative to the sum of magnitudes: enough for float32 sums of up to 64 ranks."""
 
 
 class Scaler(Protocol):
@@ -69,16 +68,11 @@ class Session:
         model: nn.Module | None = None,
         check: bool = False,
     ) -> None:
-        """Agree with the other ranks; all of them must call.
+        """Agree with the other ranks, which all must call; raise as :class:`.GTopKState` does.
 
-        Args:
-            recipe: the same on all ranks.
-            parameters: those that get gradients, by name, in the order of the model.
-            group: of the ranks; the session makes another one of them.
-            model: of the parameters, without a wrapper, if it is known.
-            check: whether every exchange is checked for lost gradient.
-
-        Raises as :class:`~syncline.train.sparse.hook.GTopKState` does.
+        ``parameters`` are those that get gradients, in the order of the model, which is given
+        without a wrapper, if it is known. The session makes another group of the same ranks. With
+        ``check``, every exchange is checked for lost gradient.
         """
         self.recipe = recipe
         refused: UserError | None = None
@@ -114,10 +108,9 @@ class Session:
         return self.transport.sent_bytes
 
     def follow(self, scaler: Scaler) -> None:
-        """Let a scaler skip steps: a gradient that is not finite is no error from now on.
+        """Let a scaler, if it is enabled, skip steps in which a gradient is not finite.
 
-        All ranks then get infinities, so that all scalers skip the step, and the residuals are
-        restored. A scaler that is not enabled has no effect.
+        All ranks then get infinities, so all scalers skip, and the residuals are restored.
         """
         if scaler.is_enabled():
             self.scaler = scaler
@@ -169,12 +162,8 @@ class Session:
 
         The function replaces the gradients by their averages over all ranks, which must all call
         it. While one thread exchanges, another may prepare the next message, of other parameters.
-        When either function returns, its work is complete on the device too.
-
-        Args:
-            gradients: of one message.
-            message: its number within the step.
-            after: marks of :attr:`memory` after which the gradients are complete.
+        When either function returns, its work is complete on the device too. The gradients are
+        complete after the marks ``after`` of :attr:`memory`.
 
         The function raises:
             UserError: a gradient is infinite or NaN on some rank, and no scaler skips the step;
@@ -318,9 +307,8 @@ class Session:
     def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
         """Add up all ranks' residuals and gradients before an exchange; all ranks must call this.
 
-        Returns:
-            A function that all ranks call after the exchange: it raises InternalError if residuals
-            and delivered values do not add up to the same.
+        The function that it returns is called after the exchange, on all ranks too. It raises an
+        InternalError if residuals and delivered values do not add up to the same.
         """
         residuals, transport = self.residuals, self.transport
         rows = []

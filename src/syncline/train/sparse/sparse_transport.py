@@ -14,7 +14,7 @@ from syncline.errors import MismatchError, PeerError
 from syncline.torch_private import device_types
 from syncline.train.measure.exchange import describe_error, new_group_like
 from syncline.train.measure.keepalive import keepalive
-from syncline.train.sparse.exchange import (
+from syncline.train.sparse.algorithms import (
     UNREADABLE,
     Algorithm,
     Content,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from syncline import _native
 from syncline.errors import InternalError, MismatchError
-from syncline.train.sparse.exchange import Content, Refusal
+from syncline.train.sparse.algorithms import Content, Refusal
 from syncline.train.sparse.vector import (
     PRECISIONS,
     Precision,

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from syncline.errors import InternalError
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
-from syncline.train.sparse.algorithms import ALGORITHMS
-from syncline.train.sparse.exchange import Content, ExchangeOutcome, ExchangeStep, Refusal, Share
+from syncline.train.sparse.algorithms import (
+    ALGORITHMS,
+    Content,
+    ExchangeOutcome,
+    ExchangeStep,
+    Refusal,
+    Share,
+)
 from syncline.train.sparse.memory import HostMemory, Tracked
 from syncline.train.sparse.vector import PRECISIONS, Precision, Quota, SparseVector, rounded
 from syncline.train.sparse.wire import WireFormat
