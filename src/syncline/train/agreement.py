@@ -29,10 +29,7 @@ COMPARED_ARGUMENTS = (
 
 
 def require_same_training(
-    module: nn.Module,
-    settings: Settings,
-    arguments: Mapping[str, Any],
-    refused: UserError | None,
+    module: nn.Module, settings: Settings, arguments: Mapping[str, Any], refused: UserError | None
 ) -> None:
     """Compare module, settings and arguments, before torch's constructor waits for all ranks.
 

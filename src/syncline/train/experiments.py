@@ -154,11 +154,7 @@ class Experiments:
         return rate.noise_s <= COMPARED_NOISE * rate.iteration_s
 
     def measure_baseline(
-        self,
-        name: str = "measuring DDP",
-        iteration_s: float | None = None,
-        *,
-        anew: bool = True,
+        self, name: str = "measuring DDP", iteration_s: float | None = None, *, anew: bool = True
     ) -> Found:
         """Train under DDP's own buckets; ``iteration_s`` is an estimate of an iteration, if known.
 

@@ -55,12 +55,7 @@ def forecast(
     asked = None if settings.planner == Auto.NAME else planner_named(settings.planner)
     if settings.compression is not None:
         lossy = choose_compressed(
-            profile,
-            network,
-            settings.compression,
-            planner=asked,
-            ddp=settings.ddp,
-            defers=defers,
+            profile, network, settings.compression, planner=asked, ddp=settings.ddp, defers=defers
         )
         return Forecasts(
             profile,

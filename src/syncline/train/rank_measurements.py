@@ -20,11 +20,7 @@ from syncline.train.engine.recording import Recorded
 from syncline.train.measure.exchange import gather_json, share_json
 from syncline.train.measure.observer import ObservedIteration
 from syncline.train.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
-from syncline.train.measure.profiler import (
-    across_ranks,
-    profile_from_trace,
-    unpack_seconds,
-)
+from syncline.train.measure.profiler import across_ranks, profile_from_trace, unpack_seconds
 from syncline.train.measure.segments import SegmentTrace, median_trace
 from syncline.train.measure.statistics import median, typical
 from syncline.train.stages import Findings, Measurement, Settings, Stage, Typical
@@ -170,10 +166,7 @@ class RankMeasurements:
                 name=type(job.module).__name__,
                 workers=self.workers,
                 iterations=len(result.lean or result.detailed),
-                exchange=(
-                    (WAIT, waiting_s),
-                    ("unpack gradients", unpack_s),
-                ),
+                exchange=((WAIT, waiting_s), ("unpack gradients", unpack_s)),
             ).to_json()
 
         return Profile.from_json(self.shared(build))
