@@ -1,7 +1,8 @@
 """Collectives as programs: one algorithm a file, and the table of them.
 
 In the algorithms P, or ``ranks``, is the number of ranks, at least 1; M the bytes of the vector;
-alpha the latency of a transfer, beta the time to send a byte and gamma the time to add one.
+alpha the latency of a transfer, beta the time to send a byte and gamma the time to add one. What
+each program costs is in the page "Algorithms and costs".
 """
 
 from __future__ import annotations

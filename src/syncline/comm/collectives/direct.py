@@ -11,9 +11,8 @@ def all_gather(ranks: int) -> Transfers:
     """Return the all-gather of a block a rank: in each step from another peer.
 
     In step s rank r reads from rank r + 1 + s, so that no two read from the same rank at once. Over
-    ports that costs what a ring does, (P - 1) alpha + (P - 1)/P beta M, but no transfer waits for
-    another one's result: where reading from a peer is as good as from a neighbour, all may run at
-    once.
+    ports that costs what a ring does, but no transfer waits for another one's result: where reading
+    from a peer is as good as from a neighbour, all may run at once.
     """
     rank = np.arange(ranks)
     step = np.arange(ranks - 1)[:, None]
@@ -24,8 +23,7 @@ def all_gather(ranks: int) -> Transfers:
 def reduce_scatter(ranks: int) -> Transfers:
     """Return the reduce-scatter of a block a rank: :func:`all_gather` backwards.
 
-    Rank r adds to its own block those of ranks r + 1, r + 2 and so on, in that order. Cost:
-    (P - 1) alpha + (P - 1)/P (beta M + gamma M).
+    Rank r adds to its own block those of ranks r + 1, r + 2 and so on, in that order.
     """
     return all_gather(ranks).backwards(reduces=True)
 
@@ -34,25 +32,19 @@ def all_reduce(ranks: int) -> Transfers:
     """Return the all-reduce: each rank adds up one block, then all read all sums.
 
     If every rank added up whole vectors, each would begin with its own, and they would differ in
-    the last bit. Cost over ports: that of a ring.
+    the last bit.
     """
     return in_turn(reduce_scatter(ranks), all_gather(ranks))
 
 
 def broadcast(ranks: int) -> Transfers:
-    """Return the broadcast of one block: every rank reads from rank 0.
-
-    Over ports, which rank 0 has only one of, it costs (P - 1) (alpha + beta M).
-    """
+    """Return the broadcast of one block: every rank reads from rank 0."""
     peer = np.arange(1, ranks)
     return Transfers.of(step=peer - 1, source=0, destination=peer, block_start=0, reduces=False)
 
 
 def reduce(ranks: int) -> Transfers:
-    """Return the reduction to rank 0: each rank adds up one block, then rank 0 reads all sums.
-
-    So all ranks add, not only the root. Cost over ports: that of a ring all-reduce.
-    """
+    """Return the reduction to rank 0: each rank adds up one block, then rank 0 reads all sums."""
     owner = np.arange(1, ranks)
     gather = Transfers.of(
         step=owner - 1, source=owner, destination=0, block_start=owner, reduces=False

@@ -11,7 +11,7 @@ from syncline.comm.collectives.schedule import Transfers, together
 
 
 def all_reduce(ranks: int, blocks: int) -> Transfers:
-    """Return the all-reduce over two binary trees, for any number of ranks.
+    """Return the all-reduce of ``blocks`` blocks over two binary trees.
 
     Even blocks go over the first tree, odd ones over the second. A rank with children in one tree
     is a leaf in the other, so in both together it has at most two children. The edges are coloured
@@ -19,12 +19,6 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
     which it sends. Then in every step each rank sends and receives at most one block, and none of
     its links idles. First blocks are reduced towards the roots. The broadcast follows as soon as
     the links are free, before the last ranks have finished the reduction.
-
-    Every byte is sent by each rank twice: once up, once down. So the time goes to 2 beta M for many
-    blocks, not to the beta M of MG-WFBP's Table 2, which no algorithm can reach: with one port in
-    each direction an all-reduce takes at least 2 (P - 1)/P beta M.
-
-    The vector is cut into ``blocks`` blocks, B, at least 1.
 
     Source: Sanders, Speck and Traeff (2009), sections 2 to 4.
     """
@@ -36,8 +30,7 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 def broadcast(ranks: int, blocks: int) -> Transfers:
     """Return the broadcast from rank 0 over two binary trees of the other ranks.
 
-    Rank 0 sends even blocks to the first tree's root and odd ones to the second's. Each rank gets
-    each byte once, so the time goes to beta M for many blocks.
+    Rank 0 sends even blocks to the first tree's root and odd ones to the second's.
 
     Source: Sanders, Speck and Traeff (2009), section 3.
     """
@@ -46,8 +39,6 @@ def broadcast(ranks: int, blocks: int) -> Transfers:
 
 def reduce(ranks: int, blocks: int) -> Transfers:
     """Return the reduction to rank 0 over the two trees of :func:`broadcast`.
-
-    Each rank sends each byte once, so the time goes to (beta + gamma) M for many blocks.
 
     Source: Sanders, Speck and Traeff (2009), section 4.
     """
@@ -171,10 +162,9 @@ def _last(edges: _Edges, first: Numbers, blocks: int) -> int:
 
 
 def _parents(ranks: int) -> Numbers:
-    """Return each rank's parent in a binary tree of logarithmic depth; odd ranks are leaves.
+    """Return each rank's parent in a binary tree of logarithmic depth; rank 0 is its own.
 
-    Rank 0, the root, has one child and is its own parent here. A rank with the lowest set bit
-    2^k has children 2^(k-1) before and after it, where they exist.
+    A rank with the lowest set bit 2^k has children 2^(k-1) before and after it, where they exist.
     """
     parent = np.zeros(ranks, dtype=np.int64)
     for rank in range(1, ranks):
@@ -187,9 +177,8 @@ def _parents(ranks: int) -> Numbers:
 def _two_colours(child: Numbers, parent: Numbers) -> Numbers:
     """Return a colour, 0 or 1, for each edge; no rank has two of one colour on one side.
 
-    A rank receives on at most two edges and sends on at most two. Edges that share a receiver, and
-    edges that share a sender, are pairs. Following pairs of either kind in turn gives paths and
-    even cycles, for which two colours suffice.
+    Edges that share a receiver, or a sender, are pairs. Following pairs of either kind in turn
+    gives paths and even cycles, for which two colours suffice.
     """
     neighbours: list[list[int]] = [[] for _ in child]
     for ends in (child, parent):

@@ -15,56 +15,44 @@ from syncline.comm.collectives.schedule import Transfers, in_turn, together
 
 
 class Fold(NamedTuple):
-    """The ranks that exchange, and the transfers from the surplus ranks before and to them after.
+    """The ranks that exchange, and what the surplus ranks hand to them first.
 
-    Each part is one step if there are surplus ranks, else empty.
+    Backwards, the transfers give the surplus ranks their results. Each is one step if there are
+    surplus ranks, else empty.
     """
 
     core: NDArray[np.int64]
     """A power of two of ranks. If every rank has a shard, rank ``core[n]`` handles the shards from
     ``core[n]`` to before ``core[n + 1]``."""
-    vectors_in: Transfers
+    vectors: Transfers
     """The surplus ranks' whole vectors, to be added."""
-    vectors_out: Transfers
-    """Whole results."""
-    shards_in: Transfers
+    shards: Transfers
     """The surplus ranks' shards, one block a rank."""
-    shards_out: Transfers
-    """Results of the surplus ranks' shards."""
 
 
 def fold(ranks: int, blocks: int) -> Fold:
-    """Reduce any number of ranks to a power of two.
+    """Reduce any number of ranks, whose vectors have ``blocks`` blocks, to a power of two.
 
     With P = 2^k + r, the odd ones of the first 2 r ranks send their whole vector to the rank before
-    them and get the sums at the end. That costs 2 (alpha + beta M) + gamma M more than 2^k ranks.
-    The partner is a neighbour, so that it is often on the same host.
-
-    The vector has ``blocks`` blocks.
+    them and get the sums at the end. The partner is a neighbour, so that it is often on the same
+    host.
 
     Source: Rabenseifner (2004), section 3.
     """
     remainder = ranks - folded_blocks(ranks)
     others = np.arange(1, 2 * remainder, 2)
-
-    def hand_in(first: NDArray[np.int64] | int, stop: NDArray[np.int64] | int) -> Transfers:
-        return Transfers.of(
-            step=0,
-            source=others,
-            destination=others - 1,
-            block_start=first,
-            block_stop=stop,
-            reduces=False,
-        )
-
-    vectors, shards = hand_in(0, blocks), hand_in(others, others + 1)
-    return Fold(
-        core=np.setdiff1d(np.arange(ranks), others),
-        vectors_in=vectors._replace(reduces=~vectors.reduces),
-        vectors_out=vectors.backwards(reduces=False),
-        shards_in=shards,
-        shards_out=shards.backwards(reduces=False),
+    vectors = Transfers.of(
+        step=0,
+        source=others,
+        destination=others - 1,
+        block_start=0,
+        block_stop=blocks,
+        reduces=True,
     )
+    shards = Transfers.of(
+        step=0, source=others, destination=others - 1, block_start=others, reduces=False
+    )
+    return Fold(np.setdiff1d(np.arange(ranks), others), vectors, shards)
 
 
 def folded_blocks(ranks: int) -> int:
@@ -77,8 +65,7 @@ def doubling_all_reduce(ranks: int) -> Transfers:
 
     In step k each rank exchanges its whole vector with the rank whose number differs in bit k, and
     both add what they get. Both compute the same sum of the same two values, and a sum of two does
-    not depend on their order, so all ranks agree bit for bit. Cost for P = 2^k:
-    log2 P (alpha + beta M + gamma M). Other P: see :func:`fold`.
+    not depend on their order, so all ranks agree bit for bit.
 
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; cost in MG-WFBP, Table 2.
     """
@@ -94,31 +81,27 @@ def doubling_all_reduce(ranks: int) -> Transfers:
         )
         for bit in range(_log2(len(number)))
     ]
-    return in_turn(folded.vectors_in, together(*exchanges), folded.vectors_out)
+    results = folded.vectors.backwards(reduces=False)
+    return in_turn(folded.vectors, together(*exchanges), results)
 
 
 def doubling_all_gather(ranks: int) -> Transfers:
     """Return the all-gather of a block a rank by recursive doubling.
 
-    Cost for P = 2^k: log2 P alpha + (P - 1)/P beta M. For other P, surplus ranks hand in their
-    shards first, and get all of them in the end.
+    Surplus ranks hand in their shards first, and get all of them in the end.
 
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, section 3.2 (BE).
     """
     folded = fold(ranks, ranks)
     exchanges = doubling(folded.core, np.append(folded.core, ranks))
-    return in_turn(folded.shards_in, exchanges, folded.vectors_out)
+    return in_turn(folded.shards, exchanges, folded.vectors.backwards(reduces=False))
 
 
 def doubling(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None) -> Transfers:
-    """Return the all-gather among a power of two of ranks.
+    """Return the all-gather among a power of two of ranks, the P ``members``.
 
-    In step k each exchanges all that it has with the one whose number differs in bit k.
-
-    Args:
-        members: the ranks, by number; shape ``(P,)``.
-        borders: member n begins with the blocks ``borders[n]`` to before ``borders[n + 1]``; shape
-            ``(P + 1,)``. By default each begins with one block.
+    In step k each exchanges all that it has with the one whose number differs in bit k. Member n
+    begins with the blocks ``borders[n]`` to before ``borders[n + 1]``, by default with one block.
     """
     number = np.arange(len(members))
     borders = np.arange(len(members) + 1) if borders is None else borders
@@ -145,14 +128,13 @@ def _log2(power: int) -> int:
 def halving_reduce_scatter(ranks: int) -> Transfers:
     """Return the reduce-scatter of a block a rank by recursive halving.
 
-    Cost for P = 2^k: log2 P alpha + (P - 1)/P (beta M + gamma M). For other P, surplus ranks hand
-    in their whole vectors first, and get their shards in the end.
+    Surplus ranks hand in their whole vectors first, and get their shards in the end.
 
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, section 3.2 (BE).
     """
     folded = fold(ranks, ranks)
     exchanges = halving(folded.core, np.append(folded.core, ranks))
-    return in_turn(folded.vectors_in, exchanges, folded.shards_out)
+    return in_turn(folded.vectors, exchanges, folded.shards.backwards(reduces=False))
 
 
 def halving(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None) -> Transfers:
@@ -165,41 +147,37 @@ def halving(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None
     return doubling(members, borders).backwards(reduces=True)
 
 
-def halving_doubling_all_reduce(ranks: int) -> Transfers:
+def all_reduce(ranks: int) -> Transfers:
     """Return Rabenseifner's all-reduce: a reduce-scatter by halving, an all-gather by doubling.
 
-    The vector has a block for each of the 2^k ranks that exchange. Cost for P = 2^k:
-    2 alpha log2 P + 2 (P - 1)/P beta M + (P - 1)/P gamma M. Other P: see :func:`fold`.
-    linear-pipeline's Table 1 calls this bidirectional exchange (BE).
+    The vector has a block for each of the 2^k ranks that exchange. linear-pipeline's Table 1 calls
+    this bidirectional exchange (BE).
 
     Source: Rabenseifner (2004); cost in MG-WFBP, Table 2.
     """
     folded = fold(ranks, folded_blocks(ranks))
     exchanged = in_turn(halving(folded.core), doubling(folded.core))
-    return in_turn(folded.vectors_in, exchanged, folded.vectors_out)
+    return in_turn(folded.vectors, exchanged, folded.vectors.backwards(reduces=False))
 
 
 def exchange_broadcast(ranks: int) -> Transfers:
     """Return BE's broadcast from rank 0: a tree scatter, then an all-gather by doubling.
 
-    Cost for P = 2^k: 2 log2 P alpha + 2 (P - 1)/P beta M. For other P, surplus ranks get the vector
-    at the end, for alpha + beta M. Table 1 prints ``(log p + p - 1) alpha``, which is that of
+    Table 1 prints ``(log p + p - 1) alpha``, which is that of
     :mod:`~syncline.comm.collectives.ring`.
 
     Source: linear-pipeline, section 3.2 and Table 1 (BE).
     """
     folded = fold(ranks, folded_blocks(ranks))
-    return in_turn(scatter(folded.core), doubling(folded.core), folded.vectors_out)
+    results = folded.vectors.backwards(reduces=False)
+    return in_turn(scatter(folded.core), doubling(folded.core), results)
 
 
 def exchange_reduce(ranks: int) -> Transfers:
     """Return BE's reduction to rank 0: a reduce-scatter by halving, then a tree gather.
 
-    Cost for P = 2^k: 2 log2 P alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M. For other P, surplus
-    ranks hand in their vectors first, for alpha + beta M + gamma M.
-
     Source: linear-pipeline, section 3.2 and Table 1 (BE).
     """
     folded = fold(ranks, folded_blocks(ranks))
     gathered = scatter(folded.core).backwards(reduces=False)
-    return in_turn(folded.vectors_in, halving(folded.core), gathered)
+    return in_turn(folded.vectors, halving(folded.core), gathered)

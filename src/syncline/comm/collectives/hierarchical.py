@@ -15,12 +15,10 @@ def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
     The vector has W shards, W being the ranks of the smallest host, and each shard has one block
     per host. On every host the first W ranks sum one shard each, reading from all their neighbours.
     Ranks with the same shard then form a ring between the hosts. Last, all ranks read the sums from
-    their neighbours. With H hosts, one rank sends 2 (H - 1)/H beta M/W to another host, so a host
-    sends 2 (H - 1)/H beta M in all, as in a ring with one rank a host, whatever W is. A ring over
-    all ranks sends nearly as little over each link, but takes 2 (W H - 1) latencies, not 2 (H - 1).
+    their neighbours. A ring over all ranks sends nearly as little over each link, but takes
+    2 (W H - 1) latencies for H hosts, not 2 (H - 1).
 
-    Args:
-        hosts: the ranks of each host; each rank from 0 to P - 1 once.
+    ``hosts`` are the ranks of each host; each rank from 0 to P - 1 once.
 
     Raises:
         UserError: a rank is missing, or named twice, or a host has none.

@@ -11,8 +11,7 @@ from syncline.comm.collectives.schedule import Transfers, together
 def broadcast(ranks: int, blocks: int) -> Transfers:
     """Return the broadcast from rank 0: block after block goes down the chain 0, 1, ... P - 1.
 
-    Each rank sends one block while it receives the next. It takes P - 2 + B steps for a vector of
-    B blocks (:func:`one_way_steps`).
+    Each rank sends one block while it receives the next.
 
     Source: linear-pipeline, section 3 and Fig. 2a.
     """
@@ -21,8 +20,6 @@ def broadcast(ranks: int, blocks: int) -> Transfers:
 
 def reduce(ranks: int, blocks: int) -> Transfers:
     """Return the reduction to rank 0: blocks go down the chain 1, 2, ... P - 1, 0 and are added up.
-
-    It takes P - 2 + B steps (:func:`one_way_steps`).
 
     Source: linear-pipeline, section 3 and Fig. 2b.
     """
@@ -37,10 +34,8 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
     again as soon as rank 0 has sent all its own blocks. Each rank sends and receives at most one
     block a step, and data flow in one direction, as section 3.1 asks for.
 
-    Fig. 2c of the paper takes 9 steps for 3 ranks and 4 blocks, because it also sends the sums to
-    the rank that formed them. That is left out here, which makes 8 (:func:`all_reduce_steps`).
-
-    Source: linear-pipeline, section 3 and Fig. 2c.
+    Source: linear-pipeline, section 3 and Fig. 2c, without the step that sends the last sum to the
+    rank that formed it.
     """
     rank = np.arange(ranks)
     again = max(ranks, blocks)  # rank 0 has sent its own blocks, and the first sum has come
@@ -57,11 +52,7 @@ def one_way_steps(ranks: int, blocks: int) -> int:
 
 
 def all_reduce_steps(ranks: int, blocks: int) -> int:
-    """Return the steps of :func:`all_reduce`: 2 B + P - 3 once there are P blocks or more.
-
-    The paper prints a cost of 2 (P - 1 + B) steps for reduction and broadcast one after the other
-    (Table 1). Its own Fig. 2 shows P - 2 + B for each.
-    """
+    """Return the steps of :func:`all_reduce`: 2 B + P - 3 once there are P blocks or more."""
     if ranks == 2:
         return blocks + 1
     return max(ranks, blocks) + blocks + ranks - 3

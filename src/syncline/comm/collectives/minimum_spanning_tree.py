@@ -9,11 +9,10 @@ from syncline.comm.collectives.schedule import Transfers, in_turn, together
 
 
 def broadcast(ranks: int) -> Transfers:
-    """Return the broadcast of one block from rank 0, for any number of ranks.
+    """Return the broadcast of one block from rank 0.
 
     In each step every rank that has the vector sends it to one that has not: first to rank
-    2^(k-1), then from both to those 2^(k-2) further on, and so on. Cost: log2 P (alpha + beta M),
-    the logarithm rounded up.
+    2^(k-1), then from both to those 2^(k-2) further on, and so on.
 
     Source: linear-pipeline, section 3.2 and Table 1 (MST).
     """
@@ -24,8 +23,6 @@ def broadcast(ranks: int) -> Transfers:
 def reduce(ranks: int) -> Transfers:
     """Return the reduction of one block to rank 0: :func:`broadcast` backwards.
 
-    Cost: log2 P (alpha + beta M + gamma M), the logarithm rounded up.
-
     Source: linear-pipeline, section 3.2 and Table 1 (MST).
     """
     return broadcast(ranks).backwards(reduces=True)
@@ -34,9 +31,8 @@ def reduce(ranks: int) -> Transfers:
 def all_reduce(ranks: int) -> Transfers:
     """Return the all-reduce of one block: up the tree, then down again.
 
-    Cost: log2 P (2 alpha + 2 beta M + gamma M), the logarithm rounded up. MG-WFBP's Table 2 calls
-    this a binary tree. A tree in which every rank has two children would take longer than that row
-    says: a parent would receive from one child after the other at every level.
+    MG-WFBP's Table 2 calls this a binary tree. A tree in which every rank has two children would
+    take longer than that row says: a parent would receive from one child after the other.
 
     Source: linear-pipeline, Table 1 (MST); MG-WFBP, Table 2, row 1.
     """
@@ -47,7 +43,7 @@ def scatter(members: NDArray[np.int64]) -> Transfers:
     """Return the scatter of one block a member: the nth to the nth, all from the first member.
 
     A member, one of the ranks in an array of shape ``(P,)``, gets the blocks of all below it in the
-    tree. Cost for P members: log2 P alpha + (P - 1)/P beta M. Backwards it is a gather.
+    tree. Backwards it is a gather.
 
     Source: linear-pipeline, section 3.2 (Chan et al., 2007).
     """

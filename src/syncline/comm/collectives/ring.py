@@ -9,9 +9,7 @@ from syncline.comm.collectives.schedule import Transfers, in_turn
 
 
 def all_reduce(ranks: int) -> Transfers:
-    """Return the ring all-reduce, for any number of ranks: both collectives below.
-
-    Cost: 2 (P - 1) alpha + 2 (P - 1)/P beta M + (P - 1)/P gamma M.
+    """Return the ring all-reduce: both collectives below.
 
     Source: Patarasuk and Yuan (2009); cost in MG-WFBP, Table 2.
     """
@@ -19,11 +17,10 @@ def all_reduce(ranks: int) -> Transfers:
 
 
 def reduce_scatter(ranks: int) -> Transfers:
-    """Return the reduce-scatter of a block a rank, for any number of ranks.
+    """Return the reduce-scatter of a block a rank.
 
     For P - 1 steps each rank sends one block to the next rank, which adds its own. Block r sets out
-    at rank r + 1, so that its sum is complete at rank r. Cost:
-    (P - 1) alpha + (P - 1)/P (beta M + gamma M).
+    at rank r + 1, so that its sum is complete at rank r.
 
     Source: Patarasuk and Yuan (2009).
     """
@@ -31,10 +28,9 @@ def reduce_scatter(ranks: int) -> Transfers:
 
 
 def all_gather(ranks: int) -> Transfers:
-    """Return the all-gather of a block a rank, for any number of ranks.
+    """Return the all-gather of a block a rank.
 
-    For P - 1 steps each rank sends on the block that it got last, first its own. Cost:
-    (P - 1) alpha + (P - 1)/P beta M.
+    For P - 1 steps each rank sends on the block that it got last, first its own.
 
     Source: Patarasuk and Yuan (2009).
     """
@@ -56,8 +52,7 @@ def _round(ranks: int, *, first_block: int, reduces: bool) -> Transfers:
 def broadcast(ranks: int) -> Transfers:
     """Return the broadcast from rank 0: a tree scatter, then an all-gather round the ring.
 
-    Cost for any P: (log2 P + P - 1) alpha + 2 (P - 1)/P beta M, the logarithm rounded up. It is
-    what Table 1 prints for the bidirectional exchange.
+    Its cost is what Table 1 prints for the bidirectional exchange.
 
     Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, Table 1.
     """

@@ -83,10 +83,8 @@ class Transfers(NamedTuple):
     def moved(self, ranks: ArrayLike, *, first_block: int = 0, stride: int = 1) -> Transfers:
         """Return these between other ranks, over other blocks of a longer vector.
 
-        Args:
-            ranks: who does what rank 0, 1, 2 ... did.
-            first_block: where block 0 goes.
-            stride: how many blocks each block becomes.
+        ``ranks`` do what rank 0, 1, 2 ... did. Block 0 goes to ``first_block``, and each block
+        becomes ``stride`` blocks.
         """
         number = np.asarray(ranks, dtype=np.int32)
         return self._replace(
@@ -134,8 +132,8 @@ class Schedule:
     the data only.
 
     Each transfer is one row of the arrays, which are sorted by step and read-only; so every send
-    has its receive by construction. A ring over 1,024 ranks has 2.1 million rows of 21 bytes. That
-    the rows of every program make sense is proved by the tests, not checked here.
+    has its receive by construction. That the rows of every program make sense is proved by the
+    tests, not checked here.
 
     Raises:
         UserError: on construction, if there are too many ranks, or the root is none of them.

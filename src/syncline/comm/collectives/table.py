@@ -53,9 +53,6 @@ def _one_a_rank(ranks: int) -> int:
     return ranks
 
 
-_TREE = Fixed(minimum_spanning_tree.all_reduce, _one)
-_HALVING_DOUBLING = Fixed(halving_doubling.halving_doubling_all_reduce, folded_blocks)
-
 PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
     "broadcast": {
         "minimum-spanning-tree": Fixed(minimum_spanning_tree.broadcast, _one),
@@ -73,11 +70,11 @@ PROGRAMS: dict[Collective, dict[str, Fixed | Pipelined]] = {
         "linear-pipeline": Pipelined(linear_pipeline.reduce, linear_pipeline.one_way_steps),
     },
     "all-reduce": {
-        "binary-tree": _TREE,
-        "minimum-spanning-tree": _TREE,
+        "binary-tree": Fixed(minimum_spanning_tree.all_reduce, _one),
+        "minimum-spanning-tree": Fixed(minimum_spanning_tree.all_reduce, _one),
         "recursive-doubling": Fixed(halving_doubling.doubling_all_reduce, _one),
-        "halving-doubling": _HALVING_DOUBLING,
-        "bidirectional-exchange": _HALVING_DOUBLING,
+        "halving-doubling": Fixed(halving_doubling.all_reduce, folded_blocks),
+        "bidirectional-exchange": Fixed(halving_doubling.all_reduce, folded_blocks),
         "ring": Fixed(ring.all_reduce, _one_a_rank),
         "direct": Fixed(direct.all_reduce, _one_a_rank),
         "double-binary-trees": Pipelined(two_trees.all_reduce, two_trees.all_reduce_steps),
@@ -113,14 +110,8 @@ def program(
     - all-gather: every rank ends with shard r of rank r, for all r.
 
     The rest of a rank's vector is undefined at the end. Collectives with shards have P blocks,
-    which are equal if P divides the length.
-
-    Args:
-        collective: a key of :data:`PROGRAMS`.
-        algorithm: a key of the table there.
-        ranks: how many ranks take part.
-        blocks: how many blocks to cut the vector into; only for :class:`Pipelined` algorithms.
-        root: only for a broadcast or reduce.
+    which are equal if P divides the length. ``blocks``, into which the vector is cut, are only for
+    :class:`Pipelined` algorithms, and ``root`` only for a broadcast or reduce.
 
     Raises:
         UserError: one of these does not exist, is out of range, or is missing or given where it
