@@ -70,11 +70,7 @@ class KinetoTrace(NamedTuple):
         )
 
     def plan(self) -> Plan | None:
-        """Return the messages that were exchanged; None if there were none.
-
-        Raises:
-            UserError: as :meth:`profile`.
-        """
+        """Return the messages that were exchanged; None if there were none. Fails as `profile`."""
         last = _exchange(alike_steps(self.steps)[0]).last_of_message
         if not last:
             return None
@@ -300,11 +296,10 @@ def _ends(steps: Sequence[StepTasks]) -> dict[tuple[int, int], int]:
 def _measured_messages(
     steps: Sequence[StepTasks], notes: list[str], *, ranks: int, workers: int | None
 ) -> tuple[Measurement, ...]:
-    """Return the cost of messages of each size: the median if all ranks were traced.
+    """Return the cost of messages of each size; no message is faster than a smaller one.
 
-    A measured duration is the cost plus waiting, and the rank that comes last does not wait.
-    Without all ranks, the shortest duration is an upper bound. No message is faster than a smaller
-    one.
+    A measured duration is the cost plus waiting, and the rank that comes last does not wait. So the
+    cost is the median of the shortest over all ranks, or at most the shortest of those traced.
     """
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for step in steps:
@@ -334,8 +329,7 @@ def _measured_messages(
 def _message_costs(points: Sequence[Measurement]) -> Fit | None:
     """Return the cost curve of messages; None for fewer than two sizes.
 
-    A job sends the same few messages at every step. A fitted line misses their measured costs by
-    some percent. So if there are few sizes, the curve goes through the measured costs.
+    A fitted line misses measured costs by some percent, so of few sizes the curve goes through all.
     """
     sizes = {point.size_bytes for point in points}
     if len(sizes) < 2:
@@ -347,8 +341,7 @@ def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
     """Return the interval of each message as if they were sent one after another.
 
     Messages that are under way at once share the network equally. So a message takes the sum of its
-    shares, from its start or from the end of the message before. The last one ends when it really
-    ended. O(n^2) for n messages.
+    shares, from its start or from the end of the message before. O(n^2) for n messages.
     """
     spans: list[Interval] = []
     clock_ns = -(1 << 62)
@@ -379,12 +372,9 @@ def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> l
     """Return the steps with waits until the other workers, too, had the gradients of a message.
 
     An all-reduce begins when the last worker has its gradients. That is its end minus its cost
-    without waiting; until then, the operation before the message waits. If it waited on one rank,
-    all ranks wait until it begins, so that on average it begins when the last worker is ready.
-
-    Args:
-        steps: with an operation for each message that ends when the message could leave the rank.
-        points: what messages cost without waiting, for every size in the steps.
+    without waiting, for which ``points`` has every size; until then, the operation before the
+    message waits. If it waited on one rank, all ranks wait until it begins, so that on average it
+    begins when the last worker is ready.
     """
     cost_s = {point.size_bytes: point.time_s for point in points}
     if (fit := _message_costs(points)) is not None:  # as on the trace's own network

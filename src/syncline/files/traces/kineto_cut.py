@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from syncline.files.traces.kineto_events import DeviceTask, HostOp, KinetoEvents, LaunchCall
 from syncline.files.traces.kineto_steps import (
+    COLLECTIVE_KERNEL,
     EVALUATE,
     MeasuredCollective,
     Outline,
@@ -42,8 +43,6 @@ from syncline.plan.profile import PEERS, STREAMS, WAITS, Resource
 from syncline.plan.timeline import difference, merged
 
 HOST_COPY = re.compile(r"HtoD|DtoH|Host -> Device|Device -> Host", re.IGNORECASE)
-COMMUNICATION = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
-"""Kernels that exchange data with other workers."""
 EXCHANGED_ON_HOST = re.compile(r"(gloo|mpi|ucc):")
 LATE_NS = 10_000
 """A task that begins later than this after its launch, and after the task before it on its stream,
@@ -52,9 +51,6 @@ TO_DEVICE = re.compile(r"HtoD|Host -> Device", re.IGNORECASE)
 SYNCHRONISING = re.compile(
     r"(cuda|hip|xpu)(Stream|Device|Event|Ctx)Synchronize$|cu(Stream|Ctx|Event)Synchronize$"
 )
-
-
-_started = attrgetter("start_ns")
 
 
 class CutMark(NamedTuple):
@@ -72,11 +68,12 @@ class CutMark(NamedTuple):
 def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTasks]:
     """Return the tasks of each step. O(n log n) in the events."""
     launched: dict[int, list[DeviceTask]] = {}
-    for task in sorted(events.device, key=lambda t: t.start_ns):
+    started = attrgetter("start_ns")
+    for task in sorted(events.device, key=started):
         if task.correlation is not None:
             launched.setdefault(task.correlation, []).append(task)
     lanes = _stream_lanes(events.device)
-    begun_ns = {c.correlation: c.start_ns for c in sorted(events.calls, key=_started, reverse=True)}
+    begun_ns = {c.correlation: c.start_ns for c in sorted(events.calls, key=started, reverse=True)}
     steps = []
     for outline in outlines:
         # Tasks that no recorded call launched were launched before the trace began.
@@ -101,13 +98,10 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
 
 
 def _stream_lanes(tasks: Sequence[DeviceTask]) -> dict[str, Resource]:
-    """Return the lane of each stream: the one with the most kernels is the compute stream.
-
-    If there are more streams than lanes, the last ones share a lane.
-    """
+    """Return each stream's lane, the one with the most kernels first; the last ones may share."""
     kernels = Counter({task.stream: 0 for task in tasks})
     for task in tasks:
-        kernels[task.stream] += task.kind == "kernel" and not COMMUNICATION.search(task.name)
+        kernels[task.stream] += task.kind == "kernel" and not COLLECTIVE_KERNEL.search(task.name)
     ordered = sorted(kernels, key=lambda stream: (-kernels[stream], stream))
     return {stream: STREAMS[min(i, len(STREAMS) - 1)] for i, stream in enumerate(ordered)}
 
@@ -147,9 +141,8 @@ class _Cutter:
                 self._share[id(task)] = max(task.stop_ns - begun, 0)
                 busy_until[lane] = max(task.stop_ns, begun)
         self._arrived_ns = max((c.stop_ns for c in collectives), default=outline.start_ns)
+        # When each lane is free in a simulation of this step, and when the work before it ended.
         self._simulated_ns, self._begun_ns = self._before(own, earlier, lanes)
-        """When each lane is free in a simulation of this step, and when the work before it ended.
-        """
         self._batch_ns = outline.start_ns
         self._ends_ns: list[int] = []
         """When each task ends in the simulation."""
@@ -184,21 +177,19 @@ class _Cutter:
         }
 
     def cut(self, source: str) -> StepTasks:
-        for mark in self._marks():
-            cause = mark.cause
-            if isinstance(cause, MeasuredCollective):
-                self._message(mark.at_ns, cause)
-            elif isinstance(cause, HostOp):
-                if is_accumulation(cause):
-                    self._parameter(mark.at_ns, cause)
-                elif EXCHANGED_ON_HOST.match(cause.name):
-                    self._wait(cause)
-                else:
-                    self._load(cause)
+        for at_ns, _, cause, launched in self._marks():
+            if cause is None:
+                self._work_until(at_ns)
+            elif isinstance(cause, MeasuredCollective):
+                self._message(at_ns, cause)
             elif isinstance(cause, LaunchCall):
-                self._call(cause, mark.launched)
+                self._call(cause, launched)
+            elif is_accumulation(cause):
+                self._parameter(at_ns, cause)
+            elif EXCHANGED_ON_HOST.match(cause.name):
+                self._wait(cause)
             else:
-                self._work_until(mark.at_ns)
+                self._load(cause)
         self._work_until(self._step.stop_ns)
         names = [t.name for t in self._tasks if t.resource == PEERS and t.stop_ns > t.start_ns]
         if names:
@@ -250,16 +241,12 @@ class _Cutter:
 
     @staticmethod
     def _lane(task: DeviceTask, lanes: Mapping[str, Resource]) -> Resource:
-        return PEERS if COMMUNICATION.search(task.name) else lanes[task.stream]
+        return PEERS if COLLECTIVE_KERNEL.search(task.name) else lanes[task.stream]
 
     # Where the host's time is cut
 
     def _marks(self) -> list[CutMark]:
-        """Return the cuts in order.
-
-        A cut is where a phase begins, a batch has been read, a gradient is final, work is launched,
-        or the host waits for the device; without a device, also where an operator ends.
-        """
+        """Return the cuts in order; without a device, there is also one where an operator ends."""
         step = self._step
         marks = [
             CutMark(int(at), 3, None)
@@ -269,8 +256,7 @@ class _Cutter:
         marks += [CutMark(c.launch_ns, 2, c) for c in self._collectives]
         marks += [CutMark(op.stop_ns, 1, op) for op in step.loading if op.stop_ns <= step.stop_ns]
         accumulations = self._accumulations()
-        marks += accumulations
-        marks += self._calls()
+        marks += [*accumulations, *self._calls()]
         if not self._on_device:
             cut = {mark.at_ns for mark in accumulations}
             ends = (op.stop_ns for op in step.outermost)
@@ -333,11 +319,12 @@ class _Cutter:
     ) -> None:
         """Add the host's work from the last cut to ``at_ns``.
 
-        A task of zero duration is added, too, so that steps have the same tasks even if two events
-        fall on one tick of the clock. ``after`` are device tasks that the host waited for;
-        ``spent_ns`` is how much of the time was work, if not all.
+        ``after`` are device tasks that the host waited for; ``spent_ns`` is how much of the time
+        was work, if not all.
         """
         start = self._cursor_ns
+        # A task of zero duration is added, too: steps have the same tasks even if two events fall
+        # on one tick of the clock.
         at_ns = max(at_ns, start)
         # Before a blocking copy begins, the host waits for what it launches next, not for the past.
         late_ns = LATE_NS if after or spent_ns is None else None
@@ -358,11 +345,7 @@ class _Cutter:
             self._note_forward(at_ns)
 
     def _waited_for_peers(self, start: int, stop: int) -> int:
-        """Return how long no operator ran while messages were under way.
-
-        Only where computation and exchange both run on the host: there, waiting for a message shows
-        as a gap between operators.
-        """
+        """Return how long no operator ran while messages were under way, without a device."""
         if self._on_device or not self._gaps or start < self._step.backward_ns:
             return 0
         if stop <= max(c.launch_ns for c in self._collectives):
@@ -401,7 +384,9 @@ class _Cutter:
             self._synchronise(call)
             return
         copy = tasks[0]
-        if copy.kind == "copy" and HOST_COPY.search(copy.name) and _blocked(call, copy):
+        together_ns = min(call.stop_ns, copy.stop_ns) - max(call.start_ns, copy.start_ns)
+        blocked = together_ns > 0.5 * (copy.stop_ns - copy.start_ns)
+        if copy.kind == "copy" and HOST_COPY.search(copy.name) and blocked:
             # The call's own work before the transfer begins, once the stream is free.
             self._work_until(call.start_ns)
             before = (t.stop_ns for t in self._done_by(copy.start_ns) if t.stream == copy.stream)
@@ -514,10 +499,7 @@ class _Cutter:
         return (self._last_host,) if self._last_host >= 0 else ()
 
     def _point(self, name: str, at_ns: int) -> int:
-        """Add a point in the device's time that other tasks can wait for.
-
-        It follows what was launched before; from ``finalize`` on, the device waits for messages.
-        """
+        """Add a point in the device's time, after what was launched, for others to wait for."""
         phase, after = self._step.phase(at_ns - 1), self._after_host()
         return self._add(TracedTask(name, phase, "device", 0, after, at_ns, at_ns, joint=True))
 
@@ -563,12 +545,6 @@ class _Cutter:
         self._messages.append(
             ReadyPoint(collective.elements, collective.dtype, ready, None, collective.record_id)
         )
-
-
-def _blocked(call: LaunchCall, copy: DeviceTask) -> bool:
-    """Return whether the call returned only when most of the copy was done."""
-    together = min(call.stop_ns, copy.stop_ns) - max(call.start_ns, copy.start_ns)
-    return together > 0.5 * (copy.stop_ns - copy.start_ns)
 
 
 def _short(name: str) -> str:

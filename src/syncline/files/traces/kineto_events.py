@@ -104,10 +104,7 @@ class KinetoEvents(NamedTuple):
 
 
 def read_events(path: str, *, progress: ReadProgress | None = None) -> KinetoEvents:
-    """Read a profiler trace, JSON, packed with gzip or not.
-
-    Linear in the file; holds the operators, calls and device tasks in a compact form, but neither
-    stacks nor Python functions nor flows.
+    """Read a profiler trace, JSON, packed with gzip or not. Linear in the file.
 
     Raises:
         FileError: the file cannot be read, is no profiler trace, or an event that is needed has a
@@ -249,7 +246,8 @@ class _Reader:
         payload = None
         if SHAPED.search(span[-1]):
             shapes = _shapes(arguments.get("Input Dims"))
-            types = _types(arguments.get("Input type"))
+            if isinstance(named := arguments.get("Input type"), list):
+                types = tuple(item if isinstance(item, str) else "" for item in named[:16])
             payload = _payload(where, span[-1], arguments)
         sequence = _whole(arguments.get("Sequence number"))
         record_id = _whole(arguments.get("Record function id"))
@@ -313,9 +311,3 @@ def _shapes(value: Any, *, within: bool = False) -> tuple[tuple[int, ...], ...]:
         elif all(type(size) is int and 0 <= size < 1 << 58 for size in item):
             shapes.append(tuple(item[:32]))
     return tuple(shapes)
-
-
-def _types(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(item if isinstance(item, str) else "" for item in value[:16])

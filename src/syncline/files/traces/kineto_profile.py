@@ -59,8 +59,7 @@ def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
     They are the gradient tensors if their sizes are known and add up to the messages, else the
-    messages. A gradient without a size gets the remainder of its message; if the message's size is
-    unknown, too, it is left out, with a note.
+    messages. A gradient without a size gets the remainder of its message, or is left out.
     """
     # A shape of "[]" may be a scalar's, or mean that there is no tensor.
     parameters = [
@@ -230,17 +229,13 @@ def make_profile(
     lane, to the median of what the steps spent there. Waiting for other workers is not scaled. A
     gradient whose reader is not known counts as needed by the first task of the forward pass, the
     only assumption that always holds. Above ``most_operations``, neighbouring launches are merged.
-
-    Raises:
-        UserError: the profile is not possible.
     """
     columns = list(zip(*(step.tasks for step in steps), strict=True))
     medians = [statistics.median(task.duration_ns for task in column) for column in columns]
     held_by = [statistics.mode(task.held_by for task in column) for column in columns]
     waited = [statistics.median(task.waited_ns for task in column) for column in columns]
-    longer = statistics.median(sum(t.waited_ns for t in s.tasks) for s in steps) / (
-        sum(waited) or 1
-    )
+    waited_ns = statistics.median(sum(t.waited_ns for t in step.tasks) for step in steps)
+    longer = waited_ns / (sum(waited) or 1)
     scale = _scales(steps, medians)
     tasks = [
         task._replace(
@@ -303,8 +298,7 @@ def _scales(
 def _with_waits(tasks: Sequence[TracedTask]) -> tuple[list[TracedTask], list[int]]:
     """Return the tasks with their unexplained waits as further tasks, and the new index of each.
 
-    A wait begins when its task could have begun; the task begins when the wait is over. A wait too
-    short to matter is added to the next one of its lane.
+    A wait too short to matter is added to the next one of its lane.
     """
     found: list[TracedTask] = []
     place: list[int] = []

@@ -70,7 +70,7 @@ class Outline(NamedTuple):
 
     @property
     def holds(self) -> Holds:
-        """What the trace holds of the step."""
+        """What is in the step."""
         if math.isfinite(self.backward_ns):
             return "backward"
         return "forward" if self.outermost else "device"
@@ -251,7 +251,8 @@ def _outermost(ops: Sequence[HostOp]) -> list[HostOp]:
 
 SUMS = re.compile(r"all_?reduce|reduce_?scatter", re.IGNORECASE)
 """Names of the collectives that sum over workers."""
-KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
+"""Kernels that exchange data with other workers."""
 GENERIC = re.compile(r"Kernel_Generic", re.IGNORECASE)
 """The kernel that runs every collective on ROCm; only what launched it says which one."""
 LAUNCHED_BY = re.compile(r"record_param_comms|(c10d::|nccl:)_?(all_?reduce|reduce_?scatter)")
@@ -315,8 +316,8 @@ def find_collectives(
     around = [op for op in step.all_ops() if LAUNCHED_BY.match(op.name)]
     for correlation, call in step.launches().items():
         if step.backward_ns <= call.start_ns < step.optimizer_ns:
-            kernels = (t for t in launched.get(correlation, ()) if KERNEL.search(t.name))
-            found.extend(filter(None, (_of_kernel(call, task, around) for task in kernels)))
+            ran = (t for t in launched.get(correlation, ()) if COLLECTIVE_KERNEL.search(t.name))
+            found.extend(filter(None, (_of_kernel(call, task, around) for task in ran)))
     if not found and not launched:
         found = _on_host(step)
     return sorted(found, key=lambda c: c.launch_ns)
@@ -343,12 +344,19 @@ def _of_kernel(
 def _collective(
     launch_ns: int, ran: DeviceTask | HostOp, launched_by: Sequence[HostOp]
 ) -> MeasuredCollective | None:
-    """Return a message, or None if it does not sum gradients.
+    """Return a message, or None if it does not hold gradients.
 
-    ``ran`` is the kernel, or the operator of the host that exchanged it. If it has no arguments,
-    those of the first of ``launched_by`` (the innermost first) that has some are taken.
+    ``ran`` is the kernel, or the operator of the host that exchanged it. Its arguments count, else
+    those of the first of ``launched_by`` (the innermost first) that has some.
     """
-    elements, dtype, group = _payload([ran, *launched_by])
+    elements = dtype = group = None
+    payloads = [each.payload for each in (ran, *launched_by) if each.payload is not None]
+    shaped = (each for each in (ran, *launched_by) if isinstance(each, HostOp) and each.shapes)
+    if payloads:
+        elements, dtype, group = payloads[0].elements, payloads[0].dtype, payloads[0].group_size
+    elif (told := next(shaped, None)) is not None:
+        elements = elements_of([shape for shape in told.shapes if shape])
+        dtype = next(filter(None, told.types), None)
     if dtype and not element_dtype(dtype):
         return None
     return MeasuredCollective(
@@ -361,20 +369,6 @@ def _collective(
         record_id=launched_by[0].record_id if launched_by else None,
         kernel=ran if isinstance(ran, DeviceTask) else None,
     )
-
-
-def _payload(
-    told_by: Sequence[DeviceTask | HostOp],
-) -> tuple[int | None, str | None, int | None]:
-    """Return elements, type as the trace calls it, and group size."""
-    for each in told_by:
-        if each.payload is not None:
-            return each.payload.elements, each.payload.dtype, each.payload.group_size
-    for each in told_by:
-        if isinstance(each, HostOp) and each.shapes:
-            elements = elements_of([shape for shape in each.shapes if shape])
-            return elements, next((t for t in each.types if t), None), None
-    return None, None, None
 
 
 def _on_host(step: Outline) -> list[MeasuredCollective]:
@@ -436,7 +430,7 @@ class ReadyPoint(NamedTuple):
 def message_parts(
     sizes: Sequence[int | None], messages: Sequence[int | None], launched: Sequence[int]
 ) -> list[list[int | None]] | None:
-    """Return the sizes of the gradients that each message holds, in order.
+    """Return the sizes of the gradients that each message holds, in order; None if they conflict.
 
     A message holds gradients that became ready one after another. Of those without a size, the last
     one gets what is left of the message; the others stay without.
@@ -445,9 +439,6 @@ def message_parts(
         sizes: elements of each gradient in ready order; None where they are not known.
         messages: elements of each message; None where they are not known.
         launched: how many gradients were ready when each message was launched.
-
-    Returns:
-        The sizes by message; None if the known ones contradict the messages.
     """
     parts: list[list[int | None]] = []
     first = 0
@@ -505,10 +496,7 @@ class StepTasks(NamedTuple):
 
     @property
     def measured_s(self) -> float:
-        """The period of the step, in seconds.
-
-        That of the host, or that of the device if the host never waits for it and runs ahead.
-        """
+        """The step's period: the host's, or the device's if the host never waits and runs ahead."""
         waits = any(task.resource == "host" and task.after for task in self.tasks)
         ahead = not waits and self.ended_ns > self.start_ns + self.duration_ns
         return (self.ended_ns - self.begun_ns if ahead else self.duration_ns) / NS_PER_S
