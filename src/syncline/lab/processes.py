@@ -72,8 +72,7 @@ class LocalProcess:
     def close(self, deadline_s: float) -> int:
         """Wait for the command until the deadline; then kill it and all that it has started.
 
-        The deadline is on the monotonic clock. Returns the exit code, or minus the number of the
-        signal that ended it.
+        Returns the exit code, or minus the number of the signal that ended it.
         """
         if self._popen.returncode is None:
             select.select([self], [], [], max(deadline_s - time.monotonic(), 0))
@@ -143,11 +142,8 @@ def ended_by_signals() -> Iterator[None]:
     """Let the first ending signal raise an exception here, and ignore further ones.
 
     So the code in this context ends its workers and removes its files, even if Ctrl-C is pressed
-    several times.
-
-    Raises:
-        KeyboardInterrupt: on SIGINT.
-        SystemExit: on the others, with the exit code that a shell reports.
+    several times. SIGINT raises a KeyboardInterrupt, the others a SystemExit with the code that a
+    shell reports.
     """
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -199,7 +195,8 @@ def run_folder() -> Iterator[Path]:
     try:
         yield path
     finally:
-        _remove(path)
+        # Workers that are being killed may still write files; the next start removes them.
+        shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 
@@ -221,14 +218,9 @@ def _remove_if_unused(path: Path) -> None:
         try:
             if os.fstat(lock).st_uid == os.getuid():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(path)
+                shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def _remove(path: Path) -> None:
-    # Workers that are being killed may still write files; the next start removes them.
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def _opened(path: Path) -> int:

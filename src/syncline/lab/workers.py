@@ -135,10 +135,8 @@ class _Started(NamedTuple):
 class WorkerGroup:
     """Worker processes, each with a rank; on exit all of them have ended.
 
-    Args:
-        folder: for their socket.
-        name: what a worker is called in errors.
-        hosts: by name, for launchers that start ranks on other hosts.
+    Their socket is in ``folder``, ``name`` is what a worker is called in errors, and ``hosts`` are
+    those on which a launcher may start ranks, by name.
     """
 
     def __init__(
@@ -239,15 +237,11 @@ class WorkerGroup:
         progress: Progress | None = None,
         ranks: int | None = None,
     ) -> list[Any]:
-        """Have all workers carry out an order at once; return their answers, by rank.
+        """Have all workers, or the first ``ranks``, carry out an order at once.
 
-        Args:
-            order: what to do.
-            kind: type of the answers.
-            timeout_s: how long to wait for all of them; None: as long as they live.
-            overdue: the error if it takes longer.
-            progress: called with what workers report on the way.
-            ranks: ask only the first of them; None: all.
+        Returns their answers, which are of type ``kind``, by rank. They may take ``timeout_s``;
+        later ``overdue`` is the error. None waits as long as they live. ``progress`` is called with
+        what workers report on the way.
 
         Raises:
             SynclineError: a worker failed; it has the class of the worker's error. Of several, the
@@ -329,10 +323,7 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
 
 
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
-    """Return the error to raise for the failed workers: the cause, with its consequences as notes.
-
-    ``name`` is what a worker is called; failures are by rank.
-    """
+    """Return the error of failed workers, by rank: the cause, with its consequences as notes."""
     cause, *others = sorted(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
     failure = failures[cause]
     if isinstance(failure, Failure) and failure.traceback is not None:
@@ -382,14 +373,10 @@ def _address(path: str) -> Iterator[str]:
 
 
 def serve(path: str, rank: int, kind: Any, act: Callable[[Any, Progress], object]) -> None:
-    """Carry out orders until the leading process closes the connection.
+    """Carry out orders, of type ``kind``, until the leading process closes its socket ``path``.
 
-    Args:
-        path: of the leading process's socket.
-        rank: of this worker.
-        kind: type of the orders.
-        act: carries out an order; its second argument reports progress to the leading process. An
-            error that it raises is the answer.
+    ``act`` carries out an order; its second argument reports progress to the leading process. An
+    error that it raises is the answer.
     """
     with _connected(path, Hello(rank)) as connection:
 

@@ -99,13 +99,8 @@ class Cluster(Value, frozen=True, kw_only=True):
     ) -> Self:
         """Return the cluster that quantities with units describe.
 
-        Args:
-            hosts: how many.
-            rate: of every link, such as ``"1gbit"``.
-            hosts_rate: rates of single hosts, such as ``"0:100mbit"``.
-            latency: such as ``"20us"``.
-            workers_per_host: how many workers of a job each host runs.
-            mtu_bytes: largest packet.
+        A ``rate`` is such as ``"1gbit"``, one of ``hosts_rate`` such as ``"0:100mbit"``, and a
+        ``latency`` such as ``"20us"``.
 
         Raises:
             UserError: a quantity does not parse, is out of range, or a host is named twice.

@@ -65,10 +65,8 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Send a signal to the command and all that it has started, as a terminal does."""
         if self.code is None:
-            try:
+            with contextlib.suppress(OSError):  # it has just ended, and says so itself
                 self._control.send(str(int(number)).encode())
-            except OSError:
-                return  # it has just ended, and says so itself
 
     def wait(self, timeout_s: float) -> int:
         """Wait for its end; return :attr:`code`.
@@ -89,8 +87,7 @@ class Process:
     def close(self, deadline_s: float = 0.0) -> int:
         """Wait for the command until the deadline; then kill it and all that it has started.
 
-        The deadline is on the monotonic clock. Returns :attr:`code`, or that of SIGKILL if it was
-        killed, now or before.
+        Returns :attr:`code`, or that of SIGKILL if it was killed, now or before.
         """
         if self.code is None and self.fileno() >= 0:
             with contextlib.suppress(PeerError):

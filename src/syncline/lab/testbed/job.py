@@ -82,10 +82,7 @@ Notice = Callable[[str], None]
 def worker_environment(
     cluster: Cluster, rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables that a worker gets in addition to those of this process.
-
-    ``environment`` is what the user has set; preferences in it are kept.
-    """
+    """Return variables for a worker; preferences in ``environment``, the user's, are kept."""
     each = cluster.workers_per_host
     place = place_variables(rank=rank, workers=cluster.workers, workers_per_host=each)
     meeting = {"MASTER_ADDR": cluster.address_of(0), "MASTER_PORT": str(PORT)}
@@ -138,12 +135,7 @@ class Job:
     def start(
         self, rank: int, host: Place, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
-        """Start a worker.
-
-        Raises:
-            UserError: the command cannot be run.
-            PeerError: the cluster has ended.
-        """
+        """Start a worker; raises as :meth:`Place.start` does."""
         pipes = [os.pipe(), os.pipe()]
         for error, (reading, _) in enumerate(pipes):
             stream = _Stream(rank, bool(error), Lines())
@@ -159,11 +151,7 @@ class Job:
         self._selector.register(process, selectors.EVENT_READ, rank)
 
     def wait(self, timeout_s: float | None) -> JobResult:
-        """Wait until all workers have ended; return how they did, without their output.
-
-        Raises:
-            PeerError: the cluster has ended.
-        """
+        """Wait until all workers have ended; return how they did, without their output."""
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self._running:
             self._step(give_up_s)

@@ -49,11 +49,7 @@ def setns(descriptor: int) -> None:
 def mount(
     source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None
 ) -> None:
-    """Mount a file system.
-
-    Raises:
-        OSError: the kernel refuses; it names the target.
-    """
+    """Mount a file system; the error of a refusal names the target."""
     words = [None if word is None else word.encode() for word in (source, target, kind, data)]
     _checked(_libc.mount(*words[:3], ctypes.c_ulong(flags), words[3]), target)
 
@@ -114,10 +110,9 @@ def require_tools() -> None:
 
 
 def refusal(what: str, number: int, reason: str, *, rootless: bool) -> str:
-    """Return the sentence that says why there is no cluster and what to do.
+    """Return why there is no cluster and what to do.
 
-    The kernel refused ``what``, in a user namespace if ``rootless``, with the error ``number``,
-    which is called ``reason``.
+    The kernel refused ``what``, in a user namespace if ``rootless``, with the error ``number``.
     """
     if not rootless:
         return (

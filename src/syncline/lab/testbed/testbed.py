@@ -38,10 +38,7 @@ def port_of(host: int) -> str:
 
 
 def switch_links(cluster: Cluster, namespaces: list[str]) -> Iterator[str]:
-    """Yield the lines for ``ip -batch`` on the switch.
-
-    ``namespaces`` are the paths of the hosts' network namespaces.
-    """
+    """Yield the lines for ``ip -batch`` on the switch; ``namespaces`` are the hosts' paths."""
     # Without snooping and spanning tree, links carry only what the job sends.
     yield f"link add {SWITCH} type bridge stp_state 0 mcast_snooping 0"
     yield f"link set dev {SWITCH} up"
@@ -61,10 +58,7 @@ def host_links(cluster: Cluster, host: int) -> Iterator[str]:
 
 
 def shaping(cluster: Cluster, host: int, device: str) -> Iterator[str]:
-    """Yield the lines for ``tc -batch`` that limit what leaves through one end of a host's link.
-
-    ``device`` is the host's own end, or the switch's.
-    """
+    """Yield the lines for ``tc -batch`` that limit what leaves through one end of a host's link."""
     rate = cluster.rate_of(host)
     if rate is not None:
         yield (
@@ -77,8 +71,7 @@ def _largest_packet(cluster: Cluster, host: int) -> str:
     """Return the setting that keeps the packets of segmentation offload within the bucket.
 
     The kernel hands over up to 64 KiB at once, as if a card cut them into frames. The token bucket
-    itself cuts packets larger than the bucket, which took three times the processor time: 8 hosts
-    on 2 cores reached 0.76 of a line of 1 Gbit/s, and reach 0.97 of it with smaller packets.
+    itself cuts packets larger than the bucket, which took three times the processor time.
     """
     rate = cluster.rate_of(host)
     if rate is None:
@@ -173,8 +166,7 @@ class Testbed:
 
         Args:
             command: and its arguments.
-            environment: variables besides those of this process; those that torchrun sets are
-                added.
+            environment: variables besides those of this process and those that torchrun sets.
             timeout_s: the job is stopped after this long; None lets it run.
             grace_s: see above.
             output: gets every line as it comes; by default output is kept for the result.
