@@ -17,11 +17,11 @@ from syncline.plan.profile import Norm
 from syncline.plan.run import Rate
 from syncline.plan.simulator.contention import Measured
 from syncline.train import experiments, trials
-from syncline.train.notebook import LogLine
 from syncline.train.policy import RECORDED_ITERATIONS, Policy
 from syncline.train.stages import (
     Deferring,
     Findings,
+    LogLine,
     Measurement,
     Probe,
     Settings,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -24,9 +24,8 @@ from syncline.plan.simulator.contention import Measured
 from syncline.train.engine.layout import needs_engine
 from syncline.train.forecasts import Forecasts
 from syncline.train.measure.statistics import compare, uninterrupted
-from syncline.train.notebook import Notebook
 from syncline.train.reads import Reads
-from syncline.train.stages import Measurement, Probe, Settings, Stage, Step
+from syncline.train.stages import Measurement, Notebook, Probe, Settings, Stage, Step
 
 REBUILT = 2
 """Warm-up iterations after a change of buckets: DDP makes the final ones after the first."""
@@ -82,11 +81,7 @@ Tried = Generator[Step, Measurement, Trial | None]
 class Experiments:
     """Runs measurements, each for as long as needed.
 
-    Args:
-        settings: what the user asked for.
-        single: the plan with one message, which needs no measurement.
-        reads: learns what the program reads.
-        notes: collects the findings.
+    ``single`` is the plan with one message, which needs no measurement.
     """
 
     def __init__(self, settings: Settings, single: Plan, reads: Reads, notes: Notebook) -> None:
@@ -135,10 +130,10 @@ class Experiments:
         self, stage: Stage, count: int, most: int, enough: Callable[[Measurement], bool]
     ) -> Found:
         """Train for ``count`` iterations of a stage, then up to ``most`` until ``enough`` holds."""
-        found = yield msgspec.structs.replace(stage, iterations=count)
+        found = yield replace(stage, iterations=count)
         while count < most and not enough(found) and not self._is_over(stage, found):
             more = min(max(count // 2, 2), most - count)
-            found = yield msgspec.structs.replace(stage, warmup=0, iterations=more, goes_on=True)
+            found = yield replace(stage, warmup=0, iterations=more, goes_on=True)
             count += more
         return found
 
@@ -236,12 +231,10 @@ class Experiments:
         count = stage.iterations
         while count < MOST_PROFILED[is_short] and not _is_even(found.passes_s):
             more = min(max(count // 2, 1 + 2 * is_short), MOST_PROFILED[is_short] - count)
-            found = yield msgspec.structs.replace(stage, warmup=0, iterations=more, goes_on=True)
+            found = yield replace(stage, warmup=0, iterations=more, goes_on=True)
             count += more
         assert found.profile is not None
-        return msgspec.structs.replace(
-            found.profile, norm=self.reads.norm, sharded=self.reads.deferring.sharded
-        )
+        return replace(found.profile, norm=self.reads.norm, sharded=self.reads.deferring.sharded)
 
     def mismatches(self, plan: Plan, found: Measurement) -> bool:
         """Report if DDP's reducer did not take a plan's messages; return whether it did not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -71,7 +71,7 @@ def forecast(
     )
     comparison = choice.comparison
     if asked is not None:
-        comparison = msgspec.structs.replace(
+        comparison = replace(
             comparison, chosen=asked.NAME, reason=f"{settings.planner} was asked for"
         )
     chosen = comparison.chosen

@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE, suggestion
@@ -29,9 +29,8 @@ from syncline.plan.simulator.contention import as_under_stock
 from syncline.train.experiments import Experiments, Steps, Trial, in_ms
 from syncline.train.forecasts import Forecasts
 from syncline.train.measure.statistics import compare
-from syncline.train.notebook import Notebook
 from syncline.train.reads import Reads
-from syncline.train.stages import Deferring, Findings, Settings, Stage
+from syncline.train.stages import Deferring, Findings, Notebook, Settings, Stage
 from syncline.train.trials import Known, Trials
 
 RECORDED_ITERATIONS = 3
@@ -47,7 +46,7 @@ class Policy:
     Args:
         settings: what the user asked for.
         single: the plan with one message, which needs no measurement.
-        deferring: whether updates can be deferred, as known before the first iteration.
+        deferring: as known before the first iteration.
         remembered: what an earlier start of the same training has found.
         resumed: the plan that a checkpoint says is to run, in a tuple.
     """
@@ -126,13 +125,13 @@ class Policy:
         plan = self.findings.plan
         reverts = self._settings.check and plan is not None
         stage = self._experiments.stage("steady", plan)
-        return msgspec.structs.replace(stage, baseline=self.findings.baseline if reverts else None)
+        return replace(stage, baseline=self.findings.baseline if reverts else None)
 
     def _record(self) -> Steps:
         """Record a few iterations under the final messages for the measured timeline."""
         plan = self.findings.plan
         stage = self._experiments.stage("recording", plan, RECORDED_ITERATIONS)
-        found = yield msgspec.structs.replace(stage, turns=("detailed",), record=True)
+        found = yield replace(stage, turns=("detailed",), record=True)
         if plan is not None and self._experiments.mismatches(plan, found):
             self._conclude("ddp", "DDP's reducer did not take the plan's messages as its buckets")
         elif not self._settings.check and self._reads.learn(found):
@@ -206,12 +205,12 @@ class Policy:
         )
         if known and change <= max(AS_REMEMBERED, noise):
             gain = "" if plan is None else f", {in_ms(then.baseline.iteration_s)} under stock DDP"
-            self.notes.findings = msgspec.structs.replace(then, reason=f"{figures}{gain}")
+            self.notes.findings = replace(then, reason=f"{figures}{gain}")
             self.notes.say(self.findings.reason)
             return
         if known and plan is not None and change <= CHANGED:
             self.notes.say(f"{figures}; comparing it with DDP again")
-            self.notes.findings = msgspec.structs.replace(then, plan=None)
+            self.notes.findings = replace(then, plan=None)
             yield from self._experiments.measure_baseline(
                 "comparing with DDP", rate.iteration_s, anew=False
             )
@@ -236,7 +235,7 @@ class Policy:
             stock = Baseline(
                 iteration_s=rate.iteration_s, noise_s=rate.noise_s, iterations=rate.iterations
             )
-            profile = msgspec.structs.replace(profile, baseline=stock)
+            profile = replace(profile, baseline=stock)
         plan = self._settings.ddp.plan(profile, network)
         own = Trial(plan, found, rate, None, found.slowdown_s(profile)).measured()
         under = as_under_stock(own, profile, network)
@@ -274,7 +273,7 @@ class Policy:
     def _with_norm(self) -> Known:
         """Add the norm that the program asks for to the profile."""
         assert self._known is not None
-        profile = msgspec.structs.replace(
+        profile = replace(
             self._known.profile, norm=self._reads.norm, sharded=self._reads.deferring.sharded
         )
         self._known = self._known._replace(profile=profile)
@@ -372,14 +371,14 @@ class Policy:
                 defers = self._reads.defers
                 lossy = suggestion(forecasts.profile, network, dense_s, defers=defers)
             expected = Findings(
-                comparison=msgspec.structs.replace(
+                comparison=replace(
                     comparison, chosen=running.planner, reason=reason, suggestion=lossy
                 ),
                 costs=forecasts.compressing if running.is_sparse else None,
                 predicted_baseline_s=forecasts.predicted_s(own.planner),
                 predicted_planned_s=forecasts.predicted_s(chosen.planner) if chosen else None,
             )
-        self.notes.findings = msgspec.structs.replace(
+        self.notes.findings = replace(
             expected,
             profile=self.findings.profile,
             network=network,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ LEAST_PROBE_S = 0.3
 
 @dataclass(slots=True, kw_only=True)
 class StageResult:
-    """What this rank measured in a stage."""
+    """What this rank measured in a stage; :class:`Measurement` is that of all ranks."""
 
     iteration_s: list[float] = field(default_factory=list)
     lean: list[SegmentTrace] = field(default_factory=list)
@@ -53,15 +53,11 @@ class StageResult:
     broadcast_s: list[float] = field(default_factory=list)
     """Seconds per iteration that DDP spent broadcasting buffers."""
     mismatch: str | None = None
-    """How the reducer's buckets differed from the plan, if they did."""
     read_early: str | None = None
-    """Why almost no communication overlapped forward passes, if so."""
     norm: Norm | None = None
-    """A norm of the gradients that every step asked for, if the plan does not exchange it."""
     drifted: bool = False
-    """Whether the ranks agree that computation or communication has changed for good."""
+    """On this the ranks agree already, as on ``slower``."""
     slower: bool = False
-    """Whether the ranks agree that iterations take longer than those of stock DDP did."""
 
 
 class RankMeasurements:
@@ -71,7 +67,6 @@ class RankMeasurements:
         self._job = job
         self.rank = dist.get_rank(job.group)
         self.workers = dist.get_world_size(job.group)
-        self.gradient_bytes = sum(p.nbytes for p in job.parameters.values())
 
     def measurement(
         self, stage: Stage, result: StageResult, settings: Settings, findings: Findings
@@ -83,8 +78,8 @@ class RankMeasurements:
                 sum(s.duration_ns for s in trace.segments if s.phase in COMPUTING) / NS_PER_S
                 for trace in result.lean or result.detailed
             ],
-            "computing": _typical(result.computing_s),
-            "active": _typical(result.active_s),
+            "computing": typical(result.computing_s) if result.computing_s else None,
+            "active": typical(result.active_s) if result.active_s else None,
             "broadcast_s": median(result.broadcast_s or [0.0]),
             "mismatch": result.mismatch,
             "read_early": result.read_early,
@@ -132,7 +127,8 @@ class RankMeasurements:
 
         Contention is guessed only if no iterations will show it.
         """
-        largest = min(max(self.gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
+        gradient_bytes = sum(p.nbytes for p in self._job.parameters.values())
+        largest = min(max(gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
         found = probe(
             self._job.group,
             device=self._job.device,
@@ -215,7 +211,3 @@ class RankMeasurements:
         if "error" in outcome:
             raise UserError(f"rank 0 could not plan: {outcome['error']}")
         return outcome["value"]
-
-
-def _typical(times_s: Sequence[float]) -> tuple[float, float] | None:
-    return typical(times_s) if times_s else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
+from msgspec.structs import replace
 
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm
@@ -97,7 +97,7 @@ class Reads:
         if plan.wait == "need" and self.defers:
             if self.deferring.sharded:
                 return plan.in_shards()
-            return msgspec.structs.replace(plan, sharded=False) if plan.sharded else plan
+            return replace(plan, sharded=False) if plan.sharded else plan
         if plan.wait == "update":
             return plan
         self.report_held_back(plan.planner)

@@ -8,8 +8,8 @@ from collections import deque
 from multiprocessing.util import Finalize
 from typing import NamedTuple
 
-import msgspec
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from syncline.plan.plan import Plan
 from syncline.plan.recipe import Rounded
@@ -223,7 +223,7 @@ class StageRunner:
             before, start = [*self._phases], self.tuning.iteration - iterations
             last = PhaseSpan(name=stage.name, start=start, iterations=0, seconds=0.0)
         iterations, took_s = iterations + last.iterations, took_s + last.seconds
-        last = msgspec.structs.replace(last, iterations=iterations, seconds=took_s)
+        last = replace(last, iterations=iterations, seconds=took_s)
         self._phases = (*before, last)
 
     def _enter(self, stage: Stage) -> None:

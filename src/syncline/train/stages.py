@@ -1,13 +1,17 @@
 """Stages of training, the measurements of all ranks in one, and the findings so far.
 
-Frozen values without torch: rank 0 sends them to the others as JSON.
+Frozen values without torch: rank 0 sends them to the others as JSON. Only the notebook of the
+findings changes, on rank 0.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from syncline.plan.document import Value
 from syncline.plan.network import Network
@@ -230,3 +234,32 @@ class Findings(Value, frozen=True, kw_only=True):
         if self.comparison is None or self.profile is None or self.network is None or plan is None:
             return None
         return predict(self.profile, self.costs or self.network, plan).timeline
+
+
+class LogLine(NamedTuple):
+    """A line to log."""
+
+    text: str
+    level: int
+    is_for_users: bool = False
+    """Whether users who have not configured logging are to see it, too."""
+
+
+class Notebook:
+    """The latest findings, and lines to log, which are removed by the caller that logs them."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
+        self.log_lines: list[LogLine] = []
+
+    def find(self, **found: object) -> None:
+        """Note findings, by name."""
+        self.findings = replace(self.findings, **found)
+
+    def say(self, text: str, level: int = logging.INFO) -> None:
+        """Report something."""
+        self.log_lines.append(LogLine(text, level))
+
+    def announce(self, text: str, level: int = logging.INFO) -> None:
+        """Report something, also to users who have not configured logging."""
+        self.log_lines.append(LogLine(text, level, is_for_users=True))

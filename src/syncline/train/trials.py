@@ -9,7 +9,7 @@ import math
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
@@ -82,8 +82,8 @@ class Trials:
         stock = profile.baseline
         if stock is not None and self._settings.check:
             noise_s = min(stock.noise_s, LEAST_GAIN * stock.iteration_s / CONFIDENCE)
-            stock = msgspec.structs.replace(stock, noise_s=noise_s)
-            profile = msgspec.structs.replace(profile, baseline=stock)
+            stock = replace(stock, noise_s=noise_s)
+            profile = replace(profile, baseline=stock)
         return forecast(profile, network, self._settings, measured, defers=self._reads.defers)
 
     def report_held_back(self, expected: Forecasts) -> None:
@@ -251,14 +251,14 @@ def _contended(network: Network, share: float) -> Network:
     def part(found: Contention | None) -> Contention | None:
         if found is None:
             return None
-        return msgspec.structs.replace(
+        return replace(
             found,
             computing=1 + (found.computing - 1) * share,
             exchange=1 + (found.exchange - 1) * share,
             per_message_s=found.per_message_s * share,
         )
 
-    return msgspec.structs.replace(
+    return replace(
         network,
         contention=part(network.contention),
         contention_by_need=part(network.contention_by_need),

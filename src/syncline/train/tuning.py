@@ -23,10 +23,9 @@ from syncline.train.experiments import Steps
 from syncline.train.log import announce, logger
 from syncline.train.measure.statistics import median
 from syncline.train.memory import Memory
-from syncline.train.notebook import LogLine
 from syncline.train.policy import Policy
 from syncline.train.rank_measurements import RankMeasurements, StageResult
-from syncline.train.stages import Findings, Measurement, Settings, Stage, Step
+from syncline.train.stages import Findings, LogLine, Measurement, Settings, Stage, Step
 from syncline.train.wrapped import Wrapped
 
 
@@ -42,10 +41,7 @@ class _Answer(msgspec.Struct):
 class Tuning:
     """Holds the findings and decisions so far, and returns the next stage of training.
 
-    Args:
-        job: the wrapped module.
-        settings: what the user asked for.
-        memory: where rank 0 saves its findings; None for nowhere.
+    Rank 0 saves its findings in ``memory``; None for nowhere.
     """
 
     def __init__(self, job: Wrapped, settings: Settings, memory: Memory | None = None) -> None:
@@ -162,8 +158,7 @@ class Tuning:
             return
         found = self.findings
         rate = found.planned if found.plan is not None else found.baseline
-        if rate is None:
-            usual_ns = median(t.iteration_ns for t in timelines)
-        else:
+        usual_ns = median(t.iteration_ns for t in timelines)
+        if rate is not None:
             usual_ns = rate.iteration_s * NS_PER_S
         self.measured_timeline = min(timelines, key=lambda t: abs(t.iteration_ns - usual_ns))
