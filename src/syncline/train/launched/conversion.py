@@ -28,6 +28,8 @@ from syncline.train.launched.request import Request
 if TYPE_CHECKING:
     from syncline.train.launched.observation import Observation
 
+LIGHTNING = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
+
 
 @functools.cache
 def prepare() -> None:
@@ -85,7 +87,6 @@ class _Conversion:
         """Convert a wrapper to ours; if that is impossible, warn on rank 0 with the reason."""
         # Imported here, so that processes that train nothing need not wait for it.
         from syncline.train.ddp import DistributedDataParallel
-        from syncline.train.launched.lightning import follow_lightning
         from syncline.train.log import warn
 
         asked = self._request
@@ -93,7 +94,9 @@ class _Conversion:
             return False  # only one model is observed
         try:
             if asked.advises:
-                self._begin_to_observe(wrapper)
+                from syncline.train.launched.observation import Observation
+
+                self._observation, self._observed = Observation(wrapper, asked), wrapper
             else:
                 DistributedDataParallel.convert(
                     wrapper,
@@ -107,15 +110,10 @@ class _Conversion:
             warn(f"this model was not converted: {error}")
             return False
         self._converted += 1
-        follow_lightning()
+        _follow_lightning()
         if asked.report is not None and dist.get_rank() == 0:
             self._reported.append(wrapper)
         return True
-
-    def _begin_to_observe(self, wrapper: TorchDDP) -> None:
-        from syncline.train.launched.observation import Observation
-
-        self._observation, self._observed = Observation(wrapper, self._request), wrapper
 
     @disable_dynamo
     def _observe(self) -> None:
@@ -138,3 +136,33 @@ class _Conversion:
                 "was changed",
                 file=sys.stderr,
             )
+
+
+@functools.cache
+def _follow_lightning() -> None:
+    """Make Lightning's strategies, if loaded, notify our wrapper of backward passes; idempotent.
+
+    With manual optimization, Lightning prepares torch's reducer itself before each of them.
+    """
+    for name in LIGHTNING:
+        if name in sys.modules:
+            _follow(sys.modules[name].DDPStrategy)
+
+
+def _follow(strategy_class: Any) -> None:
+    from syncline.train.ddp import DistributedDataParallel
+
+    own = strategy_class.pre_backward
+
+    @functools.wraps(own)
+    def pre_backward(strategy: Any, closure_loss: Any) -> None:
+        own(strategy, closure_loss)
+        model = strategy.model
+        if (
+            isinstance(model, DistributedDataParallel)
+            and model.require_backward_grad_sync
+            and not strategy.lightning_module.automatic_optimization
+        ):
+            model.expect_backward(closure_loss)
+
+    strategy_class.pre_backward = pre_backward
