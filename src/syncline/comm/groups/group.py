@@ -99,12 +99,10 @@ class Pending:
         return self.done or (self._group is not None and self._group.failed)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Return once the result is in place.
+        """Return once the result is in place, within ``timeout_s``; None: the group's timeout.
 
-        Args:
-            timeout_s: how long at most; None: the group's own timeout. After a shorter time the
-                collective stays in flight, and may be waited for again; after that time or longer
-                the rank gives up, which ends the group on all ranks.
+        After a shorter time the collective stays in flight, and may be waited for again. After the
+        group's timeout the rank gives up, which ends the group on all ranks.
 
         Raises:
             PeerError: a rank has ended, or did not take part in time.
@@ -132,8 +130,7 @@ class Group:
 
     Args:
         store: where all ranks look for each other.
-        rank: this rank.
-        ranks: how many there are.
+        rank: this rank, of ``ranks``.
         name: of the group, the same on all its ranks. An earlier group may have had it.
         timeout_s: deadline for meeting, and for every wait that is not given its own.
         transport: how ranks are joined; see :data:`Transport`.
@@ -380,16 +377,11 @@ class Group:
     def send(
         self, given: Elements, *, peer: int, tag: int = 0, part_of: Parted | None = None
     ) -> Pending:
-        """Send elements to one rank.
+        """Send elements to the rank ``peer``.
 
-        Messages with one tag arrive in the order in which they are sent.
-
-        Args:
-            given: the elements.
-            peer: to whom.
-            tag: the receiver must ask for the same, from 0 to 2**32 - 1.
-            part_of: the collective of which this is a part; the receiver must give the same. The
-                tag is ignored then.
+        Messages with one tag, from 0 to 2**32 - 1, arrive in the order in which they are sent. The
+        receiver must ask for the same tag or, where the message is ``part_of`` a collective, for
+        the same collective; the tag is ignored then.
         """
         return self._message(self._native.send, given, peer, tag, part_of)
 
@@ -473,10 +465,9 @@ class Group:
     def _prepared(
         self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
     ) -> PreparedCall:
-        """Prepare a call and keep it in ``_calls``.
+        """Prepare a call, of which this rank gets the part ``result``, and keep it in ``_calls``.
 
-        The key is collective, count, dtype, choice or None, and reduction, then further arguments.
-        The result is the part of the vector that this rank gets.
+        The key begins with collective, count, dtype, choice or None, and reduction.
         """
         collective, count, dtype, choice, reduction = key[:5]
         self._require_rank(root)
@@ -532,9 +523,9 @@ class Group:
         other: object = None,
         output: int = 0,
     ) -> Pending:
-        """Begin a program that reads at the address ``given`` and writes at ``work``.
+        """Begin a program that reads at one address and writes at another, of these two owners.
 
-        Both owners keep their memory alive. The result goes to the address ``output``, if not 0.
+        The result goes to the address ``output``, if not 0.
         """
         try:
             native = call.start(given, work, output, blocking)
@@ -613,9 +604,8 @@ def leaving(owner: object, leave: Callable[..., None], *arguments: object) -> Fi
     """Call ``leave`` once: when asked to, when its owner is collected, or when the process ends.
 
     At the end of the process it runs after the exchanges have been finished, also in a child of
-    ``multiprocessing``. A ``weakref.finalize`` would do nothing by then: Python runs those at exit
-    before the finalizers of ``multiprocessing``, and none afterwards. A fork does not call it. The
-    arguments must not refer to the owner.
+    ``multiprocessing``, when Python runs no ``weakref.finalize`` any more. A fork does not call it.
+    The arguments must not refer to the owner.
     """
     return Finalize(owner, leave, arguments, exitpriority=LEAVING)
 
@@ -634,11 +624,9 @@ def _leave(
 
 
 def _most_descriptors(near: int, remote: int, by_ucx: bool) -> int:
-    """Return how many descriptors a rank needs while it joins, with some to spare.
-
-    For each peer on its host: a connection, a process, a segment and an event. For each on another
-    host: a connection, which for a moment is open twice.
-    """
+    """Return how many descriptors a rank needs while it joins, with some to spare."""
+    # For each peer on its host: a connection, a process, a segment and an event. For each on
+    # another host: a connection, which for a moment is open twice.
     return 4 * near + 2 * remote + (UCX_DESCRIPTORS if by_ucx else 0) + SPARE_DESCRIPTORS
 
 

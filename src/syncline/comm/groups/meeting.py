@@ -9,8 +9,7 @@ without sending it:
 4. answerer: that it accepts it, on one host with its memory
 
 Whoever connects is ignored until it has proved that it is a rank. On one host both sides first ask
-the kernel for the other's user, which must be their own; another user's connection is closed at
-once.
+the kernel for the other's user, which must be their own.
 """
 
 from __future__ import annotations

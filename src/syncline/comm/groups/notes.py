@@ -45,11 +45,7 @@ class WatchedStore:
         return self._store.set(key, value)
 
     def check(self, keys: list[str], /) -> bool:
-        """Return whether all these notes are there.
-
-        Raises:
-            PeerError: they are not, and a rank has ended.
-        """
+        """Return whether all these notes are there; if not, raise PeerError if a rank has ended."""
         there = self._store.check(keys)
         if not there:
             self._require_present()

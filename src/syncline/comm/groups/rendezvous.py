@@ -215,10 +215,9 @@ class Rendezvous:
         return None
 
     def _listens(self, call: _Invitation, own: _Answer, prefix: str, before: bool) -> bool:
-        """Return whether the process that has called still listens, if that can be seen.
+        """Return whether the process that has called listens; raise PeerError if only before.
 
-        Raises:
-            PeerError: it did, but no longer does. (If it never did, the call is an old one.)
+        If it never did, the call is an old one.
         """
         if call.card is None or own.card is None or call.card.host != own.card.host:
             return False
@@ -279,9 +278,8 @@ MEETING_DESCRIPTORS = 2
 class Reception:
     """Where ranks of one host meet this one and exchange memory.
 
-    It is verified that a rank is on this host: its memory comes through a Unix socket, which does
-    not leave a host, and the kernel attests its process and user. The deadline is on the monotonic
-    clock, in seconds.
+    A Unix socket does not leave a host, and the kernel attests the process and user of a rank. The
+    deadline is on the monotonic clock, in seconds.
 
     Raises:
         PeerError: on construction, if a rank does not join.

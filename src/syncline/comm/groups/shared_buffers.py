@@ -30,8 +30,8 @@ class SharedBuffer:
     """Memory of this rank that the other ranks of its host read without a copy.
 
     Every rank of the group has one of the same size, with contents of its own. It is filled through
-    :attr:`memory` or :attr:`address`, and given to collectives as :meth:`elements`, all of it or
-    part of it. Close it once the collectives that use it are done.
+    :attr:`memory` or :attr:`address`, and given to collectives as :meth:`elements`. Close it once
+    the collectives that use it are done.
     """
 
     def __init__(self, memory: _native.SharedMemory, forget: Callable[[], None]) -> None:
@@ -49,12 +49,7 @@ class SharedBuffer:
         return memoryview(self._bytes).cast("B")
 
     def elements(self, dtype: str, count: int | None = None, *, start: int = 0) -> Elements:
-        """Return elements in it, for collectives.
-
-        Args:
-            dtype: such as ``"float32"``.
-            count: how many; None: as many as there are.
-            start: the number of the first.
+        """Return ``count`` elements, or all, from the number ``start`` on, for collectives.
 
         Raises:
             UserError: the dtype is unknown, or there are fewer elements.

@@ -70,9 +70,8 @@ def connect(
     """Connect to ranks of other hosts; both ends of each connection prove that they are ranks.
 
     Args:
-        notes: of the group.
+        notes: of the group, as its ``secret``.
         names: the name of each rank's host, for errors.
-        secret: of the group.
         boot: the identity of this machine since it was started.
         others: the ranks, in order.
         interface: where this rank listens; None: that of Gloo's variable, else all.
