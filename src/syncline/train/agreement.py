@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.errors import MismatchError, PeerError, UserError
+from syncline.errors import MismatchError, UserError
 from syncline.plan.document import Document
 from syncline.torch_entry import untried
 from syncline.torch_private import device_types, ignored_by_ddp
-from syncline.train.measure.exchange import describe_error, gather_json
+from syncline.train.measure.exchange import gather_json, gathered
 from syncline.train.overlap.deferred_optimizer import DeferredOptimizer
 from syncline.train.stages import Settings
 
@@ -35,12 +35,7 @@ def require_same_training(
 
     Without a process group nothing is compared: torch's constructor reports that. ``arguments`` are
     those of torch's class. ``refused`` is this rank's own error, if any; it is raised once the
-    other ranks know of it.
-
-    Raises:
-        MismatchError: on all ranks, if one differs; it names the rank and the first difference.
-        UserError: ``refused``.
-        PeerError: a rank did not take part within the group's timeout.
+    other ranks know of it. Otherwise raises as :func:`require_same`.
     """
     group = _group_of(arguments)
     if group is not None:
@@ -96,15 +91,10 @@ def require_same_ranks(
 def require_same(
     items: Mapping[str, str], group: dist.ProcessGroup, device: torch.device, *, advice: str
 ) -> None:
-    """Raise on all ranks if any rank's items differ.
+    """Raise on all ranks if any rank's items differ; all ranks of the group must call.
 
-    One collective of 32 bytes; the items themselves are sent only if they differ.
-
-    Args:
-        items: ordered descriptions of this rank's things, by names such as ``"parameter 3"``.
-        group: the ranks to compare; all of them must call.
-        device: where the backend takes its tensors from.
-        advice: what the user should do, for the error message.
+    One collective of 32 bytes; the items themselves are sent only if they differ. They are ordered
+    descriptions by names such as ``"parameter 3"``. ``advice`` tells the user what to do.
 
     Raises:
         MismatchError: names a rank that differs from most, and the first difference.
@@ -113,14 +103,7 @@ def require_same(
     text = "\0".join(itertools.chain.from_iterable(items.items()))
     own_digest = bytearray(hashlib.sha256(text.encode()).digest())
     own = torch.frombuffer(own_digest, dtype=torch.uint8).to(device)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    try:
-        dist.all_gather(everyone, own, group=group)
-    except RuntimeError as error:
-        raise PeerError(
-            f"rank {dist.get_rank()} lost a peer while the ranks compared what they were given: "
-            f"{describe_error(error)}; see the other ranks' output"
-        ) from error
+    everyone = gathered(own, group, " while the ranks compared what they were given")
     digests = [bytes(other.tolist()) for other in everyone]
     if len(set(digests)) == 1:
         return

@@ -19,22 +19,19 @@ from syncline.train.measure.keepalive import keepalive
 
 
 def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
-    """Return every rank's ``value`` on every rank, in rank order.
+    """Return every rank's ``value``, which JSON can hold, on every rank, in rank order.
 
-    Args:
-        value: anything that JSON can hold.
-        group: the process group; all its ranks must call.
-        device: of the tensors that the backend exchanges.
+    All ranks of the group must call. ``device`` is that of the tensors that the backend exchanges.
 
     Raises:
         PeerError: another rank failed or did not answer within the group's timeout.
     """
     text = bytearray(msgspec.json.encode(value))
     own_size = torch.tensor([len(text)], dtype=torch.int64, device=device)
-    sizes = [int(size) for size in _gathered(own_size, group)]
+    sizes = [int(size) for size in gathered(own_size, group)]
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(text)] = torch.frombuffer(text, dtype=torch.uint8)
-    texts = _gathered(padded.to(device), group)
+    texts = gathered(padded.to(device), group)
     return [
         msgspec.json.decode(bytes(text[:size].tolist()))
         for text, size in zip(texts, sizes, strict=True)
@@ -49,7 +46,7 @@ def gather_numbers(
     All ranks must give equally many.
     """
     own = torch.tensor(values, dtype=torch.float64, device=device)
-    return [numbers.tolist() for numbers in _gathered(own, group)]
+    return [numbers.tolist() for numbers in gathered(own, group)]
 
 
 def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -68,20 +65,26 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
     return value if is_source else msgspec.json.decode(bytes(data.cpu().tolist()))
 
 
+def gathered(own: torch.Tensor, group: dist.ProcessGroup, doing: str = "") -> list[torch.Tensor]:
+    """Return every rank's tensor, of one shape on all ranks, on the CPU.
+
+    ``doing`` says for the error when a peer was lost, such as ``" while ranks met"``.
+    """
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    with _naming_the_rank(group, doing):
+        dist.all_gather([keepalive(each) for each in everyone], keepalive(own), group=group)
+        return [each.cpu() for each in everyone]
+
+
 @contextmanager
-def _naming_the_rank(group: dist.ProcessGroup) -> Iterator[None]:
+def _naming_the_rank(group: dist.ProcessGroup, doing: str = "") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerError(f"rank {dist.get_rank(group)} lost a peer: {error}") from error
-
-
-def _gathered(own: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Return every rank's tensor, of one shape on all ranks, on the CPU."""
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    with _naming_the_rank(group):
-        dist.all_gather([keepalive(each) for each in everyone], keepalive(own), group=group)
-        return [each.cpu() for each in everyone]
+        raise PeerError(
+            f"rank {dist.get_rank(group)} lost a peer{doing}: {describe_error(error)}; see the "
+            "other ranks' output"
+        ) from error
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
