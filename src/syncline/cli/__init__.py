@@ -12,11 +12,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit with 0 only on success, 2 for the user's mistake.
-
-    Args:
-        arguments: None takes those of this process, and Ctrl-C with them.
-    """
+    """Run the command line, of this process by default; exit with 0 only on success."""
     if arguments is None:
         signal.signal(signal.SIGINT, _stop)
     # Imported after the line above, without which Ctrl-C would end an import with a traceback.

@@ -15,8 +15,7 @@ from syncline.files.report.advice import advice, print_advice
 
 
 @click.command(
-    epilog=NETWORK_HELP,
-    context_settings={"allow_interspersed_args": False, "show_default": True},
+    epilog=NETWORK_HELP, context_settings={"allow_interspersed_args": False, "show_default": True}
 )
 @click.option("-o", "--output", default="runs/advice", help="Folder for what was measured.")
 @click.option("--seconds", default=60.0, help="Observe for so long at most.")

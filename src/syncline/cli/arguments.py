@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -27,11 +28,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def profile_argument(path: str) -> Trace:
-    """Return a trace, or a file of a profile as a trace that holds nothing else.
-
-    Raises:
-        FileError: the file is missing, broken, or of no known format.
-    """
+    """Return a trace, or a file of a profile as a trace that holds nothing else."""
     form = detect(path)
     if form.name == "json":
         profile = Profile.load(path)
@@ -87,11 +84,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 
 
 def show(
-    document: D,
-    print_table: Callable[[Console, D], None],
-    report: str | None,
-    *,
-    as_json: bool,
+    document: D, print_table: Callable[[Console, D], None], report: str | None, *, as_json: bool
 ) -> None:
     """Print a measurement as JSON or as a table, and where its report is."""
     if as_json:
@@ -110,8 +103,6 @@ clip_option = click.option(
     is_flag=True,
     help="Every step clips the norm of all gradients, so every update waits for it.",
 )
-
-
 shard_option = click.option(
     "--shard",
     is_flag=True,
@@ -120,11 +111,7 @@ shard_option = click.option(
 
 
 def require_shardable(profile: Profile, density: float | None) -> None:
-    """Refuse sharded updates from gradients of which only a part is exchanged.
-
-    Raises:
-        UserError: updates are sharded, and only a share of the elements is sent.
-    """
+    """Refuse sharded updates from gradients of which only a part is exchanged."""
     if profile.sharded and density is not None:
         raise UserError(
             "--shard updates shares from whole gradients; leave --shard out, or --density and "
@@ -149,3 +136,41 @@ def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float)
         f"\npredicted: {terminal.plain(name)} {units.duration(iteration_s)} an iteration, DDP's "
         f"default buckets {units.duration(ddp_s)}: {ddp_s / iteration_s:.2f} times as fast"
     )
+
+
+class GroupedCommand(click.Command):
+    """A command whose ``--help`` shows everyday options, and ``--help-all`` all of them.
+
+    ``groups`` gives the other parameters by the name of their group; ``details`` follows the epilog
+    where all options are shown.
+    """
+
+    def __init__(
+        self, *, groups: Mapping[str, Sequence[str]], details: str = "", **others: Any
+    ) -> None:
+        super().__init__(**others)
+        self._groups, self._details, self._shown = groups, details, ["Options"]
+        shows_all = click.help_option(
+            "--help-all", callback=self._show_all, help="Show all options."
+        )
+        shows_all(self)
+
+    def _show_all(self, context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+        if is_asked and not context.resilient_parsing:
+            whole = copy.copy(self)
+            whole._shown = ["Options", *self._groups]
+            whole.epilog = f"{self.epilog}\n\n{self._details}"
+            click.echo(whole.get_help(context))
+            context.exit()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of the groups that are shown."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        rows = {str(each.name): each.get_help_record(ctx) for each in options}
+        groups = {
+            title: [rows.pop(name) for name in names] for title, names in self._groups.items()
+        }
+        for title, found in {"Options": rows.values(), **groups}.items():
+            if title in self._shown:
+                with formatter.section(title):
+                    formatter.write_dl([row for row in found if row is not None])

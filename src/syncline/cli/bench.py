@@ -41,10 +41,7 @@ def bench() -> None:
 
 @bench.command(epilog=EPILOG)
 @click.option(
-    "--collective",
-    default="all-reduce",
-    metavar="NAME",
-    help=f"One of {', '.join(PROGRAMS)}.",
+    "--collective", default="all-reduce", metavar="NAME", help=f"One of {', '.join(PROGRAMS)}."
 )
 @click.option(
     "--sizes",
@@ -86,12 +83,15 @@ def collectives(
 ) -> None:
     """Measure collectives: ours, Gloo's and MPI's, interleaved."""
     where = place_of(place, hosts, rate)
+    names = tuple(name.strip() for name in contestants.split(","))
+    if names == ("all",) and collective in PROGRAMS:
+        names = all_contestants(collective)
     request = BenchmarkRequest(
         collective=collective,
         sizes_bytes=parse_sizes(sizes),
         workers=worker_counts(workers, where, WORKERS),
         place=where,
-        contestants=_contestants(collective, contestants),
+        contestants=names,
         pythons=dict(map(_mpi, mpis)),
         **limits,
     )
@@ -102,13 +102,6 @@ def collectives(
     if report is not None:
         save_report(benchmark, Path(report))
     show(benchmark, print_benchmark, report, as_json=as_json)
-
-
-def _contestants(collective: Collective, text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if names == ("all",) and collective in PROGRAMS:
-        return all_contestants(collective)
-    return names
 
 
 def _mpi(text: str) -> tuple[str, Path]:

@@ -60,10 +60,6 @@ def network_argument(
     """Return the network that a text names, as ``network.txt`` says.
 
     ``workers`` and ``algorithm``, which may be a short name, replace its own where they are given.
-
-    Raises:
-        UserError: the text is in none of the five forms, or the change is impossible.
-        FileError: the file is broken.
     """
     name = None if algorithm is None else algorithm_named(algorithm)
     return _read(text).with_(workers=workers, algorithm=name)
@@ -76,22 +72,13 @@ def states_workers(text: str) -> bool:
 
 
 def algorithm_named(name: str) -> str:
-    """Return the full name of an algorithm, which may be given by its short name.
-
-    Raises:
-        UserError: there is no such algorithm.
-    """
+    """Return the full name of an algorithm, which may be given by its short name."""
     require_known("all-reduce algorithm", name, EXCHANGES, also=ALGORITHM_ALIASES)
     return ALGORITHM_ALIASES.get(name, name)
 
 
 def density_of(text: str) -> float:
-    """Return the share of the elements that is sent.
-
-    Raises:
-        UserError: it is not above 0 and at most 1.
-        ValueError: the text is not a number.
-    """
+    """Return the share of the elements that is sent; a ValueError if it is no number."""
     density = float(text)
     if not 0 < density <= 1:  # nan, too
         raise UserError(f"a density must be above 0 and at most 1, found {text}")
@@ -136,9 +123,7 @@ def _read(text: str) -> Network:
 
 
 def _points(text: str) -> Network:
-    readers: dict[str, Callable[[str], Any]]
-    readers = {"points": str, "workers": _count, "algorithm": algorithm_named, **BESIDE}
-    values = _values(text, POINTS_FORM, readers)
+    values = _values(text, POINTS_FORM, {"points": str})
     if "points" not in values or "workers" not in values:
         raise UserError(
             f"network {text!r}: both points= and workers= are needed: a file of points does not "
@@ -167,9 +152,6 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
     and so are the lines that a launcher prints before such a comment. Otherwise a first line of
     words is a header, whose second must name seconds: a column of microseconds would be off by a
     million.
-
-    Raises:
-        FileError: the file cannot be read, or a line is something else.
     """
     try:
         lines = read_bytes(path, most_bytes=MOST_POINTS_BYTES).decode("utf-8-sig").splitlines()
@@ -234,21 +216,11 @@ def _with_beside(network: Network, values: dict[str, Any]) -> Network:
 
 
 def _line(text: str) -> Network:
-    readers = {
-        "a": _number,
-        "b": _number,
-        "workers": _number,
-        "algorithm": algorithm_named,
-        **BESIDE,
-    }
-    values = _values(text, LINE_FORM, readers)
+    values = _values(text, LINE_FORM, {"a": _number, "b": _number})
     if "a" not in values or "b" not in values:
         raise UserError(f"network {text!r}: both a= and b= are needed")
-    workers = values.get("workers", float(WORKERS))
-    if not workers.is_integer():
-        raise UserError(f"network {text!r}: workers must be a whole number")
     line = Network.line(
-        workers=int(workers),
+        workers=values.get("workers", WORKERS),
         a_s=values["a"],
         b_s_per_byte=values["b"],
         name=text,
@@ -264,8 +236,6 @@ def _link(text: str) -> Network:
         {
             "bandwidth": parse_bandwidth,
             "latency": parse_duration,
-            "workers": _count,
-            "algorithm": algorithm_named,
             "density": density_of,
             "hosts": _topology,
             "inside-bandwidth": parse_bandwidth,
@@ -274,7 +244,6 @@ def _link(text: str) -> Network:
             "servers-on": _place,
             "staging": parse_bandwidth,
             "switch": parse_bandwidth,
-            **BESIDE,
         },
     )
     if "bandwidth" not in values:
@@ -326,7 +295,16 @@ def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | N
 
 
 def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """Read ``key=value`` pairs, each key at most once; ``form`` is what errors say is expected."""
+    """Read ``key=value`` pairs, each key at most once; ``form`` is what errors say is expected.
+
+    ``readers`` are those besides what every network may state.
+    """
+    readers = readers | {
+        "workers": _count,
+        "algorithm": algorithm_named,
+        "jobs": _count,
+        "contention": _number,
+    }
     values: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -364,7 +342,3 @@ def _place(text: str) -> bool:
     if text not in ("own", "workers"):
         raise ValueError
     return text == "workers"
-
-
-BESIDE: dict[str, Callable[[str], Any]] = {"jobs": _count, "contention": _number}
-"""Properties of any network besides the cost of a message."""

@@ -27,11 +27,7 @@ class OutputError(SynclineError):
 
 
 class _Output(io.FileIO):
-    """The file of standard output.
-
-    click and rich each treat an ``OSError`` in a way of their own, and both end silently if the
-    reader of a pipe has gone.
-    """
+    """The file of standard output; click and rich end silently if a pipe's reader has gone."""
 
     def write(self, data: object, /) -> int | None:  # type: ignore[override]
         try:
@@ -80,10 +76,7 @@ def checked_output() -> Iterator[None]:
 
 
 def _open_standard_descriptors() -> None:
-    """Open standard input and error if the caller has closed them.
-
-    Otherwise a file of ours would take their place, and workers would write to it.
-    """
+    """Open standard input and error if closed: a file of ours would take their place."""
     for descriptor in (0, 2):
         try:
             os.fstat(descriptor)

@@ -40,11 +40,7 @@ cluster_options = with_options(
 def place_of(
     place: Local | None, hosts: int | None, rate: str | None, workers_per_host: int | None = None
 ) -> Local | Cluster:
-    """Return where to measure.
-
-    Raises:
-        UserError: options contradict each other, or no such cluster can be emulated.
-    """
+    """Return where to measure, if the options do not contradict each other."""
     if hosts is None:
         for option, value in (("--rate", rate), ("--workers-per-host", workers_per_host)):
             if value is not None:
@@ -59,11 +55,7 @@ def place_of(
 def worker_counts(
     text: str | None, place: Local | Cluster, usual: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return how many workers take part: as asked, else all of a cluster, or the usual counts.
-
-    Raises:
-        UserError: the text is not a list of counts.
-    """
+    """Return how many workers take part: as asked, else all of a cluster, or the usual counts."""
     if text is not None:
         return parse_workers(text)
     return (place.workers,) if isinstance(place, Cluster) else usual

@@ -126,11 +126,7 @@ def replay(
 
 
 def _network(text: str, workers: int) -> Network:
-    """Return a network carried over to the workers of the cluster.
-
-    Raises:
-        UserError: it is not a network, or is a link between another number of workers.
-    """
+    """Return a network carried over to the workers of the cluster."""
     network = network_argument(text)
     if network.link is not None and network.workers != workers and states_workers(text):
         raise UserError(

@@ -78,11 +78,7 @@ def run(
 
 
 def start(command: tuple[str, ...], variables: dict[str, str], *, module: bool) -> None:
-    """Replace this process by a command, or by Python with a script or module.
-
-    Raises:
-        UserError: it cannot be started, or torch would not load Syncline there.
-    """
+    """Replace this process by a command, or by Python with a script or module."""
     if not metadata.entry_points(group="torch.backends", name="syncline"):
         raise UserError(
             "syncline is not installed in this environment, so torch would not load it; install it "

@@ -17,7 +17,7 @@ from syncline.lab.bench.page import print_benchmark
 from syncline.lab.bench.result import Benchmark
 from syncline.lab.bench.tuning_report import print_choices
 from syncline.lab.replay.result import Replay
-from syncline.lab.replay.table import print_replay
+from syncline.lab.replay.page import print_replay
 from syncline.plan.advice import Advice
 from syncline.plan.document import Document, read_document
 from syncline.plan.whatif import WhatIf

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from syncline.cli.arguments import (
     Decorator,
+    GroupedCommand,
     clip_option,
     echo_gain,
     overlap_option,
@@ -20,13 +21,7 @@ from syncline.cli.arguments import (
     shard_option,
     with_clipping,
 )
-from syncline.cli.groups import GroupedCommand
-from syncline.cli.networks import (
-    ALGORITHM_ALIASES,
-    NETWORK_HELP,
-    network_argument,
-    states_workers,
-)
+from syncline.cli.networks import ALGORITHM_ALIASES, NETWORK_HELP, network_argument, states_workers
 from syncline.cli.sweep import (
     algorithms,
     is_plain,
@@ -235,8 +230,7 @@ def _print(output: Comparison | WhatIf) -> None:
 def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str, ...]]:
     """Return the network, and notes on it and on the profile.
 
-    If the profile is a trace that says how many workers there were, the network has as many, unless
-    its text states a number or the command does (``told``).
+    It has as many workers as a trace says, unless its text or the command (``told``) states some.
     """
     network = network_argument(text)
     own = network.workers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from rich.progress import MofNCompleteColumn
@@ -30,10 +31,7 @@ WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloa
 LARGEST_DEVIATION = 2.0
 MOST_BATCHES = 10_000
 """Micro-batches of one update."""
-
 T = TypeVar("T")
-
-
 Asked = Mapping[str, str | None]
 """The what-if options as they were given, by the names of their parameters; None: not given."""
 
@@ -57,14 +55,7 @@ def algorithms(asked: Asked) -> list[str]:
 
 
 def points_of(asked: Asked, own_workers: int) -> list[Change]:
-    """Return the points of the sweep.
-
-    ``own_workers`` is the worker count of the network, for where none are given.
-
-    Raises:
-        UserError: a value cannot be read, options contradict one another, or there are too many
-            points.
-    """
+    """Return the points of the sweep; ``own_workers`` are the network's, if none are asked for."""
     named = asked.get("strategy")
     if named != "all" and "all" in (named or "").split(","):
         raise UserError("--strategy all stands alone; leave the other names out")
@@ -78,41 +69,33 @@ def points_of(asked: Asked, own_workers: int) -> list[Change]:
             f"--strategy {served[0]} pushes and pulls over the server's link, so --algorithm "
             "and --density would do nothing; leave them or that strategy out"
         )
+    fixed_shares = _values(asked, "batch_fixed", _number, "0,0.1")
+    if fixed_shares and asked.get("batch") is None:
+        raise UserError("--batch-fixed says how a batch of another size computes; give --batch too")
+    micro_batches = partial(_count, "micro-batches to accumulate", MOST_BATCHES)
     return changes(
         workers=worker_counts(asked),
         bandwidths_bytes_per_s=_values(asked, "bandwidth", parse_bandwidth, "1gbit,10gbit"),
         latencies_s=_values(asked, "latency", parse_duration, "5us,20us"),
         algorithms=algorithms(asked),
         densities=_values(asked, "density", _density, "none,0.001"),
-        jobs=_values(asked, "jobs", _jobs, "1,2"),
+        jobs=_values(asked, "jobs", partial(_count, "jobs", LARGEST_JOBS), "1,2"),
         wires=_values(asked, "wire", _wire, "fp32,bf16"),
         compute_scales=_values(asked, "compute_scale", _number, "1,0.5"),
         batches=_values(asked, "batch", _number, "1,2"),
-        fixed_shares=_fixed_shares(asked),
-        accumulations=_values(asked, "accumulate", _number_of_batches, "1,4"),
+        fixed_shares=fixed_shares,
+        accumulations=_values(asked, "accumulate", micro_batches, "1,4"),
         behaviours=_behaviours(asked, own_workers),
         strategies=strategies,
     )
 
 
-def _fixed_shares(asked: Asked) -> list[float]:
-    found = _values(asked, "batch_fixed", _number, "0,0.1")
-    if found and asked.get("batch") is None:
-        raise UserError("--batch-fixed says how a batch of another size computes; give --batch too")
-    return found
-
-
 def measured_iterations(text: str) -> dict[int, float]:
-    """Read ``--calibrate``: seconds of an iteration by number of workers.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Read ``--calibrate``: seconds of an iteration by number of workers."""
 
     def read(part: str) -> tuple[int, float]:
         count, _, duration = part.partition("=")
-        workers, seconds = int(count), parse_duration(duration)
-        require_count("workers", workers, LARGEST_WORKERS)
+        workers, seconds = _count("workers", LARGEST_WORKERS, count), parse_duration(duration)
         if seconds <= 0:
             raise UserError(f"an iteration takes longer than {duration}")
         return workers, seconds
@@ -184,17 +167,10 @@ def _density(text: str) -> float | None:
     return None if text == "none" else density_of(text)
 
 
-def _number_of_batches(text: str) -> int:
-    batches = int(text)
-    require_count("micro-batches to accumulate", batches, MOST_BATCHES)
-    return batches
-
-
-def _jobs(text: str) -> int:
-    jobs = int(text)
-    if not 1 <= jobs <= LARGEST_JOBS:
-        raise UserError(f"jobs must be at least 1 and at most {LARGEST_JOBS}, found {text}")
-    return jobs
+def _count(what: str, most: int, text: str) -> int:
+    count = int(text)
+    require_count(what, count, most)
+    return count
 
 
 def _stragglers(text: str) -> tuple[tuple[int, float], ...]:

@@ -13,8 +13,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from syncline.cli.arguments import field_options, fields_of
-from syncline.cli.groups import GroupedCommand
+from syncline.cli.arguments import GroupedCommand, field_options, fields_of
 from syncline.errors import UserError
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.hyperparameters import Hyperparameters
@@ -53,7 +52,6 @@ Compressions:
 Planners:
   {", ".join(PLANNERS)}
 """
-
 
 OPTIONS = (
     *("workers", "device", "planner", "overlap", "cache", "baseline", "epochs", "batch_size"),
@@ -117,9 +115,6 @@ def configured(
     """Return the configuration of a training with as many workers as asked for, or launched.
 
     ``prefix`` begins the name of the default output folder.
-
-    Raises:
-        UserError: an option, or a file that it names, cannot be used.
     """
     from syncline.lab.training.data import data_named, default_data
     from syncline.lab.training.group import started_by_launcher

@@ -36,10 +36,7 @@ WORKERS = (2, 4)
 
 @click.command(epilog=EPILOG)
 @click.option(
-    "--collectives",
-    default=",".join(PROGRAMS),
-    metavar="NAME,...",
-    help="Which to measure.",
+    "--collectives", default=",".join(PROGRAMS), metavar="NAME,...", help="Which to measure."
 )
 @click.option(
     "--sizes",
@@ -111,7 +108,9 @@ def tune(
         made_directory(folder)
     with ended_by_signals(), ProgressBar() as bar:
         tuned = measure(request, progress=bar)
-    files = [(choices, _save(choices, output)) for choices in tuned.choices]
+    files = [(c, choices_path(c.site) if output is None else Path(output)) for c in tuned.choices]
+    for choices, path in files:
+        choices.save(path)
     _print(files, page, as_json=as_json)
     if tuned.unfinished:
         what = ", ".join(tuned.unfinished)
@@ -145,13 +144,6 @@ def _kept() -> list[tuple[Choices, Path]]:
         raise UserError(f"nothing was measured yet in {folder}{unread}; 'syncline tune' does")
     found = [(load_kept(path), path) for path in files]
     return sorted(found, key=lambda each: each[0].measured, reverse=True)
-
-
-def _save(choices: Choices, output: str | None) -> Path:
-    """Write choices to a file, or to the cache."""
-    path = choices_path(choices.site) if output is None else Path(output)
-    choices.save(path)
-    return path
 
 
 def _print(files: list[tuple[Choices, Path]], page: str | None, *, as_json: bool) -> None:
