@@ -25,35 +25,18 @@ from syncline.torch_private import ignored_by_ddp
 from syncline.train.engine import int8
 from syncline.train.engine.dense_transport import Work
 from syncline.train.measure.gradient_hooks import take_off
-from syncline.train.sparse.gradients import (
-    NamedGradient,
-    device_of,
-    require_exchangeable,
-    shaped,
-)
+from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
 from syncline.train.sparse.residuals import Residuals
-from syncline.train.sparse.session import (
-    VERSION,
-    Scaler,
-    Session,
-    require_place,
-    require_version,
-)
+from syncline.train.sparse.session import VERSION, Scaler, Session, require_place, require_version
 from syncline.train.sparse.sparse_transport import ring_bytes
 from syncline.train.sparse.torch_memory import memory_of
 
 
 class _Rounding:
-    """Counts the steps of an exchange in 16 or 8 bits, and keeps the residuals of 8 bits.
-
-    It stands in for a :class:`Session`.
-    """
+    """Stands in for a :class:`Session` in 16 or 8 bits: counts steps, keeps residuals of 8 bits."""
 
     def __init__(
-        self,
-        compression: Rounded,
-        parameters: Mapping[str, torch.Tensor],
-        group: dist.ProcessGroup,
+        self, compression: Rounded, parameters: Mapping[str, torch.Tensor], group: dist.ProcessGroup
     ) -> None:
         self.step = 0
         self.sent_bytes = 0
@@ -71,13 +54,10 @@ class _Rounding:
         self.scaler = scaler
 
     def begin_round(self) -> None:
-        """Call before residuals are added to the gradients of a round.
-
-        A scale that falls tells that a step was skipped. What rounding lost of its gradients may be
-        as large as they were, so it is dropped.
-        """
+        """Call before residuals are added to the gradients of a round."""
         if self.scaler is not None and self.residuals is not None:
             scale = float(self.scaler.get_scale())
+            # A step was skipped. Its rounding errors may be as large as its gradients were.
             if scale < self.residuals.scale:
                 self.residuals.clear()
             self.residuals.rescale(scale)
@@ -91,14 +71,12 @@ class _Rounding:
         self.sent_bytes += ring_bytes(summed + exponents, plan.workers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must save."""
         if self.residuals is None:
             return {"compression": self._compression, "steps": self.step}
         own = {"version": VERSION, "recipe": self._compression, "step": self.step}
         return {**own, **self._place, **self.residuals.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from this rank's saved state."""
         if self.residuals is None:
             self.step = state["steps"]
             return
@@ -126,8 +104,7 @@ class Compressor:
     def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
         """Begin to exchange a message: its gradients one after the other, averaged in place.
 
-        Once it is complete, the device has done its work too: no stream need wait for it. The
-        content of ``buffer`` is complete after the transport's marks ``after``.
+        Once it is complete, no stream need wait for it. For ``after`` see :meth:`prepare`.
         """
         parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
         return Work(self.prepare(number, parts, after))
@@ -142,10 +119,8 @@ class Compressor:
         """
         if after is None:
             after = [self._exchange.memory.mark()]
-        named = [
-            NamedGradient(tensor.name, values)
-            for tensor, values in zip(self._tensors[number], gradients, strict=True)
-        ]
+        tensors = self._tensors[number]
+        named = [NamedGradient(t.name, values) for t, values in zip(tensors, gradients, strict=True)]
         exchange = self._exchange.prepare(named, message=number, after=after)
 
         def carry_out() -> None:
@@ -168,11 +143,10 @@ class Compressor:
             return
         present = [gradient for gradient in gradients if gradient is not None]
         finite = [gradient.isfinite().all() for gradient in present]
-        if not session.refused and all(torch.stack(finite).tolist()):
-            return
-        session.refused = True
-        for gradient in present:
-            gradient.fill_(math.inf)
+        if session.refused or not all(torch.stack(finite).tolist()):
+            session.refused = True
+            for gradient in present:
+                gradient.fill_(math.inf)
 
 
 class Compressing:
@@ -278,14 +252,12 @@ class Compressing:
         """Add what the residuals hold to the next gradients, which are exchanged densely.
 
         Each rank adds its own to its gradient, so the average delivers all of them. A parameter
-        that gets no gradient keeps its residual until it does. With a scaler the residuals stay
-        until gradients are compressed again.
+        that gets no gradient keeps its residual until it does.
         """
         residuals = self._residuals
-        if residuals is None:
+        # A step that a scaler skips would lose them: then they wait until gradients are compressed.
+        if residuals is None or (self._session is not None and self._session.scaler is not None):
             return
-        if self._session is not None and self._session.scaler is not None:
-            return  # a step that the scaler skips would lose them
         residuals.are_delivered = True
         for name, parameter in self._parameters.items():
             waits = name in residuals and bool(residuals.of(name).any())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from syncline.train.measure.keepalive import keepalive
 def bucket_elements(bucket: GradBucket) -> torch.Tensor:
     """Return a bucket's flat buffer with one entry for each element of its gradients.
 
-    The reducer hands over complex gradients as real numbers, two for each element. A factor must
-    multiply the complex ones, as in the reducer: zeros and infinities differ otherwise.
+    The reducer hands over complex gradients as pairs of real numbers. A factor must multiply the
+    complex ones, as in the reducer: zeros and infinities differ otherwise.
     """
     buffer: torch.Tensor = bucket.buffer()
     if bucket.parameters()[0].is_complex() and not buffer.is_complex():
@@ -95,10 +95,9 @@ class DenseTransport:
     leaves each worker its share rounded as the all-gather sends it. In 8 bits, every worker's
     gradients are rounded once, and added in float32.
 
-    Args:
-        group: a process group that nobody else uses: collectives must be issued in the same order
-            on all ranks. Its methods are called directly, so that messages in flight can end after
-            the user has destroyed all groups.
+    Nobody else may use the process group, because collectives are issued in the same order on all
+    ranks. Its methods are called directly, so that messages in flight can end after the user has
+    destroyed all groups.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -118,15 +117,10 @@ class DenseTransport:
         return None
 
     def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
-        """Prepare a slice for sending: once, as soon as it is complete.
+        """Prepare a slice for :meth:`send`: once, as soon as it is complete.
 
-        This reads and writes the whole slice, which takes several per cent of the time of sending
-        it: do it while another message is in flight.
-
-        Args:
-            given: the slice; before a sum it is divided by the number of workers.
-            collective: what will be done with it.
-            shares: as for :meth:`send`.
+        Before a sum it is divided by the number of workers. That takes several per cent of the time
+        of sending it, so it should be done while another message is in flight.
         """
         elements = given.elements
         # The reducer multiplies before it sums. So must we, or results differ in the last bit.
@@ -156,11 +150,9 @@ class DenseTransport:
         """Begin to exchange a contiguous slice.
 
         Args:
-            given: the slice, of n elements, prepared; averaged in place. For an all-gather, each
-                worker's shares hold averages already.
+            given: prepared; averaged in place. For an all-gather, shares hold averages already.
             collective: what to do with it.
-            shares: unless it is an all-reduce, the workers' shares in it
-                (:mod:`syncline.train.engine.layout`).
+            shares: unless it is an all-reduce, the workers' shares (:mod:`.layout`).
             after: the marks after which its content is complete.
             on_sent: if :attr:`sends_rings`, called on any thread once the backend has all that this
                 worker sends for the slice: later messages queue behind it.
@@ -249,7 +241,8 @@ class DenseTransport:
         sizes = list(map(int8.encoded_bytes, own))
         given_bytes = [sum(map(len, parts)) for parts in given.encoded]
         taken_bytes = [sum(sizes) * (worker != self.rank) for worker in range(self.workers)]
-        sent = _joined([part for parts in given.encoded for part in parts], given.elements)
+        nothing = given.elements.new_empty(0, dtype=torch.uint8)
+        sent = torch.cat([nothing, *(part for parts in given.encoded for part in parts)])
         arrived = sent.new_empty(sum(taken_bytes))
         work = self.group.alltoall_base(
             keepalive(arrived), keepalive(sent), taken_bytes, given_bytes
@@ -264,44 +257,34 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _gather_encoded(self, given: Slice, residual: torch.Tensor, shares: Shares) -> Work:
-        parts = [segments(given.elements, pieces) for pieces in shares]
-        sizes = [list(map(int8.encoded_bytes, each)) for each in parts]
-        kept = segments(residual, shares[self.rank])
-        own = _joined(list(map(int8.encode, parts[self.rank], kept)), given.elements)
-        sent = own.new_zeros(max(map(sum, sizes)))
-        sent[: len(own)] = own
+    def _gather(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
+        """Send every worker all shares, each padded to the longest."""
+        buffer, residual = given.elements, given.residual
+        if residual is None:
+            parts = [[buffer[start:stop] for start, stop in pieces] for pieces in shares]
+            sizes = [list(map(len, each)) for each in parts]
+            own, wire = parts[self.rank], given.wire
+        else:
+            parts = [segments(buffer, pieces) for pieces in shares]
+            sizes = [list(map(int8.encoded_bytes, each)) for each in parts]
+            kept = segments(residual, shares[self.rank])
+            own, wire = list(map(int8.encode, parts[self.rank], kept)), torch.uint8
+        sent = buffer.new_empty(max(map(sum, sizes)), dtype=wire)
         arrived = [torch.empty_like(sent) for _ in shares]
-        work = self.group.allgather([list(map(keepalive, arrived))], [keepalive(sent)])
+        for part, place in zip(own, places_in(sent, sizes[self.rank]), strict=True):
+            place.copy_(part)
+        work = self.group.allgather([list(map(_given, arrived))], [_given(sent)])
 
         def complete() -> None:
             work.wait()
             for worker, found in enumerate(arrived):
-                places = found[: sum(sizes[worker])].split(sizes[worker])
-                for part, place in zip(parts[worker], places, strict=True):
-                    if worker != self.rank:
-                        int8.decode(place, part)
-
-        return Work(complete)
-
-    def _gather(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
-        """Send every worker all shares, each padded to the longest."""
-        if given.residual is not None:
-            return self._gather_encoded(given, given.residual, shares)
-        buffer = given.elements
-        longest = max(sum(stop - start for start, stop in pieces) for pieces in shares)
-        sent = buffer.new_empty(longest, dtype=given.wire)
-        arrived = [torch.empty_like(sent) for _ in shares]
-        for part, place in _parts(shares[self.rank], buffer, sent):
-            place.copy_(part)
-        work = self.group.allgather([[_given(part) for part in arrived]], [_given(sent)])
-
-        def complete() -> None:
-            work.wait()
-            for worker, pieces in enumerate(shares):
-                if worker != self.rank:
-                    for part, place in _parts(pieces, buffer, arrived[worker]):
+                if worker == self.rank:
+                    continue
+                for part, place in zip(parts[worker], places_in(found, sizes[worker]), strict=True):
+                    if residual is None:
                         part.copy_(place)
+                    else:
+                        int8.decode(place, part)
 
         return Work(complete)
 
@@ -426,15 +409,7 @@ def _given(elements: torch.Tensor) -> torch.Tensor:
     return keepalive(torch.view_as_real(elements) if elements.is_complex() else elements)
 
 
-def _joined(encoded: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    return torch.cat([like.new_empty(0, dtype=torch.uint8), *encoded])
-
-
-def _parts(
-    pieces: Sequence[tuple[int, int]], buffer: torch.Tensor, packed: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield pieces of a buffer, and their places in a tensor that holds them back to back."""
-    offset = 0
-    for start, stop in pieces:
-        yield buffer[start:stop], packed[offset : offset + stop - start]
-        offset += stop - start
+def places_in(packed: torch.Tensor, sizes: Iterable[int]) -> Iterator[torch.Tensor]:
+    """Yield the places of parts of these sizes, which lie back to back at a tensor's start."""
+    listed = list(sizes)
+    yield from packed[: sum(listed)].split(listed)

@@ -28,8 +28,6 @@ the peer, should report first."""
 class Engine(MessageThreads):
     """Runs a plan's messages in their static order, round after round, on two threads of its own.
 
-    The training thread says what is ready and asks for what it needs.
-
     Every method that waits raises a PeerError if a rank failed or did not answer within
     ``timeout_s``, which is that of the transport's group, and a MismatchError if the ranks
     are desynchronized.
@@ -41,12 +39,7 @@ class Engine(MessageThreads):
         return self.round is not None and self.round.unfinished > 0
 
     def require_whole(self) -> None:
-        """Make sure, outside a backward pass, that gradients can be used for an update.
-
-        Raises:
-            PeerError: the last backward pass missed a gradient, or a rank failed.
-            MismatchError: the ranks are desynchronized.
-        """
+        """Raise, outside a backward pass, if a gradient was missed or an exchange has failed."""
         self.check()
         if self.round is not None and any(self.round.missing):
             self._require_ready(self.round, range(len(self.plan.messages)))
@@ -60,12 +53,8 @@ class Engine(MessageThreads):
         """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
         On CUDA the current stream waits. The host waits only until the messages are issued, or
-        complete if they are sparse, since those pass through the host.
-
-        Args:
-            tensors: by index.
-            of: the round of these gradients. By default the present one, which begins and ends with
-                the backward passes of the training thread, whatever other threads wait for.
+        complete if they are sparse, since those pass through the host. Threads that do not train
+        say of which round, by default the present one: a new one may begin at any time.
         """
         self.check()
         round_ = of or self.round
@@ -102,10 +91,7 @@ class Engine(MessageThreads):
         return self.round is not None and self.round.whole is False
 
     def ask(self, *, whole: bool) -> None:
-        """Say what the all-gathers of a sharded plan are to carry: whole gradients, or parameters.
-
-        The first call in a round decides.
-        """
+        """Decide, once a round, whether a sharded plan's all-gathers carry gradients."""
         if self.undecided:
             with self._lock:
                 assert self.round is not None
@@ -114,11 +100,7 @@ class Engine(MessageThreads):
                 self._for_issuer.notify()
 
     def wait_for_sums(self) -> bool:
-        """Return once this rank's sums are in place, and it is known what the all-gathers carry.
-
-        Returns:
-            Whether they carry parameters.
-        """
+        """Return once this rank's sums are in place; say whether all-gathers carry parameters."""
         self.check()
         round_ = self.round
         assert round_ is not None
@@ -154,10 +136,7 @@ class Engine(MessageThreads):
         return self.share_norms.norms(rows)
 
     def wait_all(self, *, on_host: bool = False) -> None:
-        """Return once the round is finished; see :meth:`wait`.
-
-        With ``on_host``, once nothing is in flight on the host either.
-        """
+        """Return once the round is finished; with ``on_host``, on the host too."""
         self.wait(range(len(self.layout.touching)))
         round_ = self.round
         if round_ is not None:
@@ -166,10 +145,7 @@ class Engine(MessageThreads):
             self._wait_for(lambda: not (round_.unfinished if waits else round_.unsent), ())
 
     def finishes(self, patience_s: float) -> bool:
-        """Wait while messages go on completing, at most ``patience_s`` apart.
-
-        Return whether nothing is in flight any more.
-        """
+        """Wait while messages complete, at most ``patience_s`` apart; return if all are."""
         self.check()
         round_ = self.round
         if round_ is None or not round_.unfinished:
@@ -215,9 +191,9 @@ class Engine(MessageThreads):
             )
 
     def _moves_until(self, done: Callable[[], bool], patience_s: float) -> bool:
-        """Wait while messages go on being issued and completing, at most ``patience_s`` apart.
+        """Wait until ``done`` is true, and say whether it is; raise a failed exchange's error.
 
-        Return whether ``done`` became true; raise the error of a failed exchange, if any.
+        Messages must go on being issued and completing, at most ``patience_s`` apart.
         """
         round_ = self.round
         assert round_ is not None

@@ -43,12 +43,8 @@ def take(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
     """Replace values by ``factor * values + residual``, and clear the residual.
 
     Zeros are left as they are, with their residuals: DDP discards the average for a parameter that
-    no rank used. The residual of a block that becomes infinite or NaN is cleared.
-
-    Args:
-        values: float32 of shape (n,), contiguous.
-        residual: likewise.
-        factor: of the values.
+    no rank used. The residual of a block that becomes infinite or NaN is cleared. Both tensors are
+    of float32 and shape (n,), contiguous.
     """
     if values.device.type == "cpu":
         _native.int8_take(values.data_ptr(), residual.data_ptr(), values.numel(), factor)
@@ -59,15 +55,9 @@ def take(values: torch.Tensor, residual: torch.Tensor, factor: float) -> None:
 def encode(values: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
     """Return ``factor * values + residual`` in 8 bits; see :func:`take` for zeros.
 
-    Encoding what was encoded, with its residual, gives the same again.
-
-    Args:
-        values: float32 of shape (n,), contiguous. They become what the result stands for.
-        residual: likewise. It becomes what rounding loses.
-        factor: of the values.
-
-    Returns:
-        As :func:`space_for`: n integers of int8, then an exponent for each block.
+    Encoding what was encoded, with its residual, gives the same again. The values, float32 of shape
+    (n,) and contiguous, become what the result stands for; the residual becomes what rounding
+    loses. The result, of :func:`space_for`, is n integers of int8, then an exponent for each block.
     """
     encoded = space_for(values)
     if values.device.type == "cpu":
@@ -79,13 +69,7 @@ def encode(values: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) ->
 
 
 def decode(encoded: torch.Tensor, values: torch.Tensor, *, add: bool = False) -> None:
-    """Replace values by encoded ones, or add these.
-
-    Args:
-        encoded: as from :func:`encode`.
-        values: float32 of shape (n,), contiguous.
-        add: whether to add.
-    """
+    """Replace values, float32 of shape (n,) and contiguous, by encoded ones, or add these."""
     if values.device.type == "cpu":
         _native.int8_decode(encoded.data_ptr(), values.numel(), values.data_ptr(), add=add)
     else:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from syncline.plan.plan import Message, Plan
 
 
-@dataclass(frozen=True, slots=True)
-class BucketSlice:
+class BucketSlice(NamedTuple):
     """The elements ``[start, stop)`` of a bucket's flat buffer."""
 
     bucket: int
@@ -101,9 +100,8 @@ def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...
 def needs_engine(plan: Plan) -> bool:
     """Say whether a plan needs more than DDP's reducer can do by itself.
 
-    The reducer all-reduces one bucket after the other as soon as each is full, and ``backward``
-    waits for all of them. A bucket holds whole tensors, and buckets become full in the order in
-    which gradients become ready.
+    The reducer all-reduces buckets of whole tensors one after the other, in the order in which
+    gradients become ready, and ``backward`` waits for all of them.
     """
     ends = {0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)}
     return (
@@ -121,8 +119,7 @@ def difference_from_plan(
 ) -> str | None:
     """Say how the reducer's buckets differ from the plan's messages, or None if they do not.
 
-    The names are those of the reducer's parameters, in its order; ``logging_data`` is the
-    reducer's.
+    The names and ``logging_data`` are the reducer's, in the order of its parameters.
     """
     planned = [
         frozenset(plan.tensors[index].name for index in tensors)

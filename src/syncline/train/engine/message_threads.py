@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -63,12 +63,6 @@ class Round:
         """Return the times of the finished messages, in ns."""
         rows = zip(self.ready_ns, self.issued_ns, self.finished_ns, strict=True)
         return [MessageTimes(number, *row) for number, row in enumerate(rows) if row[2]]
-
-
-class _Issued(NamedTuple):
-    work: Work
-    then: Callable[[], None]
-    """Called once ``work`` is complete."""
 
 
 class MessageThreads:
@@ -131,7 +125,9 @@ class MessageThreads:
         """The message that the issuer waits to become ready."""
         self._closing = self._draining = False
         self._error: SynclineError | None = None
-        self._issued_queue: queue.SimpleQueue[_Issued | None] = queue.SimpleQueue()
+        self._issued_queue: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None]
+        self._issued_queue = queue.SimpleQueue()
+        """Works, each with what is called once it is complete; None ends the completer."""
         self.threads = [
             threading.Thread(
                 target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True
@@ -154,10 +150,7 @@ class MessageThreads:
     # ------------------------------------------------------------------ called by other threads
 
     def begin(self, numbers: Iterable[int] = ()) -> None:
-        """Begin a round, when the one before is finished.
-
-        ``numbers``, such as how many updates each rank has made, must be equal on all ranks.
-        """
+        """Begin a round, when the one before is finished; numbers must be equal on all ranks."""
         self._require_own_process()
         with self._lock:
             self.check()
@@ -182,7 +175,7 @@ class MessageThreads:
             complete = [message for message in messages if round_.missing[message] == 1]
             if complete:
                 # Before ``missing`` becomes 0: the issuer may read it before it is notified.
-                mark = None if transport.bounded else transport.mark()
+                mark = transport.mark()
                 now_ns = time.perf_counter_ns()
                 for message in complete:
                     round_.marks[message].append(mark)
@@ -243,17 +236,15 @@ class MessageThreads:
             thread.join(patience_s)
 
     def drain(self) -> None:
-        """Let the threads end by themselves once they have sent all messages that they can.
+        """Let the threads end by themselves once they have sent all messages that they can."""
 
-        Takes no lock: it may be called by the garbage collector, on any thread.
-        """
-
+        # No lock is taken here: the garbage collector may call this, on any thread.
         def drain() -> None:
             with self._lock:
                 self._draining = True
                 self._for_issuer.notify()
 
-        self._issued_queue.put(_Issued(Work(lambda: None), drain))
+        self._issued_queue.put((Work(lambda: None), drain))
 
     def _require_own_process(self) -> None:
         if os.getpid() != self._process:
@@ -304,7 +295,7 @@ class MessageThreads:
                         "skipped a step or a backward pass. Resume from the last checkpoint"
                     )
 
-        self._issued_queue.put(_Issued(work, compare))
+        self._issued_queue.put((work, compare))
 
     def _issue_message(self, round_: Round, number: int) -> bool:
         """Send a message once it may be sent; return False if the engine is closing."""
@@ -360,7 +351,7 @@ class MessageThreads:
             self._in_flight += 1
             if not transport.bounded:
                 self._for_trainer.notify_all()
-        self._issued_queue.put(_Issued(work, functools.partial(self._arrive, round_, number)))
+        self._issued_queue.put((work, functools.partial(self._arrive, round_, number)))
         return True
 
     def exchange(self, number: int, elements: torch.Tensor) -> None:
@@ -370,9 +361,8 @@ class MessageThreads:
         """
         collective, transport = self.plan.messages[number].collective, self._transport
         given, shares = self._slice(number, elements), self._shares[number]
-        after = [] if transport.bounded else [transport.mark()]
         transport.prepare(given, collective, shares)
-        work = transport.send(given, collective, shares, after, lambda: None)
+        work = transport.send(given, collective, shares, [transport.mark()], lambda: None)
         work.wait()
         work.wait_on_stream()
 
@@ -390,8 +380,7 @@ class MessageThreads:
     def _agree(self, round_: Round) -> bool:
         """Agree on what a sharded plan's all-gathers carry; return False if the engine is closing.
 
-        They carry parameters if every rank updates its share first. If any rank reads gradients
-        before its update, they carry gradients on all ranks.
+        They carry gradients if any rank reads some before its update, else parameters.
         """
         with self._lock:
             self._for_issuer.wait_for(
@@ -411,16 +400,16 @@ class MessageThreads:
 
         with self._lock:
             round_.unsent -= 1
-        self._issued_queue.put(_Issued(work, decide))
+        self._issued_queue.put((work, decide))
         with self._lock:
             self._for_issuer.wait_for(lambda: self._closing or round_.whole is not None)
             return not self._closing
 
     def load(self, message: int) -> None:
         """Note that this rank's share of the parameters of an all-gather is in its bucket."""
-        round_, bounded = self.round, self._transport.bounded
+        round_ = self.round
         assert round_ is not None
-        mark = None if bounded else self._transport.mark()
+        mark = self._transport.mark()
         with self._lock:
             round_.marks[message].append(mark)
             round_.loaded[message] = True
@@ -474,7 +463,7 @@ class MessageThreads:
             round_.has_norms = True
             round_.unsent -= 1
             self._for_trainer.notify_all()
-        self._issued_queue.put(_Issued(norms[0], finished))
+        self._issued_queue.put((norms[0], finished))
         return True
 
     def _complete_sums(self, round_: Round) -> Iterator[int]:
@@ -490,13 +479,10 @@ class MessageThreads:
     # ------------------------------------------------------------------ the completer
 
     def _complete(self) -> None:
-        while True:
-            issued = self._issued_queue.get()
-            if issued is None:
-                return
-            issued.work.wait()
-            then = issued.then
-            del issued  # release the work before anyone learns that it is complete,
+        while (issued := self._issued_queue.get()) is not None:
+            work, then = issued
+            work.wait()
+            del issued, work  # release the work before anyone learns that it is complete,
             then()
             del then  # and keep nothing that is complete while waiting for the next
 

@@ -58,15 +58,13 @@ class Ring:
                 which leaves it in the cache.
             wire: the type in which they travel, if not their own. Each worker adds its own elements
                 unrounded to the rounded sum that arrives; the last sum is rounded, too.
-            on_sent: called once all that this worker sends has been given to the backend, by the
-                thread that then runs here or in the returned function.
+            on_sent: called once the backend has all that this worker sends, by the thread that then
+                runs here or in the returned function.
 
         Returns:
-            A function that returns once this worker's share is complete. It runs the later steps
-            of the ring, so no rank's share becomes complete unless all ranks call theirs.
-
-        Raises:
-            RuntimeError: from the function, a peer failed or did not answer within the timeout.
+            A function that returns once this worker's share is complete. All ranks must call
+            theirs, which run the later steps of the ring. It raises a RuntimeError if a peer failed
+            or did not answer within the timeout.
         """
         wire = wire or buffer.dtype
         # This worker's own share arrives last, with what all others have added.
@@ -96,16 +94,9 @@ class Ring:
         wire: torch.dtype | None = None,
         on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
-        """Begin to fill a buffer with the shares of all workers.
+        """Begin to fill a buffer, which holds this worker's own share, with all workers' shares.
 
-        Args:
-            buffer: contiguous; holds this worker's own share.
-            shares: of each worker.
-            wire: the type in which they travel, if not their own; it must hold them exactly.
-            on_sent: as for :meth:`reduce_scatter`.
-
-        Returns:
-            A function like that of :meth:`reduce_scatter`.
+        Arguments and result are as for :meth:`reduce_scatter`; ``wire`` must hold shares exactly.
         """
         first, *later = self._handed_round(buffer, shares)
         wire = wire or buffer.dtype
@@ -119,9 +110,7 @@ class Ring:
         return self._pass_on(first, later, wire, _space_in(wire), put, on_sent)
 
     def scatter_encoded(
-        self,
-        encoded: Sequence[Sequence[torch.Tensor]],
-        own: Sequence[torch.Tensor],
+        self, encoded: Sequence[Sequence[torch.Tensor]], own: Sequence[torch.Tensor]
     ) -> Callable[[], None]:
         """Begin to send every worker its share in 8 bits, and to add what arrives for this one's.
 
@@ -132,10 +121,7 @@ class Ring:
         Args:
             encoded: of each worker, the segments of its share as :func:`.int8.encode` returns them;
                 empty for this worker.
-            own: the segments of this worker's share.
-
-        Returns:
-            A function that returns once this worker's share is complete.
+            own: the segments of this worker's share, complete once the returned function ends.
         """
         tag = next(self._begun) % TAGS
         peers = [(self._rank + step) % self.workers for step in range(1, self.workers)]
@@ -168,16 +154,9 @@ class Ring:
         shares: Shares,
         on_sent: Callable[[], None] = lambda: None,
     ) -> Callable[[], None]:
-        """Begin to fill a buffer with the shares of all workers, as they are in 8 bits.
+        """Do the same as :meth:`all_gather` in 8 bits, for contiguous float32.
 
-        Args:
-            buffer: float32, contiguous; holds this worker's own share, which is rounded, too.
-            residual: likewise; the part for this worker's share becomes the rounding error.
-            shares: of each worker.
-            on_sent: as for :meth:`reduce_scatter`.
-
-        Returns:
-            A function like that of :meth:`reduce_scatter`.
+        This worker's own share is rounded too; its part of ``residual`` becomes the rounding error.
         """
         first, *later = self._handed_round(buffer, shares)
         kept = segments(residual, shares[self._rank])
@@ -193,14 +172,12 @@ class Ring:
         """Begin to collect a row of every worker, each sent directly to all others.
 
         Rows are small. In a ring, each later step would queue behind the larger messages issued
-        after this one. Here nothing has to be passed on.
+        after this one. Here nothing has to be passed on. All rows are there once the returned
+        function ends.
 
         Args:
             own: this worker's row, contiguous.
             rows: of shape ``(workers, *own.shape)``, contiguous; row r becomes worker r's.
-
-        Returns:
-            A function that returns once all rows are there.
         """
         tag = next(self._begun) % TAGS
         peers = [rank for rank in range(self.workers) if rank != self._rank]
@@ -236,7 +213,7 @@ class Ring:
             wire: the type in which all of them are sent.
             space_for: returns a tensor that takes what arrives for a segment.
             take: is given a segment, and what has arrived for it; returns what is passed on.
-            on_sent: called once the last segment has been sent.
+            on_sent: as for :meth:`reduce_scatter`.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from syncline.errors import UserError
 from syncline.plan.plan import Plan, Tensor
 from syncline.torch_private import all_gather_base
+from syncline.train.engine.dense_transport import places_in
 from syncline.train.engine.layout import sum_shares
 from syncline.train.measure.exchange import gather_numbers, telling_lost_peers
 from syncline.train.measure.keepalive import keepalive
@@ -122,15 +123,15 @@ class Sharding:
                 continue
             sent = next(part for some in parts for part in some).new_empty(longest)
             arrived = sent.new_empty(longest * self._workers)
-            for part, place in _packed(parts[self.rank], sent):
+            own = parts[self.rank]
+            for part, place in zip(own, places_in(sent, map(len, own)), strict=True):
                 place.copy_(part)
             with telling_lost_peers("while updated parameters were gathered"):
                 all_gather_base(self.group, _bytes(arrived), _bytes(sent)).wait()
-            for rank, some in enumerate(parts):
-                for part, place in _packed(
-                    some if rank != self.rank else (), arrived[rank * longest :]
-                ):
-                    part.copy_(place)
+            for row, some in zip(arrived.split(longest), parts, strict=True):
+                if some is not own:
+                    for part, place in zip(some, places_in(row, map(len, some)), strict=True):
+                        part.copy_(place)
 
     def require_same(self, gradients: Iterable[torch.Tensor], *, look: bool) -> None:
         """Require equal gradients on all ranks, if any rank sets ``look``; all ranks call.
@@ -330,16 +331,6 @@ def _is_share(value: Any, elements: int) -> bool:
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
     return keepalive(values.view(torch.uint8))
-
-
-def _packed(
-    parts: Iterable[torch.Tensor], packed: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield parts, and their places in a tensor that holds them in a row."""
-    offset = 0
-    for part in parts:
-        yield part, packed[offset : offset + len(part)]
-        offset += len(part)
 
 
 def common_elements(given: Sequence[Span], taken: Sequence[Span]) -> Iterator[tuple[int, int, int]]:
