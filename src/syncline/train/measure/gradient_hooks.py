@@ -12,12 +12,6 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 
-def accumulator(parameter: nn.Parameter) -> Node:
-    """Return the node that accumulates a parameter's gradient, even if the parameter is frozen."""
-    with thawed([parameter]):
-        return get_gradient_edge(parameter).node
-
-
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """Return a function that calls a method while its object is alive, but does not keep it so.
 
@@ -50,8 +44,9 @@ class GradientHooks:
         before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
     ) -> None:
-        """Call functions before and after a parameter's gradient is accumulated."""
-        node = accumulator(parameter)
+        """Call functions before and after a gradient is accumulated, even of a frozen parameter."""
+        with thawed([parameter]):
+            node = get_gradient_edge(parameter).node
         self._nodes.append(node)
         if before is not None:
             self._handles.append(node.register_prehook(before))

@@ -62,13 +62,11 @@ class ObservedIteration(NamedTuple):
 class Observer:
     """Observes the iterations of one module between :meth:`attach` and :meth:`detach`.
 
-    An iteration begins with :meth:`begin` (the wrapper or loop calls it just before the forward
-    pass) and ends with the next one, or with :meth:`end`. Iterations that begin while ``detail`` is
-    set record every backward operation, which takes a few microseconds each; others only gradients
-    and submodules. While ``quiet`` is set, they record only their beginning and end: the difference
-    is the cost of recording.
-
-    Only the caller keeps this object alive; when it is freed, its hooks are removed.
+    An iteration begins with :meth:`begin`, just before the forward pass, and ends with the next
+    one, or with :meth:`end`. Iterations that begin while ``detail`` is set record every backward
+    operation, which takes a few microseconds each; others only gradients and submodules. While
+    ``quiet`` is set, they record only their beginning and end: the difference is the cost of
+    recording. When this object is freed, its hooks are removed.
     """
 
     def __init__(
@@ -250,9 +248,6 @@ def _nothing(*_: Any) -> None:
     pass
 
 
-ACCUMULATE = "AccumulateGrad"
-
-
 class AutogradGraph(NamedTuple):
     """The nodes that backward will run, except those that accumulate gradients."""
 
@@ -266,10 +261,7 @@ class AutogradGraph(NamedTuple):
 
 
 def read_graph(output: Any) -> AutogradGraph:
-    """Walk the autograd graph from every tensor in a model's output. O(nodes + edges).
-
-    The result keeps the nodes alive; drop it after use.
-    """
+    """Walk the autograd graph from every tensor in a model's output; the result keeps it alive."""
     roots = dict.fromkeys(t.grad_fn for t in tensors_in(output) if t.grad_fn is not None)
     nodes, stack = list(roots), list(roots)
     index = {root: number for number, root in enumerate(roots)}
@@ -277,7 +269,7 @@ def read_graph(output: Any) -> AutogradGraph:
     while stack:
         node = stack.pop()
         for before, _ in node.next_functions:
-            if before is None or before.name().endswith(ACCUMULATE):
+            if before is None or before.name().endswith("AccumulateGrad"):
                 continue
             if before not in index:
                 index[before] = len(nodes)

@@ -80,22 +80,21 @@ def profile(
     observed: list[tuple[_Loading, ObservedIteration]] = []
     reader = _endless(batches)
     model.train()
+    loadings: list[_Loading] = []
     observer.attach()
     try:
-        before: _Loading | None = None
         for index in range(warmup + iterations + 1):
             start = time.perf_counter()
             inputs, targets = next(reader)
             read = time.perf_counter()
             copying = clock.stamp()
             inputs, targets = _to_device(inputs, device), _to_device(targets, device)
-            loading = _Loading(read - start, copying, clock.stamp())
+            loadings.append(_Loading(read - start, copying, clock.stamp()))
             turn = (index - warmup) % 3
             observer.quiet, observer.detail = turn == 1, turn == 2
             finished = observer.begin()
-            if finished is not None and before is not None and index > warmup:
-                observed.append((before, finished))
-            before = loading
+            if finished is not None and index > warmup:
+                observed.append((loadings[-2], finished))
             output = model(inputs)
             observer.output(output)
             loss(output, targets).backward()
@@ -176,18 +175,11 @@ def profile_from_trace(
     copy_s: float | None = None,
     exchange: tuple[tuple[str, float], ...] = (),
 ) -> Profile:
-    """Turn the segments of one (median) iteration into a DAG of operations and gradients.
+    """Turn the segments of one iteration, or of medians, into a DAG of operations and gradients.
 
-    Args:
-        trace: the segments.
-        model: the observed model.
-        name: the model's name in the profile.
-        workers: over which the medians were taken.
-        iterations: over which the medians were taken.
-        data_s: seconds of data loading; None: all the time between the update and the next forward
-            pass.
-        copy_s: seconds of copying to the device; None: no such operation.
-        exchange: names and seconds of operations between the last message and the update.
+    ``data_s`` is the time of data loading, by default all between the update and the next forward
+    pass; ``copy_s`` that of copying to the device, if that is an operation. ``exchange`` has names
+    and seconds of operations between the last message and the update.
     """
     data = sum(s.duration_ns for s in trace.segments if s.phase == "data") / NS_PER_S
     operations: list[Operation] = []
@@ -251,10 +243,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
-    """Return how long it takes to copy exchanged buckets back into gradients.
+    """Return how long DDP takes to copy exchanged buckets back into gradients that are no views.
 
-    DistributedDataParallel does so after the last all-reduce, unless gradients are views of the
-    buckets. Returns 0 on CUDA, where the copies run behind the launches and cost next to nothing.
+    Returns 0 on CUDA, where the copies run behind the launches and cost next to nothing.
     """
     first = next(iter(parameters.values()))
     if first.device.type != "cpu":
@@ -356,7 +347,7 @@ def _called(owner: str, entered: Mapping[str, int]) -> str | None:
     """Return the module that reads a parameter: its owner, or the innermost one around it that ran.
 
     Attention reads the weights of its projection without calling it. None if only the whole model
-    ran around the owner, as it may read the parameter at any time.
+    ran, which may read the parameter at any time.
     """
     if owner in entered:
         return owner

@@ -138,14 +138,10 @@ def median_trace(
     """Join traces of one model into one of medians.
 
     Only iterations with the most frequent structure count: an odd one (a logging step, another
-    branch) has other operations.
-
-    Args:
-        lean: iterations observed without detail; at least one. They give every duration.
-        detailed: iterations observed in detail. Noting each operation takes time, so they only
-            say how the time between two gradients is divided among the operations there.
-        quiet_ns: durations of iterations in which nothing was noted. Lean iterations take longer by
-            the cost of noting, which is taken off their forward and backward passes.
+    branch) has other operations. The lean iterations, at least one, give every duration. Noting
+    each operation takes time, so those observed in detail only say how the time between two
+    gradients is divided among the operations there. ``quiet_ns`` are durations of iterations in
+    which nothing was noted: the cost of noting is taken off the lean passes.
     """
     lean_trace = _without_noting(_median_of(lean), quiet_ns)
     if not detailed:
@@ -154,9 +150,8 @@ def median_trace(
     if detailed_trace.ready_order != lean_trace.ready_order:
         return lean_trace
     segments: list[Segment] = []
-    for lean_group, detailed_group in zip(
-        _groups(lean_trace), _groups(detailed_trace), strict=True
-    ):
+    groups = zip(_groups(lean_trace), _groups(detailed_trace), strict=True)
+    for lean_group, detailed_group in groups:
         if any(segment.phase in ("finalize", "update", "data") for segment in lean_group):
             segments += lean_group
             continue
