@@ -39,14 +39,8 @@ class EngineExecutor(Executor):
 
     A round is a backward pass whose forward pass :meth:`expect` was called for. In the first two
     rounds the reducer makes its buckets (:class:`FirstRounds`); the engine runs from the third on.
-
-    Args:
-        wrapped: the module.
-        plan: the plan whose messages are exchanged.
-        group: the engine's own process group.
-        updates: the number of updates that the optimizers had made when the ranks agreed on the
-            plan. The desync check counts from there: under join, ranks make different numbers.
-        finished: as for any executor.
+    ``group`` is the engine's own. ``updates`` is how many the optimizers had made when the ranks
+    agreed on the plan: the desync check counts from there, as they differ under join.
     """
 
     needs_views = True

@@ -18,13 +18,8 @@ class Executor:
 
     This base does nothing. There are two: DDP's reducer by itself (:mod:`.reducer_executor`), and
     our engine over the reducer's buckets (:mod:`.engine_executor`). Both are made before torch's
-    reducer is constructed with their buckets and hook.
-
-    Args:
-        wrapped: the module.
-        finished: called at the end of every backward pass whose gradients were exchanged.
-        buckets: the range of the plan's tensors in each reducer bucket; empty for DDP's own.
-        bucket_bytes: the size of each bucket.
+    reducer is constructed with their buckets and hook. They call ``finished`` at the end of every
+    backward pass whose gradients were exchanged.
     """
 
     needs_views = False
@@ -42,6 +37,7 @@ class Executor:
         self._wrapped = wrapped
         self._finished = finished
         self.buckets = buckets
+        """The range of the plan's tensors in each reducer bucket; empty for DDP's own."""
         self.bucket_bytes = bucket_bytes
         self._expected = False
         """Whether the next backward pass will be exchanged."""

@@ -21,12 +21,7 @@ class FirstRounds:
     In the first round the reducer learns the order of the gradients; in the second it has its final
     buckets. In both rounds backward waits, and the exchange is DDP's own. Under a lossy plan,
     gradients are instead exchanged message by message once the last one is ready, so that every
-    step follows the plan.
-
-    Args:
-        deferral: the engine's deferral; the engine is given the final buckets.
-        compressor: compresses the plan's sparse messages, if it has any.
-        group: for DDP's own exchange.
+    step follows the plan. The engine of the deferral is given the final buckets.
     """
 
     def __init__(
@@ -148,7 +143,4 @@ def done(buffer: torch.Tensor) -> Future[torch.Tensor]:
 
 
 def _future_of(buffer: torch.Tensor) -> Future[torch.Tensor]:
-    devices: list[int | str | torch.device] = (
-        [buffer.device] if buffer.device.type == "cuda" else []
-    )
-    return Future(devices=devices)
+    return Future(devices=[buffer.device] if buffer.device.type == "cuda" else [])

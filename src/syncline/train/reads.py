@@ -16,25 +16,22 @@ from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm
 from syncline.train.stages import Deferring, Measurement
 
-Say = Callable[[str, int], None]
-"""Takes a text and its level of ``logging``."""
-
 
 class Reads:
     """What is known of a program's reads so far.
 
     Args:
         deferring: whether updates can be deferred at all.
+        say: logs a text at a level.
         norm: the norm that every update waits for, if known.
         plans_norm: whether a norm that is detected later can be planned for.
         heed: stop deferring if it gains nothing; otherwise only report that.
-        say: logs a text.
     """
 
     def __init__(
         self,
         deferring: Deferring,
-        say: Say,
+        say: Callable[[str, int], None],
         *,
         norm: Norm | None = None,
         plans_norm: bool = True,

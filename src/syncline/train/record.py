@@ -30,11 +30,8 @@ def record_of(
 ) -> Run:
     """Return the record of a wrapped module's run so far; any thread may call.
 
-    Args:
-        wrapped: the module.
-        now: the run's progress; None if nothing is measured.
-        times_s: seconds of the last steady iterations.
-        why_not_planned: why nothing is measured; None for a copy.
+    ``now`` is None if nothing is measured, and ``why_not_planned`` says why, unless it is a copy.
+    ``times_s`` are of the last steady iterations.
     """
     ddp = wrapped.ddp
     run = functools.partial(

@@ -30,14 +30,8 @@ class ReducerExecutor(Executor):
     """Follows the reducer to detect the end of every exchanged backward pass.
 
     Counting forward passes instead would fail: one rank may make more of them than another, such as
-    to log a sample.
-
-    Args:
-        wrapped: the module.
-        plan: the plan whose messages are the buckets; None for DDP's own.
-        finished: as for any executor.
-        wire: the type of torch's hook through which the buckets travel; None: without a hook.
-        record: note when each bucket is issued and complete, through a communication hook.
+    to log a sample. With ``wire`` the buckets travel through torch's hook of that type; with
+    ``record`` a hook notes when each of them is issued and complete.
     """
 
     def __init__(
@@ -54,9 +48,9 @@ class ReducerExecutor(Executor):
         self._plan = plan
         self._order: list[str] = []
         """The names of the reducer's parameters, in their order."""
-        self._exchange = exchange_in(wire, wrapped.group)
-        self._hooked = wire is not None
-        self._recorder = BucketRecorder(self._exchange, wrapped.clock) if record else None
+        exchange = exchange_in(wire, wrapped.group)
+        self._hook = exchange if wire is not None else None
+        self._recorder = BucketRecorder(exchange, wrapped.clock) if record else None
         self._hooks = GradientHooks()
         self._reducer: Any = None
         self._begun = False
@@ -73,9 +67,7 @@ class ReducerExecutor(Executor):
 
     def hook(self) -> Callable[..., Any] | None:
         """Return the recording hook if any, else torch's own if any, else None."""
-        if self._recorder is not None:
-            return self._recorder.hook
-        return self._exchange if self._hooked else None
+        return self._hook if self._recorder is None else self._recorder.hook
 
     def start(self, order: list[str]) -> None:
         """Attach hooks to follow the current reducer."""
