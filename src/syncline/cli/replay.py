@@ -24,10 +24,9 @@ from syncline.cli.progress import ProgressBar
 from syncline.errors import UserError
 from syncline.files.report.page import require_place
 from syncline.lab.processes import ended_by_signals
-from syncline.lab.replay.page import save_report
+from syncline.lab.replay.page import print_replay, save_report
 from syncline.lab.replay.session import ReplayRequest
 from syncline.lab.replay.session import replay as run_replay
-from syncline.lab.replay.table import print_replay
 from syncline.lab.testbed.cluster import Cluster
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan

@@ -16,8 +16,8 @@ from syncline.files.report.whatif_table import print_what_if
 from syncline.lab.bench.page import print_benchmark
 from syncline.lab.bench.result import Benchmark
 from syncline.lab.bench.tuning_report import print_choices
-from syncline.lab.replay.result import Replay
 from syncline.lab.replay.page import print_replay
+from syncline.lab.replay.result import Replay
 from syncline.plan.advice import Advice
 from syncline.plan.document import Document, read_document
 from syncline.plan.whatif import WhatIf

@@ -10,9 +10,14 @@ import pytest
 from rich.console import Console
 
 from syncline.errors import FileError
-from syncline.lab.replay.page import render, replay_picture, save_report
+from syncline.lab.replay.page import (
+    headline,
+    print_replay,
+    render,
+    replay_picture,
+    save_report,
+)
 from syncline.lab.replay.result import Replay
-from syncline.lab.replay.table import headline, print_replay, replay_table
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
@@ -105,7 +110,7 @@ def test_the_table_is_aligned_and_steers_no_terminal() -> None:
     console = Console(width=120, record=True, highlight=False)
     found = replay(model="\x1b[31mred", notes=("left out \x07",))
     with console.capture() as capture:
-        console.print(replay_table(found))
+        print_replay(console, found)
     text = capture.get()
     assert "\x1b[31m" not in text
     assert "\x07" not in text

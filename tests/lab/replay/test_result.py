@@ -45,7 +45,7 @@ def test_it_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"messages": 0}, "messages and in_flight must be at least 1, found 0 and 1"),
+        ({"messages": 0}, "replay of 'ddp': messages must be at least 1, found 0"),
         ({"predicted_s": -1.0}, "predicted_s must be a finite time"),
         ({"rounds_s": ()}, "no rounds"),
         ({"settled_s": (0.1,)}, "expected settled_s of 3 rounds, found 1"),
@@ -62,7 +62,7 @@ def test_what_no_entry_can_be(changes: dict[str, object], said: str) -> None:
     ("changes", "said"),
     [
         ({"entries": ()}, "no entries"),
-        ({"workers": 0}, "found 0, 3 and 2"),
+        ({"workers": 0}, "replay: workers must be at least 1, found 0"),
         ({"entries": (entry("ddp"), entry("ddp"))}, "is named twice: ddp, ddp"),
         ({"computation_s": float("nan")}, "computation_s must be a finite time"),
     ],

@@ -227,7 +227,15 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
                 f"the plan of {quoted(plan.planner)} did not run: {model.run_record().reason}; "
                 "replay a profile whose gradients can be planned"
             )
-        return _sent(model, plan)
+        recorded = planned_training(model).reducer.executor.recorded()
+        if not isinstance(recorded, EngineTimes):
+            return []  # the reducer's times are not known
+        labels = [plan.label(tensors) for tensors in plan.message_tensors()]
+        sizes = plan.message_bytes()
+        return [
+            SentMessage(labels[m.message], sizes[m.message], m.ready_ns, m.issued_ns, m.finished_ns)
+            for m in recorded.messages
+        ]
 
     return Contestant(
         name=name or plan.planner,
@@ -237,16 +245,3 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
         messages=messages,
         close=lambda model: planned_training(model).reducer.close(),
     )
-
-
-def _sent(model: DistributedDataParallel, plan: Plan) -> list[SentMessage]:
-    """Return when our engine sent the messages; the reducer's times are not known."""
-    recorded = planned_training(model).reducer.executor.recorded()
-    if not isinstance(recorded, EngineTimes):
-        return []
-    labels = [plan.label(tensors) for tensors in plan.message_tensors()]
-    sizes = plan.message_bytes()
-    return [
-        SentMessage(labels[m.message], sizes[m.message], m.ready_ns, m.issued_ns, m.finished_ns)
-        for m in recorded.messages
-    ]

@@ -1,10 +1,14 @@
-"""The report on a replay: one page, or a directory with the page and what it was made from."""
+"""The report on a replay: a table for a terminal, and a page, alone or with what it shows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from syncline.files.report import units
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+
+from syncline.files.report import terminal, units
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.chart import Axis, picture
 from syncline.files.report.markup import Column, Html, note, section, table, tag, typeset
@@ -21,17 +25,92 @@ from syncline.files.report.verdict import KeyFigure
 from syncline.files.traces.chrome import to_chrome_trace
 from syncline.lab.replay.result import PlanTimes, Replay
 from syncline.lab.replay.session import ReplayOutcome
-from syncline.lab.replay.table import headline, measured_how, plan_cells, time_unit
 from syncline.plan.document import Document
 from syncline.plan.planners.ddp import Ddp
 
 
-def save_report(outcome: ReplayOutcome, target: Path) -> None:
-    """Write the page alone to a file that ends in ``.html``, or all files to a directory.
+def headline(replay: Replay) -> str:
+    """Return who was the fastest, in a sentence without its full stop."""
+    best, ddp = replay.best, replay.of(Ddp.NAME)
+    takes = f"{best.planner} takes {units.duration(best.measured_s)} an iteration"
+    text = f"{replay.model} on {replay.cluster}: {takes}"
+    if ddp is None or ddp is best:
+        where = "above" if best.above_bound >= 0 else "below"
+        return f"{text}, {units.percent(abs(best.above_bound))} {where} the lower bound"
+    return f"{text}, {best.speed_up_over(ddp):.2f} times as fast as DDP"
 
-    Raises:
-        FileError: the file or the directory cannot be written.
+
+def measured_how(replay: Replay) -> str:
+    """Return how many rounds and iterations the medians cover."""
+    rounds = units.counted(replay.rounds, "round")
+    iterations = units.counted(replay.iterations, "iteration")
+    return f"medians of {rounds} of {iterations}, interleaved"
+
+
+LESS = frozenset({"messages", "rounds", "above bound"})
+"""Columns that are left out where there is no room."""
+
+
+def print_replay(console: Console, replay: Replay) -> None:
+    """Print what was measured beside what was predicted, the fastest first.
+
+    A terminal that is too narrow gets fewer columns.
     """
+    terminal.widen(console)
+    plans = _plans(replay)
+    if console.is_terminal and terminal.width(console, plans) > console.width:
+        plans = _plans(replay, without=LESS)
+    unit = time_unit(replay)
+    title = f"{replay.model} · {replay.cluster} · {measured_how(replay)}"
+    below = (
+        f"computing alone takes {unit.text(replay.computation_s)} {unit.name}; no plan of these "
+        f"can take less than {unit.text(replay.lower_bound_s)} {unit.name}"
+    )
+    notes = [terminal.text(f"note: {note}", "dim") for note in replay.notes]
+    shown = Padding(plans, (1, 0), expand=False)
+    console.print(Group(terminal.title(title), shown, terminal.text(below, "dim"), *notes))
+
+
+def _plans(replay: Replay, without: frozenset[str] = frozenset()) -> Table:
+    unit = time_unit(replay)
+    rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
+    shown = [column for column in rows[0] if column not in without]
+
+    def column(name: str) -> Column[dict[str, str]]:
+        title = f"{name}, {unit.name}" if name == "measured" else name
+        return Column(title, lambda row: row[name], numeric=name != "planner")
+
+    return terminal.table([column(name) for name in shown], rows)
+
+
+def time_unit(replay: Replay) -> units.TimeUnit:
+    """Return the unit of all times of a replay."""
+    return units.TimeUnit(
+        seconds
+        for entry in replay.entries
+        for seconds in (*entry.rounds_s, entry.predicted_s, entry.lower_bound_s)
+    )
+
+
+def plan_cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, str]:
+    """Return the cells of a plan by column; ``rounds`` is such as ``"1.39 to 1.42"``."""
+    low, high = map(unit.text, entry.spread_s)
+    ddp = replay.of(Ddp.NAME)
+    return {
+        "planner": entry.planner,
+        "messages": str(entry.messages),
+        "measured": unit.text(entry.measured_s),
+        "rounds": low if low == high else f"{low} to {high}",
+        "exposed": unit.text(entry.exposed_s),
+        "predicted": unit.text(entry.predicted_s),
+        "error": units.percent(entry.error, signed=True),
+        "above bound": units.percent(entry.above_bound, signed=True),
+        "against ddp": "" if ddp is None else f"{entry.speed_up_over(ddp):.2f}x",
+    }
+
+
+def save_report(outcome: ReplayOutcome, target: Path) -> None:
+    """Write the page alone to a file that ends in ``.html``, or all files to a directory."""
     best = _best(outcome)
     plans = {f"plan-{number}.json": plan for number, plan in enumerate(outcome.plans, start=1)}
     trace = to_chrome_trace(best.timelines(), profile=outcome.profile, plan=best.plan)
@@ -49,11 +128,13 @@ def render(outcome: ReplayOutcome) -> str:
     """Return the page on a replay as the text of one HTML file."""
     replay, best = outcome.replay, _best(outcome)
     summary = summarise(best)
+    worst = max(replay.entries, key=lambda entry: abs(entry.error))
     return page(
         title=replay.model,
         subject=f"{replay.model} · {replay.cluster} · on {replay.machine}",
         headline=headline(replay),
-        detail=_detail(replay),
+        detail=f"{measured_how(replay)}; the prediction furthest off is that of {worst.planner}, "
+        f"by {units.percent(worst.error, signed=True)}",
         sections=[
             figures_section(_figures(replay)),
             _plans_section(replay),
@@ -79,53 +160,27 @@ def _best(outcome: ReplayOutcome) -> Bundle:
     )
 
 
-def _detail(replay: Replay) -> str:
-    worst = max(replay.entries, key=lambda entry: abs(entry.error))
-    return (
-        f"{measured_how(replay)}; the prediction furthest off is that of {worst.planner}, by "
-        f"{units.percent(worst.error, signed=True)}"
-    )
-
-
 def _figures(replay: Replay) -> tuple[KeyFigure, ...]:
     best, ddp = replay.best, replay.of(Ddp.NAME)
-    figures = [_time(best)] if ddp in (None, best) else [_time(ddp), _time(best)]
-    figures += [
-        KeyFigure(
-            name="predicted",
-            label=f"{best.planner}, predicted",
-            value=best.predicted_s,
-            unit="s",
-            note=f"{units.percent(best.error, signed=True)} against the measurement",
-        ),
-        KeyFigure(
-            name="exposed",
-            label="Exposed communication",
-            value=best.exposed_s,
-            unit="s",
-            note=f"an iteration, under {best.planner}",
-        ),
-        KeyFigure(
-            name="above_bound",
-            label="Above the lower bound",
-            value=best.above_bound,
-            unit="fraction",
-            note=f"of {units.duration(best.lower_bound_s)}, for plans like {best.planner}",
-        ),
-    ]
-    return tuple(figures)
+    name, above = best.planner, best.above_bound
+    off = f"{units.percent(best.error, signed=True)} against the measurement"
+    exposed = f"an iteration, under {name}"
+    bound = f"of {units.duration(best.lower_bound_s)}, for plans like {name}"
+    return (
+        *(() if ddp is None or ddp is best else (_time(ddp),)),
+        _time(best),
+        KeyFigure("predicted", f"{name}, predicted", best.predicted_s, "s", note=off),
+        KeyFigure("exposed", "Exposed communication", best.exposed_s, "s", note=exposed),
+        KeyFigure("above_bound", "Above the lower bound", above, "fraction", note=bound),
+    )
 
 
 def _time(entry: PlanTimes) -> KeyFigure:
     low, high = map(units.duration, entry.spread_s)
     rounds = units.counted(len(entry.rounds_s), "round")
-    return KeyFigure(
-        name=f"measured {entry.planner}",
-        label=f"{entry.planner}, measured",
-        value=entry.measured_s,
-        unit="s",
-        note=rounds if low == high else f"{rounds} from {low} to {high}",
-    )
+    took = rounds if low == high else f"{rounds} from {low} to {high}"
+    label = f"{entry.planner}, measured"
+    return KeyFigure(f"measured {entry.planner}", label, entry.measured_s, "s", note=took)
 
 
 def _plans_section(replay: Replay) -> Html:
@@ -196,15 +251,9 @@ def replay_picture(replay: Replay) -> Html:
     axis = Axis.between(values_s)
     bottom = TOP + ROW * len(entries)
     drawn = _frame(axis, bottom, units.TimeUnit(values_s))
-    bound = _at(axis, replay.lower_bound_s)
-    drawn.append(
-        tag(
-            "path",
-            tag("title", f"lower bound: {units.duration(replay.lower_bound_s)}"),
-            d=f"M{bound} {TOP - 4} V{bottom}",
-            class_="line ideal",
-        )
-    )
+    title = tag("title", f"lower bound: {units.duration(replay.lower_bound_s)}")
+    line = f"M{_at(axis, replay.lower_bound_s)} {TOP - 4} V{bottom}"
+    drawn.append(tag("path", title, d=line, class_="line ideal"))
     for number, entry in enumerate(entries):
         drawn += _row(entry, axis, TOP + ROW * number + ROW / 2)
     about = (
@@ -217,17 +266,15 @@ def replay_picture(replay: Replay) -> Html:
 def _frame(axis: Axis, bottom: float, unit: units.TimeUnit) -> list[Html]:
     drawn = []
     for value in axis.ticks:
-        place = _at(axis, value)
+        place, number = _at(axis, value), unit.text(value)
+        if "." in number:
+            number = number.rstrip("0").rstrip(".")
         drawn += [
             tag("line", x1=place, x2=place, y1=TOP, y2=bottom, class_="grid"),
-            tag("text", _short(unit.text(value)), x=place, y=bottom + 18, class_="mid"),
+            tag("text", number, x=place, y=bottom + 18, class_="mid"),
         ]
     heading = "Seconds an iteration" if unit.name == "s" else "Milliseconds an iteration"
     return [*drawn, tag("text", heading, x=0, y=12, class_="heading")]
-
-
-def _short(number: str) -> str:
-    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def _row(entry: PlanTimes, axis: Axis, y: float) -> list[Html]:
@@ -237,21 +284,12 @@ def _row(entry: PlanTimes, axis: Axis, y: float) -> list[Html]:
     if len(name) > LONGEST_NAME:
         name = f"{name[: LONGEST_NAME - 1]}\u2026"
     spread = " to ".join(units.duration(seconds) for seconds in entry.spread_s)
+    dot = tag("title", f"measured: {units.duration(entry.measured_s)}")
+    diamond = tag("title", f"predicted: {units.duration(entry.predicted_s)}")
+    corners = f"M{predicted - 6:.1f} {y} l6 -6 l6 6 l-6 6 Z"
     return [
         tag("text", tag("title", entry.planner), name, x=LEFT - 12, y=y + 4, class_="end"),
         tag("path", tag("title", f"rounds: {spread}"), d=f"M{low} {y} H{high}", class_="line c-1"),
-        tag(
-            "path",
-            tag("title", f"predicted: {units.duration(entry.predicted_s)}"),
-            d=f"M{predicted - 6:.1f} {y} l6 -6 l6 6 l-6 6 Z",
-            class_="dot c-0",
-        ),
-        tag(
-            "circle",
-            tag("title", f"measured: {units.duration(entry.measured_s)}"),
-            cx=measured,
-            cy=y,
-            r=3.5,
-            class_="mark",
-        ),
+        tag("path", diamond, d=corners, class_="dot c-0"),
+        tag("circle", dot, cx=measured, cy=y, r=3.5, class_="mark"),
     ]

@@ -7,7 +7,7 @@ from typing import ClassVar
 from syncline.errors import UserError
 from syncline.plan.document import Document, Value
 from syncline.plan.plan import Wait
-from syncline.plan.quantities import require_time
+from syncline.plan.quantities import require_count, require_time
 from syncline.train.measure.statistics import median
 
 
@@ -33,11 +33,8 @@ class PlanTimes(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         where = f"replay of {self.planner!r}"
-        if self.messages < 1 or self.in_flight < 1:
-            raise UserError(
-                f"{where}: messages and in_flight must be at least 1, found {self.messages} and "
-                f"{self.in_flight}"
-            )
+        for field in ("messages", "in_flight"):
+            require_count(f"{where}: {field}", getattr(self, field))
         for field in ("predicted_s", "lower_bound_s"):
             require_time(f"{where}: {field}", getattr(self, field))
         rounds = len(self.rounds_s)
@@ -85,8 +82,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
 
         Both ran in every round, so a disturbance of a whole round does not change the ratio.
         """
-        ratios = [b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)]
-        return median(ratios)
+        return median([b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)])
 
 
 class Replay(Document, frozen=True, kw_only=True):
@@ -120,11 +116,8 @@ class Replay(Document, frozen=True, kw_only=True):
     """What reading the profile had to leave out or assume, one sentence each."""
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.warmup < 1 or self.iterations < 1:
-            raise UserError(
-                "replay: workers, warmup and iterations must be at least 1, found "
-                f"{self.workers}, {self.warmup} and {self.iterations}"
-            )
+        for field in ("workers", "warmup", "iterations"):
+            require_count(f"replay: {field}", getattr(self, field))
         require_time("replay: computation_s", self.computation_s)
         if not self.entries:
             raise UserError("replay: no entries")

@@ -25,7 +25,7 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners import planned, planner_named
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Profile
-from syncline.plan.quantities import require_count
+from syncline.plan.quantities import require_count, require_finite
 from syncline.plan.simulator.predict import Forecast, predict
 from syncline.plan.simulator.transformations import with_sharding
 from syncline.plan.timeline import Timeline
@@ -92,12 +92,8 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
                 f"emulated cluster has {self.cluster.workers}; leave the network out to probe the "
                 "cluster"
             )
-        if self.timeout_s is not None and not (
-            math.isfinite(self.timeout_s) and self.timeout_s > 0
-        ):
-            raise UserError(
-                f"the timeout must be a finite number of seconds above 0, found {self.timeout_s}"
-            )
+        if self.timeout_s is not None:
+            require_finite("the seconds of the timeout", self.timeout_s, above_0=True)
 
 
 class ReplayOutcome(NamedTuple):
@@ -138,10 +134,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
         whole = with_sharding(request.profile, None)
         sharded = with_sharding(request.profile, network.workers)
         known = sharded if request.shard or request.profile.sharded else whole
-        plans = (
-            *(planned(name, known, network) for name in request.planners),
-            *request.plans,
-        )
+        plans = (*(planned(name, known, network) for name in request.planners), *request.plans)
         forecasts = tuple(predict(sharded if p.sharded else whole, network, p) for p in plans)
         names = (*request.planners, *(plan.planner for plan in request.plans))
         iterations = request.rounds * (request.warmup + request.iterations)
@@ -186,11 +179,7 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
 
 
 def require_memory(profile: Profile, workers: int) -> None:
-    """Check that all workers' gradients fit into memory.
-
-    Raises:
-        UserError: they do not.
-    """
+    """Raise a UserError if all workers' gradients do not fit into memory."""
     needed = workers * (COPIES * profile.gradient_bytes + WORKER_BYTES)
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

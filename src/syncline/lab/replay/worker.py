@@ -24,11 +24,7 @@ from syncline.train.measure.probe import probe
 
 
 def run_job(job: Job, progress: Progress) -> Network | Laps | None:
-    """Do a worker's part of a job, in the default process group; rank 0 returns what was found.
-
-    Raises:
-        SynclineError: a plan cannot be run, or another rank failed.
-    """
+    """Do a worker's part of a job, in the default process group; rank 0 returns what was found."""
     first = dist.get_rank() == 0
     if isinstance(job, ProbeJob):
         network = probe(largest_bytes=job.largest_bytes, name="emulated cluster, probed")
