@@ -163,8 +163,8 @@ def test_no_time_for_anything() -> None:
         ({"workers": (2, 2)}, "a worker count would be measured twice"),
         ({"workers": (1,)}, "a collective needs 2 to"),
         ({"rounds": 4}, "rounds must be at least 5"),
-        ({"deadline_s": 0.0}, "deadline_s must be a finite number above 0"),
-        ({"lap_s": float("nan")}, "lap_s must be a finite number above 0"),
+        ({"deadline_s": 0.0}, "deadline_s must be finite and above 0"),
+        ({"lap_s": float("nan")}, "lap_s must be finite and above 0"),
         ({"place": Cluster.of(hosts=3)}, "the emulated cluster has 3 workers"),
     ],
 )

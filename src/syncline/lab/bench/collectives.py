@@ -57,7 +57,7 @@ def race(
 
     Args:
         candidates: who takes part.
-        lap: measures a candidate over the given number of iterations; None if it cannot take part.
+        lap: measures a candidate over a number of iterations; None if it cannot take part.
         rounds: how many.
         lap_s: how long a turn should take.
         step: called before each round, and before each of :data:`TRIALS`.

@@ -56,11 +56,7 @@ def meeting(
     choices: Literal["measured", "built-in"],
     timeout_s: float,
 ) -> Iterator[Meeting]:
-    """Yield where workers can meet, on an emulated cluster or on this host.
-
-    Raises:
-        UserError: the machine cannot emulate the cluster.
-    """
+    """Yield where workers can meet, on an emulated cluster or on this host."""
     emulated = Testbed(place) if isinstance(place, Cluster) else nullcontext()
     with run_folder() as folder, emulated as bed:
         setup = Setup(
@@ -89,9 +85,6 @@ class Team:
         """Have all ranks run a lap; return the times of an iteration, or why a rank could not.
 
         The times are that of the slowest rank, and the CPU time of all ranks together.
-
-        Raises:
-            PeerError: a rank has ended, or did not answer in time.
         """
         answers = self._workers.ask(
             order,
@@ -100,23 +93,18 @@ class Team:
             overdue=f"{order.contestant} did not end {order.collective} of {order.size_bytes} "
             f"bytes within {self._timeout_s:g} s",
         )
-        laps = [answer for answer in answers if isinstance(answer, LapTimes)]
         for answer in answers:
             if isinstance(answer, Refused):
                 return answer
         return LapTimes(
-            wall_s=max(lap.wall_s for lap in laps) / order.iterations,
-            cpu_s=math.fsum(lap.cpu_s for lap in laps) / order.iterations,
+            wall_s=max(lap.wall_s for lap in answers) / order.iterations,
+            cpu_s=math.fsum(lap.cpu_s for lap in answers) / order.iterations,
         )
 
 
 @contextmanager
 def torch_team(at: Meeting) -> Iterator[Team]:
-    """Yield the workers of Syncline and of torch's backends.
-
-    Raises:
-        PeerError: they do not start or do not meet.
-    """
+    """Yield the workers of Syncline and of torch's backends."""
     with WorkerGroup(at.folder, name="torch worker") as workers:
         for rank, host in enumerate(at.hosts):
             command = _worker(sys.executable, workers.path, "torch", str(rank))
@@ -128,12 +116,8 @@ def torch_team(at: Meeting) -> Iterator[Team]:
 def mpi_team(mpi: str, python: Path, at: Meeting, *, tcp: bool) -> Iterator[Team]:
     """Yield the workers that an MPI's own mpiexec starts; there may be more of them than cores.
 
-    ``python`` is the interpreter of its environment. With ``tcp`` they must talk by TCP; else the
-    MPI chooses.
-
-    Raises:
-        UserError: the MPI is not installed there.
-        PeerError: the workers do not start.
+    ``python`` is the interpreter of its environment, in which a UserError says if the MPI is not
+    installed. With ``tcp`` they must talk by TCP; else the MPI chooses.
     """
     mpiexec = python.parent / "mpiexec"
     for needed in (python, mpiexec):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from syncline.errors import UserError, require_known
 from syncline.lab.bench.result import MPIS, require_contestants
 from syncline.lab.testbed import Cluster
 from syncline.plan.document import Value, described
+from syncline.plan.quantities import require_finite
 
 Local = Literal["shared", "tcp"]
 PLACES: tuple[Local, ...] = ("shared", "tcp")
@@ -37,11 +37,7 @@ class _Request(Value, frozen=True, kw_only=True):
     timeout_s: float
 
     def require_range(self, what: str, chosen: Sequence[str], *times: str) -> None:
-        """Check what requests have in common, and times by name.
-
-        Raises:
-            UserError: nothing is chosen to be measured, or something is out of range.
-        """
+        """Raise a UserError if nothing is chosen, or if a field is out of range."""
         if not chosen or not self.sizes_bytes or not self.workers:
             raise UserError(f"nothing to measure: name a {what}, a size and a worker count")
         for size_bytes in self.sizes_bytes:
@@ -62,9 +58,7 @@ class _Request(Value, frozen=True, kw_only=True):
         if self.rounds < LEAST_ROUNDS:
             raise UserError(f"rounds must be at least {LEAST_ROUNDS}, found {self.rounds}")
         for name in times:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UserError(f"{name} must be a finite number above 0, found {value}")
+            require_finite(name, getattr(self, name), above_0=True)
 
 
 class BenchmarkRequest(_Request, frozen=True, kw_only=True):
@@ -108,11 +102,7 @@ def name_of_place(place: Local | Cluster) -> str:
 
 
 def collective_named(name: str) -> Collective:
-    """Return the collective of a name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the collective of a name, or raise a UserError."""
     name = name.strip()
     require_known("collective", name, PROGRAMS)
     return next(collective for collective in PROGRAMS if collective == name)

@@ -33,11 +33,7 @@ def all_contestants(collective: Collective) -> tuple[str, ...]:
 
 
 def require_contestants(collective: Collective, names: Sequence[str]) -> None:
-    """Check names.
-
-    Raises:
-        UserError: the collective has no such contestant, or one is named twice.
-    """
+    """Raise a UserError if the collective has no such contestant, or if one is named twice."""
     known = all_contestants(collective)
     for index, name in enumerate(names):
         require_known(f"{collective} contestant", name, known)
@@ -48,18 +44,6 @@ def require_contestants(collective: Collective, names: Sequence[str]) -> None:
 def times_faster(rounds_s: Sequence[float], other_s: Sequence[float]) -> float:
     """Return the median over the rounds of the ratio of two times: both ran in every round."""
     return median(other / mine for mine, other in zip(rounds_s, other_s, strict=True))
-
-
-def require_rounds(what: str, rounds: Sequence[Sequence[float]]) -> None:
-    """Check the rounds of a benchmark's entries.
-
-    Raises:
-        UserError: there are no entries, or they were measured in different numbers of rounds.
-    """
-    if not rounds:
-        raise UserError(f"{what}: no entries")
-    if len(set(map(len, rounds))) > 1:
-        raise UserError(f"{what}: entries were measured in different numbers of rounds")
 
 
 class CollectiveTimes(Value, frozen=True, kw_only=True):
@@ -147,7 +131,10 @@ class Benchmark(Document, frozen=True, kw_only=True):
     absent: tuple[Absent, ...] = ()
 
     def __post_init__(self) -> None:
-        require_rounds("benchmark", [entry.rounds_s for entry in self.entries])
+        if not self.entries:
+            raise UserError("benchmark: no entries")
+        if len({len(entry.rounds_s) for entry in self.entries}) > 1:
+            raise UserError("benchmark: entries were measured in different numbers of rounds")
         if self.rate_bytes_per_s is not None:
             require_finite("benchmark: rate_bytes_per_s", self.rate_bytes_per_s, above_0=True)
 

@@ -22,10 +22,7 @@ BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))
 
 
 def candidate(algorithm: str, block_bytes: int | None = None) -> Region:
-    """Return a way to run a collective: a region from 0 bytes on.
-
-    For a given size, several candidates can come to the same choice.
-    """
+    """Return a way to run a collective: a region from 0 bytes on."""
     return Region(from_bytes=0, algorithm=algorithm, block_bytes=block_bytes)
 
 
@@ -132,32 +129,20 @@ def _cheapest(measured: Measured, built_in: Mapping[int, Region]) -> dict[int, R
     """Return the candidate of each size."""
     sizes = sorted(measured)
     costs = _costs(measured[sizes[0]], built_in[sizes[0]])
-    origins: list[dict[Region, Region]] = []
+    paths: dict[Region, tuple[Region, ...]] = {way: (way,) for way in costs}
+    """The cheapest candidates of the sizes so far, by the last of them."""
     for low, high in itertools.pairwise(sizes):
-        new: dict[Region, _Cost] = {}
-        origin: dict[Region, Region] = {}
+        costs_before, paths_before = costs, paths
+        costs, paths = {}, {}
         for after, here in _costs(measured[high], built_in[high]).items():
-            ways = {
-                before: cost.plus(_Cost(_switch(low, high, before, after, built_in), 0, 0.0))
-                for before, cost in costs.items()
-            }
-            origin[after], least = min(ways.items(), key=itemgetter(1))
-            new[after] = least.plus(here)
-        costs = new
-        origins.append(origin)
+            ways = {}
+            for before, cost in costs_before.items():
+                free = before == after or (before == built_in[low] and after == built_in[high])
+                ways[before] = cost.plus(_Cost(0.0 if free else math.log1p(SWITCH), 0, 0.0))
+            best, least = min(ways.items(), key=itemgetter(1))
+            costs[after], paths[after] = least.plus(here), (*paths_before[best], after)
     taken, _ = min(costs.items(), key=itemgetter(1))
-    chosen = {sizes[-1]: taken}
-    for size, origin in zip(sizes[-2::-1], origins[::-1], strict=True):
-        taken = origin[taken]
-        chosen[size] = taken
-    return chosen
-
-
-def _switch(
-    low: int, high: int, before: Region, after: Region, built_in: Mapping[int, Region]
-) -> float:
-    free = before == after or (before == built_in[low] and after == built_in[high])
-    return 0.0 if free else math.log1p(SWITCH)
+    return dict(zip(sizes, paths[taken], strict=True))
 
 
 def _costs(rounds: Mapping[Region, Rounds], built_in: Region) -> dict[Region, _Cost]:

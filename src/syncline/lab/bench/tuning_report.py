@@ -93,9 +93,7 @@ def _gain(region: Region, built_in: Mapping[int, Choice], timings: Timings) -> s
             continue
         if theirs is None:
             hopeless = size_bytes
-            continue
-        ratio = times_faster(ours.rounds_s, theirs.rounds_s)
-        if ratio > most:
+        elif (ratio := times_faster(ours.rounds_s, theirs.rounds_s)) > most:
             most, at = ratio, size_bytes
     if hopeless is not None:
         return f"built-in left out at {binary_size(hopeless)}: far slower"
@@ -133,11 +131,7 @@ SHORT = {
 
 
 def save_choices_page(several: Sequence[Choices], target: Path) -> None:
-    """Write the page, one HTML file with a part for each document.
-
-    Raises:
-        FileError: it cannot be written.
-    """
+    """Write the page, one HTML file with a part for each document."""
     first = several[0]
     text = page(
         title="Choices of algorithms",

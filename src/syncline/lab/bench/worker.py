@@ -59,11 +59,7 @@ def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, 
 
 
 def require_result(collective: Collective, vectors: Vectors, rank: int, ranks: int) -> None:
-    """Check the result of ranks that gave their number plus one.
-
-    Raises:
-        InternalError: it is wrong.
-    """
+    """Raise an InternalError if ranks that gave their number plus one got a wrong result."""
     result = vectors.result
     if collective == "reduce" and rank != 0:
         return
@@ -122,8 +118,7 @@ def _elements(vector: Vector) -> Elements:
 def by_mpi(mpi: Any, order: Order) -> tuple[Vectors, Run]:
     """Measure a collective of MPI's world, in place where MPI has that.
 
-    ``mpi`` is the module ``mpi4py.MPI``. Buffers name the type of their elements, so that it need
-    not look that up.
+    ``mpi`` is the module ``mpi4py.MPI``, which need not look up the type of elements here.
     """
     world = mpi.COMM_WORLD
     vectors = memory_of(order, world.Get_size())
@@ -168,11 +163,7 @@ class Member(NamedTuple):
 
 
 def lap(member: Member, order: Order) -> LapTimes:
-    """Run a collective as often as ordered, after checking its result once.
-
-    Raises:
-        SynclineError: the contestant cannot do it, or its result is wrong.
-    """
+    """Run a collective as often as ordered, after checking its result once."""
     vectors, run = member.contestants[order.contestant](order)
     try:
         vectors.given.fill(member.rank + 1)
