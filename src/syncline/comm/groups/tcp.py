@@ -69,12 +69,9 @@ def connect(
 ) -> list[Connected]:
     """Connect to ranks of other hosts; both ends of each connection prove that they are ranks.
 
-    Args:
-        notes: of the group, as its ``secret``.
-        names: the name of each rank's host, for errors.
-        boot: the identity of this machine since it was started.
-        others: the ranks, in order.
-        interface: where this rank listens; None: that of Gloo's variable, else all.
+    ``names`` are those of each rank's host, for errors, and ``boot`` is the identity of this
+    machine since it was started. This rank listens at ``interface``; None: that of Gloo's variable,
+    else all.
 
     Raises:
         UserError: the interface has no address.

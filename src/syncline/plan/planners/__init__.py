@@ -24,8 +24,7 @@ PLANNERS: dict[str, Planner] = {
 def planner_named(text: str) -> Planner:
     """Return the planner that a text names, such as ``"horovod"`` or ``"horovod:cycle_s=0.005"``.
 
-    Args:
-        text: the planner's name, then settings other than the defaults, each after a colon.
+    Settings other than the defaults follow the name, each after a colon.
 
     Raises:
         UserError: there is no such planner or setting (the message names the nearest), or a value
@@ -55,11 +54,8 @@ def planner_named(text: str) -> Planner:
 def planned(text: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
     """Return the plan of a planner, as training runs it before it has tried any.
 
-    Args:
-        text: names the planner; see :func:`planner_named`. It becomes the name of the plan.
-        profile: of one iteration.
-        network: that the plan is made for.
-        defers: whether the forward pass can wait for single gradients.
+    The text names the planner (:func:`planner_named`), and becomes the name of the plan.
+    ``defers``: the forward pass can wait for single gradients.
 
     Raises:
         UserError: there is no such planner, or it cannot plan this.

@@ -33,20 +33,16 @@ def suggestion(
 ) -> Suggestion | None:
     """Return the sparse exchange of the shortest iteration, and those in bfloat16 and int8.
 
-    Each has a plan made for it. The sparse one is an all-gather (``top-k``) where that is cheaper
-    than gTop-k, as with few workers or on a fast link.
+    Each has a plan made for it. ``dense_s`` are the seconds of an iteration without compression.
 
     None for a single worker or an iteration that takes no time; for a sharded profile, whose
     parameters are gathered as they are; and for a network that is sparse already, has no known
     link, or has several workers a host, for which sparse exchange has no form.
-
-    Args:
-        profile: what the worker computes.
-        network: what dense messages cost.
-        dense_s: seconds an iteration without compression.
-        defers: whether the forward pass can wait for single gradients.
     """
-    if dense_s <= 0 or profile.sharded or not _can_be_sparse(network):
+    one_a_host = network.hosts in (None, network.workers)
+    known = network.link is not None or network.algorithm in ALL_REDUCE_ALGORITHMS
+    can_be_sparse = network.workers > 1 and one_a_host and known and network.density is None
+    if dense_s <= 0 or profile.sharded or not can_be_sparse:
         return None
     found = {}
     for algorithm in SPARSE_ALGORITHMS:
@@ -74,12 +70,6 @@ def suggestion(
     )
 
 
-def _can_be_sparse(network: Network) -> bool:
-    one_a_host = network.hosts in (None, network.workers)
-    known = network.link is not None or network.algorithm in ALL_REDUCE_ALGORITHMS
-    return network.workers > 1 and one_a_host and known and network.density is None
-
-
 CONFIDENCE = 2.0
 """Standard errors that a predicted gain must exceed: two, for 95 %."""
 
@@ -101,9 +91,8 @@ class ChosenPlan(NamedTuple):
 def as_trained(profile: Profile, plan: Plan, network: Network, *, defers: bool) -> Plan:
     """Return a plan for a network as training runs it.
 
-    Where only a share of the elements is sent, messages hold whole tensors and go one at a time
-    (:func:`syncline.plan.planners.compressed.uncut`). If the forward pass cannot wait for single
-    gradients (``defers``), the update waits for all.
+    Sparse messages hold whole tensors and go one at a time. If the forward pass cannot wait for
+    single gradients (``defers``), the update waits for all.
     """
     if network.density is not None:
         plan = uncut(plan)

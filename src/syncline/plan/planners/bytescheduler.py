@@ -16,25 +16,21 @@ from syncline.plan.quantities import LARGEST_IN_FLIGHT
 class ByteScheduler(Planner, frozen=True, kw_only=True):
     """Cut large tensors; send the ready piece that is needed first, while credit lasts.
 
-    The credit is what may be in flight at once. More of it hides the latency of one message behind
-    the transmission of another. It also makes urgent messages wait longer, because a message that
-    was handed over cannot be called back. A plan counts the credit in messages: the partitions that
-    it lasts for. ByteScheduler counts elements, so it keeps more messages in flight if tensors are
-    small.
+    The credit is what may be in flight at once. More of it hides latencies, and makes urgent
+    messages wait longer. A plan counts it in messages: the partitions that it lasts for.
+    ByteScheduler counts elements, so it keeps more messages in flight if tensors are small.
 
     Args:
         partition_elements: elements of a slice; a tensor's last slice may be smaller.
-        credit_elements: elements that may be in flight. A message is handed over while some credit
-            is left, so the last one may exceed it.
+        credit_elements: elements that may be in flight. The last message may exceed them.
 
     Raises:
         UserError: on construction, if a setting is below 1 or the credit lasts for more than 64
             partitions; when planning, if there would be too many messages.
 
     Source: Y. Peng et al., *A Generic Communication Scheduler for Distributed DNN Training
-    Acceleration*, SOSP 2019. The sizes are those that its documentation advises for all-reduce;
-    its defaults, 1,000,000 and 4,000,000, are for parameter servers. It tunes the credit while
-    training; that is not part of this planner. O(S log S) for S slices.
+    Acceleration*, SOSP 2019, with the sizes that its documentation advises for all-reduce. Tuning
+    the credit while training is not part of this planner. O(S log S) for S slices.
     """
 
     NAME: ClassVar[str] = "bytescheduler"

@@ -40,10 +40,8 @@ class CompressedChoice(NamedTuple):
 def compressing(network: Network, compression: Compression) -> Network:
     """Return the network on which a plan's compressed messages are simulated.
 
-    With 16 or 8 bits it is the same: a plan says what its messages put on the wire. A sparse
-    message costs what :mod:`syncline.plan.sparse_costs` says for its dense bytes; a dense one
-    beside it costs as much as before (``Network.whole``). The naive algorithm's merge costs as much
-    as the all-gather before it.
+    With 16 or 8 bits it is the same: a plan says what its messages put on the wire. The naive
+    algorithm's merge costs as much as the all-gather before it.
 
     Raises:
         UserError: no link can be inferred from the network's curve.
@@ -60,10 +58,9 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    Any message can travel in 16 bits. In 8 bits all-reduces are decoupled; each all-gather follows
-    the next sum, so that its latency is hidden. Sparse messages become messages of whole tensors
-    (:func:`uncut`); those of tensors that the recipe exchanges whole stay dense. The engine selects
-    from the next message while one travels.
+    In 8 bits all-reduces are decoupled; each all-gather follows the next sum, so that its latency
+    is hidden. Sparse messages become messages of whole tensors (:func:`uncut`); those of tensors
+    that the recipe exchanges whole stay dense.
 
     Raises:
         UserError: the recipe selects from the whole model, and the plan has several messages.

@@ -14,11 +14,11 @@ from syncline.plan.profile import Profile
 class Dear(Planner, frozen=True, kw_only=True):
     """Reduce-scatter in the backward pass, all-gather in the next forward pass.
 
-    Buckets are filled from the input on, as the forward pass runs, while they stay below their
-    size. In the backward pass each is reduce-scattered as soon as it is ready. When all have been,
-    they are all-gathered in the order in which the forward pass needs them. DeAR fills buckets
-    with whole modules and issues an all-gather when the one before it has arrived and is used; here
-    they are filled with tensors, and one all-gather follows the other.
+    Buckets are filled from the input on while they stay below their size. In the backward pass each
+    is reduce-scattered as soon as it is ready. When all have been, they are all-gathered in the
+    order in which the forward pass needs them. DeAR fills buckets with whole modules and issues an
+    all-gather when the one before it is used; here they are filled with tensors, and one all-gather
+    follows the other.
 
     Args:
         bucket_bytes: a bucket closes before the tensor with which it would reach this size.

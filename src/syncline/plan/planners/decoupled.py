@@ -41,14 +41,10 @@ def plan_decoupled(
     The norm, or an update of a share, needs only the sums, so reduce-scatters go in the order in
     which gradients become ready. An all-gather goes before the last reduce-scatter only where the
     channel would be idle, and not if it carries updated parameters; the others follow in the order
-    of need. Every message has a latency, so gradients are grouped. The search starts from parts of
-    equal size, from the exact merge of reduce-scatters or, of at most eight gradients, from every
-    grouping. It then adds or removes one boundary at a time. In the best orders, it merges and
-    moves all-gathers. Groups that gain next to nothing by being separate are merged
-    (:func:`with_fewer_groups`). A reduce-scatter right before its own all-gather becomes an
-    all-reduce, except for the last, which the norm follows. The search is native and deterministic,
-    and evaluates :data:`BUDGET` orders. 1 or 2 messages are in flight, and each costs
-    ``handling_s`` on top of its time on the network.
+    of need. How the native search groups gradients is in the page "Algorithms and costs". It is
+    deterministic, and evaluates :data:`BUDGET` orders. A reduce-scatter right before its own
+    all-gather becomes an all-reduce, except for the last, which the norm follows. 1 or 2 messages
+    are in flight, and each costs ``handling_s`` on top of its time on the network.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
@@ -64,9 +60,8 @@ def plan_decoupled(
 def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: bool = True) -> Plan:
     """Return a plan of whole tensors in ready order, in about ``parts`` messages of equal size.
 
-    With ``by_need`` they overlap as far as simple messages can: two are in flight, and updates wait
-    on need. If updates wait for a norm or are sharded, each is decoupled; the all-gathers follow in
-    the order of need. Without ``by_need`` they are DDP's buckets of that size.
+    With ``by_need`` two are in flight, and updates wait on need; if these wait for a norm or are
+    sharded, each message is decoupled. Otherwise they are DDP's buckets of that size.
     """
     size_bytes = -(-profile.gradient_bytes // parts)
     cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)
@@ -126,9 +121,7 @@ class DecoupledRound(NamedTuple):
         )
 
     def end_ns(self, lasts: Sequence[int], order: Order) -> int:
-        """Return when the round ends: the largest arrival, or norm, plus tail.
-
-        The model is that of the simulator (:func:`syncline.plan.simulator.messages.message_tasks`).
+        """Return when the round ends, by the model of the simulator (``message_tasks``).
 
         Raises:
             ValueError: a group is not summed once, and then gathered once.

@@ -21,8 +21,7 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
     """Add tensors to a message while it stays within the threshold.
 
     Unlike DDP's buckets, a message never exceeds the threshold unless a single tensor does.
-    Horovod also sends whatever has gathered when its cycle time is over; that needs a clock and is
-    not part of this planner.
+    Horovod's cycle time is not part of this planner.
 
     Raises:
         UserError: on construction, if the threshold is negative.
@@ -55,11 +54,9 @@ class Horovod(Planner, frozen=True, kw_only=True):
     what is left over at a tick makes further messages at once. Every message waits for its tick.
     The update waits for all of them.
 
-    Ticks are counted from the start of the iteration. In training they drift against it, so that a
-    tensor waits half a cycle on average. Two things are left out: the negotiation of which tensors
-    are ready on all workers, which the response cache (1,024 tensors by default) shortens to one
-    small exchange a cycle; and fusing past a tensor of another dtype, as a message is a contiguous
-    slice.
+    Ticks are counted from the start of the iteration; in training they drift against it. Left out
+    are the negotiation of which tensors are ready on all workers, and fusing past a tensor of
+    another dtype, as a message is a contiguous slice.
 
     Args:
         cycle_s: seconds between two ticks; 0: tensors leave as soon as they are ready.
@@ -82,15 +79,11 @@ class Horovod(Planner, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         require_time("horovod: cycle_s", self.cycle_s)
-        if self.cycle_s and self._cycle_ns < 1:
+        if self.cycle_s and round(self.cycle_s * NS_PER_S) < 1:
             raise UserError(
                 f"horovod: cycle_s must be 0 or at least a nanosecond, found {self.cycle_s}"
             )
         self.require_at_least(0, "threshold_bytes")
-
-    @property
-    def _cycle_ns(self) -> int:
-        return round(self.cycle_s * NS_PER_S)
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
@@ -99,7 +92,7 @@ class Horovod(Planner, frozen=True, kw_only=True):
             s: g.dtype for s, g in zip(starts, profile.gradients, strict=False) if g.elements
         }
         ready_ns = profile.ready_ns()
-        cycle_ns = self._cycle_ns
+        cycle_ns = round(self.cycle_s * NS_PER_S)
         messages: list[Message] = []
         held_bytes = 0
         latest: tuple[int, str] | None = None  # tick and dtype of the last message

@@ -20,10 +20,9 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
 
     because a prefix that finishes earlier never delays what follows it. This is exact for any
     non-decreasing cost function ``T``, among plans that send whole tensors in ready order on one
-    channel, if messages do not slow computing. Where computing slows messages, a time before the
-    end of the backward pass counts as the transmission time that fits into it, which keeps the
-    order. Where the network's curve falls, its running maximum is taken instead, so the last
-    message may finish earlier than planned but not later. O(N^2) at worst.
+    channel, if messages do not slow computing. Where the network's curve falls, its running maximum
+    is taken instead. The proof, also where computing slows messages, is in the page "Algorithms and
+    costs". O(N^2) at worst.
     """
 
     NAME: ClassVar[str] = "merge"

@@ -36,15 +36,10 @@ def find_merged_layers(
 ) -> list[bool]:
     """Return, for each layer from 1 to L, whether it is a merged-gradient layer.
 
-    The pseudocode restarts ``CalculateCommStart`` at layer L after every merge, which makes it
-    O(L^2). A merge of layer l changes only the communication of l and l - 1, so the starts of the
-    layers above l stay and only that of l - 1 is needed next: the loop carries it along, in O(L).
-
-    Args:
-        a_s: latency of an all-reduce, seconds.
-        b_s_per_byte: seconds a byte of an all-reduce.
-        t_b: backward time of each layer in seconds, layer 1 first.
-        p: bytes of each layer's gradient, layer 1 first.
+    ``t_b`` is the backward time of each layer in seconds, and ``p`` the bytes of its gradient,
+    layer 1 first. The pseudocode restarts ``CalculateCommStart`` at layer L after every merge,
+    which makes it O(L^2). A merge of layer l changes only the communication of l and l - 1, so the
+    loop carries the start of l - 1 along, in O(L).
 
     Source: MG-WFBP, Algorithm 1.
     """

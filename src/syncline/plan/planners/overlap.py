@@ -42,9 +42,9 @@ Slices = list[tuple[int, int]]
 class Round(NamedTuple):
     """One round of gradients as the native search takes it: without empty tensors.
 
-    A tensor without elements travels with the element before it, or with the first element. The
-    message that holds that element waits for the empty tensor too. So the element becomes a tensor
-    of its own if it becomes ready later, or is needed earlier, than the rest of its tensor.
+    A tensor without elements travels with the element before it, or with the first element. That
+    element becomes a tensor of its own if the two together are ready later, or needed earlier, than
+    the rest of its tensor.
     """
 
     ready_ns: list[int]
@@ -83,10 +83,7 @@ class Round(NamedTuple):
     def end_ns(self, slices: Slices, curve: CostCurve, in_flight: int) -> int:
         """Return when the round ends: the largest arrival plus tail of these messages.
 
-        The model is that of the simulator in its steady state. A message is ready with the last
-        tensor that it touches. With one in flight it occupies the channel for ``T(M)``. With two,
-        its latency ``T(0)`` begins once it is ready, the message before it has begun and the one
-        before that has arrived; transmissions of ``T(M) - T(0)`` are one at a time, in order.
+        The model is that of :func:`syncline.plan.simulator.messages.message_tasks`.
 
         Raises:
             ValueError: a slice is empty or ends beyond the gradients, or times are too long.
@@ -105,13 +102,8 @@ class Round(NamedTuple):
     ) -> Slices:
         """Return messages that let the round end early; see :class:`Overlap`.
 
-        Args:
-            curve: the cost of an all-reduce.
-            in_flight: 1 or 2.
-            goal_ns: the search stops once the round ends by then.
-            seeds: sequences of messages to improve on; the result is no worse than any.
-            budget: messages that local search looks at, about 10 ns each.
-            exact_elements: rounds of at most this many elements (up to 14) are solved exactly.
+        The search stops once the round ends by ``goal_ns``. The result is no worse than any of the
+        seeds. Rounds of up to ``exact_elements`` elements, at most 14, are solved exactly.
         """
         return _native.overlap(
             *self, in_flight, curve.rows(), seeds, goal_ns, budget, exact_elements
@@ -123,32 +115,25 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
     Every piece of a message pays the latency again, so merging, cutting and ordering depend on each
     other. The messages are contiguous slices of the gradients in any static order. They are to
-    minimise
-
-        ``max(base, max over messages (arrival + tail))``
-
+    minimise ``max(base, max over messages (arrival + tail))``
     (:mod:`~syncline.plan.simulator.bound`). The search is native and deterministic:
 
     1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
        the plans of all other planners, with forward operations that wait for their own gradients
-       only; and a dispatcher. It sends the most urgent ready tensor, merged with neighbours while
-       nothing comes too late, and cut or held back where a more urgent tensor would. Each of its
-       forty rules aims at the earliest end that it can meet.
+       only; and a dispatcher with forty rules, each of which aims at the earliest end that it can
+       meet. It sends the most urgent ready tensor, merged with neighbours while nothing comes too
+       late, and cut or held back where a more urgent tensor would.
     2. Local search on the critical block: the messages that delay the one that ends the round
        (J. Carlier, *The one-machine sequencing problem*, 1982). Its steps move, merge or split
-       messages, shift a boundary, or rearrange a few successive messages exactly. Every change is
-       judged exactly in time proportional to the messages between its places, because what follows
-       is a max-plus function of two numbers. A round of at most 12 elements is solved exactly.
+       messages, shift a boundary, or rearrange a few successive messages exactly. A round of at
+       most 12 elements is solved exactly.
     3. Neighbouring messages are merged where that costs nothing.
 
     The search ends early at a lower bound, or once messages arrive a sixteenth of the computing
-    time early: then computing decides the period, and only that margin is left to gain.
-
-    The simulator compares the result with the unchanged plans of all other planners. The best is
-    taken. A tie goes to the least time on the link, then to the fewest messages in flight, then to
-    the fewest in all. So no message grows past a size at which the cost jumps only because
-    computing hides it.
-    Where messages take time from computing, the search runs three times; see :data:`HANDLING`.
+    time early. The simulator compares the result with the unchanged plans of all other planners;
+    a tie goes to the least time on the link, then to the fewest messages in flight, then to the
+    fewest in all. Where messages take time from computing, the search runs three times; see
+    :data:`HANDLING`.
 
     Args:
         in_flight: messages that may be in flight at once, 1 or 2. With two, the latency of one is
@@ -235,9 +220,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
         *,
         handling_s: float = 0.0,
     ) -> Plan:
-        """Return the plan of the search, without comparing it with other plans.
+        """Return the plan of the search, which improves on ``seeds``, without comparing plans.
 
-        It improves on ``seeds``. Each message costs ``handling_s`` on top of its time on the link.
+        Each message costs ``handling_s`` on top of its time on the link.
         """
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         if handling_s:

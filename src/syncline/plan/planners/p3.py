@@ -25,8 +25,8 @@ class P3(Planner, frozen=True, kw_only=True):
             many messages.
 
     Source: A. Jayarajan, J. Wei, G. Gibson, A. Fedorova, G. Pekhimenko, *Priority-Based Parameter
-    Propagation for Distributed DNN Training*, SysML 2019; the size is the default of MXNet,
-    which adopted it (``MXNET_KVSTORE_SLICE_THRESHOLD``). O(S log S) for S slices.
+    Propagation for Distributed DNN Training*, SysML 2019; the size is MXNet's default
+    (``MXNET_KVSTORE_SLICE_THRESHOLD``). O(S log S) for S slices.
     """
 
     NAME: ClassVar[str] = "p3"

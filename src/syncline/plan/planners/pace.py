@@ -25,19 +25,9 @@ def preemptive_order(
     """Return the order that minimises ``max(arrival + tail)`` if interruptions cost nothing.
 
     The problem of PACE, Eq. 10: one channel, release times, free preemption. PACE solves an integer
-    program with a variable for each of T time slots and N tensors. Its coefficients ``(TN)^t``
-    force the lexicographic order, and leave the range of a double within a hundred slots. No
-    program is needed: Jackson's rule is optimal. The channel always sends the ready job with the
-    longest tail, and interrupts it when a job with a longer tail becomes ready. Proof: let ``c`` be
-    the job that ends last. Look back from its arrival to the last moment at which the channel idled
-    or sent a job with a shorter tail. From then on it sent only jobs with tails at least as long,
-    and all of them became ready after that moment. So in any order one of them arrives as late, and
-    its tail is as long.
-
-    Args:
-        ready_ns: when each job may be sent at the earliest.
-        cost_ns: how long the channel is busy with each.
-        tail_ns: what must still be computed after each has arrived.
+    program. None is needed, because Jackson's rule is optimal: the channel always sends the ready
+    job with the longest tail, and interrupts it when a job with a longer tail becomes ready. The
+    proof is in the page "Algorithms and costs".
 
     Returns:
         The largest arrival plus tail, exact to the nanosecond, and the pieces (job, start, stop) in
@@ -61,19 +51,14 @@ class Pace(Planner, frozen=True, kw_only=True):
     least. The R whose iteration ends first is taken. A group is ready with its last tensor, and
     whatever needs one of its tensors waits for all of it.
 
-    :func:`preemptive_order` finds the order, without PACE's integer program.
-
-    PACE treats interruptions as free, and so does the choice of R and of the pieces here. A piece
-    gets elements in proportion to its share of the group's time. The simulator and training pay the
-    latency of every piece. So the plan can end later than PACE expects, and with many pieces or a
-    long latency it can lose to a plan without interruptions.
+    :func:`preemptive_order` finds the order. PACE treats interruptions as free, and so does the
+    choice of R and of the pieces here. The simulator and training pay the latency of every piece,
+    so the plan can lose to one without interruptions.
 
     Raises:
         UserError: when planning, if the model has more than 16,384 tensors.
 
-    O(N^2 log N) at worst, in the native core. Each R is ordered in O(R log R). The groups for all R
-    come from one table of O(N^2) entries, the values of the published recursion. R stops growing
-    when R latencies alone take longer than the best plan found.
+    O(N^2 log N) at worst, in the native core.
 
     Source: Y. Bao, Y. Peng, Y. Chen, C. Wu, *Preemptive All-reduce Scheduling for Expediting
     Distributed DNN Training*, INFOCOM 2020, Eq. 10 and Algorithm 1. Costs are those of the

@@ -40,8 +40,7 @@ class Slice(NamedTuple):
     def urgency(self) -> tuple[int, int]:
         """Sort key: the slice needed first comes first; a tie goes to the one that is ready last.
 
-        If a profile does not say what the forward pass needs, this is the order of the layers from
-        the input on, because a network's first layers are ready last.
+        If it is not known what the forward pass needs, that is the layer nearest to the input.
         """
         return (self.need, -self.tensor)
 
@@ -141,11 +140,10 @@ def most_urgent_first(
 ) -> list[Slice]:
     """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
-    In such a system, each worker's queue decides during training. A plan is fixed beforehand, the
-    same on every rank, so the queue runs here, on the profile's clock and the network's costs.
-    Whenever another message may be handed over, the most urgent ready one is; a message that has
-    begun is not interrupted. Communication is assumed not to slow computation. Latencies of
-    messages in flight overlap; transmissions are one at a time, in order. O(N log N).
+    A plan is fixed beforehand, the same on every rank, so the queue runs here, on the profile's
+    clock and the network's costs. Whenever another message may be handed over, the most urgent
+    ready one is. Communication is assumed not to slow computation. Latencies of messages in flight
+    overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

@@ -16,11 +16,10 @@ class TicTac(Planner, frozen=True, kw_only=True):
 
     No fusion, no slices, no interruption: a large tensor holds up those that follow it.
 
-    TicTac orders transfers of parameters from a server, which are all available, by how much
-    computation each of them enables: TIC from the graph alone, TAC from measured times. If the
-    forward pass is a chain, both give the order in which it reads the parameters. That order is
-    used here for any profile. The transfers are all-reduces of gradients that become ready one by
-    one, as in PACE's comparison (section VI-B).
+    TicTac orders transfers of parameters from a server by how much computation each of them
+    enables. On a chain that is the order in which the forward pass reads them, which is used here
+    for any profile. The transfers are all-reduces of gradients, as in PACE's comparison
+    (section VI-B).
 
     Source: S. H. Hashemi, S. A. Jyothi, R. H. Campbell, *TicTac: Accelerating Distributed Deep
     Learning with Communication Scheduling*, SysML 2019. O(N log N).

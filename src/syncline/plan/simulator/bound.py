@@ -21,19 +21,14 @@ from syncline.plan.simulator.workers import ALIKE
 class Terms(NamedTuple):
     """One round of gradients, on a clock that starts with the backward pass.
 
-    In the steady state every round is alike: all messages of a round have arrived when the next
-    backward pass begins, because each holds a gradient that some operation before it waits for. So
-    the period is the time from one backward pass to the next,
-
-        ``max(base, max over messages (arrival + tail))``,
-
-    which is the objective of PACE (Theorem 1) with ``sum of f_j over L_i`` as the tail.
+    In the steady state every round is alike, because each message holds a gradient that some
+    operation before the next backward pass waits for. So the period is
+    ``max(base, max over messages (arrival + tail))``, the objective of PACE (Theorem 1).
     """
 
     ready_ns: list[int]
     """When each gradient is ready; non-decreasing, in the profile's order of gradients."""
     size_bytes: list[int]
-    """Bytes of each gradient."""
     tail_ns: list[int]
     """Time from the gradient's arrival to the next backward pass if nothing else delays the forward
     pass: the update, and all operations from the one that needs it."""
@@ -91,8 +86,7 @@ MOST_TAILS = 64
 def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
     """Return the least of ``(T(M) - T(0)) / M`` over the messages of 1 to ``total_bytes`` bytes.
 
-    On a segment ``T(M) = c + s M``, so the quotient is monotone there: ``(c - T(0)) / M + s``. Its
-    least value is at an end of a segment, and on the first segment it is the slope everywhere.
+    On a segment the quotient is monotone, so its least value is at an end of one.
     """
     first, *others = curve.segments
     if not others:
@@ -118,36 +112,20 @@ def lower_bound_ns(
     - its shares add up to at least ``p_i = bytes_i * min over M of (T(M) - T(0)) / M``;
     - it arrives when the last message with a share of it has, and its tail still runs after that.
 
-    So the transmissions are a preemptive schedule of one machine with release times ``ready_i +
-    T(0)``, processing times of at least ``p_i`` and the gradients' tails, and end no earlier than
-    the best such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``.
+    So the transmissions are a preemptive schedule of one machine, and end no earlier than the best
+    such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``. If all-reduces may be decoupled
+    (``decoupled``), the latency of an all-gather may overlap other transmissions: half of ``T(0)``
+    is left, but a gradient arrives no earlier than ``ready_i + T(0)``.
 
-    In a reduce-scatter and an all-gather (``T(M) / 2`` each) a gradient is transmitted twice,
-    ``p_i`` in all, from ``ready_i + T(0) / 2`` on: the latency of its all-gather may overlap other
-    transmissions. But that latency follows its reduce-scatter, so it arrives no earlier than
-    ``ready_i + T(0)``. With ``decoupled=False`` such plans are left out.
+    With one in flight (``in_flight=1``, and none decoupled) every message also pays for its
+    latency. Take the gradients whose tails are at least ``q``. Handing all bytes of a gradient to
+    the first message that has some makes no later end. So no plan sends them sooner than the best
+    merge of whole tensors in ready order, which ``merge`` finds exactly; and ``q`` follows. This is
+    done for up to 64 values of ``q``.
 
-    With one in flight (and none decoupled) every message also pays for its latency. Take the
-    gradients whose tails are at least ``q``. Each message with some of them takes at least ``T(0) +
-    rate * (their bytes in it)``. Hand all of a gradient's bytes to the first message that has some,
-    and then to the first that is ready after it. The last of these messages ends no later: what
-    comes between is delayed by as much as the later message becomes shorter. So no plan sends them
-    sooner than the best merge of whole tensors in ready order, which ``merge`` finds exactly; and
-    ``q`` follows. This is done for up to 64 values of ``q``.
-
-    A larger message, a later share or an idle channel only make a plan end later, so the bound
-    holds for every order, every number in flight and delays. It is exact where every latency can be
-    hidden. The simulator's clock rounds each message to a nanosecond; the bound is for the plan
-    with exact costs. Contention is not counted: it only makes plans slower.
-
-    Args:
-        terms: one round of gradients.
-        curve: the cost of an all-reduce.
-        decoupled: bound plans with reduce-scatters and all-gathers, too.
-        in_flight: 1 for the bound of plans with one message in flight; else that of all plans.
-
-    Returns:
-        Nanoseconds, at least ``terms.base_ns``.
+    The bound, in nanoseconds, is at least ``terms.base_ns``. It holds for every order, number in
+    flight and delays, and under contention, which is not counted. It is for exact costs; the
+    simulator rounds each message to a nanosecond.
 
     O(N log N), and 64 times a merge with one in flight. Source: J. Carlier, *The one-machine
     sequencing problem*, 1982, uses the preemptive schedule in this way.
@@ -171,9 +149,9 @@ def network_bound_ns(
 ) -> int:
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
-    If the cost of two messages at once was measured, plans with one in flight and plans with more
-    have different costs; the lower of their two bounds holds for all. With ``norm``, every update
-    waits for a norm of all gradients; if plans are ``sharded``, all gathers follow all sums.
+    If the cost of two messages at once was measured, the lower of both bounds holds for all plans.
+    With ``norm``, every update waits for a norm of all gradients; if plans are ``sharded``, all
+    gathers follow all sums.
     """
     curves = (network.all_reduce, network.pipelined)
     return min(
@@ -188,21 +166,16 @@ def network_bound_ns(
 
 
 def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
-    """Return a lower bound on the period where every update waits for a norm of all gradients.
+    """Return the bound where every update waits for a norm: after all sums comes the longest tail.
 
-    Before that norm, each gradient is summed: half of an all-reduce at least. After it comes the
-    longest tail. The sums are a preemptive schedule as in :func:`lower_bound_ns`, without tails.
+    The sums, half of an all-reduce each, are a preemptive schedule without tails.
     """
     end_ns, latency_ns, _ = _sums(terms, curve)
     return max(terms.base_ns, latency_ns + end_ns + max(terms.tail_ns, default=0))
 
 
 def _sharded_bound_ns(terms: Terms, curve: CostCurve) -> int:
-    """Return a lower bound on the period where workers update shares.
-
-    The first gather begins when all gradients are summed and updated; the gathers are then a
-    preemptive schedule as in :func:`lower_bound_ns`.
-    """
+    """Return the bound where workers update shares: no gather begins before the last sum."""
     end_ns, latency_ns, gathers_ns = _sums(terms, curve)
     begun_ns = [end_ns + 2 * latency_ns] * len(gathers_ns)
     return max(terms.base_ns, _preemptive_end_ns(begun_ns, gathers_ns, terms.tail_ns))
@@ -221,8 +194,7 @@ def _preemptive_end_ns(
 ) -> int:
     """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
 
-    Neighbours are then joined into one job, which is ready with the first and has the shortest
-    tail. It ends no later than they would separately.
+    Neighbours are then joined into one job, ready with the first and with the shortest tail.
     """
     share = -(-len(ready_ns) // MOST_JOBS)
     if share > 1:
