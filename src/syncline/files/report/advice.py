@@ -47,11 +47,6 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
     The iteration is the profile's baseline where it has one. Every prediction is this iteration
     times a ratio: the time predicted with the change over the time predicted without it.
 
-    Args:
-        profile: what a worker computes.
-        network: what messages cost.
-        ranks: what each rank observed.
-
     Raises:
         UserError: the network has no link, so it cannot be carried over to other circumstances.
     """

@@ -32,12 +32,7 @@ DOCUMENTS: dict[str, tuple[str, type[Document]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What one run, or one simulation, leaves behind; every part is optional, but one is required.
-
-    Raises:
-        UserError: on construction, if every part is missing, or a measured timeline is given as
-            predicted or the reverse.
-    """
+    """What one run, or one simulation, leaves behind; at least one part is required."""
 
     run: Run | None = None
     profile: Profile | None = None
@@ -66,11 +61,7 @@ class Bundle:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Bundle:
-        """Read the files of a report directory.
-
-        Raises:
-            FileError: the directory holds none of the files, or one of them is broken.
-        """
+        """Read the files of a report directory."""
         folder = Path(directory)
         parts = {
             field: noun.load(folder / name)
@@ -94,9 +85,6 @@ class Bundle:
 
         A file of an earlier report that this one does not replace is renamed to ``*.old``, so that
         a later :meth:`load` does not mix two runs.
-
-        Raises:
-            FileError: the directory cannot be created or written.
         """
         folder = Path(directory)
         try:

@@ -338,13 +338,15 @@ def fit_plot(network: Network) -> Html | None:
         place, _ = at(value, y.low)
         marks += [
             tag("line", x1=place, x2=place, y1=top, y2=bottom, class_="grid"),
-            tag("text", _whole(units.size(value)), x=place, y=bottom + 17, class_="mid"),
+            tag("text", units.trimmed(units.size(value)), x=place, y=bottom + 17, class_="mid"),
         ]
     for value in y.ticks:
         _, place = at(x.low, value)
         marks += [
             tag("line", x1=left, x2=right, y1=place, y2=place, class_="grid"),
-            tag("text", _whole(units.duration(value)), x=left - 8, y=place + 4, class_="end"),
+            tag(
+                "text", units.trimmed(units.duration(value)), x=left - 8, y=place + 4, class_="end"
+            ),
         ]
     marks += [
         tag("text", "time of an all-reduce", x=0, y=12),
@@ -362,9 +364,3 @@ def fit_plot(network: Network) -> Html | None:
         "curve"
     )
     return picture(marks, about, width, height, "plot")
-
-
-def _whole(text: str) -> str:
-    """Return a power of ten without its zero decimals: ``1 kB`` for ``1.00 kB``."""
-    number, unit = text.split(" ")
-    return f"{float(number):.0f}\u00a0{unit}"

@@ -76,16 +76,9 @@ class Column(Generic[Row]):
 
 
 def table(
-    columns: Sequence[Column[Row]],
-    rows: Iterable[Row],
-    *,
-    caption: str,
-    marked: int | None = None,
+    columns: Sequence[Column[Row]], rows: Iterable[Row], *, caption: str, marked: int | None = None
 ) -> Html:
-    """Return a table whose first column names the rows; row ``marked`` is highlighted.
-
-    ``caption`` says what the table shows, for screen readers.
-    """
+    """Return a table whose first column names the rows; the caption is for screen readers."""
     head = tag("tr", [tag("th", c.title, scope="col", class_=c.classes) for c in columns])
     body = []
     for index, row in enumerate(rows):
@@ -98,10 +91,7 @@ def table(
             written.append(tag(element, cell, scope=scope, class_=column.classes))
         body.append(tag("tr", written, class_="marked" if index == marked else None))
     return tag(
-        "table",
-        tag("caption", caption, class_="unseen"),
-        tag("thead", head),
-        tag("tbody", body),
+        "table", tag("caption", caption, class_="unseen"), tag("thead", head), tag("tbody", body)
     )
 
 
@@ -137,10 +127,7 @@ def bar(*parts: tuple[float, float, str]) -> Html:
 
 
 def stacked_bar(parts: Iterable[tuple[float, str]], whole: float) -> Html:
-    """Return a bar of (length, class) parts, each behind the one before; ``whole`` fills it.
-
-    A part without a class takes its place, but is not drawn.
-    """
+    """Return a bar of (length, class) parts that ``whole`` fills; one without class is a gap."""
     placed, start = [], 0.0
     for length, css in parts:
         if css:

@@ -13,7 +13,6 @@ from pathlib import Path
 from syncline.errors import FileError
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.markup import Html, escaped, tag, typeset
-from syncline.files.report.phases import phases_section
 from syncline.files.report.sections import (
     checks_section,
     events_section,
@@ -22,6 +21,7 @@ from syncline.files.report.sections import (
     memory_section,
     messages_section,
     network_section,
+    phases_section,
     planners_section,
     profile_section,
 )
@@ -80,19 +80,12 @@ def page(
     numbers: str,
     timelines: Sequence[Timeline] = (),
 ) -> str:
-    """Return one HTML file.
+    """Return one HTML file; ``numbers`` names the file that holds the same numbers.
 
-    The page's security policy forbids all requests, and all scripts but its own, which it knows by
-    hash. So a name in the data would not run even if it slipped through the escaping.
-
-    Args:
-        title: of the window; may be empty.
-        subject: what the page is about, in a line.
-        headline: what was found, without its full stop.
-        detail: why, without its full stop; may be empty.
-        sections: in the order in which they are read; None is left out.
-        timelines: those that a section draws, if one does.
-        numbers: name of the file that holds the same numbers.
+    ``headline`` and ``detail`` come without their full stops. ``timelines`` are those that a
+    section draws. The page's security policy forbids all requests, and all scripts but its own,
+    which it knows by hash. So a name in the data would not run even if it slipped through the
+    escaping.
     """
     script = "\n".join(_asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -143,11 +136,7 @@ def _subject(summary: Summary) -> str:
 
 
 def require_place(target: Path) -> None:
-    """Check that a report can be written to a place, before the long work of making it.
-
-    Raises:
-        FileError: the folder of a page is missing, or a directory would replace a file.
-    """
+    """Raise FileError if a report cannot be written there, before the long work of making it."""
     if is_page(target):
         if not target.parent.is_dir():
             raise FileError(
@@ -167,11 +156,7 @@ def is_page(target: Path) -> bool:
 
 
 def made_directory(path: Path) -> Path:
-    """Make a directory and its parents where they are missing, and return it.
-
-    Raises:
-        FileError: it cannot be made.
-    """
+    """Make a directory and its parents where they are missing, and return it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -183,9 +168,6 @@ def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document 
     """Write the page alone to a file that ends in ``.html``, or all files to a directory.
 
     In a directory the page is called ``name``, and ``beside`` are other files by their names.
-
-    Raises:
-        FileError: the file or the directory cannot be written.
     """
     if is_page(target):
         write_atomically(target, text)
@@ -198,21 +180,13 @@ def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document 
 
 
 def save(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
-    """Write the parts of a bundle and the report on them; return the page's path.
-
-    Raises:
-        FileError: the directory cannot be created or written.
-    """
+    """Write the parts of a bundle and the report on them; return the page's path."""
     bundle.save(directory)
     return save_report(bundle, directory)
 
 
 def save_report(bundle: Bundle, directory: str | os.PathLike[str]) -> Path:
-    """Write ``report.html``, ``report.json`` and ``trace.json``; return the page's path.
-
-    Raises:
-        FileError: the directory does not exist or cannot be written.
-    """
+    """Write ``report.html``, ``report.json`` and ``trace.json``; return the page's path."""
     folder = Path(directory)
     target = folder / "report.html"
     write_atomically(target, render(bundle))

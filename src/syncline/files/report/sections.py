@@ -1,10 +1,8 @@
-"""The sections of a page on one run: its results, and the inputs behind them.
-
-Each is None where there is nothing to show.
-"""
+"""The sections of a page on one run, each None where there is nothing to show."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from syncline.files.report import units
@@ -28,9 +26,11 @@ from syncline.files.report.summary import (
     LargeOperation,
     MessageFacts,
     NetworkFacts,
+    PhaseFacts,
     PlannerRow,
     PlannerTable,
     ProfileFacts,
+    RunFacts,
     network_facts,
 )
 from syncline.files.report.verdict import KeyFigure, figure_text
@@ -42,19 +42,16 @@ def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
     """Return the row of key figures."""
     if not figures:
         return None
-    return tag(
-        "dl",
-        [
-            tag(
-                "div",
-                tag("dt", figure.label),
-                tag("dd", typeset(figure_text(figure)), class_="value"),
-                tag("dd", typeset(figure.note), class_="note") if figure.note else None,
-            )
-            for figure in figures
-        ],
-        class_="figures",
-    )
+    shown = [
+        tag(
+            "div",
+            tag("dt", figure.label),
+            tag("dd", typeset(figure_text(figure)), class_="value"),
+            tag("dd", typeset(figure.note), class_="note") if figure.note else None,
+        )
+        for figure in figures
+    ]
+    return tag("dl", shown, class_="figures")
 
 
 def planners_section(planners: PlannerTable | None) -> Html | None:
@@ -74,12 +71,12 @@ def planners_section(planners: PlannerTable | None) -> Html | None:
         Column("Above bound", lambda row: units.percent(row.distance_to_bound), numeric=True),
     ]
     marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)
-    workers = units.counted(planners.workers, "worker")
+    caption = f"Predictions for {planners.model} on {planners.workers} workers"
     return section(
         "planners",
         "What each planner would take",
         note(
-            f"Predicted for {planners.network}, {workers}. ",
+            f"Predicted for {planners.network}, {units.counted(planners.workers, 'worker')}. ",
             tag("span", class_="swatch k-backward"),
             " computing, ",
             tag("span", class_="swatch exposed"),
@@ -87,12 +84,7 @@ def planners_section(planners: PlannerTable | None) -> Html | None:
             tag("span", class_="swatch tick"),
             " the lower bound that no schedule can pass.",
         ),
-        table(
-            columns,
-            planners.rows,
-            caption=f"Predictions for {planners.model} on {planners.workers} workers",
-            marked=marked,
-        ),
+        table(columns, planners.rows, caption=caption, marked=marked),
         [
             tag("p", tag("b", label) if label else None, typeset(f"{text}."), class_="why")
             for label, text in (
@@ -280,6 +272,76 @@ def profile_section(profile: ProfileFacts | None) -> Html | None:
         tag("p", typeset(text)),
         tag("div", stacked_bar(parts, profile.computation_s or 1.0), class_="phases"),
         legend((f"k-{phase}", typeset(f"{phase} {units.duration(s)}")) for phase, s in phases),
+    )
+
+
+LONGEST_SHARE = 0.5
+"""The final iterations are drawn at most this long, as a share of all phases before."""
+
+
+def phases_section(run: RunFacts | None) -> Html | None:
+    """Return which phase ran when, and what it has cost."""
+    if run is None or not run.phases:
+        return None
+    costs_s = [phase.cost_s for phase in run.phases if phase.cost_s is not None]
+    counted = [phase for phase in run.phases if phase.cost_s is not None] or run.phases
+    time = units.TimeUnit(phase.seconds for phase in counted)
+    longest_s = LONGEST_SHARE * math.fsum(phase.seconds for phase in counted)
+    columns: list[Column[tuple[int, PhaseFacts]]] = [
+        Column("No.", lambda row: str(row[0]), numeric=True),
+        Column("Phase", lambda row: row[1].name, css="text"),
+        Column("Iterations", lambda row: _iterations(row[1]), numeric=True),
+        Column(f"Time, {time.name}", lambda row: time.text(row[1].seconds), numeric=True),
+    ]
+    about = (
+        "Drawn to scale by time; the shortest phases are widened, and a long last one fades out."
+    )
+    final_s = run.final_s
+    if final_s is not None and costs_s:
+
+        def text(cost_s: float | None) -> str:
+            return "" if cost_s is None else f"{time.text(cost_s)} ({cost_s / final_s:.1f})"
+
+        columns.append(
+            Column(f"Cost, {time.name} (iterations)", lambda row: text(row[1].cost_s), numeric=True)
+        )
+        cost_s = math.fsum(costs_s)
+        about += (
+            " The cost of a phase is its time beyond that of as many final iterations "
+            f"({units.duration(final_s)} each): {units.duration(cost_s)} in all, "
+            f"{cost_s / final_s:.1f} iterations' worth. The very first iterations, slow under any "
+            "wrapper, are in no phase."
+        )
+    rows = list(enumerate(run.phases, start=1))
+    strip = [_phase_part(*row, longest_s) for row in rows]
+    return section(
+        "phases",
+        "Which phase ran when",
+        note(typeset(about)),
+        tag("div", strip, class_="strip", aria_hidden="true"),
+        table(columns, rows, caption="Phases of the training, with their time and cost"),
+    )
+
+
+def _iterations(phase: PhaseFacts) -> str:
+    if phase.iterations < 2:
+        return str(phase.start + 1) if phase.iterations else ""
+    return f"{phase.start + 1}\u2013{phase.start + phase.iterations}"
+
+
+def _phase_part(number: int, phase: PhaseFacts, longest_s: float) -> Html:
+    """Return a phase of the strip; its number always shows, its name where there is room."""
+    is_final = phase.cost_s is None
+    shown_s = min(phase.seconds, longest_s) if is_final else phase.seconds
+    css = " ".join(["final"] * is_final + ["cut"] * (shown_s < phase.seconds))
+    return tag(
+        "div",
+        tag("b", str(number)),
+        " ",
+        tag("span", phase.name),
+        class_=css or None,
+        style=f"flex-grow:{shown_s:.6f}",
+        title=f"{phase.name}: {units.duration(phase.seconds)}",
     )
 
 

@@ -209,17 +209,16 @@ class Summary(Document, frozen=True):
 
 def summarise(bundle: Bundle) -> Summary:
     """Return what a report on ``bundle`` says; what the bundle lacks is left out."""
-    run = bundle.run
     return Summary(
         verdict=verdict(bundle),
         figures=key_figures(bundle),
         timelines=tuple(timeline_facts(t) for t in bundle.timelines()),
         planners=planner_table(bundle.comparison) if bundle.comparison else None,
-        checks=_checks(bundle),
+        checks=tuple(_checks(bundle)),
         network=network_facts(bundle.network) if bundle.network else None,
         messages=_messages(bundle.plan) if bundle.plan else (),
         profile=_profile(bundle.profile) if bundle.profile else None,
-        run=_run(run) if run else None,
+        run=_run(bundle.run) if bundle.run else None,
     )
 
 
@@ -302,19 +301,14 @@ def network_facts(network: Network) -> NetworkFacts:
     )
 
 
-def _checks(bundle: Bundle) -> tuple[Check, ...]:
-    return tuple(
-        Check(what, predicted_s, measured_s, noise_s, _error(predicted_s, measured_s))
-        for what, predicted_s, measured_s, noise_s in _compared(bundle)
-    )
-
-
 def _error(predicted_s: float, measured_s: float) -> float | None:
     return predicted_s / measured_s - 1 if measured_s > 0 else None
 
 
-def _compared(bundle: Bundle) -> Iterator[tuple[str, float, float, float | None]]:
-    """Yield what was predicted and measured: its name, both, and the noise of the measurement."""
+def _checks(bundle: Bundle) -> Iterator[Check]:
+    def check(what: str, predicted_s: float, measured_s: float, noise_s: float | None) -> Check:
+        return Check(what, predicted_s, measured_s, noise_s, _error(predicted_s, measured_s))
+
     if run := bundle.run:
         for what, predicted_s, rate in (
             ("iteration, stock DDP", run.predicted_baseline_s, run.baseline),
@@ -322,7 +316,7 @@ def _compared(bundle: Bundle) -> Iterator[tuple[str, float, float, float | None]
             ("iteration, {} in the long run", run.predicted_s, run.steady),
         ):
             if rate and predicted_s is not None:
-                yield what.format(rate.name), predicted_s, rate.iteration_s, rate.noise_s
+                yield check(what.format(rate.name), predicted_s, rate.iteration_s, rate.noise_s)
     if bundle.timeline_predicted and bundle.timeline_measured:
         both = (bundle.timeline_predicted, bundle.timeline_measured)
         shown = [
@@ -338,7 +332,7 @@ def _compared(bundle: Bundle) -> Iterator[tuple[str, float, float, float | None]
             ]
         predicted, measured = map(timeline_facts, both)
         for what, field in shown:
-            yield what, getattr(predicted, field), getattr(measured, field), None
+            yield check(what, getattr(predicted, field), getattr(measured, field), None)
 
 
 def _messages(plan: Plan) -> tuple[MessageFacts, ...]:

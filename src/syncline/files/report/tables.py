@@ -40,10 +40,7 @@ SHADES = " ░▒▓█"
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:
-    """Return the planners with their predicted times, fastest first, the chosen one marked.
-
-    Iteration times share one unit: milliseconds if all are below 1 s, else seconds.
-    """
+    """Return the planners with their predicted times, fastest first, the chosen one marked."""
     planners = planner_table(comparison)
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
     columns: list[Column[PlannerRow]] = [

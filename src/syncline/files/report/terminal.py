@@ -61,10 +61,9 @@ def table(
     gaps: Container[int] = (),
     folds: bool = True,
 ) -> Table:
-    """Return a table whose cells are text; row ``marked`` is bold.
+    """Return a table whose cells are text; a blank line precedes the rows in ``gaps``.
 
-    A blank line precedes the rows in ``gaps``. On a narrow screen text is folded if ``folds``, else
-    cut off; numbers are always cut off.
+    On a narrow screen text is folded if ``folds``, else cut off; numbers are always cut off.
     """
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:

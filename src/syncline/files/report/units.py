@@ -67,16 +67,19 @@ def bandwidth(bytes_per_s: float) -> str:
     return f"{plain(float(f'{bytes_per_s * 8 / factor:.3g}'))} {unit}"
 
 
+def trimmed(text: str) -> str:
+    """Return a number and its unit without needless decimals: ``1 kB`` for ``1.00 kB``."""
+    number, unit = text.split(" ")
+    return f"{float(number):g}\u00a0{unit}"
+
+
 def byte_time(s_per_byte: float) -> str:
     """Return a time a byte, such as ``"8.50 ns/B"``."""
     return f"{duration(s_per_byte)}/B"
 
 
 def percent(fraction: float | None, *, signed: bool = False) -> str:
-    """Return a fraction in percent, such as ``"21.9 %"``; with a sign if ``signed``.
-
-    Empty where it is not known.
-    """
+    """Return a fraction in percent, such as ``"21.9 %"``; empty where it is not known."""
     if fraction is None:
         return ""
     text = f"{fraction * 100:.1f}"

@@ -110,8 +110,7 @@ class Panel:
 def coloured(what_if: WhatIf) -> dict[str, str]:
     """Return the class of the colour of each planner that has one, the same in every panel.
 
-    If there are more planners than colours, the colours go to planners that lead at most points, to
-    DDP, and to those that are fastest on average.
+    They go first to planners that lead at most points, to DDP, and to those fastest on average.
     """
     points = what_if.points
     leads = Counter(point.best.planner for point in points)
@@ -320,11 +319,7 @@ def _parts(panel: Panel) -> Html:
 
 
 def _duration(seconds: float) -> str:
-    """Return a round duration without the decimals that it does not need."""
-    if seconds == 0:
-        return "0"
-    number, unit = units.duration(seconds).split(" ")
-    return f"{float(number):g}\u00a0{unit}"
+    return "0" if seconds == 0 else units.trimmed(units.duration(seconds))
 
 
 def _about(panel: Panel) -> str:

@@ -1,7 +1,4 @@
-"""The sections of a what-if beside its curves: what limits the chosen point, and every point.
-
-Each is None where there is nothing to show.
-"""
+"""The sections of a what-if beside its curves: what limits the chosen point, and every point."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from syncline.files.report.whatif_words import (
     notable_settings,
     setting_text,
 )
-from syncline.plan.whatif import Bottleneck, PathPart, Point, WhatIf
+from syncline.plan.whatif import PathPart, Point, WhatIf
 
 LONGEST = 8
 """Parts of the critical path in the table."""
@@ -39,13 +36,15 @@ PATH_KINDS = {**KINDS, "delay": "held back"}
 
 
 def path_section(what_if: WhatIf | None) -> Html | None:
-    """Return the critical path of the point that the headline is about."""
+    """Return the critical path of the point that the headline is about; None if it has none."""
     if what_if is None or not what_if.bottleneck.path:
         return None
     found = what_if.bottleneck
     whole_s = sum(part.time_s for part in found.path) or 1.0
     setting = what_if.chosen.setting
-    longest = sorted(found.path, key=lambda part: -part.time_s)[:LONGEST]
+    longest = sorted(found.path, key=lambda part: -part.time_s)
+    least_s = longest[:MOST_DRAWN][-1].time_s
+    drawn = ((p.time_s, _css(p.kind) if p.time_s >= least_s else "") for p in found.path)
     columns: list[Column[PathPart]] = [
         Column("Longest on the path", _label, css="name"),
         Column("Kind", lambda part: _kind(part.kind), wide=True),
@@ -60,7 +59,7 @@ def path_section(what_if: WhatIf | None) -> Html | None:
             f"it can shorten the iteration. One iteration of {found.planner} in the steady state, "
             f"{setting_text(setting, notable_settings(setting))}, from left to right."
         ),
-        tag("div", _path_bar(found, whole_s), class_="phases"),
+        tag("div", stacked_bar(drawn, whole_s), class_="phases"),
         legend(
             (
                 _css(kind),
@@ -69,14 +68,8 @@ def path_section(what_if: WhatIf | None) -> Html | None:
             for kind, s in found.by_kind().items()
             if s > 0
         ),
-        table(columns, longest, caption="Longest parts of the critical path"),
+        table(columns, longest[:LONGEST], caption="Longest parts of the critical path"),
     )
-
-
-def _path_bar(found: Bottleneck, whole_s: float) -> Html:
-    shortest_s = min(sorted(part.time_s for part in found.path)[-MOST_DRAWN:])
-    parts = ((p.time_s, _css(p.kind) if p.time_s >= shortest_s else "") for p in found.path)
-    return stacked_bar(parts, whole_s)
 
 
 def _css(kind: str) -> str:
@@ -92,7 +85,7 @@ def _label(part: PathPart) -> str:
 
 
 def points_section(what_if: WhatIf | None) -> Html | None:
-    """Return every point with its fastest planner."""
+    """Return every point with its fastest planner; None for a single point."""
     if what_if is None or len(what_if.points) < 2:
         return None
     points, swept = what_if.points, what_if.swept
