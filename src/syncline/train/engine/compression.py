@@ -120,7 +120,7 @@ class Compressor:
         if after is None:
             after = [self._exchange.memory.mark()]
         tensors = self._tensors[number]
-        named = [NamedGradient(t.name, values) for t, values in zip(tensors, gradients, strict=True)]
+        named = [NamedGradient(t.name, g) for t, g in zip(tensors, gradients, strict=True)]
         exchange = self._exchange.prepare(named, message=number, after=after)
 
         def carry_out() -> None:

@@ -69,28 +69,20 @@ def getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
+_ATTRIBUTES = (
+    "shape dtype device layout ndim is_cuda is_cpu is_leaf is_sparse is_meta requires_grad grad_fn "
+    "retains_grad is_mkldnn is_quantized is_nested is_sparse_csr is_mps is_xpu is_xla itemsize "
+    "nbytes output_nr _backward_hooks _post_accumulate_grad_hooks"
+)
+_METHODS = (
+    "size dim numel nelement stride element_size ndimension is_contiguous is_floating_point "
+    "is_complex storage_offset register_hook register_post_accumulate_grad_hook is_same_size "
+    "get_device __len__ new_empty new_zeros new_ones requires_grad_"
+)
 METADATA = frozenset(
     {
-        *(
-            getter(name)
-            for name in (
-                *("shape", "dtype", "device", "layout", "ndim", "is_cuda", "is_cpu", "is_leaf"),
-                *("is_sparse", "is_meta", "requires_grad", "grad_fn", "retains_grad", "is_mkldnn"),
-                *("is_quantized", "is_nested", "is_sparse_csr", "is_mps", "is_xpu", "is_xla"),
-                *("itemsize", "nbytes", "output_nr"),
-                *("_backward_hooks", "_post_accumulate_grad_hooks"),
-            )
-        ),
-        *(
-            getattr(torch.Tensor, name)
-            for name in (
-                *("size", "dim", "numel", "nelement", "stride", "element_size", "ndimension"),
-                *("is_contiguous", "is_floating_point", "is_complex", "storage_offset"),
-                *("register_hook", "register_post_accumulate_grad_hook", "is_same_size"),
-                *("get_device", "__len__"),
-                *("new_empty", "new_zeros", "new_ones", "requires_grad_"),
-            )
-        ),
+        *map(getter, _ATTRIBUTES.split()),
+        *(getattr(torch.Tensor, name) for name in _METHODS.split()),
         torch.Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
         *(getattr(torch, f"{name}_like") for name in ("empty", "zeros", "ones", "rand", "randn")),
         torch.is_floating_point,
@@ -225,7 +217,7 @@ def own_class(tensors: Iterable[Any]) -> Iterator[None]:
     """Let gradients that have arrived be used as plain tensors, by the thread that trains.
 
     A gradient whose norm is exchanged stays pending until its step, even once it has arrived, so
-    that all ranks compute its norm in the same way, whichever of them have read it.
+    that all ranks compute its norm in the same way.
     """
     with UPDATES:
         kept = [(tensor, type(tensor)) for tensor in tensors if is_pending(tensor)]
@@ -262,21 +254,15 @@ def index_of(tensor: torch.Tensor) -> int:
 
 
 def owner_of(tensor: torch.Tensor) -> Owner:
-    """Return the owner of a pending tensor, which finishes it.
-
-    Raises:
-        UserError: it is a gradient of a model that was dropped.
-    """
-    owner: Any = tensor.__dict__[_OWNER]
-    if isinstance(owner, weakref.ref):
-        owner = owner()
-        if owner is None:
-            raise UserError(
-                "this gradient was kept while its model was dropped, in the middle of its "
-                "exchange; read it before"
-            )
-    found: Owner = owner
-    return found
+    """Return the owner of a pending tensor; a gradient of a dropped model is a UserError."""
+    kept: Any = tensor.__dict__[_OWNER]
+    owner: Owner | None = kept() if isinstance(kept, weakref.ref) else kept
+    if owner is None:
+        raise UserError(
+            "this gradient was kept while its model was dropped, in the middle of its exchange; "
+            "read it before"
+        )
+    return owner
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -295,11 +281,10 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def _plain(tensor: Any) -> torch.Tensor:
+def _plain(tensor: Any) -> Any:
     """Return a plain tensor or parameter with the memory of one that may be pending."""
     if not is_pending(tensor):
-        plain: torch.Tensor = tensor
-        return plain
+        return tensor
     with without_torch_function():
         if isinstance(tensor, nn.Parameter):
             return make_subclass(nn.Parameter, tensor, tensor.requires_grad)
@@ -394,18 +379,17 @@ class PendingState:
                 fields["state"] = seen["state"]
 
     @property
-    def steps_here(self) -> bool:
-        """Whether this thread makes a step."""
+    def _steps_here(self) -> bool:
         return self._stepper == threading.get_ident()
 
     def synchronize(self) -> None:
         """Make all deferred updates, unless this is called from one of them."""
-        if not self.steps_here:
+        if not self._steps_here:
             self._synchronize()
 
     def fields(self) -> dict[str, Any]:
         """Return what this thread sees of the optimizer."""
-        return self._seen if self.steps_here else vars(self._optimizer)
+        return self._seen if self._steps_here else vars(self._optimizer)
 
 
 class _StandIn(UserDict[Any, Any]):
@@ -438,17 +422,9 @@ def _guarded(own: type[Any], pending: PendingState) -> type[Any]:
     def set_groups(_: Any, groups: Any) -> None:
         pending.fields()["param_groups"] = groups
 
-    def read(_: Any) -> Any:
+    def settled() -> dict[str, Any]:
         pending.synchronize()
-        return pending.fields()["state"]
-
-    def write(_: Any, state: Any) -> None:
-        pending.synchronize()
-        pending.fields()["state"] = state
-
-    def delete(_: Any) -> None:
-        pending.synchronize()
-        del pending.fields()["state"]
+        return pending.fields()
 
     def reduce(self: Any, protocol: Any) -> Any:
         pending.synchronize()
@@ -460,6 +436,10 @@ def _guarded(own: type[Any], pending: PendingState) -> type[Any]:
         "__doc__": own.__doc__,
         "__reduce_ex__": reduce,
         "param_groups": property(groups, set_groups),
-        "state": property(read, write, delete),
+        "state": property(
+            lambda _: settled()["state"],
+            lambda _, state: settled().update(state=state),
+            lambda _: settled().pop("state"),
+        ),
     }
     return types.new_class(own.__name__, (own,), exec_body=lambda names: names.update(members))

@@ -25,7 +25,7 @@ from syncline.train.overlap.deferred_step import DeferredStep, step_of
 from syncline.train.overlap.guard import Guard, lift, lifted
 from syncline.train.overlap.pending import UPDATES, PendingState, index_of, is_pending, release
 from syncline.train.overlap.sharding import Sharding
-from syncline.train.overlap.trial import PLAIN
+from syncline.train.overlap.trial import marks
 from syncline.train.sparse.gradients import flat
 
 
@@ -87,8 +87,7 @@ class ShardedStep(DeferredStep):
                 if not own.numel():
                     continue
                 share = shares[parameter] = nn.Parameter(own)
-                marks = {n: v for n, v in vars(parameter).items() if isinstance(v, PLAIN)}
-                vars(share).update(marks)
+                vars(share).update(marks(parameter))
                 share.grad = sharding.own(index, _like(parameter.grad, parameter))
                 alike.setdefault(tuple(map(id, changes)), (changes, []))[1].append(share.grad)
                 members.setdefault(self._group_of[id(parameter)], []).append(share)

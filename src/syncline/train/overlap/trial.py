@@ -50,10 +50,10 @@ def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def trial(optimizer: Optimizer) -> Trial:
     """Compare stepping parameter by parameter with one whole step.
 
-    Two twins with small parameters on the devices of the real ones (so that the same fused,
-    capturable and other device code runs) take the same five steps. Parameters and state must agree
-    to the last bit after each. Steps must leave hyper-parameters alone, except for numbers that a
-    whole step, every part of one, and a step without parameters change in the same way.
+    Two twins with small parameters on the devices of the real ones, so that the same device code
+    runs, take the same five steps. Parameters and state must agree to the last bit after each.
+    Steps must leave hyper-parameters alone, except for numbers that a whole step, every part of
+    one, and a step without parameters change in the same way.
 
     The optimizer is only read; its own attributes must hold no tensor.
     """
@@ -94,8 +94,7 @@ def calls_closure_first(optimizer: Optimizer) -> bool:
 
     The optimizer must have passed the trial, and is only read.
     """
-    calling = _TrialTwin(optimizer, with_state=False)
-    plain = _TrialTwin(optimizer, with_state=False)
+    calling, plain = (_TrialTwin(optimizer, with_state=False) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     loss = object()
     calls = 0
@@ -134,8 +133,7 @@ def move_groups(groups: Sequence[dict[str, Any]], step_on: StepOn) -> None:
 
 
 def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
-    whole = _TrialTwin(optimizer, with_state=with_state)
-    apart = _TrialTwin(optimizer, with_state=with_state)
+    whole, apart = (_TrialTwin(optimizer, with_state=with_state) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     orders = random.Random(0)
     for scale in SCALES:
@@ -264,7 +262,6 @@ class _TrialTwin:
         """Whether a whole step has changed numbers in the groups."""
 
     def step(self, *args: Any) -> Any:
-        """Make the step of the optimizer's class."""
         return type(self._twin).step(self._twin, *args)
 
     def step_whole(self) -> str | None:
@@ -332,8 +329,7 @@ class _TrialTwin:
         return None
 
     def _state_of_none(self) -> dict[Any, Any]:
-        """Return the entries of the state that belong to none of the parameters."""
-        known = {id(parameter) for parameter in self.parameters}
+        known = set(map(id, self.parameters))
         return {key: value for key, value in self._twin.state.items() if id(key) not in known}
 
 
@@ -453,17 +449,17 @@ def moving(group: dict[str, Any]) -> dict[str, Any]:
 def small(
     parameter: nn.Parameter, generator: torch.Generator, device: torch.device | None = None
 ) -> nn.Parameter:
-    """Return a parameter like the given one, on its device or another, with random values.
-
-    It has at most three elements per dimension.
-    """
+    """Return a parameter of random values, with at most three elements per dimension."""
     shape = tuple(min(side, SIDE) for side in parameter.shape)
     like = torch.empty(shape, dtype=parameter.dtype, device=device or parameter.device)
     twin = nn.Parameter(normal(like, generator), requires_grad=parameter.requires_grad)
-    # Marks that say how to treat a parameter, such as one for no weight decay.
-    marks = {n: v for n, v in getattr(parameter, "__dict__", {}).items() if isinstance(v, PLAIN)}
-    vars(twin).update(marks)
+    vars(twin).update(marks(parameter))
     return twin
+
+
+def marks(parameter: torch.Tensor) -> dict[str, Any]:
+    """Return attributes that say how to treat a parameter, such as one for no weight decay."""
+    return {n: v for n, v in vars(parameter).items() if isinstance(v, PLAIN)}
 
 
 def normal(like: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
