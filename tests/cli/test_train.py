@@ -12,9 +12,8 @@ from click.testing import CliRunner
 
 from syncline.cli import main
 from syncline.cli.train import train
-from syncline.lab.training.config import COMPRESSIONS, TrainingConfig
+from syncline.lab.training.config import COMPRESSIONS, Hyperparameters, TrainingConfig
 from syncline.lab.training.data import DATA
-from syncline.lab.training.hyperparameters import Hyperparameters
 from syncline.lab.training.models import MODELS
 from syncline.plan.planners import PLANNERS
 
@@ -35,7 +34,7 @@ from syncline.plan.planners import PLANNERS
         ("--plan gone.json", "gone.json: no such file"),
         ("--precision fp16", "unknown precision 'fp16'"),
         ("--schedule cosin", "did you mean 'cosine'"),
-        ("--lr nan", "--lr must be a number above 0"),
+        ("--lr nan", "--lr must be finite and above 0"),
         ("--workers 0", "--workers must be at least 1"),
     ],
 )

@@ -14,9 +14,8 @@ import msgspec
 from click.core import ParameterSource
 
 from syncline.cli.arguments import GroupedCommand, field_options, fields_of
-from syncline.errors import UserError
-from syncline.lab.training.config import TrainingConfig
-from syncline.lab.training.hyperparameters import Hyperparameters
+from syncline.errors import UserError, require_known
+from syncline.lab.training.config import Hyperparameters, TrainingConfig
 from syncline.plan.planners import PLANNERS
 
 EPILOG = """\b
@@ -116,14 +115,14 @@ def configured(
 
     ``prefix`` begins the name of the default output folder.
     """
-    from syncline.lab.training.data import data_named, default_data
+    from syncline.lab.training.data import DATA, default_data
     from syncline.lab.training.group import started_by_launcher
     from syncline.lab.training.models import model_named
     from syncline.lab.training.preflight import preflight
 
     spec = model_named(model)
     data = data if data is not None else default_data(spec)
-    data_named(data)
+    require_known("data set", data, DATA)
     workers_here = options["workers"]
     if started_by_launcher(os.environ):
         started = int(os.environ["WORLD_SIZE"])

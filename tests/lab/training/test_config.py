@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 from syncline.errors import UserError
-from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.config import TrainingConfig, default_hyperparameters
 from syncline.lab.training.data import DATA, default_data
-from syncline.lab.training.hyperparameters import default_hyperparameters
 from syncline.lab.training.models import MODELS
 
 
@@ -56,10 +55,10 @@ def test_a_configuration_survives_the_way_to_the_workers() -> None:
         ({"device": "gpu"}, "unknown device 'gpu'; did you mean 'cpu'"),
         ({"overrides": {"epochs": 0}}, "--epochs must be at least 1"),
         ({"overrides": {"batch_size": -1}}, "--batch-size must be at least 1"),
-        ({"overrides": {"learning_rate": float("nan")}}, "--lr must be a number above 0"),
+        ({"overrides": {"learning_rate": float("nan")}}, "--lr must be finite and above 0"),
         ({"overrides": {"momentum": 1.0}}, "--momentum must be at least 0 and below 1"),
-        ({"overrides": {"weight_decay": -0.1}}, "--weight-decay must be a number of at least 0"),
-        ({"overrides": {"warmup_epochs": float("inf")}}, "--warmup-epochs must be a number"),
+        ({"overrides": {"weight_decay": -0.1}}, "--weight-decay must be finite and at least 0"),
+        ({"overrides": {"warmup_epochs": float("inf")}}, "--warmup-epochs must be finite"),
         ({"overrides": {"clip_norm": 0.0}}, "--clip-norm must be above 0"),
         ({"overrides": {"schedule": "cos"}}, "unknown schedule 'cos'; did you mean 'cosine'"),
     ],

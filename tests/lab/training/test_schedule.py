@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.lab.training.hyperparameters import SCHEDULES, Hyperparameters, ScheduleName
+from syncline.lab.training.config import SCHEDULES, Hyperparameters, ScheduleName
 from syncline.lab.training.replica import learning_rate_factor, scheduler
 
 

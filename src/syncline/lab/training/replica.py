@@ -17,10 +17,9 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from syncline.errors import UserError
-from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.config import Hyperparameters, TrainingConfig
 from syncline.lab.training.data.sampling import Batch
 from syncline.lab.training.group import Worker
-from syncline.lab.training.hyperparameters import Hyperparameters
 from syncline.lab.training.task import Memory, Task
 from syncline.train.ddp import DistributedDataParallel
 

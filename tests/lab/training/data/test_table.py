@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from syncline.errors import FileError, UserError
-from syncline.lab.training.data import DATA, data_named, default_data, load_images, load_text
+from syncline.lab.training.data import FOLDERS, default_data, load_images, load_text
 from syncline.lab.training.models import MODELS, ImageModel, TextModel
 
 RESNET20, LSTM = MODELS["resnet20"], MODELS["lstm"]
@@ -17,11 +17,11 @@ assert isinstance(LSTM, TextModel)
 
 def test_unknown_data_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'cifar10'"):
-        data_named("cifar")
+        load_images("cifar", None, RESNET20)
 
 
 def test_every_model_has_data_at_hand() -> None:
-    assert all(DATA[default_data(model)].folder is None for model in MODELS.values())
+    assert not FOLDERS.keys() & {default_data(model) for model in MODELS.values()}
 
 
 def test_the_wrong_kind_of_data_names_the_right_ones() -> None:

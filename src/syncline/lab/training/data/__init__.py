@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
 
 from syncline.errors import FileError, UserError, require_known
 from syncline.lab.training.data import imagefolder
@@ -12,42 +11,21 @@ from syncline.lab.training.data.images import CIFAR10_FILES, ImageData, load_cif
 from syncline.lab.training.data.text import PTB_FILES, TextData, load_help_text, load_ptb
 from syncline.lab.training.models import ImageModel, ModelSpec, TextModel
 
-__all__ = ["DATA", "DataSet", "data_named", "default_data", "load_images", "load_text"]
+__all__ = ["DATA", "FOLDERS", "default_data", "load_images", "load_text"]
 
-Loader = TypeVar("Loader")
-
-
-class DataSet(NamedTuple, Generic[Loader]):
-    """How to load a data set."""
-
-    load: Loader
-    """(folder) -> data; of images, (folder, model) -> data in a shape that the model takes."""
-    folder: str | None = None
-    """What ``--data-dir`` must hold, for messages; None where the data need no folder."""
-
-
-IMAGES: dict[str, DataSet[Callable[[Path, ImageModel], ImageData]]] = {
-    "digits": DataSet(load_digits),
-    "cifar10": DataSet(load_cifar10, f"{CIFAR10_FILES} (the binary version)"),
-    "imagefolder": DataSet(
-        imagefolder.load, "train/<class>/ and val/<class>/ with .jpg or .png images"
-    ),
+IMAGES: dict[str, Callable[[Path, ImageModel], ImageData]] = {
+    "digits": load_digits,
+    "cifar10": load_cifar10,
+    "imagefolder": imagefolder.load,
 }
-TEXTS: dict[str, DataSet[Callable[[Path], TextData]]] = {
-    "text": DataSet(load_help_text),
-    "ptb": DataSet(load_ptb, ", ".join(PTB_FILES)),
+TEXTS: dict[str, Callable[[Path], TextData]] = {"text": load_help_text, "ptb": load_ptb}
+DATA = (*IMAGES, *TEXTS)
+FOLDERS = {
+    "cifar10": f"{CIFAR10_FILES} (the binary version)",
+    "imagefolder": "train/<class>/ and val/<class>/ with .jpg or .png images",
+    "ptb": ", ".join(PTB_FILES),
 }
-DATA: dict[str, DataSet[Any]] = {**IMAGES, **TEXTS}
-
-
-def data_named(name: str) -> DataSet[Any]:
-    """Return the data set of that name.
-
-    Raises:
-        UserError: there is none; the message names the nearest.
-    """
-    require_known("data set", name, DATA)
-    return DATA[name]
+"""What ``--data-dir`` must hold, for messages; the other data sets need no folder."""
 
 
 def default_data(model: ModelSpec) -> str:
@@ -59,47 +37,48 @@ def load_images(name: str, data_dir: str | None, model: ImageModel) -> ImageData
     """Load a data set of images for a model.
 
     Raises:
-        UserError: the data set holds text, needs a folder and none is named, or needs none and one
-            is named.
+        UserError: the data set is unknown, holds text, needs a folder and none is named, or needs
+            none and one is named.
         FileError: the folder or a file is missing, or a file is broken.
     """
-    found, folder = _located(
-        name, data_dir, IMAGES, f"text, but model {model.name!r} is trained on images"
-    )
-    return found.load(folder, model)
+    require_known("data set", name, DATA)
+    if name not in IMAGES:
+        raise UserError(
+            f"data set {name!r} holds text, but model {model.name!r} is trained on images: "
+            f"{', '.join(IMAGES)}"
+        )
+    return IMAGES[name](_folder(name, data_dir), model)
 
 
 def load_text(name: str, data_dir: str | None, model: TextModel) -> TextData:
     """Load a text for a model; raises as :func:`load_images` does."""
-    found, folder = _located(
-        name, data_dir, TEXTS, f"images, but model {model.name!r} is trained on text"
-    )
-    return found.load(folder)
+    require_known("data set", name, DATA)
+    if name not in TEXTS:
+        raise UserError(
+            f"data set {name!r} holds images, but model {model.name!r} is trained on text: "
+            f"{', '.join(TEXTS)}"
+        )
+    return TEXTS[name](_folder(name, data_dir))
 
 
-def _located(
-    name: str, data_dir: str | None, fitting: Mapping[str, DataSet[Loader]], otherwise: str
-) -> tuple[DataSet[Loader], Path]:
-    """Return a data set and the folder to read it from."""
-    data_named(name)
-    if name not in fitting:
-        raise UserError(f"data set {name!r} holds {otherwise}: {', '.join(fitting)}")
-    found = fitting[name]
-    if found.folder is None:
+def _folder(name: str, data_dir: str | None) -> Path:
+    """Return the folder to read a data set from."""
+    if name not in FOLDERS:
         if data_dir is not None:
             raise UserError(
                 f"data set {name!r} is read from no folder; leave out --data-dir {data_dir}"
             )
-        return found, Path()
+        return Path()
     if data_dir is None:
         raise UserError(
             f"data set {name!r} is read from a folder: name it with --data-dir; "
-            f"it must hold {found.folder}"
+            f"it must hold {FOLDERS[name]}"
         )
     folder = Path(data_dir)
     if not folder.is_dir():
         what = "a file" if folder.exists() else "nothing"
         raise FileError(
-            f"{folder}: expected the folder of data set {name!r}, with {found.folder}; found {what}"
+            f"{folder}: expected the folder of data set {name!r}, with {FOLDERS[name]}; found "
+            f"{what}"
         )
-    return found, folder
+    return folder
