@@ -1,10 +1,7 @@
 """The costs of collectives by formula: all-reduces, parameter servers and the linear pipeline.
 
-All-reduces: MG-WFBP, Table 2, and the two-tree algorithm. The paper states its table for powers of
-two. Here ``log N`` is ``ceil(log2 N)``, a whole number of rounds; that many suffice for any N
-(Bruck et al. for the all-gather and, reversed, for the reduce-scatter; Bar-Noy et al. for recursive
-doubling). A library that first folds surplus workers into a power of two takes one round more. The
-ring's formula holds for any N.
+MG-WFBP states its Table 2 for powers of two. Here ``log N`` is ``ceil(log2 N)``, a whole number of
+rounds; that many suffice for any N.
 """
 
 from __future__ import annotations
@@ -70,12 +67,9 @@ ALL_REDUCE_ALGORITHMS: dict[str, LineFormula] = {
         (n - 1) / n * (2 * beta + gamma),
     ),
 }
-"""The rows of MG-WFBP, Table 2, and ``two-tree``.
-
-``double-binary-trees`` is the paper's row, ``two-tree`` the same algorithm with the bytes that its
+"""The rows of MG-WFBP, Table 2, and ``two-tree``: the double binary trees with the bytes that their
 workers really send; see :func:`all_reduce_line`. ``binary-tree`` is also linear-pipeline's Table 1
-for the minimum spanning tree, and ``halving-doubling`` its bidirectional exchange.
-"""
+for the minimum spanning tree, and ``halving-doubling`` its bidirectional exchange."""
 
 
 def all_reduce_line(
@@ -93,10 +87,8 @@ def all_reduce_line(
     ``2 alpha log N`` here.
 
     Erratum: its slope ``beta + gamma`` is kept as printed, to reproduce the paper's figures. For
-    more than two workers, no all-reduce over one full-duplex port a worker is that fast. Each tree
-    carries half of the message. A worker inside one tree receives two halves from its children and
-    one from its parent, and as a leaf of the other tree one half: ``2 M`` bytes in, and ``2 M``
-    out. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
+    more than two workers, no all-reduce over one full-duplex port a worker is that fast: each
+    receives and sends ``2 M`` bytes. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
 
     Args:
         algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
@@ -128,14 +120,10 @@ def server_line(
 ) -> CostCurve:
     """Return the cost of sending all gradients to the servers and adding them there.
 
-    Fetching the sums costs the same without the adding. Each of P workers sends ``M / S`` bytes to
-    each of S servers, and a port passes one message at a time. A server's port passes P messages
-    and a worker's S, so ``max(P, S)`` rounds are needed. That many suffice, since the messages form
-    a complete bipartite graph (König). So the cost is ``max(P, S) (alpha + beta M / S)``. A server
-    adds P vectors: ``(P - 1) gamma M / S``. Servers have links of their own, and gradients are
-    spread evenly over them. ``colocated``: they are on the hosts of as many workers, whose own
-    shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server and costs
-    nothing.
+    ``max(P, S) (alpha + beta M / S) + (P - 1) gamma M / S`` for P workers and S servers, over which
+    gradients are spread evenly; the page "Algorithms and costs" says why. Fetching the sums costs
+    the same without the adding. ``colocated``: servers are on the hosts of as many workers, whose
+    own shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server.
 
     Raises:
         UserError: there is no worker or no server.
@@ -201,8 +189,8 @@ def pipeline_curve(
     """Return the cost of a linear pipeline's collective in the cheapest number of equal blocks.
 
     It tries 1, 2, 3, 4, 6, 8, 12, ... blocks, and one for each worker, where the cost of an
-    all-reduce has a kink: at most 2.1 % more than with the best number of blocks. ``steps`` is the
-    collective's :func:`pipeline_steps`, by default the all-reduce's.
+    all-reduce has a kink: at most 2.1 % more than with the best number. ``steps`` is the
+    collective's :func:`pipeline_steps`.
 
     Raises:
         UserError: there is no worker.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from typing import Literal
 
@@ -73,13 +74,11 @@ class Link(Value, frozen=True, kw_only=True):
 class Stage(Value, frozen=True, kw_only=True):
     """A resource beside the links, with a capacity that its users share equally.
 
-    ``"host"``: the work of a host on a message before it is sent and after it has arrived: copies
-    over the PCIe lane, staging, passes over all elements. The whole message of each worker passes
-    once, even if only some of its elements are sent; links wait meanwhile. The workers of a host
-    share it.
+    ``"host"``: the work of a host on the whole message of each of its workers, such as copies over
+    the PCIe lane; links wait meanwhile.
 
-    ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. All
-    bytes that the exchange sends pass it while they pass the links; the slower of the two counts.
+    ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. The
+    slower of it and the links counts.
 
     Raises:
         UserError: on construction, if the capacity is not finite and above 0.
@@ -110,8 +109,7 @@ def all_reduce_curve(
 ) -> CostCurve:
     """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`.
 
-    One worker costs nothing. The linear pipeline cuts each message into as many blocks as cost
-    least. The bytes of all workers pass the switch: ``P ceil(log2 P) M`` by recursive doubling,
+    The bytes of all workers pass the switch: ``P ceil(log2 P) M`` by recursive doubling,
     ``2 (P - 1) M`` by any other algorithm.
 
     Raises:
@@ -139,32 +137,20 @@ def hierarchical_all_reduce(
     algorithm: str = "ring",
     switch_bytes_per_s: float | None = None,
 ) -> CostCurve:
-    """Return the cost of an all-reduce between workers on hosts.
+    """Return the cost of an all-reduce between ``workers`` in all, spread evenly over ``hosts``.
 
-    Workers are spread as evenly as possible; L is the number on the fullest host.
+    Most algorithms run in three stages, one after another. The L workers of the fullest host
+    reduce-scatter round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i
+    of the others, by ``algorithm``; the workers of a host all-gather the results. The L all-reduces
+    share the link ``between`` two hosts, so together they load it like one of M bytes; their
+    latencies overlap, and each worker adds only its own part.
 
-    Most algorithms run in three stages, one after another. The L workers of a host reduce-scatter
-    round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i of the others;
-    the workers of a host all-gather the results. The L all-reduces share the host's link, so
-    together they load it like one of M bytes; their latencies overlap, and each worker adds only
-    its own part.
-
-    Those of :data:`FLAT` are one pipeline of chunks over all N workers, host by host. Of the ring's
-    2 (N - 1) hops, H of N are between hosts: a chunk takes the sum of its hops, and no
-    link passes its ``2 (N - 1) / N M`` bytes sooner than its rate allows. In the tree, a host's
-    workers form a chain, and trees join the hosts: their latencies add up, and the slowest link
-    counts. Source: NCCL's ring and tree, without its protocols.
+    Those of :data:`FLAT` are one pipeline of chunks over all workers, host by host. A chunk takes
+    the sum of its hops, and the slowest link counts. Source: NCCL's ring and tree, without its
+    protocols.
 
     With one worker a host, this is the flat all-reduce between hosts; with one host, it is the flat
-    ring inside.
-
-    Args:
-        hosts: at least 1.
-        workers: on all hosts together; at least as many as hosts.
-        inside: link between two workers of a host.
-        between: link between two hosts, shared by the workers of a host.
-        algorithm: the all-reduce between hosts; one of :data:`DENSE_ALGORITHMS`.
-        switch_bytes_per_s: capacity for all bytes between hosts together; None: no limit.
+    ring inside. All bytes between hosts pass the switch.
 
     Raises:
         UserError: a count is below 1, or the algorithm is unknown.
@@ -226,6 +212,8 @@ EXCHANGES = (*DENSE_ALGORITHMS, *TUNED, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
 class Exchange(Value, frozen=True, kw_only=True):
     """An exchange of gradients whose cost a formula gives.
 
+    The fields are described at :class:`~syncline.plan.network.Network`, which has them too.
+
     Raises:
         UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
             or the reverse, more hosts than workers, hosts without a link inside, or hosts or
@@ -235,21 +223,14 @@ class Exchange(Value, frozen=True, kw_only=True):
     algorithm: str
     workers: int
     link: Link
-    """Between two workers or, with ``hosts``, between two hosts."""
     density: float | None = None
-    """Share of the elements that each worker sends, for a sparse algorithm."""
     hosts: int | None = None
-    """How many hosts the workers are on; None: every worker is on its own."""
     inside: Link | None = None
-    """Link between two workers of one host."""
     speeds: SparseSpeeds | None = None
     """Of selecting and merging, if the cost of a sparse algorithm includes them."""
     servers: int | None = None
-    """Of ``parameter-server``: how many share every message evenly; None: one."""
     colocated: bool = False
-    """Servers are on the workers' hosts and share their links; else on hosts of their own."""
     stages: tuple[Stage, ...] = ()
-    """Resources that the bytes pass besides the links."""
 
     def __post_init__(self) -> None:
         require_known("all-reduce algorithm", self.algorithm, EXCHANGES)
@@ -335,9 +316,8 @@ class Exchange(Value, frozen=True, kw_only=True):
     def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
         """Return the costs of sending all gradients to parameter servers and of fetching the sums.
 
-        With hosts, the workers of a host first reduce-scatter round a ring, and each sends its
-        part, so that a host sends every byte once. The pull ends with an all-gather inside each
-        host. Half of the hosts' time for a message belongs to the push, the other half to the pull.
+        With hosts, the push begins with a reduce-scatter round a ring inside each host, and the
+        pull ends with an all-gather. Each has half of the hosts' time for a message.
 
         Raises:
             UserError: the algorithm has no servers.
@@ -388,10 +368,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return math.fsum(users / s.bytes_per_s for s in self.stages if s.at == "host")
 
     def transmitting(self) -> Exchange:
-        """Return the exchange whose :meth:`links_curve` is how long links and switches are busy.
-
-        It has no latencies, adds nothing, and takes no time inside hosts.
-        """
+        """Return the exchange whose :meth:`links_curve` is how long links and switches are busy."""
         link = msgspec.structs.replace(_not_adding(self.link), alpha_s=0.0)
         inside = None if self.inside is None else _FREE
         stages = tuple(stage for stage in self.stages if stage.at == "switch")
@@ -415,10 +392,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return INDEX_BYTES if self.speeds is None else coded_index_bytes(self.density)
 
     def computing_curve(self, *, element_bytes: float = 4) -> CostCurve:
-        """Return the cost of the hosts' stages, of selecting and of merging, which no link affects.
-
-        ``element_bytes`` is the width of a dense element.
-        """
+        """Return the cost of the hosts' stages, and of selecting and merging dense elements."""
         staged = CostCurve.line(0.0, self._host_s_per_byte)
         if self.speeds is None:
             return staged
@@ -445,19 +419,16 @@ def rescaled(
 ) -> CostCurve:
     """Return a measured curve of the exchange ``before`` for the exchange ``after``.
 
-    A formula leaves out the library's own work in each round, and protocols that change with the
-    size. Such work grows with the rounds and bytes that the formula counts. So the measured curve
-    is multiplied by the ratio of the formulas after and before: one ratio for the latency and one
-    for the rest. If either formula is of a library that chooses by size, or of a pipeline over
-    hosts, each size has its own ratio. A curve that is the formula of ``before`` thus becomes that
-    of ``after``.
+    A library's own work grows with the rounds and bytes that the formula counts. So the measured
+    curve is multiplied by the ratio of the formulas after and before: one ratio for the latency and
+    one for the rest. If either formula is of a library that chooses by size, or of a pipeline over
+    hosts, each size has its own ratio. A curve that is the formula of ``before`` becomes that of
+    ``after``.
 
-    The measured shape is kept if the same messages cost a straight line in ``after``. Otherwise
-    (linear pipeline, sparse instead of dense) the formula's shape is taken, multiplied by the
-    ratios of the measured curve to the formula before. The stages of hosts, selecting and merging
-    were not measured; they are added as they are.
-
-    A curve that is not straight counts as the line through its cost at 0 and ``reference_bytes``.
+    The measured shape is kept if the same messages cost a straight line in ``after``. Otherwise the
+    formula's shape is taken. The stages of hosts, selecting and merging were not measured; they are
+    added as they are. A curve that is not straight counts as the line through its cost at 0 and
+    ``reference_bytes``.
     """
     if before == after:
         return curve
@@ -500,10 +471,10 @@ def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: 
     grid = (round(2 ** (k / SIZES_A_DOUBLING)) for k in range(doublings * SIZES_A_DOUBLING))
     sizes = sorted({0, *grid, *starts, *(start - 1 for start in starts if start)})
 
-    def ratio(of: Callable[[CostCurve], float]) -> float:
-        return of(new) / of(old) if of(old) else 1.0
+    def scaled(of: Callable[[CostCurve], float]) -> float:
+        return of(curve) * (of(new) / of(old) if of(old) else 1.0)
 
-    costs = [curve.seconds(s) * ratio(lambda c, s=s: c.seconds(s)) for s in sizes]  # type: ignore[misc]
+    costs = [scaled(operator.methodcaller("seconds", size)) for size in sizes]
     costs = list(itertools.accumulate(costs, max))
     slopes = [
         (after - cost) / (stop - start)
@@ -511,7 +482,7 @@ def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: 
             itertools.pairwise(sizes), itertools.pairwise(costs), strict=True
         )
     ]
-    end = ratio(lambda c: c.segments[-1].s_per_byte) * curve.segments[-1].s_per_byte
+    end = scaled(lambda c: c.segments[-1].s_per_byte)
     return CostCurve.of_rows(zip(sizes, costs, [*slopes, end], strict=True))
 
 

@@ -48,13 +48,9 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     """Fit a piecewise linear curve by relative error, each octave of sizes counting alike.
 
     A library switches algorithm at certain sizes, so no single line fits an all-reduce over six
-    decades. Least squares of seconds would let the largest message decide alone. So the pieces are
-    lines of least squared *relative* error, weighted by the logarithm of size, so that densely
-    sampled sizes do not dominate. Dynamic programming over the points finds exactly the likeliest
-    number of pieces and where they begin; each piece has noise of its own. Within a piece, longer
-    messages then weigh more, because the variation of the latency is a smaller share of their time.
-    No piece falls, but the next may begin lower: a library may switch to a faster algorithm. Beyond
-    the largest size the curve continues with the mean cost a byte from a sixteenth of that size on.
+    decades. Dynamic programming over the points finds the likeliest number of pieces and where they
+    begin. No piece falls, but the next may begin lower. The page "Algorithms and costs" has the
+    steps.
 
     Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 
@@ -77,8 +73,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
 def curve_through(points: Sequence[Measurement]) -> Fit:
     """Return the curve that is exact at every measured size, and straight between neighbours.
 
-    For a few well-measured sizes, which are also the ones to be predicted. Below the smallest and
-    beyond the largest size it continues like that of :func:`fit_cost_curve`.
+    Beyond the largest size it continues like that of :func:`fit_cost_curve`.
 
     Raises:
         UserError: as for :func:`fit_cost_curve`, but any number of sizes may be given.
@@ -99,12 +94,7 @@ def curve_through(points: Sequence[Measurement]) -> Fit:
 
 
 def _times_by_size(points: Sequence[Measurement]) -> tuple[list[int], list[float]]:
-    """Return the sizes, in order, and the (lower) median time of each.
-
-    Raises:
-        UserError: there are fewer than two sizes, a size is below 0, or a time is not above zero or
-            not finite.
-    """
+    """Return the sizes, in order, and the (lower) median time of each."""
     repeated: dict[int, list[float]] = {}
     for size, seconds in sorted((p.size_bytes, p.time_s) for p in points):
         if size < 0:
@@ -164,14 +154,9 @@ def without_bursts(
     """Return the curve with no message faster than the link's rate for back-to-back messages.
 
     After a pause, a token bucket (of a shaped link, or a cloud's interface) passes a small message
-    for free. Training has no such pauses. So if some message alone is clearly faster than the
-    fastest row of back-to-back messages, every message costs at least its bytes at that row's rate.
-    No lower bound is then below all bytes at that rate.
-
-    Args:
-        curve: fitted to ``alone``.
-        alone: messages with pauses between them.
-        rows: seconds a message, of messages sent back to back.
+    for free. Training has no such pauses. So if some message ``alone``, to which the curve was
+    fitted, is clearly faster than the fastest of ``rows``, which are seconds a message of messages
+    sent back to back, every message costs at least its bytes at that row's rate.
     """
     lasting = [p.time_s / p.size_bytes for p in rows if p.size_bytes >= LASTING_BYTES]
     rate = min(lasting, default=0.0)
@@ -196,17 +181,13 @@ def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, floa
 def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     """Return the cost of a message while another is in flight, for :attr:`Network.pipelined`.
 
-    With two messages in flight and no gaps, the seconds a message are the time that it occupies the
-    channel. Cutting a message is assumed to gain nothing, unless pieces are cheaper than the
-    largest message by ``CREDIBLE_GAIN``. The extra time of a message alone is the latency that the
-    other message hides: its median over the sizes at which the latency is visible.
+    ``points`` are seconds a message, of messages two at a time without gaps: the time for which
+    each occupies the channel. Cutting a message is assumed to gain nothing, unless pieces are
+    cheaper than the largest message by ``CREDIBLE_GAIN``. The extra time of a message ``alone`` is
+    the latency that the other message hides: its median over the sizes at which it is visible.
 
-    If a larger message took less time, that counts as noise, which is largest among small messages.
-    Otherwise the fit could miss where the latency ends and the rate begins, and one line through
-    both predicts a sixth less than large messages take.
-
-    ``points`` are seconds a message, of messages two at a time; ``alone`` is the cost of one at a
-    time. Errors are those of :func:`fit_cost_curve`.
+    If a larger message took less time, that counts as noise. Otherwise the fit could miss where the
+    latency ends and the rate begins. Errors are those of :func:`fit_cost_curve`.
     """
     occupied = fit_cost_curve(_non_decreasing(points)).curve
     largest_bytes = max(p.size_bytes for p in points)
@@ -235,8 +216,7 @@ def _with_latency(
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
     """Return the points with the nearest times, in absolute logarithms, that never fall.
 
-    An isotonic regression. Neighbours that are out of order take their (lower) median: a mean would
-    let a single slow measurement lift those after it.
+    An isotonic regression by (lower) medians: a mean would let a slow measurement lift the others.
     """
     ordered = sorted(points, key=lambda point: point.size_bytes)
     pools: list[list[float]] = []  # the value of each is its lower median
@@ -256,8 +236,7 @@ def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]
     """Return the times, with each isolated outlier replaced by the nearer neighbour's time.
 
     A line ``a + b M`` with ``a, b >= 0`` neither falls nor grows faster than the size. A time that
-    is on no such line with either of its neighbours, above both or below both, is noise. A time on
-    a line with one of them is an end of a piece, and stays.
+    is on no such line with either of its neighbours, above both or below both, is noise.
     """
     found = list(times)
     for i in range(1, len(times) - 1):
@@ -312,17 +291,10 @@ def _best_pieces(
 def _unlikelihood(
     squared: NDArray[np.float64], weight: NDArray[np.float64], lengths: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return -2 times the logarithm of each piece's likelihood.
+    """Return -2 times the logarithm of each piece's likelihood, integrated over its line.
 
-    Every piece has noise of its own: that of small messages, which may be half of their time, says
-    nothing about how exactly a line fits large ones. The likelihood is integrated over the line's
-    two parameters, so two points, which some line always fits, say nothing. Points with more than
-    an average share of the logarithmic scale count for more.
-
-    Args:
-        squared: weighted squared errors.
-        weight: sums of the points' weights.
-        lengths: numbers of points, at least 2.
+    ``squared`` are weighted squared errors, and ``weight`` the sums of the points' weights. Every
+    piece has noise of its own. Points with more than an average weight count for more.
     """
     freedom = lengths - 2
     noise = np.maximum(squared / weight * lengths / np.maximum(freedom, 1), RESOLUTION**2)
@@ -336,9 +308,8 @@ def _squared_errors(
 ) -> NDArray[np.float64]:
     """Return, for points i to j - 1, the squared error of their :func:`relative_line`.
 
-    Of shape (n, n + 1); infinite where there are fewer than two points. Sums over the points from i
-    on give the line of every j at once. Sizes are relative to that of point i, which keeps the
-    difference of two sums accurate.
+    Of shape (n, n + 1); infinite where there are fewer than two points. Sizes are relative to that
+    of point i, which keeps the difference of two sums accurate.
     """
     count = len(sizes)
     m = np.array(sizes, dtype=np.int64)

@@ -47,8 +47,8 @@ REFERENCE_BYTES = 64 * 1024 * 1024
 class Contention(Value, frozen=True, kw_only=True):
     """How many times slower computing and exchanging messages run while both are active.
 
-    1: the other does not slow it, as on separate engines. 2 for both: they share one resource
-    evenly, so that overlapping them gains nothing, as on a host whose every core computes.
+    1: the other does not slow it. 2 for both: they share one resource evenly, so that overlapping
+    them gains nothing, as on a host whose every core computes.
 
     Raises:
         UserError: on construction, for a factor below 1 or above 100, or a time that is negative or
@@ -219,14 +219,9 @@ class Network(Document, frozen=True, kw_only=True):
     ) -> Network:
         """Return a network whose all-reduce costs what was measured, such as by nccl-tests.
 
-        The curve is fitted as that of a probe (:func:`syncline.plan.fit.fit_cost_curve`).
-
-        Args:
-            sizes_bytes: of the messages, in any order; repeated sizes count by their median.
-            times_s: of an all-reduce of each size.
-            workers: how many took part.
-            name: of the network.
-            algorithm: by which the curve is scaled to other worker counts.
+        The curve is fitted as that of a probe (:func:`syncline.plan.fit.fit_cost_curve`). Sizes may
+        be in any order; repeated ones count by their median. ``algorithm`` is the one by which the
+        curve is scaled to other worker counts.
 
         Raises:
             UserError: there are not as many times as sizes, fewer than two sizes or more than
@@ -302,9 +297,8 @@ class Network(Document, frozen=True, kw_only=True):
     def collective(self, kind: str, *, in_flight: int = 1) -> CostCurve:
         """Return the cost of ``"all-reduce"``, ``"reduce-scatter"`` or ``"all-gather"``.
 
-        A reduce-scatter and an all-gather cost half of the all-reduce each, also in the simulator.
-        That is exact for the ring and for halving and doubling without gamma. Only the
-        reduce-scatter adds, so with gamma each is off by half of it, but their sum is right.
+        A reduce-scatter and an all-gather cost half of the all-reduce each. Only the reduce-scatter
+        adds, so with gamma each is off by half of it, but their sum is right.
 
         Raises:
             UserError: it is none of the three.
@@ -323,10 +317,9 @@ class Network(Document, frozen=True, kw_only=True):
 
         In addition to the exchange, each costs passes over its float32 elements, as fast as adding
         (gamma; free if that is unknown): one to cast 16 bits back, two for 8 bits, which are added,
-        rounded anew and decoded. Casting before the send overlaps the previous message.
-
-        8 bits are not summed hop by hop: every worker sends directly to every other. So on H hosts
-        of L workers, a host sends ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring.
+        rounded anew and decoded. 8 bits are not summed hop by hop: every worker sends directly to
+        every other. So on H hosts of L workers, a host sends ``L^2 (H - 1) / (H L - 1)`` times the
+        bytes of a ring.
         """
         passes, longer = 1, 1.0
         if wire == "int8":
@@ -368,24 +361,14 @@ class Network(Document, frozen=True, kw_only=True):
         """Return this network with something changed; None keeps a value.
 
         The cost is rescaled by the ratio of the formulas after and before the change
-        (:func:`syncline.plan.exchange.rescaled`), so that a measured curve keeps its shape and the
-        formula of a link remains a formula. For a network without a link, the link is inferred from
-        its line and its algorithm (MG-WFBP, section 6.4), and the new name says so. If nothing
-        changes, the network itself is returned.
+        (:func:`syncline.plan.exchange.rescaled`). For a network without a link, the link is
+        inferred (:attr:`exchange`), and the new name says so. If nothing changes, the network
+        itself is returned. Most arguments are fields of the network; of the others:
 
-        Args:
-            workers: in all; on as many hosts as they need, with at most as many on each as before.
-            bandwidth_bytes_per_s: of the link, one way: ``1 / beta``.
-            latency_s: of the link: ``alpha``.
-            algorithm: one of :data:`syncline.plan.exchange.EXCHANGES`; a dense one drops the
-                density.
-            density: share of the elements sent. If no algorithm is given and that of the network is
-                dense, it becomes the one that training takes, ``gtop-k-butterfly``.
-            hosts: how many; the link is then the one between hosts.
-            inside: between two workers of one host.
-            servers: of ``parameter-server``.
-            stages: instead of the network's; the cost of hosts, which was not measured, is added.
-            jobs: how many equal ones share the links, this one included.
+        - workers are on as many hosts as they need, with at most as many on each as before;
+        - the bandwidth and the latency are those of the link, one way: ``1 / beta`` and ``alpha``;
+        - a dense algorithm drops the density; a density makes a dense network's algorithm the one
+          that training takes, ``gtop-k-butterfly``, if none is given.
 
         Raises:
             UserError: there is no link and none can be inferred, or the change is impossible.
@@ -469,10 +452,8 @@ class Network(Document, frozen=True, kw_only=True):
     def exchange(self) -> Exchange:
         """The exchange of which the curve is the cost, with an inferred link if there is none.
 
-        That is the link over which the exchange costs as much as the curve's line. Source:
-        MG-WFBP, section 6.4, which takes a measured line to other worker counts with the ring.
-        Gamma is unknown, so summation is part of beta. For the ring that makes no difference at any
-        worker count, since both terms grow with ``(N - 1) / N``.
+        That is the link over which the exchange costs as much as the curve's line. Gamma is
+        unknown, so summation is part of beta. Source: MG-WFBP, section 6.4.
 
         Raises:
             UserError: no link can be inferred.
@@ -493,18 +474,10 @@ class Network(Document, frozen=True, kw_only=True):
         )
 
     def _exchange_over(self, link: Link) -> Exchange:
-        return Exchange(
-            algorithm=self.algorithm,
-            workers=self.workers,
-            link=link,
-            density=self.density,
-            hosts=self.hosts,
-            inside=self.inside,
-            speeds=None if self.density is None else self.sparse,
-            servers=self.servers,
-            colocated=self.colocated,
-            stages=self.stages,
-        )
+        names = set(Exchange.__struct_fields__) - {"link", "speeds"}
+        same: dict[str, Any] = {name: getattr(self, name) for name in names}
+        speeds = None if self.density is None else self.sparse
+        return Exchange(link=link, speeds=speeds, **same)
 
     def _reference_bytes(self) -> int:
         return max((point.size_bytes for point in self.points), default=0) or REFERENCE_BYTES

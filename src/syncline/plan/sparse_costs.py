@@ -1,26 +1,10 @@
-"""The costs of sparse exchanges: gTop-k, Table I, as functions of the dense message.
+"""The costs of sparse exchanges: gTop-k, Table I, Eq. 6 and 7, as functions of the dense message.
 
-Each worker keeps the k largest of m elements, ``k = rho m``, and sends values and indices. The
-paper sends "2k values", which is right for indices as wide as the values; here a kept element takes
-its own bytes and those of its index. The paper's beta is a time per byte (section IV.C), so its m
-and k must be bytes, as in its Fig. 9 (m = 100 MB), not numbers of elements. Then its Eq. 6 and 7
-agree with Table I and with the algorithms. k is not rounded to whole elements.
-
-``P`` workers; per kept byte of value ``w = 1 + index width / value width`` bytes travel:
-
-- TopKAllReduce, Eq. 6: an all-gather, ``ceil(log2 P) alpha + (P - 1) rho w M beta``.
-- gTopKAllReduce, Eq. 7: a tree of merges and a broadcast,
-  ``2 ceil(log2 P) (alpha + rho w M beta)``. The paper calls the broadcast a flat tree; a flat tree
-  takes P - 1 sends of the root, and the ``log2 P`` rounds are those of a binomial tree.
-- butterfly, ours: both partners of a round send, and compute the same merge, so no broadcast is
-  needed: ``log2 P (alpha + rho w M beta)``, half of Eq. 7. A merge of overlapping parts would count
-  values twice, so surplus workers fold in first: ``floor(log2 P) + 2`` rounds if P is not 2^k.
-
-The paper does not count selecting and merging, though selecting takes as long as computing on two
-of its models (Fig. 11). With :class:`SparseSpeeds` they are counted, on the worker on which they
-take longest, and so is our coding of the indices: MG-WFBP, section 8, asks for merging that knows
-what compressing costs. A dense exchange (Eq. 5) is the ring of ``ALL_REDUCE_ALGORITHMS`` without
-gamma.
+Each of P workers keeps the k largest of m elements, ``k = rho m``, and sends values and indices; k
+is not rounded to whole elements. Per kept byte of value ``w = 1 + index width / value width`` bytes
+travel. The paper does not count selecting and merging; with :class:`SparseSpeeds` they are counted,
+on the worker on which they take longest, and so is our coding of the indices. The page "Algorithms
+and costs" has the formulas, the units and what the paper leaves open.
 """
 
 from __future__ import annotations
@@ -87,7 +71,8 @@ def _gtop_k(workers: int) -> SparseWork:
 
 
 def _gtop_k_butterfly(workers: int) -> SparseWork:
-    # A worker that serves a surplus one merges once more, and sends it the result at the end.
+    # Both partners of a round compute the same merge, so no broadcast is needed. A worker that
+    # serves a surplus one merges once more, and sends it the result at the end.
     rounds = folded_rounds(workers)
     paired = 1 << (workers.bit_length() - 1)
     sent = paired * (paired.bit_length() - 1) + 2 * (workers - paired)
@@ -122,15 +107,8 @@ def sparse_line(
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
 
     Selecting and merging are not counted; see :func:`computing_line`. One worker exchanges nothing.
-
-    Args:
-        algorithm: a key of :data:`SPARSE_ALGORITHMS`.
-        workers: P, at least 1.
-        alpha_s: latency between two workers.
-        beta_s_per_byte: transmission time between two workers.
-        density: rho, above 0 and at most 1: the share of elements that each worker sends.
-        index_bytes: width of an index; values have 4 bytes.
-        switch_bytes_per_s: capacity for the bytes of all workers; None: no limit.
+    The density, rho, is above 0 and at most 1. Values have 4 bytes. ``switch_bytes_per_s`` is the
+    capacity for the bytes of all workers; None: no limit.
 
     Raises:
         UserError: the algorithm is unknown, or a value is out of its range.
