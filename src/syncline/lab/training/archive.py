@@ -26,11 +26,7 @@ PARTIAL = ".partial"
 
 
 def save_archive(path: Path, form: str, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain values; an older file is replaced whole or not at all.
-
-    Raises:
-        FileError: the folder cannot be written to.
-    """
+    """Write tensors and plain values; an older file is replaced whole or not at all."""
     archive = {"format": form, "version": VERSION, **content}
 
     def write(file: BinaryIO) -> None:
@@ -103,11 +99,7 @@ def load_archive(path: Path, form: str, kind: type[T]) -> T:
 
 
 def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
-    """Return plain content of a file as a structure.
-
-    Raises:
-        FileError: it has another form.
-    """
+    """Return plain content of a file as a structure; another form is a FileError."""
     try:
         # A tensor in place of a mapping makes torch warn before it fails.
         with warnings.catch_warnings(action="ignore"):

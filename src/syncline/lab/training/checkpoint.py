@@ -58,11 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """For each rank, the file with its state of compression; see :mod:`.residuals`."""
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint into ``folder``; an older one is replaced whole or not at all.
-
-        Raises:
-            FileError: the folder cannot be written to.
-        """
+        """Write the checkpoint into ``folder``; an older one is replaced whole or not at all."""
         save_archive(folder / FILE_NAME, FORMAT, msgspec.structs.asdict(self))
 
     def check(self, path: Path, config: TrainingConfig, classes: int, module: nn.Module) -> None:
@@ -109,11 +105,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _require_whole(self, path: Path, parameters: list[nn.Parameter]) -> None:
-        """Make sure that every part can be loaded, so that loading does not fail halfway.
-
-        Raises:
-            FileError: a part does not fit the others, or the model.
-        """
+        """Make sure that every part can be loaded, so that loading does not fail halfway."""
         for index, state in self.optimizer["state"].items():
             fits = 0 <= index < len(parameters) and all(
                 t is None or (is_plain(t) and t.shape == parameters[index].shape)
@@ -164,10 +156,6 @@ def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
 
 
 def load_checkpoint(folder: Path) -> tuple[Path, Checkpoint]:
-    """Read the checkpoint in ``folder``; return its path and what it holds.
-
-    Raises:
-        FileError: there is none, or it is damaged, or it is not Syncline's.
-    """
+    """Read the checkpoint in ``folder``; return its path and what it holds, if it is whole."""
     path = folder / FILE_NAME
     return path, load_archive(path, FORMAT, Checkpoint)

@@ -250,11 +250,7 @@ class TrainingConfig(Value, frozen=True):
         return DENSE_BELOW if self.dense_below is None else self.dense_below
 
     def recipe(self, steps_per_epoch: int) -> Compression | None:
-        """Return how gradients are compressed; each density of the warm-up is for an epoch.
-
-        Raises:
-            UserError: a density is out of its range.
-        """
+        """Return how gradients are compressed; each density of the warm-up is for an epoch."""
         if self.compression is None:
             return None
         if self.compression in ROUNDED:

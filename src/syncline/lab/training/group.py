@@ -76,11 +76,7 @@ def started_by_launcher(environment: Mapping[str, str]) -> bool:
 
 
 def pick_device(device: DeviceName, workers_here: int) -> str:
-    """Return ``"cuda"`` or ``"cpu"``; ``auto`` takes GPUs if each of the workers here can have one.
-
-    Raises:
-        UserError: GPUs were asked for and there are too few.
-    """
+    """Return ``"cuda"`` or ``"cpu"``; ``auto`` takes GPUs if there is one for each worker here."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and gpus < workers_here:
         raise UserError(

@@ -83,10 +83,8 @@ class Replica:
     def run_block(self, block: Sequence[tuple[Batch, ...]], *, beside_another: bool) -> list[float]:
         """Take a step with each group of batches; return this worker's losses.
 
-        ``beside_another`` says whether another replica had its turn before.
-
-        Raises:
-            UserError: the loss is no longer a finite number.
+        ``beside_another`` says whether another replica had its turn before. A loss that is no
+        finite number is a UserError.
         """
         losses: list[float] = []
         if beside_another:

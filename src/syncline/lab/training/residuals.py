@@ -41,11 +41,7 @@ def state_names(step: int, workers: int) -> list[str]:
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of one worker.
-
-    Raises:
-        FileError: the folder cannot be written to.
-    """
+    """Write the state of one worker."""
     save_archive(path, FORMAT, {"state": dict(state)})
 
 
@@ -72,11 +68,7 @@ def load_state(
 
 
 def require_states(folder: Path, names: Sequence[str]) -> None:
-    """Make sure that the files are there.
-
-    Raises:
-        FileError: one is not.
-    """
+    """Raise a FileError if one of the files is not there."""
     for name in names:
         if not (folder / name).is_file():
             raise FileError(

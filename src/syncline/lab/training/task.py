@@ -179,12 +179,7 @@ final one is over data that is used only once, after training."""
 
 
 def task_of(config: TrainingConfig) -> Task:
-    """Load the data of a configuration.
-
-    Raises:
-        UserError: the model or the data set is unknown, they do not fit, or the data are too few.
-        FileError: a file of the data is missing or broken.
-    """
+    """Load the data of a configuration, or raise a UserError if model and data do not fit."""
     model = model_named(config.model)
     if isinstance(model, ImageModel):
         images = load_images(config.data, config.data_dir, model)

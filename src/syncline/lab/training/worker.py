@@ -26,11 +26,8 @@ from syncline.train.measure.exchange import is_lost_peer
 def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     """Train as one worker; rank 0 shows how it goes and prints the summary.
 
-    ``store`` is as for :func:`~syncline.lab.training.group.process_group`.
-
-    Raises:
-        SynclineError: as for :func:`~syncline.lab.training.loop.train`. The loss of a peer, which
-            torch reports in many ways, is a PeerError.
+    ``store`` is as for :func:`~syncline.lab.training.group.process_group`. The loss of a peer is a
+    PeerError.
     """
     first = os.environ.get("RANK") == "0"
     if not sys.stderr.isatty():

@@ -47,11 +47,7 @@ class FolderImages:
         return len(self.files)
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
-        """Return the images of ``indices``; see ``ImageSplit.batch``.
-
-        Raises:
-            FileError: an image cannot be decoded.
-        """
+        """Return the images of ``indices``; see ``ImageSplit.batch``."""
 
         def image(place: int, index: int) -> Tensor:
             seed = None if augment_seed is None else seed_from(augment_seed, place)
@@ -63,12 +59,7 @@ class FolderImages:
 
 
 def load(folder: Path, model: ImageModel) -> ImageData:
-    """List the images of a folder; the classes are the folders of ``train/``, sorted.
-
-    Raises:
-        FileError: a folder is missing or empty, or the classes of the two splits differ.
-        UserError: Pillow is not installed.
-    """
+    """List the images of a folder; the classes are the folders of ``train/``, sorted."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:

@@ -134,11 +134,7 @@ CIFAR10_DEVIATION = (62.99, 62.09, 66.70)
 
 
 def read_records(path: Path, *, records: int) -> tuple[Tensor, Tensor]:
-    """Read the pixels, (records, 3, 32, 32), uint8, and the labels, (records,), int64, of a file.
-
-    Raises:
-        FileError: the file is missing, of another size, or has a label above 9.
-    """
+    """Return a file's pixels, (records, 3, 32, 32), uint8, and labels, (records,), int64."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -170,9 +166,6 @@ def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
     """Load CIFAR-10; training images are padded by 4, cropped and mirrored at random.
 
     Source: the binary version of https://www.cs.toronto.edu/~kriz/cifar.html.
-
-    Raises:
-        FileError: a file is missing, of another size, or has a label above 9.
     """
     parts = [read_records(folder / name, records=RECORDS_PER_FILE) for name in TRAIN_FILES]
     return _in_memory(
@@ -198,9 +191,6 @@ def load_digits(_folder: Path, model: ImageModel) -> ImageData:
 
     They are split 80/20 so that every digit is as frequent in both parts, and enlarged as far as
     the model needs.
-
-    Raises:
-        UserError: scikit-learn is not installed.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits (1998), UCI.
     """

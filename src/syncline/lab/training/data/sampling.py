@@ -69,11 +69,7 @@ class StepShape(NamedTuple):
 
 
 def steps_in_epoch(samples: int, shape: StepShape) -> int:
-    """Return the optimizer steps an epoch; the last incomplete global batch is dropped.
-
-    Raises:
-        UserError: the samples do not fill one global batch.
-    """
+    """Return the optimizer steps an epoch, at least one; an incomplete global batch is dropped."""
     workers, batch_size, accumulate = shape
     global_batch = workers * batch_size * accumulate
     if samples < global_batch:
@@ -108,11 +104,7 @@ EVALUATION_ROWS = 32
 
 
 def windows_in_epoch(tokens: int, shape: StepShape, *, window: int) -> int:
-    """Return the optimizer steps an epoch over a stream; incomplete ones are dropped.
-
-    Raises:
-        UserError: the stream does not fill one step.
-    """
+    """Return the optimizer steps an epoch over a stream, at least one; the rest is dropped."""
     workers, batch_size, accumulate = shape
     # One window's length is left for the random start, one token for the last target.
     column = (tokens - window) // (workers * batch_size)

@@ -28,9 +28,6 @@ def load_help_text(_folder: Path) -> TextData:
     """Load the language reference that ``help()`` prints, by letter; the last tenth validates.
 
     It differs a little between versions of Python, and with it the perplexity.
-
-    Raises:
-        UserError: this Python was installed without the text.
     """
     try:
         from pydoc_data.topics import topics
@@ -58,10 +55,6 @@ def load_ptb(folder: Path) -> TextData:
     """Load the three files of the Penn Treebank, in the form of Mikolov; a sentence is a line.
 
     The vocabulary is that of the training file. Words that it lacks count as ``<unk>``.
-
-    Raises:
-        FileError: a file is missing, empty or not UTF-8, or a word is unknown where the training
-            file has no ``<unk>`` to stand for it.
     """
     splits = [_words(folder / name) for name in PTB_FILES]
     number = {word: index for index, word in enumerate(sorted(set(splits[0])))}

@@ -65,10 +65,6 @@ MODELS: dict[str, ModelSpec] = {
 
 
 def model_named(name: str) -> ModelSpec:
-    """Return the model of that name.
-
-    Raises:
-        UserError: there is none; the message names the nearest.
-    """
+    """Return the model of that name, or raise a UserError that names the nearest."""
     require_known("model", name, MODELS)
     return MODELS[name]
