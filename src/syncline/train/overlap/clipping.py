@@ -14,14 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from syncline.plan.profile import Norm
-from syncline.torch_private import (
-    foreach_clamp_max_,
-    foreach_clamp_min_,
-    foreach_div_,
-    foreach_mul_,
-    foreach_norm,
-    unscale_,
-)
+from syncline import torch_private
+from syncline.torch_private import foreach_mul_, foreach_norm, unscale_
 from syncline.train.engine.norms import ORDERS
 
 
@@ -119,9 +113,9 @@ INPLACE: dict[Any, str] = {
 """Elementwise in-place functions of one gradient and numbers."""
 FOREACH: dict[Any, str] = {
     foreach_mul_: "multiply",
-    foreach_div_: "divide",
-    foreach_clamp_min_: "other",
-    foreach_clamp_max_: "other",
+    torch_private.foreach_div_: "divide",
+    torch_private.foreach_clamp_min_: "other",
+    torch_private.foreach_clamp_max_: "other",
 }
 """The same for a list of gradients."""
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)

@@ -12,26 +12,14 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from syncline import torch_private
 from syncline.errors import UserError
-from syncline.torch_private import (
-    SEEN_BY_SCHEDULER,
-    STEP_CALLED,
-    disable_dynamo,
-    eval_frame_callback,
-    is_made_by_torch,
-    update_many_at_once,
-)
+from syncline.torch_private import disable_dynamo
 from syncline.train.log import warn
 from syncline.train.overlap.deferral import Deferral
 from syncline.train.overlap.deferred_step import DeferredStep, foreign_hooks
 from syncline.train.overlap.guard import KeptParameter
-from syncline.train.overlap.pending import (
-    UPDATES,
-    PendingParameter,
-    PendingState,
-    finish,
-    is_pending,
-)
+from syncline.train.overlap.pending import UPDATES, PendingParameter, PendingState, finish_all
 from syncline.train.overlap.probe_parameters import StepCheck
 from syncline.train.overlap.separable import STEP_COMPILED, separability
 from syncline.train.overlap.trial import calls_closure_first
@@ -51,7 +39,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
     Raises:
         UserError: it is neither an optimizer nor a wrapper around one.
     """
-    while not is_made_by_torch(optimizer):
+    while not torch_private.is_made_by_torch(optimizer):
         inside = [o for o in vars(optimizer).values() if isinstance(o, torch.optim.Optimizer)]
         if len(inside) != 1 or inside[0].param_groups is not optimizer.param_groups:
             raise UserError(
@@ -88,7 +76,7 @@ class DeferredOptimizer:
         """Whether a closure may be called before the step; None until a closure is given."""
         self._moves_groups = found.moves_groups
         self._check = StepCheck(optimizer)
-        update_many_at_once(PendingParameter)
+        torch_private.update_many_at_once(PendingParameter)
         setattr(optimizer, _MARK, weakref.ref(self))
         self.whole_step: Callable[..., Any] = optimizer.step
         """The optimizer's own step, or the user's replacement of it."""
@@ -122,9 +110,9 @@ class DeferredOptimizer:
         @functools.wraps(type(self.optimizer).step)
         def step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             # Schedulers made earlier look for the mark that their own wrapper of step leaves.
-            setattr(optimizer, STEP_CALLED, True)
+            setattr(optimizer, torch_private.STEP_CALLED, True)
             # Checked here: in any function called from here, the callback would be None.
-            compiled = eval_frame_callback() is not None
+            compiled = torch_private.eval_frame_callback() is not None
             closure = self.closure_before(args, kwargs, compiled=compiled)
             if closure is None:
                 if self.defer(args, kwargs, compiled=compiled):
@@ -136,8 +124,8 @@ class DeferredOptimizer:
                 self.whole_step()
             return loss
 
-        if hasattr(self.whole_step, SEEN_BY_SCHEDULER):
-            setattr(step, SEEN_BY_SCHEDULER, True)
+        if hasattr(self.whole_step, torch_private.SEEN_BY_SCHEDULER):
+            setattr(step, torch_private.SEEN_BY_SCHEDULER, True)
         return step
 
     @disable_dynamo
@@ -239,9 +227,8 @@ class DeferredOptimizer:
 
     def _deferrals(self) -> list[Deferral]:
         """Return the present deferrals of all models."""
-        currents = (model() for model in self._models)
-        deferrals = (current() for current in currents if current is not None)
-        return [deferral for deferral in deferrals if deferral is not None]
+        currents = [current for model in self._models if (current := model()) is not None]
+        return [deferral for current in currents if (deferral := current()) is not None]
 
     def _before_save(self) -> None:
         self._force_sync()
@@ -255,10 +242,8 @@ class DeferredOptimizer:
     def _force_sync(self) -> None:
         for deferral in self._deferrals():
             deferral.force_sync()
-        for group in self.optimizer.param_groups:  # the wrapper may have been dropped
-            for parameter in group["params"]:
-                if is_pending(parameter):
-                    finish(parameter)
+        # The wrapper may have been dropped.
+        finish_all([group["params"] for group in self.optimizer.param_groups])
 
     def _say_why_not(self) -> None:
         """Warn once why steps are synchronous; not under the lock, as logging takes locks too."""

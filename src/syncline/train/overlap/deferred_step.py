@@ -10,19 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
-from syncline.torch_private import (
-    disable_dispatch_modes,
-    dispatch_modes,
-    function_mode_count,
-    function_modes,
-    interpreter_stack,
-    no_interpreter_stack,
-    pop_function_mode,
-    push_function_mode,
-    set_tracing_state,
-    step_hooks,
-    tracing_state,
-)
+from syncline import torch_private
 from syncline.train.overlap.pending import PendingState
 from syncline.train.overlap.trial import hyperparameters, move_groups
 
@@ -54,13 +42,13 @@ class DeferredStep:
             move_groups(optimizer.param_groups, self._step_on)
 
     def suspend(self, parameters: int) -> None:
-        """Note how many parameters' updates are deferred."""
+        """Note that the updates of so many more parameters are deferred."""
         self._deferred += parameters
         if self._deferred:
             self._state.hide()
 
     def made(self, parameters: int) -> None:
-        """Note how many parameters' updates have been made."""
+        """Note that so many of them have been made."""
         self._deferred -= parameters
         if not self._deferred:
             self._state.show()
@@ -114,15 +102,14 @@ class TorchState(NamedTuple):
     @classmethod
     def now(cls, device: str) -> Self:
         """Return what is switched on, for the CPU and another kind of device."""
-        modes = function_mode_count()
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             (_casting("cpu"),) if device == "cpu" else (_casting("cpu"), _casting(device)),
-            tuple(function_modes()) if modes else (),
-            dispatch_modes(),
-            interpreter_stack() is not None,
-            tracing_state() is not None,
+            tuple(torch_private.function_modes()) if torch_private.function_mode_count() else (),
+            torch_private.dispatch_modes(),
+            torch_private.interpreter_stack() is not None,
+            torch_private.tracing_state() is not None,
         )
 
     def restored(self) -> AbstractContextManager[None]:
@@ -140,12 +127,12 @@ class TorchState(NamedTuple):
     def _restored(self, now: TorchState) -> Iterator[None]:
         with ExitStack() as stack:
             if now.transformed:
-                stack.enter_context(no_interpreter_stack())
+                stack.enter_context(torch_private.no_interpreter_stack())
             if now.traced:
-                stack.callback(set_tracing_state, tracing_state())
-                set_tracing_state(None)
+                stack.callback(torch_private.set_tracing_state, torch_private.tracing_state())
+                torch_private.set_tracing_state(None)
             if now.dispatch_modes:
-                stack.enter_context(disable_dispatch_modes())
+                stack.enter_context(torch_private.disable_dispatch_modes())
             if now.function_modes != self.function_modes:
                 stack.enter_context(_replaced_modes(self.function_modes))
             if now.inference or now.gradients != self.gradients:
@@ -164,16 +151,17 @@ def _casting(kind: str) -> tuple[str, torch.dtype | None]:
 @contextmanager
 def _replaced_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
     """Replace the stack of ``TorchFunctionMode``."""
-    before = [pop_function_mode() for _ in function_modes()]
+    pop, push = torch_private.pop_function_mode, torch_private.push_function_mode
+    before = [pop() for _ in torch_private.function_modes()]
     for mode in wanted:
-        push_function_mode(mode)
+        push(mode)
     try:
         yield
     finally:
         for _ in wanted:
-            pop_function_mode()
+            pop()
         for mode in reversed(before):
-            push_function_mode(mode)
+            push(mode)
 
 
 def _copied(value: Any) -> Any:
@@ -187,7 +175,7 @@ def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
     """
     return [
         (where, hook)
-        for where, registered in step_hooks(optimizer)
+        for where, registered in torch_private.step_hooks(optimizer)
         for hook in registered.values()
         if not str(getattr(hook, "__module__", "")).startswith("syncline.")
     ]

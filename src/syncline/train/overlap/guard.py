@@ -19,47 +19,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from syncline.torch_private import (
-    disable_dynamo,
-    disabled_torch_function,
-    dispatch_keys,
-    dispatch_modes,
-    force_dispatch_keys,
-    swap_tensor_impl,
-    tracing_state,
-    unsafe_preserve_version_counter,
-    without_torch_function,
-)
+from syncline import torch_private
+from syncline.torch_private import disable_dynamo, without_torch_function
 from syncline.train.log import warn
+from syncline.train.overlap import pending
 from syncline.train.overlap.clipping import Owner
-from syncline.train.overlap.pending import (
-    CLASS,
-    GRADIENT,
-    METADATA,
-    UPDATES,
-    PendingGradient,
-    PendingParameter,
-    finish_all,
-    getter,
-    own_class,
-    suspend,
-    tensors_in,
-)
+from syncline.train.overlap.pending import CLASS, UPDATES, PendingGradient, PendingParameter
 
 _TWIN = "_syncline_twin"
 """Of a guarded tensor: its twin."""
 _OBJECT = "_syncline_object"
 """Of a twin: a weak reference to the tensor's object."""
 _GUARD = "_syncline_guard"
-_OUTSIDE = dispatch_keys()
+_OUTSIDE = torch_private.dispatch_keys()
 """The included and excluded dispatch keys outside any operator."""
-HOOKS = frozenset(
-    {
-        getter("_backward_hooks"),
-        getter("_post_accumulate_grad_hooks"),
-        torch.Tensor.register_hook,
-        torch.Tensor.register_post_accumulate_grad_hook,
-    }
+HOOKS = (
+    pending.getter("_backward_hooks"),
+    pending.getter("_post_accumulate_grad_hooks"),
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
 )
 """They change both the Python object and its C++ tensor, so these must belong together."""
 
@@ -77,7 +55,7 @@ class Guard:
         """Make every read of a plain parameter or gradient wait for ``owner``."""
         kept = type(tensor) in _KEPT
         # Before the stand-in: threads must not see a stand-in in a tensor that does not wait.
-        suspend(tensor, owner, index)
+        pending.suspend(tensor, owner, index)
         fields = tensor.__dict__
         fields[CLASS] = plain = _KEPT.get(fields[CLASS], fields[CLASS])
         with without_torch_function():
@@ -148,7 +126,7 @@ def lifted(tensors: Sequence[tuple[torch.Tensor, nn.Parameter | None]]) -> Itera
     for tensor, parameter in tensors:
         lift(tensor, parameter)
     with (
-        own_class(tensor for tensor, _ in tensors if issubclass(type(tensor), _Guarded)),
+        pending.own_class(tensor for tensor, _ in tensors if issubclass(type(tensor), _Guarded)),
         without_torch_function(),
     ):
         yield
@@ -160,7 +138,7 @@ def _put_stand_in(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None
         return f"it is a {plain.__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return f"the guard is not tested for {tensor.layout} tensors on {tensor.device.type}"
-    if dispatch_modes():
+    if torch_private.dispatch_modes():
         return "a TorchDispatchMode sees every operator"
     # A view: its autograd graph leads to the tensor's.
     with torch.inference_mode(False), torch.enable_grad():
@@ -175,7 +153,7 @@ def _put_stand_in(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> str | None:
     """Swap the C++ tensors of two objects, or say why that is impossible."""
     try:
-        swap_tensor_impl(one, other)
+        torch_private.swap_tensor_impl(one, other)
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
@@ -190,9 +168,9 @@ class _Guarded:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in HOOKS:
-            finish_all(args)
+            pending.finish_all(args)
             return func(*args, **(kwargs or {}))
-        if func in METADATA or func in GRADIENT:
+        if func in pending.METADATA or func in pending.GRADIENT:
             with UPDATES:
                 return _with_twins(func, args, kwargs or {})
         return super().__torch_function__(func, types, args, kwargs)  # type: ignore[misc]
@@ -203,18 +181,21 @@ class _Guarded:
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        found: list[Any] = tensors_in((args, kwargs))
+        found: list[Any] = pending.tensors_in((args, kwargs))
         with UPDATES:
             guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
             guards = [tensor.__dict__[_GUARD] for tensor in guarded]
-            # Autograd has noted the versions of the tensors that it saves for this operator. But
-            # the operator will read the updated values.
             twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
         if guarded:
             guards[0].found(str(func), guarded[0])
-        # And the update must not be part of this operator.
-        with force_dispatch_keys(*_OUTSIDE), unsafe_preserve_version_counter(twins):
-            finish_all((args, kwargs))
+        with (
+            # The update must not be part of this operator.
+            torch_private.force_dispatch_keys(*_OUTSIDE),
+            # Autograd has noted the versions of the tensors that it saves for this operator. But
+            # the operator will read the updated values.
+            torch_private.unsafe_preserve_version_counter(twins),
+        ):
+            pending.finish_all((args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -245,7 +226,8 @@ class _Kept(_OnTwins):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if tracing_state() is not None:  # a trace identifies a parameter by the stand-in
+        # A trace identifies a parameter by the stand-in.
+        if torch_private.tracing_state() is not None:
             with without_torch_function():
                 return func(*args, **(kwargs or {}))
         return _with_twins(func, args, kwargs or {})
@@ -277,7 +259,7 @@ class _Twin(_OnTwins, torch.Tensor):  # type: ignore[misc]
     on the tensor.
     """
 
-    __torch_function__ = disabled_torch_function
+    __torch_function__ = torch_private.disabled_torch_function
 
 
 def _with_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -15,20 +15,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from syncline.torch_private import foreach_copy_
+from syncline.train.overlap import trial
 from syncline.train.overlap.deferred_step import step_of
 from syncline.train.overlap.pending import PendingState
 from syncline.train.overlap.separable import separability
-from syncline.train.overlap.trial import (
-    corner,
-    failed,
-    hyperparameters,
-    kind_of_parameter,
-    moving,
-    normal,
-    own_attributes,
-    same,
-    small,
-)
+from syncline.train.overlap.trial import hyperparameters, normal, same
 
 OTHERS_SCALE = 1e3
 """The scale of the other parameters' gradients; the probes' own are about 1."""
@@ -90,7 +81,7 @@ class StepCheck:
                 reason = probes.why_coupled()
             # The step of an unknown optimizer may raise anything; any error becomes the answer.
             except Exception as error:
-                failure = failed(error)
+                failure = trial.failed(error)
             else:
                 self._probes = probes
                 return reason
@@ -134,7 +125,7 @@ class ProbeParameters:
         """Values written before an even check, an odd one, and one with infinite gradients."""
         generator = torch.Generator().manual_seed(0)
         for group, real in _representatives(optimizer):
-            alone, beside, other = (small(real, generator, device) for _ in range(3))
+            alone, beside, other = (trial.small(real, generator, device) for _ in range(3))
             beside.data.copy_(alone.data)
             self._probes.append(_Probe(group, alone, beside, other))
             gradient = normal(alone, generator)
@@ -148,7 +139,7 @@ class ProbeParameters:
                 for values, each in zip(self._values, gradients, strict=True):
                     values += [initial, each]
                 if with_state and real in optimizer.state:
-                    self._state[parameter] = corner(optimizer.state[real], device)
+                    self._state[parameter] = trial.corner(optimizer.state[real], device)
 
     def why_coupled(self) -> str | None:
         """Step the probe parameters; say how others affect the update of one, or None."""
@@ -174,7 +165,7 @@ class ProbeParameters:
         for probe in self._probes:
             members.setdefault(probe.group, []).extend(chosen(probe))
         real = self._optimizer.param_groups
-        groups = [moving({**real[number], "params": members[number]}) for number in sorted(members)]
+        groups = [trial.moving({**real[n], "params": members[n]}) for n in sorted(members)]
         with self._attributes.stepping(groups, self._state):
             step_of(self._optimizer)(self._optimizer)
 
@@ -203,7 +194,7 @@ def kind_of(value: object) -> object:
 def _kinds(optimizer: Optimizer) -> tuple[object, ...]:
     """Return the kinds of the settings of the groups, and of the optimizer's own attributes."""
     groups = ((len(group["params"]), _kind_of_group(group)) for group in optimizer.param_groups)
-    return *groups, kind_of(own_attributes(optimizer))
+    return *groups, kind_of(trial.own_attributes(optimizer))
 
 
 def _kind_of_group(group: Mapping[str, Any]) -> object:
@@ -222,7 +213,7 @@ def _representatives(optimizer: Optimizer) -> Iterator[tuple[int, nn.Parameter]]
     for number, group in enumerate(optimizer.param_groups):
         of_group = _kind_of_group(group)
         for parameter in group["params"]:
-            kind = of_group, kind_of_parameter(parameter)
+            kind = of_group, trial.kind_of_parameter(parameter)
             if parameter.requires_grad and kind not in seen:
                 seen.add(kind)
                 yield number, parameter
