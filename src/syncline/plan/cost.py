@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 from syncline.errors import UserError
 from syncline.plan.document import Value
@@ -161,9 +160,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def without_gain_from_cutting(self) -> CostCurve:
         """Return the least curve above this one whose cost a byte nowhere rises with the size.
 
-        Where ``T(M) / M`` never rises, no message is cheaper in pieces (``T`` is subadditive). A
-        measured curve may violate that by a per cent of noise, and a search would then cut messages
-        into hundreds of pieces. O(n) for n segments.
+        Then no message is cheaper in pieces. A measured curve may violate that by a per cent of
+        noise, and a search would then cut messages into hundreds of pieces. O(n) for n segments.
         """
         pieces: list[CostSegment] = []  # from the last to the first
         rate = 0.0  # the largest cost a byte of any larger message
@@ -198,8 +196,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def never_falling(self) -> CostCurve:
         """Return the least curve above this one that never falls: the running maximum.
 
-        For planners whose proofs need such curves: their plans cost no more than they predict.
-        Returns the curve itself if it never falls. O(n) for n segments.
+        For planners whose proofs need such curves. O(n) for n segments.
         """
         pieces: list[tuple[int, float, float]] = []
         highest_s = 0.0  # of all smaller messages
@@ -227,10 +224,9 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return self.segments[0].cost_s
 
     def linearised(self, up_to_bytes: int) -> tuple[float, float]:
-        """Return ``(a_s, b_s_per_byte)`` of a line for algorithms that are stated for one.
+        """Return ``(a_s, b_s_per_byte)`` of the line through an empty message and ``up_to_bytes``.
 
-        The line through the cost of an empty message and of one of ``up_to_bytes``. Exact for a
-        straight curve.
+        Exact for a straight curve.
         """
         a_s = self.latency_s
         if len(self.segments) == 1 or up_to_bytes <= 0:
@@ -240,8 +236,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
     def cheapest_s(self, total_bytes: int) -> float:
         """Return a lower bound on the seconds to move ``total_bytes``, however they are cut.
 
-        Every message moves its bytes at no less than the smallest ``T(M) / M`` over
-        ``0 < M <= total``, which a piecewise linear curve attains at an end of a segment.
+        It is the smallest ``T(M) / M`` over ``0 < M <= total``, which is at an end of a segment.
         """
         if total_bytes <= 0:
             return 0.0
@@ -259,24 +254,10 @@ def _above_latency(rows: Iterable[tuple[int, float, float]]) -> CostCurve:
     return CostCurve.of_rows([(start, latency_s, rate), *lifted])
 
 
-class _Line(NamedTuple):
-    """The line ``a + b M`` of a piece, in exact numbers."""
-
-    a_s: Fraction
-    b: Fraction
-    segment: CostSegment
-
-
-def _line_of(segment: CostSegment) -> _Line:
-    b = Fraction(segment.s_per_byte)
-    return _Line(Fraction(segment.cost_s) - b * segment.start_bytes, b, segment)
-
-
 def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
     """Return the least cost at every message size, as one curve.
 
-    The minimum of piecewise linear functions is one too. Exact at every whole number of bytes.
-    O(n k^2) for k curves whose pieces start at n sizes.
+    Exact at every whole number of bytes. O(n k^2) for k curves whose pieces start at n sizes.
 
     Raises:
         UserError: there are no curves.
@@ -287,17 +268,23 @@ def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
     rows: list[tuple[int, float, float]] = []
     previous: CostSegment | None = None
     for start, stop in itertools.pairwise([*starts, LARGEST_BYTES + 1]):
-        lines = [_line_of(curve.segment_at(start)) for curve in curves]
+        segments = [curve.segment_at(start) for curve in curves]
+        slopes = [Fraction(segment.s_per_byte) for segment in segments]
+        intercepts_s = [
+            Fraction(segment.cost_s) - slope * segment.start_bytes
+            for segment, slope in zip(segments, slopes, strict=True)
+        ]
+        lines = list(zip(intercepts_s, slopes, segments, strict=True))  # in exact numbers
         at = start
         while at < stop:
-            best = min(lines, key=lambda line: (line.a_s + line.b * at, line.b))
-            if best.segment is not previous:
-                previous = best.segment
+            best_s, least, segment = min(lines, key=lambda line: (line[0] + line[1] * at, line[1]))
+            if segment is not previous:
+                previous = segment
                 rows.append((at, previous.seconds(at), previous.s_per_byte))
             overtaken_at = (
-                math.ceil((line.a_s - best.a_s) / (best.b - line.b))
-                for line in lines
-                if line.b < best.b
+                math.ceil((intercept_s - best_s) / (least - slope))
+                for intercept_s, slope, _ in lines
+                if slope < least
             )
             at = min(overtaken_at, default=stop)
     return CostCurve.of_rows(rows)

@@ -1,8 +1,7 @@
 """``Plan``: which gradients are exchanged together, and in what order.
 
 A message is a contiguous slice of the gradients in the order in which they become ready, counted in
-elements. A slice over several tensors merges them; a slice of one splits it. The order of the
-messages is fixed and the same on every rank, so ranks need not negotiate.
+elements. The order of the messages is the same on every rank, so ranks need not negotiate.
 """
 
 from __future__ import annotations
@@ -201,17 +200,10 @@ class Plan(Document, frozen=True, kw_only=True):
     def merging(
         cls, planner: str, profile: Profile, workers: int, last_tensors: Iterable[int]
     ) -> Plan:
-        """Build the plan whose messages end with the given tensors.
-
-        ``last_tensors`` are increasing indices into the profile's gradients, up to the last one.
-        """
-        tensors = tuple(
-            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
-        )
-        ends = list(itertools.accumulate(t.elements for t in tensors))
-        return cls.cut(
-            planner, profile.model, workers, tensors, [ends[last] for last in last_tensors]
-        )
+        """Build the plan whose messages end with the given tensors, up to the last one."""
+        ends = list(itertools.accumulate(g.elements for g in profile.gradients))
+        stops = [ends[last] for last in last_tensors]
+        return cls.cut(planner, profile.model, workers, profile.tensors, stops)
 
     @classmethod
     def cut(
@@ -273,20 +265,18 @@ class Plan(Document, frozen=True, kw_only=True):
         """Return the sharded plan: all reduce-scatters in order, then the all-gathers."""
         if self.sharded:
             return self
-        summed = [m for m in self.messages if m.collective != "all-gather"]
-        gathered = [m for m in self.messages if m.collective != "reduce-scatter"]
-        return msgspec.structs.replace(
-            self,
-            messages=(
-                *(msgspec.structs.replace(m, collective="reduce-scatter") for m in summed),
-                *(
-                    msgspec.structs.replace(m, collective="all-gather", delay_s=0.0)
-                    for m in gathered
-                ),
-            ),
-            wait="need",
-            sharded=True,
+        summed = (
+            msgspec.structs.replace(m, collective="reduce-scatter")
+            for m in self.messages
+            if m.collective != "all-gather"
         )
+        gathered = (
+            msgspec.structs.replace(m, collective="all-gather", delay_s=0.0)
+            for m in self.messages
+            if m.collective != "reduce-scatter"
+        )
+        messages = (*summed, *gathered)
+        return msgspec.structs.replace(self, messages=messages, wait="need", sharded=True)
 
     def _ends(self) -> list[int]:
         """Return the element after the last one of each tensor."""

@@ -1,9 +1,7 @@
 """``Profile``: what one training iteration costs on one worker.
 
-A profile is a DAG of operations (dag-model, section IV: the computing tasks of one worker and the
-communication tasks that read and copy its data) and the gradient tensors to exchange. Operations
-are listed in the order in which the worker runs them. The simulator may use that order (a real
-device), the dependencies alone (PACE's view), or both.
+A profile is a DAG of operations (dag-model, section IV), listed in the order in which the worker
+runs them, and the gradient tensors to exchange.
 """
 
 from __future__ import annotations
@@ -43,12 +41,9 @@ COMPUTING: tuple[Phase, ...] = ("forward", "backward")
 Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers", "waits"]
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
 
-``stream 2`` to ``stream 4`` are further streams of the device. ``peers`` is communication with
-other workers that is no gradient exchange, such as an all-to-all. ``waits`` are waits for workers
-whose gradients are ready later, and waits of a stream or the host whose reason a trace does not
-show; any number of them run at once. ``peers`` and ``waits`` run beside the computing.
-
-Reading (phase ``data``) always runs on the disk and copying (phase ``copy``) on the copy engine.
+``peers`` is communication with other workers that is no gradient exchange, such as an all-to-all.
+``waits`` are waits for workers whose gradients are ready later, and waits whose reason a trace does
+not show; any number of them run at once. ``peers`` and ``waits`` run beside the computing.
 """
 
 
@@ -115,11 +110,9 @@ class Gradient(Tensor, frozen=True, kw_only=True):
 
 
 def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
-    """Check the names, types and sizes of tensors.
+    """Raise :class:`UserError` if a name, type or size of tensors is wrong, or their total size.
 
-    Raises:
-        UserError: two share a name, one has a negative size or an unknown dtype, or they are too
-            large together. ``where`` names the list, ``kind`` one of them.
+    ``where`` names the list, ``kind`` one of them.
     """
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
@@ -251,14 +244,18 @@ class Profile(Document, frozen=True, kw_only=True):
 
     @property
     def is_one_round_after_another(self) -> bool:
-        """Whether gradients are computed only after the forward pass, and by a device alone.
-
-        Then rounds of gradients do not mix; see :mod:`syncline.plan.simulator.bound`.
-        """
+        """Whether gradients are computed only after the forward pass, and by a device alone."""
         backward = self._first("backward")
         if backward is None or self.has_lanes:
             return False
         return all(gradient.ready_after >= backward for gradient in self.gradients)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The gradients as a plan sees them."""
+        return tuple(
+            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in self.gradients
+        )
 
     @property
     def gradient_bytes(self) -> int:
@@ -277,10 +274,9 @@ class Profile(Document, frozen=True, kw_only=True):
     def finish_ns(self) -> list[int]:
         """When each operation ends in a single iteration without communication, from its start.
 
-        Every lane (:attr:`Operation.lane`) runs one operation at a time in the listed order; only
-        waits run all at once. Computing and copying wait for their batch: the data and copy
-        operations listed before. The host waits only for its reading. Each duration is rounded by
-        itself, as in the simulator; rounded sums would differ from its clock.
+        Every lane runs one operation at a time in the listed order; only waits run all at once.
+        Computing and copying wait for their batch: the data and copy operations listed before.
+        Each duration is rounded by itself, as in the simulator.
         """
         finish: list[int] = []
         free: dict[str, int] = {}
@@ -299,10 +295,7 @@ class Profile(Document, frozen=True, kw_only=True):
         return finish
 
     def ready_ns(self) -> list[int]:
-        """When each gradient is ready, by :meth:`finish_ns`; ``tau_b + t_b`` of MG-WFBP, Eq. 6.
-
-        The times never decrease.
-        """
+        """When each gradient is ready, never decreasing; ``tau_b + t_b`` of MG-WFBP, Eq. 6."""
         finish = self.finish_ns()
         ready = (finish[gradient.ready_after] for gradient in self.gradients)
         return list(itertools.accumulate(ready, max))
@@ -314,9 +307,8 @@ class Profile(Document, frozen=True, kw_only=True):
     def need_operations(self) -> list[int]:
         """Return the operation of the next iteration that must wait for each gradient.
 
-        The forward operation that first reads the parameter; if none does before the first
-        backward operation, that one, because the backward pass will overwrite the gradient. Reading
-        and copying a batch need no parameter, so the operation after them waits instead.
+        The forward operation that first reads the parameter or, at the latest, the first backward
+        operation, which overwrites the gradient. Reading and copying a batch never wait.
         """
         backward = self._first("backward")
         needs = []
@@ -329,14 +321,10 @@ class Profile(Document, frozen=True, kw_only=True):
         return needs
 
     def gates_ns(self) -> dict[int, int]:
-        """How long updating takes before each operation if parameters are updated on need.
+        """Return how long updating takes before each operation if parameters update on need.
 
-        The device then unpacks and updates (phases ``finalize`` and ``update``) piece by piece,
-        just before the operation that needs the parameter, in proportion to the parameters' bytes
-        (evenly if there are none). A host launches this at the end of the iteration in any case.
-
-        Returns:
-            Nanoseconds by the index of the operation that waits, in the order of the operations.
+        The device then unpacks and updates piece by piece, in proportion to the parameters' bytes
+        (evenly if there are none). Keys are the operations that wait, in order.
         """
         total = self.gradient_bytes
         share_at: dict[int, float] = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from syncline import _native
 from syncline.errors import UserError, quoted
 from syncline.plan.network import Network
-from syncline.plan.plan import Message, Plan, Tensor, Wait
+from syncline.plan.plan import Message, Plan, Wait
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import terms
 
@@ -116,9 +116,7 @@ def plan_of(
         planner=planner,
         model=profile.model,
         workers=workers,
-        tensors=tuple(
-            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
-        ),
+        tensors=profile.tensors,
         messages=tuple(messages),
         wait=wait,
         in_flight=in_flight,
