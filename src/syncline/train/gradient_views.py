@@ -16,12 +16,11 @@ class GradientViews:
     """Makes gradients behave as under DDP's default, where each has memory of its own.
 
     The engine exchanges gradients in place, which needs ``gradient_as_bucket_view=True``. Alone,
-    that would overwrite gradients that the user has kept, and replace tensors that the user has
-    assigned to ``grad``. So each parameter gets an alias of its place in the bucket. An alias that
-    the user has kept is moved to memory of its own before it would be overwritten. A tensor that
-    the user has assigned receives the result. Other views of a gradient (``p.grad.view(-1)``) that
-    are kept over the next backward pass cannot be detected. If ``as_views``, the user asked for
-    views, and nothing is done.
+    that would overwrite gradients that the user has kept, and replace tensors assigned to ``grad``.
+    So each parameter gets an alias of its place in the bucket. A kept alias is moved to memory of
+    its own before it would be overwritten; an assigned tensor receives the result. Other views of a
+    gradient (``p.grad.view(-1)``) that are kept over the next backward pass cannot be detected. If
+    ``as_views``, the user asked for views, and nothing is done.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, as_views: bool) -> None:

@@ -19,9 +19,9 @@ def warn(text: str) -> None:
 def announce(text: str) -> None:
     """Show the user a message; call on one rank.
 
-    Without configuration, ``logging`` shows only warnings. So if the program has not configured it,
-    the text is printed to standard error. A handler, a level of the logger ``syncline`` or
-    ``logging.disable`` counts as configuration.
+    If the program has not configured ``logging``, which then shows only warnings, the text is
+    printed to standard error. A handler, a level of the logger ``syncline`` or ``logging.disable``
+    counts as configuration.
     """
     unset = logger.level == logging.NOTSET and logger.manager.disable < logging.INFO
     if logger.hasHandlers() or not unset:

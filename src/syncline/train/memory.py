@@ -40,11 +40,7 @@ class Remembered(Document, frozen=True, kw_only=True):
 
 
 class Memory:
-    """Findings of earlier starts.
-
-    Args:
-        folder: where they are kept; None: the user's cache.
-    """
+    """Findings of earlier starts, in a folder; None: the user's cache."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -31,8 +31,8 @@ from syncline.train.wrapped import Wrapped
 class Reducer:
     """Changes and reads the reducer of a wrapped module.
 
-    The method ``end_iteration`` is called at the end of every backward pass whose gradients are
-    exchanged; its object is not kept alive.
+    Every exchanged backward pass ends with a call of the method ``end_iteration``, whose object is
+    not kept alive.
     """
 
     def __init__(self, wrapped: Wrapped, end_iteration: Callable[[], None]) -> None:
@@ -83,10 +83,9 @@ class Reducer:
             self._engine_group = group
 
     def make_final(self) -> None:
-        """Let the reducer make its final buckets, after its first backward pass.
+        """Let the reducer agree on its final buckets, after its first backward pass.
 
-        For that, it exchanges their order. torch's class does so once per training, in the next
-        forward pass. We change reducers more often, and ranks may run different forward passes.
+        torch's class does so in the next forward pass, of which ranks may run different ones.
         """
         ddp = self._wrapped.ddp
         if self._is_ours and not has_final_buckets(ddp):
@@ -99,11 +98,8 @@ class Reducer:
         """Make a new reducer, with the plan's messages as its buckets.
 
         Without a plan, ``hook`` is the type of torch's hook that is to run. ``updates`` is how
-        often the optimizers had been stepped when the ranks agreed on the plan.
-
-        Everything else about the wrapper stays: its module, mode and hooks, and whatever the user
-        has attached to it. If the reducer cannot run a plan by itself, the engine runs it over the
-        reducer's buckets.
+        often the optimizers had been stepped when the ranks agreed on the plan. If the reducer
+        cannot run the plan by itself, the engine runs it over the reducer's buckets.
         """
         wrapped = self._wrapped
         self.executor.stop()

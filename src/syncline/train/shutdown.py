@@ -56,10 +56,9 @@ def finish_on_shutdown(deferral: Deferral, engine: Engine) -> Finalize[None]:
 def let_gloo_finish() -> None:
     """Let Gloo's threads release the last all-reduce before the interpreter exits.
 
-    From torch 2.13 on, the work of a collective in a backward pass refers to a Python object. If
-    Gloo's thread is the last to release it and the interpreter is exiting, Python stops the thread
-    in C++ code, which aborts the process. Torch's own wrapper has this problem, too. A process that
-    destroys its group first is safe anyway.
+    From torch 2.13 on, its work refers to a Python object. If Gloo's thread is the last to release
+    it and the interpreter is exiting, Python stops the thread in C++ code, which aborts the
+    process. Torch's own wrapper has this problem, too.
     """
     Finalize(None, time.sleep, (RELEASE_S,), exitpriority=LAST + 1)
 
@@ -78,11 +77,10 @@ def _shut_down(deferral_of: weakref.ref[Deferral], engine_of: weakref.ref[Engine
 
 
 def _await(thread_of: weakref.ref[Thread]) -> None:
-    """Wait until a thread of an engine has ended, before the interpreter exits.
+    """Wait until a thread of an engine has ended.
 
-    Otherwise the interpreter stops it inside C++ code, which aborts the process: in the backend's
-    wait for a peer, or, when nothing else refers to the engine any more, in the destructor of its
-    process group.
+    Otherwise the exiting interpreter stops it inside C++ code, which aborts the process: in the
+    backend's wait for a peer, or in the destructor of the process group.
     """
     thread = thread_of()
     if thread is None:

@@ -25,9 +25,8 @@ LOOK_EVERY = 10
 class UnexchangedWatch:
     """Warns once if parameters are repeatedly updated by gradients of this rank alone.
 
-    That happens if the model is called without its wrapper, whose forward pass prepares the
-    exchange, or if a parameter did not require a gradient when the model was wrapped. Torch's class
-    does not warn in either case.
+    That happens if the model is called without its wrapper, or if a parameter did not require a
+    gradient when the model was wrapped. Torch's class does not warn in either case.
     """
 
     def __init__(self, job: Wrapped) -> None:

@@ -26,8 +26,7 @@ LOSS_CONFIDENCE = 2.0
 class _TwoWindows:
     """Reports what two windows in a row have shown.
 
-    A report costs a measurement. Each report doubles the number of windows before the next one, so
-    a machine whose speed keeps changing is not measured all the time.
+    A report costs a measurement, so each doubles the number of windows before the next one.
     """
 
     def __init__(self) -> None:
@@ -106,19 +105,16 @@ def _differs(now: Sequence[float], before: Sequence[float]) -> bool:
 class LossWatch:
     """Notices in the steady state that a plan takes longer than stock DDP did.
 
-    Stock DDP may have become slower, too. Only a new comparison, which costs iterations, shows
-    that.
+    Stock DDP may have become slower, too; only a new comparison shows that.
     """
 
     def __init__(self) -> None:
         self._windows = _TwoWindows()
 
     def close_window(self, baseline: Rate | None, everyone: Sequence[tuple[float, float]]) -> bool:
-        """End a window; return whether stock DDP should be compared with again.
+        """End a window; return whether to compare with stock DDP again, if it was measured.
 
-        Args:
-            baseline: stock DDP as measured last; None where there is nothing to compare with.
-            everyone: for each rank, the median seconds of an iteration and its standard error.
+        ``everyone`` has each rank's median seconds of an iteration and its standard error.
         """
         now_s, error_s = map(median, zip(*everyone, strict=True))
         slower = baseline is not None and now_s - baseline.iteration_s > max(

@@ -25,12 +25,10 @@ class CpuClock:
 
 
 class CudaClock:
-    """Events on the current CUDA stream.
+    """Events on the current CUDA stream, whose times are read once after all iterations.
 
-    MG-WFBP (section 5.1) calls ``torch.cuda.synchronize`` after every tensor's gradient, which
-    empties the launch queue each time and so measures a device that never runs ahead. An event is
-    a marker in the stream: the host goes on, the times are read once after all iterations, and a
-    profiled iteration runs as fast as any other.
+    MG-WFBP (section 5.1) instead calls ``torch.cuda.synchronize`` after every tensor's gradient,
+    which empties the launch queue and so measures a device that never runs ahead.
     """
 
     def __init__(self, device: torch.device) -> None:

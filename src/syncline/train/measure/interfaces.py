@@ -18,8 +18,7 @@ NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 def interface_used() -> Interface | None:
     """Return the interface that this host uses to send to other ranks, if known.
 
-    Chosen as Gloo does: the interface that a variable names, else the one whose address the host's
-    name resolves to.
+    As Gloo chooses it: the one that a variable names, or whose address the host's name resolves to.
     """
     named = next((os.environ[name] for name in NAMED_BY if os.environ.get(name)), None)
     name = named.split(",")[0].lstrip("=^") if named else _with_own_address()
@@ -29,7 +28,9 @@ def interface_used() -> Interface | None:
     up = {
         other: rate
         for _, other in socket.if_nameindex()
-        if other not in (name, "lo") and _is_up(other) and (rate := _speed(other))
+        if other not in (name, "lo")
+        and (INTERFACES / other / "operstate").read_text().strip() == "up"
+        and (rate := _speed(other))
     }
     fastest = max(up, key=lambda other: up[other], default=None)
     is_faster = fastest is not None and speed is not None and up[fastest] > speed
@@ -58,10 +59,6 @@ def _with_own_address() -> str | None:
     except OSError:  # the name does not resolve
         return None
     return next((name for name, address, _ in _native.interfaces() if address == own), None)
-
-
-def _is_up(name: str) -> bool:
-    return (INTERFACES / name / "operstate").read_text().strip() == "up"
 
 
 def _speed(name: str) -> float | None:

@@ -31,9 +31,7 @@ that agree by accident prove no difference, and the machine drifts by this much.
 def lower_quartile(values: Sequence[float]) -> float:
     """Return the value below which a quarter of ``values`` lie.
 
-    For times that disturbances only lengthen. On a host whose cores are all busy, a message of
-    0.4 ms waits for the scheduler's next tick, up to 4 ms, in a third of all repetitions. That wait
-    is no cost of the message: computation uses the core meanwhile.
+    For times that disturbances only lengthen, such as waits for the scheduler's next tick.
     """
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4]
@@ -55,9 +53,7 @@ def standard_error(values: Sequence[float]) -> float:
 def typical(values: Sequence[float]) -> tuple[float, float]:
     """Return the median of the iterations' times, and its standard error.
 
-    Iterations in which the program did other work too, such as an evaluation, are left out. If
-    times scatter by 13 % and one iteration in ten is of this kind, the median of all is 2 % too
-    high.
+    Iterations in which the program did other work too, such as an evaluation, are left out.
     """
     values = uninterrupted(values)
     return median(values), standard_error(values)
