@@ -58,9 +58,7 @@ def register() -> None:
 def create(options: Any, given: Any) -> Any:
     """Load the backend and make a process group; torch calls this when one is asked for.
 
-    Args:
-        options: torch's, such as the store and the rank.
-        given: the ``pg_options`` of the caller.
+    Torch's options include the store and the rank. ``given`` is the caller's ``pg_options``.
 
     Raises:
         ImportError: the backend cannot be loaded, or was not tested with this version of torch.
@@ -76,11 +74,7 @@ def create(options: Any, given: Any) -> Any:
 
 
 def load(module: str, wanted: str) -> Any:
-    """Import a module that may need torch and the native core.
-
-    Args:
-        module: its name.
-        wanted: what it is imported for, as in ``"syncline.probe"``.
+    """Import a module that may need torch and the native core, for what is ``wanted``.
 
     Raises:
         ImportError: it cannot be imported; the message says what is installed and what to do.
@@ -120,10 +114,10 @@ def advice() -> str:
 def untried(version: str) -> Literal["older", "newer"] | None:
     """Return whether a version of torch is older or newer than those tested, or None if neither.
 
-    Versions are ordered as pip orders them. The part after a ``+``, as in 2.13.0+cpu, is ignored. A
-    pre-release such as 2.11.0rc1 is older than its release, so older than any tested. But 2.16.0a0
-    is newer, since pip does not accept it for ``<2.16`` either. Pre-releases in between, such as
-    2.13.0a0 in vendors' containers, count as their release. A string that is no version is newer.
+    Versions are ordered as pip orders them, without the part after a ``+``: 2.11.0rc1 is older than
+    any tested, and 2.16.0a0 is newer, since pip does not accept it for ``<2.16`` either.
+    Pre-releases in between, such as 2.13.0a0 in vendors' containers, count as their release. A
+    string that is no version is newer.
     """
     import re
 

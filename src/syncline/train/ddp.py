@@ -121,11 +121,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         """Convert a model wrapped by torch's class to this class, in place.
 
         It stays the same object, because the framework that made it may refer to it.
-        Call on all ranks, before the first forward pass.
-
-        Args:
-            ddp: of torch's own class.
-            options: ``planner``, ``plan`` and so on, as for this class.
+        Call on all ranks, before the first forward pass. The options are ``planner``, ``plan`` and
+        so on, as for this class.
 
         Raises:
             UserError: as for the constructor; or ``ddp`` is of another class, or has a
@@ -229,7 +226,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             optimizer: holds parameters of this model; it keeps its class, state and groups. Its
                 other parameters are updated at once, or by another wrapper that overlaps it. If a
                 framework has wrapped it in an optimizer of its own (Accelerate, Lightning, timm's
-                Lookahead), the inner one's step is deferred.
+                Lookahead), the inner one's step is deferred. It is returned as it was given.
             guard: also intercept C++ code that reads a parameter or gradient without asking its
                 Python class, such as ``torch.tensor(p)`` or an extension, and make it wait. A
                 warning names each place in the code that does so. It costs about 25 us per
@@ -239,9 +236,6 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
                 and updates only that share (ZeRO, stage 1). ``optimizer.state[p]`` is this rank's
                 share, of shape ``(elements,)``; :meth:`full_state_dict` collects the whole state.
                 All optimizers of a model are sharded, or none.
-
-        Returns:
-            The same optimizer.
 
         Raises:
             UserError: called twice for this optimizer or after training has begun, or the optimizer
@@ -372,10 +366,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         return hook
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Refuse the user's communication hooks: a hook replaces the exchange that is planned.
+        """Refuse communication hooks with a UserError: they replace the exchange that is planned.
 
-        Raises:
-            UserError: always, except for torch's own use during construction.
+        Only torch itself may register them, during construction.
         """
         if not self._in_torch:
             raise UserError(
@@ -398,11 +391,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         self._training.wrapped.sample_rate = sample_rate
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        """Refuse another process group: measurements and plan belong to this one.
-
-        Raises:
-            UserError: unless the wrapper trains with DDP's own buckets alone.
-        """
+        """Refuse another process group with a UserError: measurements and plan are of this one."""
         if self._training.runner is not None:
             raise UserError(
                 "_update_process_group is not available: Syncline measures and plans for the ranks "
@@ -455,11 +444,7 @@ def exchanged_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
 
 
 def planned_training(model: DistributedDataParallel) -> PlannedTraining:
-    """Return the planned training of a model.
-
-    Raises:
-        UserError: its training is not planned, or no longer is.
-    """
+    """Return the planned training of a model; a UserError if it is not, or no longer, planned."""
     training = model._training
     if not isinstance(training, PlannedTraining):
         raise UserError(f"this training is not planned: {training.why or 'it is a copy'}")

@@ -33,8 +33,7 @@ MIN_STEADY = 5
 def with_own_errors(cls: Class) -> Class:
     """Make the properties of a module class raise their own errors.
 
-    If a property raises an AttributeError, Python next calls ``nn.Module.__getattr__``, which
-    reports that there is no such attribute.
+    After an AttributeError in one, ``nn.Module.__getattr__`` would say that it does not exist.
     """
     for name, member in list(vars(cls).items()):
         if isinstance(member, property):

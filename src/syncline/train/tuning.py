@@ -55,8 +55,7 @@ class Tuning:
         self._resumed: tuple[Plan | None] | None = None
         """The plan that a checkpoint says is to run, in a tuple; None without a checkpoint."""
         self.findings = Findings(profile=settings.profile, network=settings.network)
-        self._sent = self.findings
-        """On rank 0: the findings that the other ranks know."""
+        """Those that all ranks know."""
         self.measured_timeline: Timeline | None = None
         self.events: list[Event] = []
         self.iteration = 0
@@ -124,11 +123,10 @@ class Tuning:
         step = next(steps) if found is None else steps.send(found)
         notes = policy.notes
         log_lines, notes.log_lines = notes.log_lines, []
-        before, self._sent = self._sent, policy.findings
         changed = {
             name: getattr(policy.findings, name)
             for name in Findings.__struct_fields__
-            if getattr(policy.findings, name) is not getattr(before, name)
+            if getattr(policy.findings, name) is not getattr(self.findings, name)
         }
         return msgspec.to_builtins(_Answer(step=step, findings=changed, log_lines=log_lines))
 

@@ -33,11 +33,7 @@ LIGHTNING = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 
 @functools.cache
 def prepare() -> None:
-    """Convert models from now on, as the environment variable asks; further calls do nothing.
-
-    Raises:
-        UserError: the variable does not hold a valid request.
-    """
+    """Convert models from now on, as the environment variable asks; further calls do nothing."""
     request = Request.of_this_process()
     if request is None:
         return

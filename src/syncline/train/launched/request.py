@@ -41,11 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls) -> Request | None:
-        """Return what this process was asked for; None if that is switched off.
-
-        Raises:
-            UserError: the variable does not hold a valid request.
-        """
+        """Return what this process was asked for; None if switched off, a UserError if invalid."""
         if os.environ.get(OFF) == "0":
             return None
         try:
