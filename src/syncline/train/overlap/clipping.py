@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from syncline.plan.profile import Norm
 from syncline import torch_private
+from syncline.plan.profile import Norm
 from syncline.torch_private import foreach_mul_, foreach_norm, unscale_
 from syncline.train.engine.norms import ORDERS
 

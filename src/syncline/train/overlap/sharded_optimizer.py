@@ -27,15 +27,11 @@ def why_not_shardable(optimizer: Optimizer) -> str | None:
 
 
 class ShardedOptimizer(DeferredOptimizer):
-    """Replaces an optimizer's step by an update of this rank's share.
+    """Replaces an optimizer's step by an update of this rank's share; cuts its state to that.
 
     Under a sharded plan, the step updates the share and returns, and the parameters are gathered
     under the next forward pass (:class:`ShardedDeferral`). Otherwise, as in the DDP baseline,
     gradients are whole by then: the step updates the share and gathers the parameters at once.
-
-    Args:
-        optimizer: its state of exchanged parameters is cut to this rank's share.
-        sharding: the model's.
 
     Raises:
         UserError: the optimizer cannot be sharded.
@@ -70,11 +66,7 @@ class ShardedOptimizer(DeferredOptimizer):
 
     @disable_dynamo
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
-        """Make the update of this rank's share; always True.
-
-        Raises:
-            UserError: this step cannot be made on a share.
-        """
+        """Make the update of this rank's share, or raise a UserError; always True."""
         self.updates += 1
         self._require_plain(args, kwargs, compiled=compiled)
         deferrals = self._deferrals()
@@ -162,9 +154,9 @@ class ShardedOptimizer(DeferredOptimizer):
         for key, parameter in zip(saved, present, strict=False):
             index = self.sharding.index_of.get(id(parameter))
             if index is not None and key in found:
-                found[key] = self.sharding.cut_state(index, found[key])
-                if not found[key]:
-                    del found[key]
+                share = self.sharding.cut_state(index, found.pop(key))
+                if share:
+                    found[key] = share
         return {**state, "state": found}
 
     def sharded_state_dict(self) -> dict[str, Any]:
@@ -177,16 +169,11 @@ class ShardedOptimizer(DeferredOptimizer):
         state: dict[str, Any] = dict(as_dtensors(self._elements(), numbered, sharding.group))
         found: dict[str, Any] = {"state": state}
         if not sharding.rank:  # rank 0 has a part of every parameter
-            others = {
-                numbers[p]: state
-                for p, state in self.optimizer.state.items()
-                if id(p) not in sharding.index_of
-            }
+            present = self.optimizer.state.items()
+            others = {numbers[p]: own for p, own in present if id(p) not in sharding.index_of}
             plain = {
-                number: {
-                    k: v for k, v in state.items() if k not in found["state"].get(str(number), {})
-                }
-                for number, state in numbered.items()
+                n: {k: v for k, v in values.items() if k not in state.get(str(n), {})}
+                for n, values in numbered.items()
             }
             groups = [hyperparameters(group) for group in self.optimizer.param_groups]
             found[REST] = packed({"state": {**plain, **others}, "param_groups": groups})
@@ -230,21 +217,17 @@ class ShardedOptimizer(DeferredOptimizer):
         """Return the whole state in torch's own format on rank 0, and {} on others; all call."""
         for deferral in self._deferrals():
             deferral.finish()
-        optimizer, sharding = self.optimizer, self.sharding
+        optimizer, sharding, numbers = self.optimizer, self.sharding, self._numbers()
         whole = sharding.full_state(optimizer)
         if sharding.rank:
             return {}
-        groups: list[dict[str, Any]] = []
-        state: dict[int, Any] = {}
-        number = 0
-        for group in optimizer.param_groups:
-            keys = []
-            for parameter in group["params"]:
-                index = sharding.index_of.get(id(parameter))
-                known = whole.get(index, {}) if index is not None else optimizer.state[parameter]
-                if known:
-                    state[number] = known
-                keys.append(number)
-                number += 1
-            groups.append({**hyperparameters(group), "params": keys})
-        return {"state": state, "param_groups": groups}
+        states = {
+            number: optimizer.state[p] if index is None else whole.get(index, {})
+            for p, number in numbers.items()
+            for index in (sharding.index_of.get(id(p)),)
+        }
+        groups = [
+            {**hyperparameters(group), "params": [numbers[p] for p in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+        return {"state": {n: s for n, s in states.items() if s}, "param_groups": groups}

@@ -40,10 +40,8 @@ Spans = list[list[Span]]
 class Sharding:
     """Shares of a model's exchanged parameters, and the state of the optimizers that update them.
 
-    Args:
-        parameters: the exchanged ones, by name.
-        tensors: the same parameters, as a plan lists them.
-        group: all its ranks call every method that says so, in the same order.
+    The parameters come by name, and as a plan lists them. All ranks of the group call every method
+    that says so, in the same order.
 
     Raises:
         UserError: a parameter's memory has gaps.
@@ -93,10 +91,7 @@ class Sharding:
             some.sort()
 
     def own(self, index: int, values: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of a parameter's values, of shape ``(elements,)``.
-
-        A view if it is one span, else a copy.
-        """
+        """Return this rank's share of a parameter's values: a view if it is one span, or a copy."""
         parts = [flat(values)[start:stop] for start, stop in self._spans[self.rank][index]]
         return parts[0] if len(parts) == 1 else torch.cat([*parts, flat(values)[:0]])
 
@@ -111,7 +106,7 @@ class Sharding:
 
     @torch.no_grad()
     def gather(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gather all ranks' shares of some parameters; all ranks call with the same ones."""
+        """Gather all ranks' shares of parameters, which are the same on all; all ranks call."""
         chosen = {self.index_of[id(parameter)] for parameter in parameters}
         for block in self._blocks:
             parts = [
@@ -134,11 +129,7 @@ class Sharding:
                         part.copy_(place)
 
     def require_same(self, gradients: Iterable[torch.Tensor], *, look: bool) -> None:
-        """Require equal gradients on all ranks, if any rank sets ``look``; all ranks call.
-
-        Raises:
-            UserError: they differ.
-        """
+        """Raise a UserError if ranks' gradients differ and any sets ``look``; all ranks call."""
         own = sum(float(g.detach().to(torch.complex128).abs().sum()) for g in gradients if look)
         everyone = gather_numbers([look, own], self.group, self.parameters[0].device)
         if any(look for look, _ in everyone) and any(row != everyone[0] for row in everyone):
@@ -187,10 +178,7 @@ class Sharding:
         ]
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
-        """Return the whole state of an optimizer's parameters, by index, on the CPU of rank 0.
-
-        On other ranks it is empty. All ranks call.
-        """
+        """Return the whole state by index, on the CPU of rank 0 and empty on others; all call."""
         everything: Spans = [[(0, p.numel())] for p in self.parameters]
         nothing: Spans = [[] for _ in self.parameters]
         to = [everything, *[nothing] * (self._workers - 1)]
@@ -236,27 +224,23 @@ class Sharding:
 
         With ``whole`` it is a whole state, on the CPU.
         """
-        members = [
-            index
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if (index := self.index_of.get(id(p))) is not None
-        ]
-        found: dict[int, dict[str, Any]] = {index: {} for index in members}
-        for batch in in_batches((self.parameters[index] for index in members), BATCH_ELEMENTS):
+        present = [p for group in optimizer.param_groups for p in group["params"]]
+        members = [p for p in present if id(p) in self.index_of]
+        found: dict[int, dict[str, Any]] = {self.index_of[id(p)]: {} for p in members}
+        for batch in in_batches(members, BATCH_ELEMENTS):
             parcels: list[dict[int, dict[str, Any]]] = [{} for _ in new]
-            for index in (self.index_of[id(parameter)] for parameter in batch):
-                size = sum(stop - start for start, stop in old[self.rank][index])
+            for parameter in batch:
+                index = self.index_of[id(parameter)]
+                own, state = old[self.rank][index], optimizer.state.get(parameter, {})
+                size = sum(stop - start for start, stop in own)
                 for parcel, spans in zip(parcels, new, strict=True):
-                    runs = list(common_elements(old[self.rank][index], spans[index]))
+                    runs = list(common_elements(own, spans[index]))
                     if runs:
                         parcel[index] = {
                             name: torch.cat([value[a : a + n] for a, _, n in runs]).cpu()
                             if _is_share(value, size)
                             else value
-                            for name, value in optimizer.state.get(
-                                self.parameters[index], {}
-                            ).items()
+                            for name, value in state.items()
                         }
             for other, parcel in enumerate(self._swapped(parcels)):
                 for index, state in parcel.items():
@@ -268,9 +252,8 @@ class Sharding:
                             continue
                         device = "cpu" if whole else self.parameters[index].device
                         place = found[index].setdefault(name, value.new_empty(size, device=device))
-                        for (_, at, n), part in zip(
-                            runs, value.split([n for _, _, n in runs]), strict=True
-                        ):
+                        sizes = [n for _, _, n in runs]
+                        for (_, at, n), part in zip(runs, value.split(sizes), strict=True):
                             place[at : at + n] = part
         return found
 
