@@ -56,7 +56,6 @@ def read_astrasim(
     """Read a data-parallel workload.
 
     Raises:
-        UserError: the clock is not a positive number.
         FileError: it is not a workload file, is cut off, is of another parallelism, a layer
             exchanges activations, or a value is not a number, negative or absurd.
     """
@@ -146,12 +145,7 @@ def _layer(line: str, where: str, cycle_s: float) -> Layer:
 
 
 def write_astrasim(profile: Profile, *, clock_hz: float = DEFAULT_CLOCK_HZ) -> Written:
-    """Write a profile as a data-parallel workload; times are rounded to whole cycles.
-
-    Raises:
-        UserError: the clock is not a positive number, or the profile has nothing that a layer could
-            be made of.
-    """
+    """Write a profile as a data-parallel workload; times are rounded to whole cycles."""
     _check_clock(clock_hz)
     table = layers_of(profile)
     lines = ["DATA", str(len(table.layers))]

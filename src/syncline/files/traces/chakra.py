@@ -13,7 +13,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast, get_args
 
@@ -61,23 +61,18 @@ WANTED = (
 
 
 def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
-    """Read a Chakra trace of one rank, packed or not.
+    """Read a Chakra trace of one rank, packed or not; it has a gradient for each message that sums.
 
-    The profile has a gradient for each message that sums. O((n + m) log n) for n nodes and m
-    dependencies, all held in memory.
+    O((n + m) log n) for n nodes and m dependencies, all held in memory.
 
     Raises:
         FileError: it is not a Chakra trace, is broken or truncated, a node occurs twice, the data
             dependencies have a cycle, a value is absurd, or nothing is summed.
     """
-    metadata = Metadata()
-    nodes: list[Node] = []
     with open_trace(path, progress=progress) as stream:
-        for message in read_nodes(stream, WANTED):
-            if isinstance(message, Metadata):
-                metadata = message
-            else:
-                nodes.append(message)
+        metadata, *others = read_nodes(stream, WANTED)
+        assert isinstance(metadata, Metadata)
+        nodes = [node for node in others if isinstance(node, Node)]
         if not nodes:
             raise UserError("metadata and no node; record it again")
         graph = Graph.of(nodes)
@@ -161,7 +156,6 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue]) -> Trace:
 def write_chakra(profile: Profile, network: Network | None = None) -> Written:
     """Write a profile as the Chakra trace of one rank, with one all-reduce a gradient.
 
-    ``duration_micros`` is rounded, as the format wants; an attribute keeps the nanoseconds.
     Control dependencies keep the operations of a lane in their order; update and unpacking depend
     on all messages. The network gives the durations of the messages; without it they are 0.
     """
@@ -261,13 +255,23 @@ def _foreign(graph: Graph, model: str) -> Trace:
             raise UserError(
                 f"{node.title} is sent before anything is computed; its dependencies are missing"
             )
-    operations = _operations(tasks)
     messages = sorted(tasks.messages, key=lambda message: message[1])
     sizes = [node.integer("comm_size") for node, _ in messages]
     names = unique_names(node.name.partition("(")[0] or "message" for node, _ in messages)
     gradients = [
         sized_gradient(name, size_bytes, ready_after=ready)
         for name, (_, ready), size_bytes in zip(names, messages, sizes, strict=True)
+    ]
+    phases = _phases(tasks, last_ready=messages[-1][1])
+    operations = [
+        Operation(
+            name=f"ready: {node.name}" if _sums(node) else node.name,
+            phase=phase,
+            duration_s=0.0 if _sums(node) else node.seconds(),
+            after=tuple(after),
+            resource="host" if node.on_cpu else "device",
+        )
+        for node, phase, after in zip(tasks.nodes, phases, tasks.after, strict=True)
     ]
     profile = bare_profile(model, operations, gradients)
     points = measured_points(
@@ -303,25 +307,6 @@ def _tasks(graph: Graph) -> _Tasks:
     return tasks
 
 
-def _operations(tasks: _Tasks) -> list[Operation]:
-    nodes = tasks.nodes
-    phases = _phases(
-        nodes,
-        launched_by=[max((b for b in w if nodes[b].on_cpu), default=None) for w in tasks.after],
-        last_ready=max(ready for _, ready in tasks.messages),
-    )
-    return [
-        Operation(
-            name=f"ready: {node.name}" if _sums(node) else node.name,
-            phase=phase,
-            duration_s=0.0 if _sums(node) else node.seconds(),
-            after=tuple(after),
-            resource="host" if node.on_cpu else "device",
-        )
-        for node, phase, after in zip(nodes, phases, tasks.after, strict=True)
-    ]
-
-
 def _sums(node: Node) -> bool:
     if node.type != NodeType.COMM_COLL or node.on_cpu:
         return False
@@ -347,11 +332,8 @@ class Graph(NamedTuple):
     def of(cls, nodes: list[Node]) -> Graph:
         """Order the nodes of a file. O((n + m) log n) for n nodes and m dependencies.
 
-        Dependencies on nodes that the file does not hold are left out. If control dependencies have
-        cycles, all control dependencies are left out. ``notes`` says so.
-
-        Raises:
-            UserError: two nodes have one id, or the data dependencies have a cycle.
+        Dependencies on nodes that the file does not hold are left out, with a note, and so are all
+        control dependencies if they have cycles.
         """
         place: dict[int, int] = {}
         for index, node in enumerate(nodes):
@@ -407,20 +389,16 @@ _DATA = re.compile(r"dataloader|data_?load", re.IGNORECASE)
 _COPY = "Memcpy HtoD"
 
 
-def _phases(
-    nodes: Sequence[Node], *, launched_by: Sequence[int | None], last_ready: int
-) -> list[Phase]:
-    """Infer the phase of each operation.
+def _phases(tasks: _Tasks, last_ready: int) -> list[Phase]:
+    """Infer the phase of each operation; number ``last_ready`` makes the last gradient ready.
 
     Operations before the first backward one are forward. From there until the last gradient is
     ready they are backward. Later ones are update if the name says so, else ``finalize``
     (unpacking). Backward operations are those with a backward name, those on an autograd thread
     (one with such an operation, but not the first thread), and those launched by them. Before the
     first backward operation, reading and copying of the batch are recognised by name and type.
-
-    ``launched_by`` gives for each the index of the operation on the CPU that launched it, if any;
-    ``last_ready`` is the index of the operation that makes the last gradient ready.
     """
+    nodes = tasks.nodes
     on_threads = [n for n in nodes if n.on_cpu and "tid" in n.attributes]
     threads = {n.attributes["tid"] for n in on_threads if _BACKWARD.search(n.name)}
     threads -= {n.attributes["tid"] for n in on_threads[:1]}
@@ -428,10 +406,10 @@ def _phases(
         bool(_BACKWARD.search(node.name)) or node.attributes.get("tid") in threads for node in nodes
     ]
     updating = [bool(_UPDATE.search(node.name)) for node in nodes]
-    for index, launcher in enumerate(launched_by):
-        if launcher is not None:
-            backward[index] = backward[index] or backward[launcher]
-            updating[index] = updating[index] or updating[launcher]
+    for index, waits_for in enumerate(tasks.after):
+        launcher = max((before for before in waits_for if nodes[before].on_cpu), default=index)
+        backward[index] = backward[index] or backward[launcher]
+        updating[index] = updating[index] or updating[launcher]
     first_backward = backward.index(True) if True in backward else len(nodes)
     computing = False
     phases: list[Phase] = []

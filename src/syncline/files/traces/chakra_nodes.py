@@ -30,7 +30,6 @@ MOST_EDGES = 20_000_000
 AttributeValue = int | float | str
 """What an attribute holds; lists are skipped."""
 
-
 NodeType = enum.IntEnum(
     "NodeType",
     "INVALID METADATA MEM_LOAD MEM_STORE COMP COMM_SEND COMM_RECV COMM_COLL STORAGE BATCH "
@@ -79,11 +78,7 @@ class Node(NamedTuple):
         return bool(self.attributes.get("is_cpu_op", 0))
 
     def integer(self, attribute: str) -> int:
-        """Return the value of an attribute.
-
-        Raises:
-            UserError: it is missing or no integer.
-        """
+        """Return the value of an attribute, which must be there."""
         value = self.attributes.get(attribute)
         if not isinstance(value, int):
             raise UserError(
@@ -92,11 +87,7 @@ class Node(NamedTuple):
         return value
 
     def seconds(self) -> float:
-        """Return its duration.
-
-        Raises:
-            UserError: it is longer than an iteration may be.
-        """
+        """Return its duration, which must not be longer than an iteration may take."""
         if self.duration_us * 1000 > LONGEST_NS:
             raise UserError(
                 f"{self.title} takes {self.duration_us} us, longer than an iteration may take"
@@ -174,11 +165,7 @@ def is_metadata(head: bytes) -> bool:
 
 
 def messages(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the messages of a length-delimited sequence, each with the byte at which it begins.
-
-    Raises:
-        UserError: a length is broken or longer than 64 MiB, or the file ends within a message.
-    """
+    """Yield the messages of a length-delimited sequence, each with the byte at which it begins."""
     position = 0
     while length := stream.read(1):
         start = position
@@ -211,12 +198,7 @@ def _truncated(start: int) -> UserError:
 
 
 def read_nodes(stream: BinaryIO, wanted: Collection[str]) -> Iterator[Metadata | Node]:
-    """Yield the metadata, then each node, with those of its attributes that are ``wanted``.
-
-    Raises:
-        UserError: the file is no Chakra trace, is truncated, a message is broken, a node has no
-            known type, or there are more than a million of them.
-    """
+    """Yield the metadata, then each node, with those of its attributes that are ``wanted``."""
     names = {name.encode(): name for name in wanted}
     edges = 0
     strings: dict[str, str] = {}
@@ -260,19 +242,10 @@ def _node(message: bytes, wanted: Mapping[bytes, str], where: str) -> Node:
     name = _text(read.name)
     if read.type not in NodeType.__members__.values():
         raise UserError(f"{where}: {name[:60]!r} has the unknown node type {read.type}")
-    return Node(
-        read.id,
-        name,
-        NodeType(read.type),
-        array("Q", read.data_deps),
-        array("Q", read.ctrl_deps),
-        read.duration_micros,
-        {
-            wanted[a.name]: _value(a)
-            for a in read.attr
-            if a.name in wanted and a.WhichOneof("value")
-        },
-    )
+    given = (a for a in read.attr if a.name in wanted and a.WhichOneof("value"))
+    attributes = {wanted[a.name]: _value(a) for a in given}
+    deps = (array("Q", read.data_deps), array("Q", read.ctrl_deps))
+    return Node(read.id, name, NodeType(read.type), *deps, read.duration_micros, attributes)
 
 
 def _value(attribute: Any) -> AttributeValue:
@@ -288,10 +261,7 @@ def _text(content: bytes) -> str:
 
 
 def encode(message: Metadata | Node) -> bytes:
-    """Return a message with its length before it, as a file holds it.
-
-    Integers become ``int64``, except for ``is_cpu_op``, which is a ``bool``.
-    """
+    """Return a message with its length before it, as a file holds it."""
     attributes = [
         {"name": name.encode(), **_field_of(name, value)}
         for name, value in message.attributes.items()

@@ -78,9 +78,6 @@ class ExecutionTrace(NamedTuple):
         """Return the gradients and the messages that were exchanged, from the last iteration.
 
         None where the trace holds no iteration or does not say how many workers there were.
-
-        Raises:
-            UserError: the messages are not made of the gradients.
         """
         if self.workers is None or not self.iterations:
             return None
@@ -122,9 +119,6 @@ class ExecutionTrace(NamedTuple):
         Operators are matched by record function id, which is the same in both traces if they were
         recorded together. Otherwise they are matched by order, in an iteration that has as many
         gradients and messages, and the same sizes of messages where both traces give them.
-
-        Raises:
-            MismatchError: no iteration here has the step's gradients and messages.
         """
         here = (len(step.parameters), len(step.messages))
         by_id = [self.record_ids.get(p.record_id or -1) for p in (*step.parameters, *step.messages)]
@@ -148,10 +142,8 @@ class ExecutionTrace(NamedTuple):
 
 
 def _agree(step: StepTasks, messages: Sequence[SizedNode]) -> bool:
-    return all(
-        sent.elements is None or node.elements in (None, sent.elements)
-        for sent, node in zip(step.messages, messages, strict=True)
-    )
+    pairs = zip(step.messages, messages, strict=True)
+    return all(sent.elements is None or n.elements in (None, sent.elements) for sent, n in pairs)
 
 
 def _with_sizes(
@@ -175,9 +167,7 @@ def _with_sizes(
 def read_execution_trace(
     path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> ExecutionTrace:
-    """Read an execution trace, JSON, packed with gzip or not.
-
-    Linear in the file; holds only the nodes of gradients and messages.
+    """Read an execution trace, JSON, packed with gzip or not. Linear in the file.
 
     Raises:
         FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
@@ -259,15 +249,12 @@ class _Reader:
         )
 
     def _iterations(self) -> list[TracedIteration]:
-        """Return the iterations, each ending with a step of the optimizer.
-
-        If the trace says when a backward pass begins, messages before it are left out: they hold no
-        gradients, but for example an average of losses.
-        """
+        """Return the iterations, each ending with a step of the optimizer."""
         iterations: list[TracedIteration] = []
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
         ordered = sorted(self._found, key=lambda found: found[0])
+        # Messages before a backward pass hold no gradients, but for example an average of losses.
         told = any(kind == "backward" for _, kind, _ in ordered)
         begun = not told
         for _, kind, node in [*ordered, (0, "end", None)]:

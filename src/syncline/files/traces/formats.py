@@ -64,11 +64,7 @@ class Format:
 
 
 def detect(path: str | os.PathLike[str]) -> Format:
-    """Return the format of a file.
-
-    Raises:
-        FileError: the file cannot be read, or is of none of the formats.
-    """
+    """Return the format of a file."""
     source = str(path)
     with open_trace(path) as stream:
         head = stream.read(HEAD_BYTES)
@@ -88,11 +84,7 @@ def detect(path: str | os.PathLike[str]) -> Format:
 
 
 def format_named(name: str) -> Format:
-    """Return the format of that name.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the format of that name."""
     require_known("trace format", name, FORMATS)
     return FORMATS[name]
 
@@ -104,10 +96,6 @@ def read_trace(
 
     ``paths`` names one file, or the profiler traces of a job, one for each rank. With those it may
     also name the job's execution traces: one in all, or one for each rank.
-
-    Raises:
-        FileError: a file cannot be read, is broken, or of no known format.
-        UserError: the files do not belong together, or the format cannot be read.
     """
     if not paths:
         raise UserError("no trace file was named")
@@ -141,13 +129,7 @@ def read_trace(
 def write_trace(
     trace: Trace, form: Format, network: Network | None = None, options: TraceOptions | None = None
 ) -> Written:
-    """Return the content of a file of that format.
-
-    The network gives what messages cost, for formats that hold it.
-
-    Raises:
-        UserError: the format cannot be written, or the trace does not hold what it needs.
-    """
+    """Return the content of a file of that format; the network gives what messages cost."""
     if form.write is None:
         raise UserError(f"{form.name} traces are read only, not written")
     return form.write(trace, network, options or TraceOptions())

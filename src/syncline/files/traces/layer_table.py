@@ -132,13 +132,7 @@ def _trace(rows: list[Layer], iterations: int, file: str) -> Trace:
 
 
 def write_layer_table(profile: Profile, network: Network | None = None) -> Written:
-    """Write a profile as one iteration of the table.
-
-    The network gives the ``Comm.`` column, see :func:`message_s`; without it the column is 0.
-
-    Raises:
-        UserError: the profile has nothing that a layer could be made of.
-    """
+    """Write a profile as one iteration of the table; the network gives the ``Comm.`` column."""
     table = layers_of(profile)
     messages_s = [message_s(network, layer.gradient_bytes) for layer in table.layers]
     lines = ["\t".join(HEADER), *layer_rows(table, messages_s)]
@@ -152,10 +146,9 @@ def write_layer_table(profile: Profile, network: Network | None = None) -> Writt
 
 
 def layer_rows(table: LayerTable, messages_s: Sequence[float], form: str = ".9g") -> list[str]:
-    """Return the rows of one iteration, without the header.
+    """Return the rows of one iteration, without the header; ``form`` formats its microseconds.
 
-    ``messages_s`` are the seconds of each layer's message, 0 where it has no gradient; ``form`` is
-    the format of the times in microseconds.
+    ``messages_s`` are the seconds of each layer's message, 0 where it has no gradient.
     """
     rows = [(DATA, table.data_s, 0.0, 0.0, 0)] if table.data_s else []
     for layer, communication_s in zip(table.layers, messages_s, strict=True):

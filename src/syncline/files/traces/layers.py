@@ -53,9 +53,6 @@ def profile_of(
     """Return the profile of layers, in forward order, that run one after another.
 
     ``data_s`` is the time of reading the batch; 0 for none.
-
-    Raises:
-        UserError: as for :class:`Profile`; no layer has a gradient, for example.
     """
     operations: list[Operation] = []
 
@@ -93,9 +90,6 @@ def layers_of(profile: Profile) -> LayerTable:
     A backward operation that makes a gradient ready belongs to the forward operation that needs the
     parameter; else to the last forward operation that it depends on; else to the layer of the
     backward operation before it. Without a forward pass, each backward operation is a layer.
-
-    Raises:
-        UserError: there are more operations than a table of layers can have.
     """
     lost: list[str] = []
     operations = profile.operations

@@ -65,11 +65,7 @@ def open_trace(
     """Open a trace for reading, unpacked if it is a gzip file (recognised by its content).
 
     Yields a buffered binary stream; a pipe works too. ``progress`` is called about once a mebibyte.
-
-    Raises:
-        FileError: the file is missing, empty or no file, cannot be read, or while being read turns
-            out to be truncated, broken or larger than 4 GiB; or the caller, while it has the file
-            open, raises a :class:`UserError` about its content.
+    A :class:`UserError` of the caller, while it has the file open, becomes a :class:`FileError`.
     """
     with in_file(path), open_file(path) as handle:
         status = os.fstat(handle.fileno())
@@ -141,10 +137,6 @@ def text_lines(stream: BinaryIO) -> Iterator[tuple[str, str]]:
     """Yield the place and the text, without line end, of each line that is not blank.
 
     The place is ``"line N"``, with which errors begin; N counts from 1.
-
-    Raises:
-        UserError: a line is not UTF-8 text or longer than a mebibyte, or there are more than
-            :data:`MOST_ELEMENTS`.
     """
     number = 0
     while line := stream.readline(LONGEST_LINE_BYTES + 1):
@@ -179,11 +171,6 @@ def json_elements(stream: BinaryIO, arrays: Collection[str]) -> Iterator[JsonEle
 
     The arrays of the top-level members ``arrays`` are yielded element by element, as is a file that
     is itself one array; every other member is yielded whole.
-
-    Raises:
-        UserError: the file is no JSON object or array, is broken or truncated, is nested too
-            deeply, an object has a name twice, an element is longer than 32 Mi characters, or an
-            array has more than :data:`MOST_ELEMENTS`.
     """
     scanner = _Scanner(stream)
     match scanner.peek():

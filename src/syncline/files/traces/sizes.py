@@ -36,11 +36,7 @@ class GradientSizes(NamedTuple):
     """By name: the line, and the size."""
 
     def join(self, step: StepTasks) -> StepTasks:
-        """Return a step of a profiler trace with these sizes and names.
-
-        Raises:
-            MismatchError: the step has another number of gradients, or other sizes.
-        """
+        """Return a step of a profiler trace with these sizes and names, if they match it."""
         step = step._replace(notes=[*step.notes, f"sizes are those in {self.source}"])
         if len(self.rows) == len(step.parameters):
             return step._replace(parameters=self._sized(step.parameters, step.source))
@@ -75,11 +71,7 @@ class GradientSizes(NamedTuple):
 
 
 def read_sizes(path: str | os.PathLike[str]) -> GradientSizes:
-    """Read a file of sizes.
-
-    Raises:
-        FileError: the file cannot be read, or a line is wrong; the message names it.
-    """
+    """Read a file of sizes."""
     source = os.fspath(path)
     rows: dict[str, tuple[str, int]] = {}
     with open_trace(path) as stream:

@@ -51,11 +51,7 @@ class Trace(NamedTuple):
     """What could not be recovered, and what was assumed."""
 
     def known_profile(self) -> Profile:
-        """Return the profile.
-
-        Raises:
-            UserError: the trace does not hold enough for one.
-        """
+        """Return the profile; UserError if the trace does not hold enough for one."""
         if self.profile is None:
             # First the note that says so, before what was assumed on the way.
             notes = sorted(self.notes, key=lambda note: "no profile" not in note)
@@ -66,11 +62,8 @@ class Trace(NamedTuple):
     def network(self, workers: int | None = None) -> Network:
         """Return the network that the timed messages were sent over.
 
-        ``workers`` replaces the worker count that the trace says.
-
-        Raises:
-            UserError: the trace times messages of fewer than two sizes, or the worker count is
-                neither in it nor given.
+        ``workers`` replaces the worker count that the trace says. Fails with UserError if neither
+        is known, or messages of fewer than two sizes were timed.
         """
         count = self.workers if workers is None else workers
         if count is None:
@@ -117,8 +110,7 @@ def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, 
     """Return the mean time of each size, smallest first, with its repetitions.
 
     Samples are bytes and seconds of single messages; those of 0 bytes or 0 s are left out. Of more
-    than 48 sizes, neighbours on the logarithmic scale are merged: their bytes and seconds are
-    averaged.
+    than 48 sizes, neighbours on the logarithmic scale are merged.
     """
     times: dict[int, list[float]] = {}
     for size_bytes, time_s in samples:
@@ -144,10 +136,7 @@ def measured_points(samples: Iterable[tuple[int, float]]) -> tuple[Measurement, 
 
 
 def message_s(network: Network | None, size_bytes: int) -> float:
-    """Return the seconds of an all-reduce: as measured at that size, else by the fitted curve.
-
-    0 without a network, and for a message of 0 bytes, which is not sent.
-    """
+    """Return the seconds of an all-reduce, as measured or fitted; 0 without a network or bytes."""
     if network is None or not size_bytes:
         return 0.0
     measured = (point.time_s for point in network.points if point.size_bytes == size_bytes)
@@ -157,13 +146,7 @@ def message_s(network: Network | None, size_bytes: int) -> float:
 def sized_gradient(
     name: str, size_bytes: int, *, ready_after: int, needed_by: int | None = None
 ) -> Gradient:
-    """Return a gradient of which only the bytes are known.
-
-    Single precision where the bytes allow it, else half precision.
-
-    Raises:
-        UserError: the bytes are odd, negative or absurdly many.
-    """
+    """Return a gradient of which only the bytes are known: float32 if they allow it, or float16."""
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a gradient of {size_bytes} bytes is not possible")
     if size_bytes % 2:
@@ -194,11 +177,7 @@ def bare_profile(
 
 
 def seconds_in(text: str, what: str, where: str, *, unit_s: float) -> float:
-    """Read a time in units of ``unit_s`` seconds.
-
-    Raises:
-        UserError: it is no number, negative, not finite, or longer than an iteration may take.
-    """
+    """Read a time in units of ``unit_s`` seconds, at most as long as an iteration may take."""
     time_s = _number(text, what, where) * unit_s
     if time_s * 1e9 > LONGEST_NS:
         raise UserError(
@@ -209,11 +188,7 @@ def seconds_in(text: str, what: str, where: str, *, unit_s: float) -> float:
 
 
 def bytes_in(text: str, what: str, where: str, *, whole: bool = True) -> int:
-    """Read a number of bytes; a fraction is dropped unless they must be ``whole``.
-
-    Raises:
-        UserError: it is no number, negative, absurdly large or not whole.
-    """
+    """Read a number of bytes; a fraction is dropped unless they must be ``whole``."""
     size_bytes = _number(text, what, where)
     if size_bytes > LARGEST_BYTES:
         raise UserError(f"{where}: {what} is {text.strip()[:40]}, which is not possible")
