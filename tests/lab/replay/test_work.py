@@ -176,7 +176,7 @@ def test_what_ran_is_a_timeline() -> None:
     fake = FakeTime()
     work = Computation(profile, fake.clock())
     iterate(work, fake, arrives_ns=15 * MS)
-    timeline = measured_timeline("p", work.begun_ns, work.clock.free_ns(), work.ran, ())
+    timeline = measured_timeline("p", work.begun_ns, work.clock.free_ns(), work.ran)
     assert timeline.iteration_ns == 50 * MS
     assert timeline.source == "measured"
     found = [(s.kind, s.label, s.start_ns // MS, s.stop_ns // MS) for s in timeline.spans]

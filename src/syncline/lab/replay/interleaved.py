@@ -23,9 +23,10 @@ from torch.optim import Optimizer
 from syncline.errors import UserError, quoted
 from syncline.lab.replay.job import Lap
 from syncline.lab.replay.model import Replayed, renamed_plan
-from syncline.lab.replay.work import SentMessage, measured_timeline
+from syncline.lab.replay.work import measured_timeline
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm, Profile
+from syncline.plan.timeline import COMMUNICATION, Span
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from syncline.train.engine.recording import EngineTimes
 from syncline.train.measure.exchange import gather_numbers
@@ -71,8 +72,9 @@ class Contestant:
     """Whether the model has finished its start-up; the same on every rank."""
     synchronize: Callable[[Any], None] = lambda _: None
     """Finishes the work that the model still has to do after the last step."""
-    messages: Callable[[Any], Sequence[SentMessage]] = lambda _: ()
-    """Returns when the messages of the last two iterations went, where that is known."""
+    messages: Callable[[Any], Sequence[Span]] = lambda _: ()
+    """Returns the messages of the last two iterations, where they are known, with times in ns of
+    the monotonic clock."""
     close: Callable[[Any], None] = lambda _: None
     """Ends the model's threads and process groups."""
 
@@ -191,7 +193,7 @@ def _lap(
         settled_s=max(numbers[1] for numbers in everyone),
         steps_s=tuple((b - a) / 1e9 for a, b in itertools.pairwise(ends_ns)),
         idle_s=median([numbers[2] for numbers in everyone]),
-        timeline=measured_timeline(contestant.name, begun_ns, ended_ns, ran, messages),
+        timeline=measured_timeline(contestant.name, begun_ns, ended_ns, (*ran, *messages)),
     )
 
 
@@ -221,7 +223,7 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
             return model, optimizer
         return model, model.overlap(optimizer, shard=plan.sharded)
 
-    def messages(model: DistributedDataParallel) -> list[SentMessage]:
+    def messages(model: DistributedDataParallel) -> list[Span]:
         if model.plan is None:
             raise UserError(
                 f"the plan of {quoted(plan.planner)} did not run: {model.run_record().reason}; "
@@ -233,7 +235,15 @@ def planned(plan: Plan, name: str | None = None) -> Contestant:
         labels = [plan.label(tensors) for tensors in plan.message_tensors()]
         sizes = plan.message_bytes()
         return [
-            SentMessage(labels[m.message], sizes[m.message], m.ready_ns, m.issued_ns, m.finished_ns)
+            Span(
+                lane=COMMUNICATION,
+                start_ns=m.issued_ns,
+                stop_ns=m.finished_ns,
+                label=labels[m.message],
+                kind="message",
+                size_bytes=sizes[m.message],
+                ready_ns=m.ready_ns,
+            )
             for m in recorded.messages
         ]
 

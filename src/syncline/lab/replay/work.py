@@ -2,78 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+
+import msgspec
 
 from syncline.lab.replay.clock import DeviceClock
 from syncline.plan.profile import NOT_COMPUTED, Operation, Profile
-from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
+from syncline.plan.timeline import COMPUTE, Span, SpanKind, Timeline
 
 
-class Ran(NamedTuple):
-    """What a lane of the emulated device did, in ns of the monotonic clock."""
-
-    lane: str
-    label: str
-    kind: SpanKind
-    start_ns: int
-    stop_ns: int
-
-
-class SentMessage(NamedTuple):
-    """When a message was sent, in ns of the monotonic clock."""
-
-    label: str
-    size_bytes: int
-    ready_ns: int
-    """When the last of its gradients was ready."""
-    issued_ns: int
-    """When it was handed to the backend."""
-    finished_ns: int
-    """When it had arrived."""
-
-
-def measured_timeline(
-    name: str,
-    begun_ns: int,
-    ended_ns: int,
-    ran: Sequence[Ran],
-    messages: Iterable[SentMessage],
-) -> Timeline:
+def measured_timeline(name: str, begun_ns: int, ended_ns: int, spans: Iterable[Span]) -> Timeline:
     """Return the timeline of one iteration under the plan ``name``, with spans clipped to it.
 
-    It lasts from ``begun_ns`` to ``ended_ns`` on the monotonic clock; messages of the iteration
-    before may reach into it.
+    It lasts from ``begun_ns`` to ``ended_ns`` on the monotonic clock, on which the times of the
+    spans are too; messages of the iteration before may reach into it.
     """
     length_ns = max(ended_ns - begun_ns, 0)
-    spans = [
-        Span(lane=lane, start_ns=start, stop_ns=stop, label=label, kind=kind)
-        for lane, label, kind, a, b in ran
-        for start, stop in _inside(a - begun_ns, b - begun_ns, length_ns)
-    ]
-    spans += [
-        Span(
-            lane=COMMUNICATION,
-            start_ns=start,
-            stop_ns=stop,
-            label=message.label,
-            kind="message",
-            size_bytes=message.size_bytes,
-            ready_ns=min(max(message.ready_ns - begun_ns, 0), start),
+    inside = []
+    for span in spans:
+        start_ns, stop_ns = (
+            max(span.start_ns - begun_ns, 0),
+            min(span.stop_ns - begun_ns, length_ns),
         )
-        for message in messages
-        for start, stop in _inside(
-            message.issued_ns - begun_ns, message.finished_ns - begun_ns, length_ns
-        )
-    ]
-    return Timeline(name=name, source="measured", iteration_ns=length_ns, spans=tuple(spans))
-
-
-def _inside(start_ns: int, stop_ns: int, length_ns: int) -> Iterator[tuple[int, int]]:
-    """Yield the part of an interval that lies in an iteration, if any does."""
-    start_ns, stop_ns = max(start_ns, 0), min(stop_ns, length_ns)
-    if start_ns < stop_ns:
-        yield start_ns, stop_ns
+        ready_ns = span.ready_ns
+        if ready_ns is not None:
+            ready_ns = min(max(ready_ns - begun_ns, 0), start_ns)
+        if start_ns < stop_ns:
+            times = {"start_ns": start_ns, "stop_ns": stop_ns, "ready_ns": ready_ns}
+            inside.append(msgspec.structs.replace(span, **times))
+    return Timeline(name=name, source="measured", iteration_ns=length_ns, spans=tuple(inside))
 
 
 class Computation:
@@ -116,7 +73,8 @@ class Computation:
         self._next = 0
         self.begun_ns = self.clock.free_ns()
         """When the iteration began: the device had done all of the one before."""
-        self.ran: list[Ran] = []
+        self.ran: list[Span] = []
+        """What the lanes of the device did, in ns of the monotonic clock."""
 
     def forward(self, operation: int) -> None:
         """Run everything before an operation of the profile; wait until the device is free."""
@@ -155,17 +113,21 @@ class Computation:
         duration_ns = round(self._device_update_ns * share)
         if duration_ns:
             stop_ns = self.clock.run(duration_ns, not_before_ns=self._launched_ns if at_once else 0)
-            self.ran.append(Ran(COMPUTE, "update", "update", stop_ns - duration_ns, stop_ns))
+            self._note(COMPUTE, "update", "update", stop_ns - duration_ns, stop_ns)
 
     def _next_name(self) -> str:
         return self.profile.operations[min(self._next, len(self.profile.operations) - 1)].name
+
+    def _note(self, lane: str, label: str, kind: SpanKind, start_ns: int, stop_ns: int) -> None:
+        span = Span(lane=lane, start_ns=start_ns, stop_ns=stop_ns, label=label, kind=kind)
+        self.ran.append(span)
 
     def _arrived(self, lane: str, label: str) -> None:
         free_ns = self.clock.free_ns(lane)
         self.clock.arrived(lane)
         now_ns = self.clock.free_ns(lane)
         if now_ns > free_ns:
-            self.ran.append(Ran(_shown(lane), label, "wait", free_ns, now_ns))
+            self._note(_shown(lane), label, "wait", free_ns, now_ns)
 
     def _reach(self, operation: int) -> None:
         while self._next < min(operation, self._exchanged):
@@ -204,7 +166,7 @@ class Computation:
         start_ns = finish_ns - operation.duration_ns
         lane = _shown(self._lane(operation))
         kind: SpanKind = "wait" if lane in NOT_COMPUTED else operation.phase
-        self.ran.append(Ran(lane, operation.name, kind, start_ns, finish_ns))
+        self._note(lane, operation.name, kind, start_ns, finish_ns)
         return finish_ns
 
     def _lane(self, operation: Operation) -> str:
