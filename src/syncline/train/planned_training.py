@@ -236,7 +236,7 @@ class PlannedTraining(UnplannedTraining):
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
         # A backward pass exchanged before a pending change is no iteration of the next stage.
-        if not self.reducer.changing:
+        if not self.reducer.changes:
             self.executor.expect(loss)
             if self._forward_now() is Forward.EXCHANGED:
                 self._iterations.expect_backward(loss)

@@ -48,13 +48,8 @@ class Reducer:
         self.executor.start(self._names_in_order())
         self._is_ours = False
         """Whether the reducer is one that was made here."""
-        self._changes: list[Callable[[], None]] = []
+        self.changes: list[Callable[[], None]] = []
         """Changes to make before the next forward pass whose gradients will be exchanged."""
-
-    @property
-    def changing(self) -> bool:
-        """Whether a change is pending until a forward pass whose gradients will be exchanged."""
-        return bool(self._changes)
 
     def change(self, change: Callable[[], None]) -> None:
         """Call a function that changes the reducer: at once or, in a static graph, later.
@@ -65,13 +60,13 @@ class Reducer:
         Other reducers note used parameters under ``no_sync()``, too, so they must not be changed
         between such a pass and the one that is exchanged.
         """
-        self._changes.append(change)
+        self.changes.append(change)
         if not self._wrapped.ddp.static_graph:
             self.make_changes()
 
     def make_changes(self) -> None:
         """Call before a forward pass whose gradients will be exchanged."""
-        changes, self._changes = self._changes, []
+        changes, self.changes = self.changes, []
         for change in changes:
             change()
 
