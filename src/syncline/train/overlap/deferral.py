@@ -201,8 +201,8 @@ class Deferral(PendingGradients):
         if self.trains_here:
             self.synchronize()
         else:  # the training thread may have begun the next round
-            self.make_updates("everything", range(len(self.parameters)))
-            self._read_elsewhere(range(len(self.parameters)))
+            self.make_updates("everything", self._everything)
+            self._read_elsewhere(self._everything)
 
     def synchronize(self) -> None:
         """Finish everything, on the thread that trains: all gradients arrive, all updates are made.
@@ -213,9 +213,8 @@ class Deferral(PendingGradients):
         """
         if self._makes_here:
             return
-        everything = range(len(self.parameters))
-        self.make_updates("everything", everything)
-        self._wait(everything)
+        self.make_updates("everything", self._everything)
+        self._wait(self._everything)
         self.engine.wait_all()
         with UPDATES:
             self._release_gradients(self._gradients)
@@ -322,11 +321,9 @@ class _Orphans:
         }
 
     def read_parameters(self, indices: list[int]) -> None:
-        """No update is deferred."""
         raise AssertionError(f"parameters {indices} wait for no gradient")
 
     def read_gradients(self, indices: list[int]) -> None:  # noqa: ARG002
-        """Wait for all gradients."""
         self._engine.wait(self._gradients)
         with UPDATES:
             for index, (gradient_of, parameter_of) in self._gradients.items():
@@ -343,12 +340,10 @@ class _Orphans:
         """Return None."""
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> None:
-        """Wait for all gradients, and change some."""
         self.read_gradients([])
         change.make(gradients)
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Wait for all gradients, and set some to zero."""
         self.read_gradients([])
         for gradient in gradients:
             gradient.zero_()

@@ -15,17 +15,11 @@ from syncline.plan.profile import Norm
 from syncline.torch_private import current_graph_task
 from syncline.train.engine.engine import Engine
 from syncline.train.engine.message_threads import Round
+from syncline.train.overlap import pending
 from syncline.train.overlap.clipping import Change, Owner, make_changes
 from syncline.train.overlap.deferred_step import DeferredStep
 from syncline.train.overlap.guard import Guard, lift, lifted
-from syncline.train.overlap.pending import (
-    UPDATES,
-    index_of,
-    is_pending,
-    keep_updates_whole_in_forks,
-    release,
-    suspend,
-)
+from syncline.train.overlap.pending import UPDATES, index_of, is_pending, release
 from syncline.train.overlap.waits import Waits
 from syncline.train.sparse.gradients import flat
 
@@ -49,8 +43,9 @@ class PendingGradients(Owner):
         self.names = list(parameters)
         self.parameters = list(parameters.values())
         self.index_of = {id(p): index for index, p in enumerate(self.parameters)}
+        self._everything = range(len(self.parameters))
         self.waits = Waits()
-        keep_updates_whole_in_forks()
+        pending.keep_updates_whole_in_forks()
         self._trainer = threading.get_ident()
         """The training thread. Reads by others must not affect anything that ranks agree on."""
         self._stream: Any = None
@@ -112,7 +107,7 @@ class PendingGradients(Owner):
 
     def _suspend(self, tensor: torch.Tensor, index: int) -> None:
         if self.guard is None:
-            suspend(tensor, self, index)
+            pending.suspend(tensor, self, index)
         else:
             self.guard.suspend(tensor, self, index)
 
@@ -138,7 +133,7 @@ class PendingGradients(Owner):
 
     def _wait_for_gradients(self) -> None:
         began_ns = time.perf_counter_ns()
-        self._wait(range(len(self.parameters)))
+        self._wait(self._everything)
         arrived_ns = time.perf_counter_ns()
         self.waits.note("all gradients", began_ns, arrived_ns, arrived_ns)
 
@@ -187,8 +182,7 @@ class PendingGradients(Owner):
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return the norms of pending gradients, in their dtype; None if they are not exchanged.
 
-        Ranks differ in which gradients have been read, so the norms of read gradients are computed
-        in the same way as the exchanged norms.
+        Ranks differ in which gradients have been read, so their norms are computed in the same way.
         """
         if not self._deferred.keys().isdisjoint(indices):
             return None
@@ -275,10 +269,10 @@ class PendingGradients(Owner):
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
         """Set gradients to zero: now, or after their update if that is deferred."""
         with UPDATES:
-            pending = [gradient for gradient in gradients if is_pending(gradient)]
-            deferred = self._deferred.keys() & {index_of(gradient) for gradient in pending}
+            indices = [index_of(gradient) for gradient in gradients if is_pending(gradient)]
+            deferred = self._deferred.keys() & set(indices)
             self._zeroed |= deferred
-            unused = [index_of(g) for g in pending if index_of(g) not in deferred]
+            unused = [index for index in indices if index not in deferred]
             now = [g for g in gradients if not is_pending(g) or index_of(g) not in deferred]
         if unused:
             self.read_gradients(unused)

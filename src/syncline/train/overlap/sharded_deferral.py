@@ -126,8 +126,7 @@ class ShardedDeferral(Deferral):
     After the backward pass, each rank has the sums of its share of the gradients. If any rank reads
     a gradient before the optimizer's step, the all-gathers carry gradients, and the step finds
     whole ones. Otherwise the step updates the share, and the all-gathers carry parameters: each is
-    pending until all of its elements have arrived. No rank has whole gradients then, so gradients
-    cannot be read until the next backward pass.
+    pending until all of its elements have arrived, and no rank has whole gradients.
     """
 
     def __init__(
@@ -231,14 +230,14 @@ class ShardedDeferral(Deferral):
         """Set gradients to zero; those whose updates were made are zeroed in place."""
         with UPDATES:
             numbers = {index_of(g) for g in gradients if is_pending(g)} & self._spent.keys()
-            self._zero(numbers)
+            self._set_spent(numbers, 0.0)
         super().zero_gradients(gradients)
 
-    def _zero(self, indices: Iterable[int]) -> None:
-        for index in list(indices):
+    def _set_spent(self, indices: Iterable[int], value: float) -> None:
+        for index in indices:
             gradient = self._spent.pop(index)
             release(gradient)
-            gradient.zero_()
+            gradient.fill_(value)
 
     def _release_gradients(self, indices: Iterable[int]) -> None:
         if not self.engine.carries_parameters:
@@ -271,7 +270,4 @@ class ShardedDeferral(Deferral):
         """Finish everything; gradients that no rank has whole become NaN until zeroed."""
         super().stop()
         with UPDATES:
-            for gradient in self._spent.values():
-                release(gradient)
-                gradient.fill_(torch.nan)
-            self._spent.clear()
+            self._set_spent(list(self._spent), torch.nan)
