@@ -238,9 +238,9 @@ class Policy:
             profile = replace(profile, baseline=stock)
         plan = self._settings.ddp.plan(profile, network)
         own = Trial(plan, found, rate, None, found.slowdown_s(profile)).measured()
-        under = as_under_stock(own, profile, network)
-        self._known = Known(*under)
-        self.notes.find(profile=under.profile, network=under.network)
+        profile, network, own = as_under_stock(own, profile, network)
+        self._known = Known(profile, network, own)
+        self.notes.find(profile=profile, network=network)
         yield from self._plan_and_try()
 
     def _plan_again(self) -> Steps:

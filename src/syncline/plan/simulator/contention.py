@@ -42,35 +42,21 @@ class Measured(NamedTuple):
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
     slowdown_s: float | None = None
-    """Seconds that a worker computed longer than in the profile, where nothing was in flight: under
-    stock DDP in forward and backward pass, under the engine in the whole iteration. None if it was
-    not measured."""
+    """Seconds that a worker computed longer than in the profile: under stock DDP in forward and
+    backward pass, under the engine in the whole iteration. None if it was not measured."""
 
 
-class UnderStock(NamedTuple):
-    """A profile and a network, corrected by stock DDP's iterations, and these iterations."""
-
-    profile: Profile
-    network: Network
-    stock: Measured
-
-
-def as_under_stock(stock: Measured, profile: Profile, network: Network) -> UnderStock:
-    """Return the profile and the network, corrected by stock DDP's iterations.
+def as_under_stock(
+    stock: Measured, profile: Profile, network: Network
+) -> tuple[Profile, Network, Measured]:
+    """Return the profile and the network, corrected by stock DDP's iterations, and these.
 
     The machine may have been faster or slower while they were measured. If forward and backward
     pass took less time beside messages than alone, or more than contention explains, they are
     scaled to the time beside messages. The wait for the slowest worker, which every plan has, is
-    set to that under stock DDP. It becomes shorter if the iteration was faster than predicted
-    without contention; it becomes longer if the iteration was slower by no more than noise, or by
-    more than contention explains. If the iteration was faster even without a wait, messages cost
-    less in training than in the probe, which waits for each. Their cost is then scaled, unless even
-    a quarter of it is too much.
-
-    Args:
-        stock: iterations under DDP's own buckets.
-        profile: measured before or after them.
-        network: what messages cost; its contention is left out.
+    set so that the iteration is predicted. If it was faster even without a wait, messages cost less
+    in training than in the probe, which waits for each. Their cost is then scaled, unless even a
+    quarter of it is too much. The network's contention is left out.
     """
     contention = fit_contention(profile, network, [stock]).contention
     if stock.slowdown_s and (stock.slowdown_s < 0 or contention.computing == LARGEST):
@@ -80,7 +66,7 @@ def as_under_stock(stock: Measured, profile: Profile, network: Network) -> Under
         stock = stock._replace(slowdown_s=0.0)
         contention = fit_contention(profile, network, [stock]).contention
     if 1 < contention.exchange < LARGEST:
-        return UnderStock(profile, network, stock)
+        return profile, network, stock
     computing = 1.0 if stock.slowdown_s is None else contention.computing
 
     def over_s(faster: float) -> float:
@@ -93,7 +79,7 @@ def as_under_stock(stock: Measured, profile: Profile, network: Network) -> Under
         faster = _root(lambda faster: -over_s(faster), TOLERANCE * stock.iteration_s)
         if faster < LARGEST:  # else it was not the messages
             network = _faster(network, faster)
-    return UnderStock(profile, network, stock)
+    return profile, network, stock
 
 
 def _faster(network: Network, factor: float) -> Network:
@@ -125,27 +111,19 @@ def _changed(
 def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
     """Return the network with the contention that explains measured iterations.
 
-    The engine sends the messages of plans that wait on need, and the reducer all others. So each
-    kind is fitted by itself; a kind that was not measured keeps the network's contention.
+    The first of those under the reducer are stock DDP's. The engine sends the messages of plans
+    that wait on need, and the reducer all others. So each kind is fitted by itself; a kind that was
+    not measured keeps the network's contention.
 
-    The profile's operations were timed with nothing in flight, and the network's messages with
-    nothing computed. Where both overlap, an iteration takes longer than they say. The slowdown of
-    computing follows from how much longer the passes took. The slowdown of messages follows from
-    the iterations' remaining extra time, as the mean of the relative differences. If the passes
-    were not timed under any plan, both factors are the same. Each is between 1 and 4.
+    The slowdown of computing follows from how much longer the passes took than in the profile. The
+    slowdown of messages follows from the iterations' remaining extra time, as the mean of the
+    relative differences. If the passes were not timed under any plan, both factors are the same.
+    Each is between 1 and 4.
 
     If plans with few messages and with many were timed, the computing time that each message takes
     follows too, by least squares. The reducer's timers leave out what its messages take after the
-    backward pass, so for its plans it follows from whole iterations: from how much longer those
-    with more than :data:`MANY` times stock DDP's messages take than the other plans imply. Stock
-    DDP is then predicted as measured.
-
-    Args:
-        profile: what a worker computes.
-        network: what messages cost; its own contention is replaced if anything was measured.
-        measured: iterations under some plans; the first under the reducer are stock DDP's.
-
-    One search for a root in another: some dozens of simulations of each plan.
+    backward pass, so for its plans it follows from how much longer whole iterations with more than
+    :data:`MANY` times stock DDP's messages take than the other plans imply.
     """
     by_need = [m for m in measured if m.plan.wait == "need"]
     others = [m for m in measured if m.plan.wait != "need"]
@@ -247,7 +225,7 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
 def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
     """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``.
 
-    ``a`` and ``b`` are columns of numbers of at least 0; a column of zeros gets the coefficient 0.
+    A column of zeros gets the coefficient 0.
     """
     aa, ab, bb, aw, bw = (
         float(p @ q) for p, q in ((a, a), (a, b), (b, b), (a, wanted), (b, wanted))
@@ -264,9 +242,8 @@ def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
 def _root(increasing: Callable[[float], float], tolerance: float) -> float:
     """Return where a function of a factor crosses 0, or the end of the range nearest to that.
 
-    Its value there is 0 within the tolerance. Regula falsi, the Illinois variant: if an end of the
-    interval stays twice in a row, its value is halved. A simulated time is nearly linear in a
-    factor, so it takes a few steps where a bisection takes thirteen.
+    Regula falsi, the Illinois variant: if an end of the interval stays twice in a row, its value is
+    halved. A simulated time is nearly linear in a factor, so this takes a few steps.
 
     Source: M. Dowell and P. Jarratt, A modified regula falsi method for computing the root of an
     equation, BIT 11 (1971).

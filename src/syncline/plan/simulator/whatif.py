@@ -1,9 +1,4 @@
-"""What-if: the same iteration under other circumstances, point by point.
-
-A change replaces parts of what was measured: the network's link, worker count and algorithm
-(:meth:`Network.with_`), the type in which gradients travel, how long the device computes, how fast
-single workers are and what overlaps. Everything else stays as it was measured.
-"""
+"""What-if: the same iteration under other circumstances, point by point."""
 
 from __future__ import annotations
 
@@ -52,7 +47,7 @@ PlanFunction = Callable[[Profile, Network], Plan]
 
 
 class Change(NamedTuple):
-    """What is different at a point. None: as it was measured."""
+    """What is different at a point, as :class:`Setting` describes it. None: as it was measured."""
 
     workers: int | None = None
     bandwidth_bytes_per_s: float | None = None
@@ -64,10 +59,8 @@ class Change(NamedTuple):
     compute_scale: float = 1.0
     batch: float = 1.0
     batch_fixed: float = 0.0
-    """Share of the passes' time that the size of a batch does not change."""
     accumulate: int = 1
     behaviour: Workers = ALIKE
-    """Which workers are slower."""
     strategy: Strategy = DEFAULT_STRATEGY
 
 
@@ -76,9 +69,9 @@ def exchanges(
 ) -> list[tuple[str | None, float | None]]:
     """Return the (algorithm, density) pairs that two lists stand for.
 
-    A dense algorithm has no density. Each density goes with each sparse algorithm; if none is
-    named, with the network's own or, if that is dense, with the one that training takes. A None
-    among the densities asks for the network's own exchange, unless a dense algorithm is named.
+    Each density goes with each sparse algorithm or, if none is named, with the one that
+    :meth:`Network.with_` takes. A None among the densities asks for the network's own exchange,
+    unless a dense algorithm is named.
     """
     sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
     pairs: list[tuple[str | None, float | None]]
@@ -195,8 +188,7 @@ class WhatIfSimulator:
     def network_at(self, change: Change) -> Network:
         """Return the network as it is at a point.
 
-        The cost of a sparse exchange assumes elements of 4 bytes. For another width it is
-        corrected, with indices as wide as before.
+        The cost of a sparse exchange, of elements of 4 bytes, is corrected for another width.
         """
         profile = self.profile_at(change)
         network = self.network.with_(
@@ -242,8 +234,8 @@ class WhatIfSimulator:
     def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
         """Return the iteration time if messages took no time.
 
-        With jitter, workers still wait for one another in each iteration. Otherwise each worker's
-        draws would average out, and waiting would count as communication.
+        With jitter, workers still wait for one another in each iteration. Otherwise that would
+        count as communication.
         """
         options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
         if not change.behaviour.jitter:
@@ -264,28 +256,15 @@ class WhatIfSimulator:
         Raises:
             UserError: the change is impossible, or the point cannot be simulated.
         """
-        network, behaviour = self.network_at(change), change.behaviour
+        network = self.network_at(change)
         plans = self._plans(change, network, planners or self.planners)
-        setting = Setting(
-            workers=network.workers,
-            algorithm=network.algorithm,
-            bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
-            latency_s=change.latency_s,
-            density=network.density,
-            wire=change.wire,
-            compute_scale=change.compute_scale,
-            batch=change.batch,
-            batch_fixed=change.batch_fixed,
-            accumulate=change.accumulate,
-            stragglers=behaviour.stragglers,
-            spread=behaviour.spread,
-            jitter=behaviour.jitter,
-            seed=behaviour.seed,
-            strategy=change.strategy.name,
-            jobs=network.jobs,
-        )
+        settings: dict[str, Any] = change._asdict()
+        settings |= msgspec.structs.asdict(settings.pop("behaviour"))
+        settings["strategy"] = change.strategy.name
+        for field in ("workers", "algorithm", "density", "jobs"):
+            settings[field] = getattr(network, field)
         return Point(
-            setting=setting,
+            setting=Setting(**settings),
             network=network.name,
             alone_s=self._alone(change, loading=True),
             computing_s=self._alone(change, loading=False),
