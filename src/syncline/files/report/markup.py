@@ -6,8 +6,10 @@ import html
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Generic, TypeVar
 
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
 _MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[pnµm]?s|%|[kMGT]?B(?:/s)?|[kMG]?bit/s|samples/s)(?!\w))")
 
@@ -140,6 +142,17 @@ def legend(entries: Iterable[tuple[str, str]], sample: str = "swatch") -> Html:
     """Return what colours stand for, from (class, text) pairs; ``sample`` is the samples' class."""
     items = [tag("li", tag("span", class_=f"{sample} {css}"), " ", text) for css, text in entries]
     return tag("ul", items, class_="legend")
+
+
+def asset(name: str) -> str:
+    """Return the text of a file of this folder."""
+    return resources.files("syncline.files.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def filled(name: str, **slots: Child) -> Html:
+    """Return an HTML file of this folder with its slots filled."""
+    # One pass, so that a name in the data that looks like a slot stays what it is.
+    return Html(_SLOT.sub(lambda match: escaped(slots[match[1]]), asset(name)))
 
 
 def embedded_json(text: str) -> Html:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 
 from syncline.errors import FileError
 from syncline.files.report.bundle import Bundle
-from syncline.files.report.markup import Html, escaped, tag, typeset
+from syncline.files.report.markup import Html, asset, filled, tag, typeset
 from syncline.files.report.sections import (
     checks_section,
     events_section,
@@ -36,7 +34,6 @@ from syncline.plan.files import write_atomically
 from syncline.plan.timeline import Timeline
 from syncline.plan.whatif import WhatIf
 
-_SLOT = re.compile(r"\{\{(\w+)\}\}")
 SCRIPTS = ("view.js", "draw.js", "page.js")
 
 
@@ -87,29 +84,23 @@ def page(
     which it knows by hash. So a name in the data would not run even if it slipped through the
     escaping.
     """
-    script = "\n".join(_asset(name) for name in SCRIPTS)
+    script = "\n".join(map(asset, SCRIPTS))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    slots: dict[str, str] = {  # our own files are Html; all other text is escaped
-        "title": f"{title}: Syncline report" if title else "Syncline report",
-        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'",
-        "style": Html(_asset("page.css")),
-        "subject": subject,
-        "headline": typeset(headline) + ".",
-        "detail": tag("p", typeset(detail[0].upper() + detail[1:]) + ".", class_="detail")
-        if detail
-        else "",
-        "sections": Html("\n".join(part for part in sections if part is not None)),
-        "numbers": numbers,
-        "data": timeline_data(timelines),
-        "script": Html(script),
-    }
-    # One pass, so that a name in the data that looks like a slot stays what it is.
-    return _SLOT.sub(lambda match: escaped(slots[match[1]]), _asset("page.html"))
-
-
-def _asset(name: str) -> str:
-    return resources.files("syncline.files.report").joinpath(name).read_text(encoding="utf-8")
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src"
+    reason = typeset(detail[:1].upper() + detail[1:]) + "."
+    return filled(
+        "page.html",  # our own files are Html; all other text is escaped
+        title=f"{title}: Syncline report" if title else "Syncline report",
+        policy=f"{policy} 'sha256-{digest}'",
+        style=Html(asset("page.css")),
+        subject=subject,
+        headline=typeset(headline) + ".",
+        detail=tag("p", reason, class_="detail") if detail else None,
+        sections=Html("\n".join(part for part in sections if part is not None)),
+        numbers=numbers,
+        data=timeline_data(timelines),
+        script=Html(script),
+    )
 
 
 def _model(summary: Summary) -> str:

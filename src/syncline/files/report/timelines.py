@@ -12,6 +12,7 @@ from syncline.files.report.markup import (
     Column,
     Html,
     embedded_json,
+    filled,
     folded,
     legend,
     note,
@@ -157,67 +158,18 @@ def _span_table(timeline: Timeline) -> Html:
     )
 
 
-BUTTONS = (
-    ("pan-left", "\u2190", "Earlier"),
-    ("pan-right", "\u2192", "Later"),
-    ("zoom-out", "\u2212", "Zoom out"),
-    ("zoom-in", "+", "Zoom in"),
-    ("reset", "All", "Show the whole iteration"),
-)
-HELP = (
-    "Select a span to see what it is. Drag to pan; scroll or pinch to zoom. ",
-    "Keys: + and \u2212 zoom, \u2190 and \u2192 pan, 0 shows all, N and P step from span to span, "
-    "Enter fits the selected one, Esc lets go.",
-)
-
-
 def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
     """Return the timelines on one axis with their controls, legend, details and table."""
     if not timelines:
         return None
-    title = f"One iteration, {' and '.join(timeline.source for timeline in timelines)}"
     ends_ns = (max((s.stop_ns for s in t.spans), default=0) or t.iteration_ns for t in timelines)
     end_ns = max(1, *ends_ns)
-    buttons = [
-        tag("button", sign, type="button", data_do=action, aria_label=label, title=label)
-        for action, sign, label in BUTTONS
-    ]
-    return tag(
-        "section",
-        tag(
-            "div",
-            tag("h2", title),
-            tag(
-                "div",
-                tag("output", id="range", aria_label="Visible time"),
-                buttons,
-                class_="tools",
-                id="tools",
-                role="toolbar",
-                aria_label="Zoom and pan",
-                hidden=True,
-            ),
-            class_="above",
-        ),
-        _legend(timelines),
-        tag(
-            "div",
-            tag("div", [_static(timeline, end_ns) for timeline in timelines], class_="static"),
-            id="chart",
-            class_="chart",
-            tabindex=0,
-            role="application",
-            aria_label=f"{title}: the timelines as a chart. The table below says the same.",
-            aria_describedby="help",
-        ),
-        tag(
-            "div",
-            tag("p", HELP[0], tag("span", HELP[1], class_="keys"), id="help", hidden=True),
-            tag("div", id="details", aria_live="polite", hidden=True),
-            class_="panel",
-        ),
-        folded("The spans as a table", [_span_table(timeline) for timeline in timelines]),
-        id="timelines",
+    return filled(
+        "timelines.html",
+        title=f"One iteration, {' and '.join(timeline.source for timeline in timelines)}",
+        legend=_legend(timelines),
+        pictures=[_static(timeline, end_ns) for timeline in timelines],
+        spans=folded("The spans as a table", [_span_table(timeline) for timeline in timelines]),
     )
 
 
