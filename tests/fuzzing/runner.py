@@ -87,7 +87,7 @@ def fuzz(
         memory_bytes: the most memory that a command may take.
     """
     # Here, where neither time nor memory is limited.
-    importlib.import_module("syncline.lab.training.preflight")
+    importlib.import_module("syncline.lab.training.launch")
     seeds = kind.seeds()
     outcome = Outcome()
 

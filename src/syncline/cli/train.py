@@ -117,8 +117,8 @@ def configured(
     """
     from syncline.lab.training.data import DATA, default_data
     from syncline.lab.training.group import started_by_launcher
+    from syncline.lab.training.launch import preflight
     from syncline.lab.training.models import model_named
-    from syncline.lab.training.preflight import preflight
 
     spec = model_named(model)
     data = data if data is not None else default_data(spec)

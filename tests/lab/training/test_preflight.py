@@ -9,8 +9,8 @@ import pytest
 
 from syncline.errors import FileError, MismatchError, UserError
 from syncline.lab.training.config import TrainingConfig
+from syncline.lab.training.launch import preflight
 from syncline.lab.training.models.vision import ResNet20
-from syncline.lab.training.preflight import preflight
 from syncline.plan.network import Network
 from syncline.plan.plan import Message, Plan, Tensor, Wait
 from syncline.plan.planners import PLANNERS
