@@ -62,11 +62,7 @@ class _Request(Value, frozen=True, kw_only=True):
 
 
 class BenchmarkRequest(_Request, frozen=True, kw_only=True):
-    """What to measure in comparison with others.
-
-    Raises:
-        UserError: on construction, if something is unknown or out of range.
-    """
+    """What to measure in comparison with others."""
 
     collective: Collective
     contestants: tuple[str, ...]
@@ -109,11 +105,7 @@ def collective_named(name: str) -> Collective:
 
 
 class TuneRequest(_Request, frozen=True, kw_only=True):
-    """What to measure to choose algorithms.
-
-    Raises:
-        UserError: on construction, if something is unknown or out of range.
-    """
+    """What to measure to choose algorithms."""
 
     collectives: tuple[Collective, ...]
     rounds: Annotated[int, described("Turns of every algorithm.")] = 7

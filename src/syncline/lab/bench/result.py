@@ -109,11 +109,7 @@ class Absent(Value, frozen=True, kw_only=True):
 
 
 class Benchmark(Document, frozen=True, kw_only=True):
-    """What a benchmark of one collective in one place measured.
-
-    Raises:
-        UserError: on construction, without entries, or if their rounds differ in number.
-    """
+    """What a benchmark of one collective in one place measured."""
 
     KIND: ClassVar[str] = "collectives"
     VERSION: ClassVar[int] = 1

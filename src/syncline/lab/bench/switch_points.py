@@ -68,22 +68,13 @@ def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Regi
     At each size the fastest candidate is the one with the lowest median. Any other loses the
     logarithm of its time over the fastest's; within noise it loses nothing (:func:`is_beaten`). A
     switch costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both
-    candidates are the built-in ones. Dynamic programming finds the cheapest way to assign
-    candidates to sizes; of several, the one that most often equals the built-in choice, then the
-    fastest. So a switch gains more than noise, and one lucky size makes no region.
+    candidates are those of ``built_in``. Dynamic programming finds the cheapest way to assign
+    candidates to sizes, in sizes times candidates squared steps; of several, the one that most
+    often equals the built-in choice, then the fastest. So a switch gains more than noise, and one
+    lucky size makes no region.
 
     A switch lies where the two times cross, as lines between the sizes on logarithmic scales. If
     they do not cross, or one was not measured on both sides, it lies halfway.
-
-    Args:
-        measured: at least one size, with at least one candidate each.
-        built_in: the candidate that a group takes without measuring, of each size.
-
-    Raises:
-        InternalError: nothing was measured at a size.
-
-    Complexity:
-        sizes times candidates squared.
     """
     sizes = sorted(measured)
     if not sizes or not all(measured[size] for size in sizes):
@@ -103,9 +94,8 @@ def is_beaten(mine: Rounds, other: Rounds) -> bool:
 
     Two things must hold. The median over the rounds of the ratio exceeds ``1 + MARGIN``. And all
     rounds of mine are slower than all of the other, without the fastest quarter of mine and the
-    slowest quarter of the other. With times that spread by 10 % and 7 rounds, one of six equal
-    candidates is wrongly found slower than the apparent fastest in 4 % of cases, and one that takes
-    1.3 times as long is found slower in 97 %.
+    slowest quarter of the other. With times that spread by 10 % and 7 rounds, an equal candidate is
+    found slower in 4 % of cases, and one that takes 1.3 times as long in 97 %.
     """
     dropped = len(mine) // 4
     apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]

@@ -30,10 +30,7 @@ CATCH_UP_NS = 100_000_000
 class DeviceClock:
     """When the lanes of an emulated device are free, in nanoseconds of the monotonic clock.
 
-    Args:
-        now_ns: the time.
-        sleep_s: waits for this many seconds, or a little longer.
-        waits: how often the host thread has given up its core to wait for something.
+    ``waits`` returns how often the host thread has given up its core to wait for something.
     """
 
     def __init__(

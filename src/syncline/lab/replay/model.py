@@ -64,12 +64,8 @@ class ReplayedOptimizer(Optimizer):
     """Takes as long as the profile's update, for the parameters that have a gradient.
 
     Like any optimizer that updates each parameter from its own gradient alone, it may be stepped
-    for some of its parameters at a time; each takes its share of the time by its bytes.
-
-    Args:
-        params: as for every optimizer.
-        work: the computation whose update it is; not needed if every group of ``params`` names it,
-            as the groups of another such optimizer do.
+    for some of its parameters at a time; each takes its share of the time by its bytes. ``work`` is
+    not needed if every group of ``params`` names it, as the groups of another such optimizer do.
     """
 
     def __init__(self, params: Any, work: Computation | None = None) -> None:
@@ -103,8 +99,7 @@ def gradient_value(rank: int, iteration: int, tensor: int) -> float:
 
 RECYCLED_BYTES = 64 * 1024
 """malloc may take memory of this size or more from the kernel each time, which clears every page. A
-device's allocator does not. On four hosts that share two cores, clearing would take half a second
-of an iteration of VGG-16, and a tenth of one of ResNet-50."""
+device's allocator does not. For VGG-16 on four hosts, clearing took half a second an iteration."""
 
 
 class Replayed(nn.Module):

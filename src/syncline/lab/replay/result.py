@@ -86,12 +86,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
 
 
 class Replay(Document, frozen=True, kw_only=True):
-    """What a replay of one profile on one network measured.
-
-    Raises:
-        UserError: on construction, without entries, if two share a name, or their rounds differ in
-            number.
-    """
+    """What a replay of one profile on one network measured."""
 
     KIND: ClassVar[str] = "replay"
     VERSION: ClassVar[int] = 1

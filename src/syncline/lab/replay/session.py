@@ -46,11 +46,7 @@ WORKER_BYTES = 300e6
 
 
 class ReplayRequest(Value, frozen=True, kw_only=True):
-    """What to replay.
-
-    Raises:
-        UserError: on construction, if there is nothing to compare or a number is out of range.
-    """
+    """What to replay."""
 
     profile: Profile
     cluster: Cluster

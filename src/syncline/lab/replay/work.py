@@ -20,10 +20,8 @@ def measured_timeline(name: str, begun_ns: int, ended_ns: int, spans: Iterable[S
     length_ns = max(ended_ns - begun_ns, 0)
     inside = []
     for span in spans:
-        start_ns, stop_ns = (
-            max(span.start_ns - begun_ns, 0),
-            min(span.stop_ns - begun_ns, length_ns),
-        )
+        start_ns = max(span.start_ns - begun_ns, 0)
+        stop_ns = min(span.stop_ns - begun_ns, length_ns)
         ready_ns = span.ready_ns
         if ready_ns is not None:
             ready_ns = min(max(ready_ns - begun_ns, 0), start_ns)

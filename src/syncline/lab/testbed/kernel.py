@@ -94,11 +94,7 @@ def tool(name: str) -> str | None:
 
 
 def require_tools() -> None:
-    """Check that this is Linux with iproute2.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raise a UserError if this is not Linux with iproute2."""
     if sys.platform != "linux":
         raise UserError(f"an emulated cluster needs Linux, this is {sys.platform}")
     missing = [name for name in TOOLS if tool(name) is None]

@@ -19,11 +19,7 @@ SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 
 class Hyperparameters(Value, frozen=True):
-    """Settings of the optimizer, SGD with momentum; a description is the help of an option.
-
-    Raises:
-        UserError: on construction, if a value is out of its range.
-    """
+    """Settings of the optimizer, SGD with momentum; a description is the help of an option."""
 
     epochs: Annotated[int, described("Passes over the data.")]
     batch_size: Annotated[int, described("Samples a worker in one forward pass.")]

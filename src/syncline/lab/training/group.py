@@ -105,12 +105,8 @@ def _keep_freed_memory() -> None:
 def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[Worker]:
     """Join the other workers, by torchrun's environment variables, and leave them at the end.
 
-    A process group that is there already is used, and left as it is.
-
-    Args:
-        config: of the training; a collective fails after its timeout without an answer.
-        store: a file through which the workers find each other; None: at ``MASTER_ADDR`` and
-            ``MASTER_PORT``.
+    A process group that is there already is used, and left as it is. ``store`` is a file through
+    which the workers find each other; None: at ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Raises:
         UserError: GPUs were asked for and there are too few, or the launcher started another number

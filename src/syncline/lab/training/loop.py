@@ -40,12 +40,8 @@ def train(
 ) -> Run:
     """Train as one worker of a job that torchrun, or ``syncline train``, has started.
 
-    Rank 0 writes the checkpoints and the report, and shows how training goes.
-
-    Args:
-        config: the same on every worker.
-        progress: where to show it; None shows nothing.
-        store: see :func:`~syncline.lab.training.group.process_group`.
+    Rank 0 writes the checkpoints and the report, and shows how training goes if it has a
+    ``progress``. ``store`` is as for :func:`~syncline.lab.training.group.process_group`.
 
     Raises:
         UserError: the data, a plan or a checkpoint does not fit, or training diverged.

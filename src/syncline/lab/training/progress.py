@@ -36,8 +36,7 @@ class Snapshot:
 class TrainingProgress:
     """Shows how training goes: by a live line on a terminal, and everywhere by one line per epoch.
 
-    Args:
-        stream: where to; None, as on all ranks but the first, shows nothing.
+    Without a stream, as on all ranks but the first, nothing is shown.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:

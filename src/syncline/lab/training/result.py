@@ -147,10 +147,6 @@ def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[
     has filled. So are, for all replicas, the steps during which the first one was measuring: all
     are judged by the same batches at the same time. A replica without any step left has no rate;
     none has one if training ended while the first was measuring.
-
-    Args:
-        times: name of a replica -> its steps, with the mean of the workers' times.
-        samples_per_step: samples of all workers together.
     """
     reference = next(iter(times.values()))
     result = []
