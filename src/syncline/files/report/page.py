@@ -9,20 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from syncline.errors import FileError
+from syncline.files.report import sections
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.markup import Html, asset, filled, tag, typeset
-from syncline.files.report.sections import (
-    checks_section,
-    events_section,
-    figures_section,
-    largest_section,
-    memory_section,
-    messages_section,
-    network_section,
-    phases_section,
-    planners_section,
-    profile_section,
-)
 from syncline.files.report.summary import Summary, summarise
 from syncline.files.report.timelines import timeline_data, timelines_section
 from syncline.files.report.whatif_curves import curves_section
@@ -46,21 +35,21 @@ def render(bundle: Bundle) -> str:
         headline=summary.verdict.headline,
         detail=summary.verdict.detail,
         sections=[
-            figures_section(summary.figures),
+            sections.figures_section(summary.figures),
             curves_section(bundle.what_if, "workers"),
             curves_section(bundle.what_if, "bandwidth_bytes_per_s"),
             path_section(bundle.what_if),
             timelines_section(bundle.timelines()),
-            planners_section(summary.planners),
+            sections.planners_section(summary.planners),
             points_section(bundle.what_if),
-            checks_section(summary.checks),
-            network_section(bundle.network),
-            messages_section(summary.messages),
-            largest_section(summary.profile),
-            profile_section(summary.profile),
-            phases_section(summary.run),
-            memory_section(summary.run.memory if summary.run else ()),
-            events_section(summary.run.events if summary.run else ()),
+            sections.checks_section(summary.checks),
+            sections.network_section(bundle.network),
+            sections.messages_section(summary.messages),
+            sections.largest_section(summary.profile),
+            sections.profile_section(summary.profile),
+            sections.phases_section(summary.run),
+            sections.memory_section(summary.run.memory if summary.run else ()),
+            sections.events_section(summary.run.events if summary.run else ()),
         ],
         timelines=bundle.timelines(),
         numbers="report.json",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from syncline.files.report import units
+from syncline.files.report import summary, units
 from syncline.files.report.chart import fit_plot
 from syncline.files.report.markup import (
     Column,
@@ -19,19 +19,6 @@ from syncline.files.report.markup import (
     table,
     tag,
     typeset,
-)
-from syncline.files.report.summary import (
-    Check,
-    LargeGradient,
-    LargeOperation,
-    MessageFacts,
-    NetworkFacts,
-    PhaseFacts,
-    PlannerRow,
-    PlannerTable,
-    ProfileFacts,
-    RunFacts,
-    network_facts,
 )
 from syncline.files.report.verdict import KeyFigure, figure_text
 from syncline.plan.network import Network
@@ -54,14 +41,14 @@ def figures_section(figures: Sequence[KeyFigure]) -> Html | None:
     return tag("dl", shown, class_="figures")
 
 
-def planners_section(planners: PlannerTable | None) -> Html | None:
+def planners_section(planners: summary.PlannerTable | None) -> Html | None:
     """Return the table of the planners, fastest first."""
     if planners is None:
         return None
     longest_s = max(row.iteration_s for row in planners.rows) or 1.0
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
     chosen = tag("span", " chosen", class_="chosen")
-    columns: list[Column[PlannerRow]] = [
+    columns: list[Column[summary.PlannerRow]] = [
         Column("Planner", lambda row: [row.planner, chosen if row.chosen else None]),
         Column("", lambda row: _planner_bar(row, longest_s), wide=True, css="bar"),
         Column(f"Iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
@@ -97,7 +84,7 @@ def planners_section(planners: PlannerTable | None) -> Html | None:
     )
 
 
-def _planner_bar(row: PlannerRow, longest_s: float) -> Html:
+def _planner_bar(row: summary.PlannerRow, longest_s: float) -> Html:
     computing = min(row.computation_s, row.iteration_s) / longest_s
     whole = row.iteration_s / longest_s
     bound = row.lower_bound_s / longest_s
@@ -108,7 +95,7 @@ def _planner_bar(row: PlannerRow, longest_s: float) -> Html:
     )
 
 
-def checks_section(checks: Sequence[Check]) -> Html | None:
+def checks_section(checks: Sequence[summary.Check]) -> Html | None:
     """Return the table of predicted and measured times."""
     if not checks:
         return None
@@ -117,7 +104,7 @@ def checks_section(checks: Sequence[Check]) -> Html | None:
     def text(seconds: float | None) -> str:
         return "" if seconds is None else unit.text(seconds)
 
-    columns: list[Column[Check]] = [
+    columns: list[Column[summary.Check]] = [
         Column("Quantity", lambda check: check.what[0].upper() + check.what[1:]),
         Column(f"Predicted, {unit.name}", lambda check: text(check.predicted_s), numeric=True),
         Column(f"Measured, {unit.name}", lambda check: text(check.measured_s), numeric=True),
@@ -148,11 +135,12 @@ def network_section(network: Network | None) -> Html | None:
             f" ({network.backend})",
             ": measured points and the fitted curve." if plot else ".",
         ),
-        tag("div", plot, _network_terms(network_facts(network)), class_="beside" if plot else None),
+        tag("div", plot, _network_terms(network), class_="beside" if plot else None),
     )
 
 
-def _network_terms(facts: NetworkFacts) -> Html:
+def _network_terms(network: Network) -> Html:
+    facts = summary.network_facts(network)
     terms: list[tuple[str, str, str]] = []
 
     def add(name: str, value: float | None, text: Callable[[float], str], why: str) -> None:
@@ -197,12 +185,12 @@ MOST_MESSAGES = 24
 """Messages shown at once; the rest unfolds."""
 
 
-def messages_section(messages: Sequence[MessageFacts]) -> Html | None:
+def messages_section(messages: Sequence[summary.MessageFacts]) -> Html | None:
     """Return the messages of the plan in the order in which they are sent."""
     if not messages:
         return None
     largest = max(message.size_bytes for message in messages) or 1
-    columns: list[Column[MessageFacts]] = [
+    columns: list[Column[summary.MessageFacts]] = [
         Column("No.", lambda message: str(message.number), numeric=True),
         Column("Tensors, in the order they become ready", lambda m: m.label, css="name"),
         Column("", lambda m: bar((0, m.size_bytes / largest, "k-message")), wide=True, css="bar"),
@@ -222,16 +210,16 @@ def messages_section(messages: Sequence[MessageFacts]) -> Html | None:
     )
 
 
-def largest_section(profile: ProfileFacts | None) -> Html | None:
+def largest_section(profile: summary.ProfileFacts | None) -> Html | None:
     """Return the largest gradients and the longest operations."""
     if profile is None:
         return None
-    gradients: list[Column[LargeGradient]] = [
+    gradients: list[Column[summary.LargeGradient]] = [
         Column("Gradient", lambda gradient: gradient.name, css="name"),
         Column("Size", lambda gradient: units.size(gradient.size_bytes), numeric=True),
         Column("Share", lambda gradient: units.percent(gradient.share), numeric=True),
     ]
-    operations: list[Column[LargeOperation]] = [
+    operations: list[Column[summary.LargeOperation]] = [
         Column("Operation", lambda operation: operation.name, css="name"),
         Column("Phase", lambda operation: operation.phase, wide=True),
         Column("Time", lambda operation: units.duration(operation.duration_s), numeric=True),
@@ -251,7 +239,7 @@ def largest_section(profile: ProfileFacts | None) -> Html | None:
     )
 
 
-def profile_section(profile: ProfileFacts | None) -> Html | None:
+def profile_section(profile: summary.ProfileFacts | None) -> Html | None:
     """Return what was profiled, and how an iteration's time divides into phases."""
     if profile is None:
         return None
@@ -279,7 +267,7 @@ LONGEST_SHARE = 0.5
 """The final iterations are drawn at most this long, as a share of all phases before."""
 
 
-def phases_section(run: RunFacts | None) -> Html | None:
+def phases_section(run: summary.RunFacts | None) -> Html | None:
     """Return which phase ran when, and what it has cost."""
     if run is None or not run.phases:
         return None
@@ -287,7 +275,7 @@ def phases_section(run: RunFacts | None) -> Html | None:
     counted = [phase for phase in run.phases if phase.cost_s is not None] or run.phases
     time = units.TimeUnit(phase.seconds for phase in counted)
     longest_s = LONGEST_SHARE * math.fsum(phase.seconds for phase in counted)
-    columns: list[Column[tuple[int, PhaseFacts]]] = [
+    columns: list[Column[tuple[int, summary.PhaseFacts]]] = [
         Column("No.", lambda row: str(row[0]), numeric=True),
         Column("Phase", lambda row: row[1].name, css="text"),
         Column("Iterations", lambda row: _iterations(row[1]), numeric=True),
@@ -323,13 +311,13 @@ def phases_section(run: RunFacts | None) -> Html | None:
     )
 
 
-def _iterations(phase: PhaseFacts) -> str:
+def _iterations(phase: summary.PhaseFacts) -> str:
     if phase.iterations < 2:
         return str(phase.start + 1) if phase.iterations else ""
     return f"{phase.start + 1}\u2013{phase.start + phase.iterations}"
 
 
-def _phase_part(number: int, phase: PhaseFacts, longest_s: float) -> Html:
+def _phase_part(number: int, phase: summary.PhaseFacts, longest_s: float) -> Html:
     """Return a phase of the strip; its number always shows, its name where there is room."""
     is_final = phase.cost_s is None
     shown_s = min(phase.seconds, longest_s) if is_final else phase.seconds
