@@ -1,7 +1,4 @@
-"""``Experiments``: measures stock DDP, a job and plans for as long as noise requires. Pure.
-
-Generators of steps, as in :mod:`.policy`.
-"""
+"""Generators of steps that measure stock DDP, a job and plans as long as noise requires. Pure."""
 
 from __future__ import annotations
 
@@ -79,16 +76,14 @@ Tried = Generator[Step, Measurement, Trial | None]
 
 
 class Experiments:
-    """Runs measurements, each for as long as needed.
-
-    ``single`` is the plan with one message, which needs no measurement.
-    """
+    """Runs measurements, each for as long as needed."""
 
     def __init__(self, settings: Settings, single: Plan, reads: Reads, notes: Notebook) -> None:
         self.settings = settings
         self.reads = reads
         self.notes = notes
         self._single = single
+        """The plan with one message, which needs no measurement."""
         self.baseline_s: tuple[float, ...] = ()
         """Seconds of the iterations of the DDP baseline."""
         self.hook: Rounded | None = None
@@ -104,10 +99,7 @@ class Experiments:
         return self.notes.findings.baseline
 
     def stage(self, name: str, plan: Plan | None, iterations: int = 0) -> Stage:
-        """Return a stage under a plan; it warms up until iterations no longer change.
-
-        If updates are deferred, that is the first iteration that begins with a deferred update.
-        """
+        """Return a stage under a plan; it warms up until iterations no longer change."""
         return Stage(
             name=name,
             plan=plan,

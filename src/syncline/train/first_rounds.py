@@ -78,10 +78,7 @@ class FirstRounds:
         return None
 
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Exchange a bucket; an error is raised when backward ends.
-
-        C++ code would wrap errors of futures and hooks in its own messages.
-        """
+        """Exchange a bucket; an error is raised when backward ends, as C++ code would wrap it."""
         if self._engine.plan.is_lossy:
             return self._hold(bucket)
         buffer: torch.Tensor = bucket.buffer()

@@ -48,8 +48,7 @@ def forecast(
     """Compare all planners and choose the plan to try; O(N^2) for N tensors.
 
     The network is as probed or given; its contention is fitted to the measurements of stock DDP and
-    of the plans that were tried. ``defers`` says whether an optimizer's update can wait for the
-    next forward pass.
+    of the plans that were tried. ``defers``: an update can wait for the next forward pass.
     """
     network = fit_contention(profile, network, measured)
     asked = None if settings.planner == Auto.NAME else planner_named(settings.planner)

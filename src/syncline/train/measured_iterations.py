@@ -98,10 +98,7 @@ class MeasuredIterations:
     # ------------------------------------------------------------------ an iteration
 
     def leave_training(self) -> None:
-        """Call when the model is put into evaluation mode.
-
-        The time until the next forward pass that trains is not counted.
-        """
+        """Call when evaluation begins: the time until a forward pass that trains is not counted."""
         if self.begun and not self._in_iteration and self._left_at is None:
             self._left_at = self._stamp()
             if self._observer is not None:

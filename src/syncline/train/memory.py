@@ -49,10 +49,7 @@ class Memory:
         self._kept: Findings | None = None
 
     def recall(self, job: Wrapped, settings: Settings, batch: int | None) -> Findings | None:
-        """Return the saved findings of a training, if any; call before :meth:`keep`.
-
-        ``batch`` is the size of its first batch, if known.
-        """
+        """Return the saved findings of a training, if any; call before :meth:`keep`."""
         folder = self._folder
         if folder is None:
             cache = user_cache()

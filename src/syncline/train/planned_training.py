@@ -45,10 +45,7 @@ from syncline.train.wrapped import Wrapped
 class UnplannedTraining:
     """Training by torch's class alone: nothing is measured, planned or deferred.
 
-    Args:
-        wrapped: the wrapped module.
-        why: why nothing is planned, for the log; None for a copy.
-        compression: what the user has asked for; refused here with a UserError.
+    ``why`` says so in the log; None for a copy. If compression was asked for, it is refused.
     """
 
     runner: StageRunner | None = None

@@ -43,12 +43,8 @@ CHANGED = 0.20
 class Policy:
     """The decisions of one training.
 
-    Args:
-        settings: what the user asked for.
-        single: the plan with one message, which needs no measurement.
-        deferring: as known before the first iteration.
-        remembered: what an earlier start of the same training has found.
-        resumed: the plan that a checkpoint says is to run, in a tuple.
+    ``single`` is the plan with one message, which needs no measurement; ``remembered`` is what an
+    earlier start of the same training has found; ``resumed`` has the plan of a checkpoint.
     """
 
     def __init__(

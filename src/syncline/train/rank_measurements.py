@@ -123,10 +123,7 @@ class RankMeasurements:
         )
 
     def network(self, iteration_s: float, *, contention: bool = False) -> Network:
-        """Probe the network with messages up to the size of all gradients.
-
-        Contention is guessed only if no iterations will show it.
-        """
+        """Probe the network with messages up to the size of all gradients."""
         gradient_bytes = sum(p.nbytes for p in self._job.parameters.values())
         largest = min(max(gradient_bytes, SMALLEST_BYTES * 16), LARGEST_BYTES)
         found = probe(

@@ -44,13 +44,7 @@ TENSOR_PARALLEL = (
 
 
 def require_same(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
-    """Raise on all ranks if they differ, or on this rank if its arguments cannot be used.
-
-    Raises:
-        UserError: arguments that cannot be used, or a torch that is too old.
-        MismatchError: the ranks differ.
-        PeerError: a rank did not take part.
-    """
+    """Raise on all ranks if they differ, or on this rank if its arguments cannot be used."""
     refused = None
     try:
         _require_usable(module, arguments, settings)

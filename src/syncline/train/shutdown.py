@@ -141,10 +141,7 @@ def _say(text: str) -> None:
 
 
 def _end_early() -> None:
-    """Let the process end with exit code 1 once the other finalizers have run.
-
-    Python's exit handlers cannot change the exit code.
-    """
+    """End with exit code 1, which exit handlers cannot set, once other finalizers have run."""
     Finalize(None, _end, exitpriority=LAST)
 
 

@@ -38,10 +38,7 @@ LONGEST_WARMUP = 5.0
 
 
 class Progress(NamedTuple):
-    """The state of training when an iteration ended.
-
-    It never changes afterwards, so any thread may read it while another one trains.
-    """
+    """The state when an iteration ended. It never changes, so any thread may read it."""
 
     stage: Stage
     tuning: Tuning

@@ -219,10 +219,7 @@ class Findings(Value, frozen=True, kw_only=True):
     reason: str = "training ended before the measurement did"
 
     def running_plan(self, ddp: Ddp) -> Plan | None:
-        """Return the plan that runs, for DDP's own buckets too; None before there is a profile.
-
-        ``ddp`` makes the plan of DDP's own buckets.
-        """
+        """Return the plan that runs, for DDP's own buckets too; None before there is a profile."""
         if self.plan is not None or self.profile is None or self.network is None:
             return self.plan
         own = ddp.plan(self.profile, self.network)

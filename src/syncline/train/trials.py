@@ -1,7 +1,4 @@
-"""``Trials``: which plans are worth a trial, and what must be measured before. Pure.
-
-Generators of steps, as in :mod:`.policy`.
-"""
+"""Generators of steps that decide which plans are worth a trial, and measure before. Pure."""
 
 from __future__ import annotations
 

@@ -71,10 +71,7 @@ class Tuning:
         self._resumed = (plan,)
 
     def begin(self, batch: int | None) -> Stage:
-        """Return the first stage; all ranks call it before the first iteration.
-
-        ``batch`` is the first dimension of this rank's first batch, if known.
-        """
+        """Return the first stage, before the first iteration, of a batch of that size if known."""
         if self._measurements.rank == 0:
             remembered = None
             if self._memory is not None:

@@ -88,11 +88,7 @@ class Observation:
         return min(times[1:])
 
     def look(self) -> None:
-        """Call before each forward pass that trains: finish once enough is known.
-
-        Raises:
-            SystemExit: with code 0, once advice is given, unless training is to go on.
-        """
+        """Call before each pass that trains: in the end, advise, and exit unless training goes on."""
         runner = self._model._training.runner
         if runner is None:
             self._finish()

@@ -41,10 +41,7 @@ def gather_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> l
 def gather_numbers(
     values: Sequence[float], group: dist.ProcessGroup, device: torch.device
 ) -> list[list[float]]:
-    """Return every rank's numbers on every rank, by one collective; as :func:`gather_json`.
-
-    All ranks must give equally many.
-    """
+    """Return every rank's numbers, equally many, by one collective; as :func:`gather_json`."""
     own = torch.tensor(values, dtype=torch.float64, device=device)
     return [numbers.tolist() for numbers in gathered(own, group)]
 
@@ -96,10 +93,7 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
 def new_group_like(
     base: dist.ProcessGroup, *, backend: str | None = None, description: str | None = None
 ) -> dist.ProcessGroup:
-    """Make another process group of a group's ranks, by default with its backend; all must call.
-
-    Its messages share no sequence with those of the first.
-    """
+    """Make another process group of a group's ranks, by default with its backend; all must call."""
     ranks = dist.get_process_group_ranks(base)
     if dist.get_backend(base) == "gloo" and len(ranks) == dist.get_world_size():
         # Torch numbers groups from 0, so after torchrun has restarted ranks on the same store, Gloo
@@ -129,10 +123,7 @@ def is_lost_peer(error: RuntimeError) -> bool:
 
 
 def describe_error(error: Exception, timeout_s: float | None = None) -> str:
-    """Return the message of an error of torch's collective, without source location and advice.
-
-    ``timeout_s`` is that of the process group, if known.
-    """
+    """Return the message of an error of torch's collective, without source location and advice."""
     first = str(error).strip().split("\n", 1)[0]
     first = re.sub(r"^\[[^\]]*:\d+\]\s*", "", first)
     said = first.partition(". This is typically")[0].rstrip(".") or type(error).__name__

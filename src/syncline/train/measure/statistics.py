@@ -29,10 +29,7 @@ that agree by accident prove no difference, and the machine drifts by this much.
 
 
 def lower_quartile(values: Sequence[float]) -> float:
-    """Return the value below which a quarter of ``values`` lie.
-
-    For times that disturbances only lengthen, such as waits for the scheduler's next tick.
-    """
+    """Return the value below which a quarter lie, of times that disturbances only lengthen."""
     ordered = sorted(values)
     return ordered[(len(ordered) - 1) // 4]
 
@@ -51,10 +48,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def typical(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median of the iterations' times, and its standard error.
-
-    Iterations in which the program did other work too, such as an evaluation, are left out.
-    """
+    """Return the median of times and its standard error, without those that did other work too."""
     values = uninterrupted(values)
     return median(values), standard_error(values)
 
