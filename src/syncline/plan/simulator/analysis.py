@@ -1,10 +1,8 @@
 """Analysis of a simulated run: its critical path, and what waited for what.
 
 The critical path is the chain of tasks, each begun the moment the one before ended, walked back
-from the end of an iteration. A task begins when one of the tasks that it waits for ends, or the one
-before it on its lane. If several end at that moment, the one on its lane is taken, so that the path
-stays on one resource if possible. The path has no gaps, so its parts add up to the time that it
-spans.
+from the end of an iteration. If several ended at that moment, the one on its lane is taken, so that
+the path stays on one resource if possible. Its parts add up to the time that it spans.
 """
 
 from __future__ import annotations
@@ -51,8 +49,7 @@ class PathStep(NamedTuple):
 def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int) -> list[int]:
     """Return the tasks of the path that ends with ``last``, the earliest first.
 
-    Tasks stand in ``graph`` after those that they wait for. Linear in tasks and edges but for
-    sorting the tasks by their lanes, and linear in memory.
+    Tasks stand in ``graph`` after those that they wait for.
 
     Raises:
         InternalError: a task begins without anything that let it, which the engine never does.
@@ -182,17 +179,10 @@ def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
     return tuple(parts)
 
 
-class LaneWait(NamedTuple):
-    """A lane was idle before a slot because messages had not arrived."""
-
-    slot: int
-    worker_class: int
-    start_ns: int
-    stop_ns: int
-
-
-def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> Iterator[LaneWait]:
-    """Yield the times in which a lane that runs its slots in order waited only for messages.
+def waits(
+    steady: Steady, classes: Sequence[int], iterations: Sequence[int]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (slot, class, start_ns, stop_ns) where a lane waited before a slot only for messages.
 
     A wait begins when the lane's previous slot is done, and everything else that the next slot
     needs. The iterations must follow one another.
@@ -218,7 +208,7 @@ def waits(steady: Steady, classes: Sequence[int], iterations: Sequence[int]) -> 
                     else:
                         arrived_ns = max(arrived_ns, stop_ns)
                 if arrived_ns > other_ns:
-                    yield LaneWait(slot, number, other_ns, arrived_ns)
+                    yield slot, number, other_ns, arrived_ns
                 free_ns[lane] = max(free_ns.get(lane, 0), int(steady.stop_ns[task]))
 
 

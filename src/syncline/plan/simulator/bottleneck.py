@@ -1,8 +1,4 @@
-"""What limits a point, in one sentence, and the least that would lift the limit.
-
-The change is found by simulation: all planners plan again for every bandwidth or worker count that
-is tried, and the fastest plan counts.
-"""
+"""What limits a point, in one sentence, and the least that would lift the limit, by simulation."""
 
 from __future__ import annotations
 
@@ -74,9 +70,6 @@ def bottleneck(
     )
 
 
-# --- remedies ---
-
-
 def _fastest(simulator: WhatIfSimulator, change: Change) -> Split:
     """Return the parts of the fastest planner's iteration under a change."""
     point = simulator.point(change)
@@ -101,9 +94,6 @@ def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) 
     powers = [1 << k for k in reversed(range(1, network.workers.bit_length()))]
     counts = [n for n in powers if least <= n < network.workers and n % on_host == 0]
     return _first(counts, lambda n: _hides_messages(simulator, change._replace(workers=n)))
-
-
-# --- sentences ---
 
 
 def _communication(
@@ -199,9 +189,6 @@ def _compute(steps: Sequence[PathStep], share: float, exposed: float) -> str:
 
 def _percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %") if share >= 0.01 else "less than 1 %"
-
-
-# --- the layers in a sentence ---
 
 
 def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:

@@ -57,14 +57,8 @@ def calibrated(
     """Return the network with its link scaled so that it explains measured iterations.
 
     One factor scales latency and rate alike. It has the least squares of the logarithms of
-    predicted over measured. Whatever else made iterations longer (waits for the slowest worker,
-    processors that messages share) is part of it, as far as it grows with the messages.
-
-    Args:
-        profile: of one iteration.
-        network: what messages cost as far as is known.
-        measured_s: seconds of an iteration by number of workers; at least one.
-        planner: makes the plan that these iterations ran under.
+    predicted over measured. ``measured_s`` are seconds of an iteration by number of workers, at
+    least one, and ``planner`` makes the plan that they ran under.
 
     Raises:
         UserError: no link explains the times, or they say nothing of the network.

@@ -1,14 +1,12 @@
 """The DAG of synchronous SGD over several iterations and workers (dag-model, section IV, Fig. 1).
 
 A worker's operations are laid out once, as slots on lanes; workers and iterations repeat them with
-their own durations. Messages join the workers of one iteration. Waiting for messages joins one
-iteration to the next:
+their own durations:
 
     iteration k:  [slots before the exchange, of every worker] [messages] [slots after it, of every
     worker, each worker's ending with a join of all that it ran]
 
-Every task comes after the tasks that it waits for, so the native engine needs one pass where no
-lane is contended.
+Every task comes after the tasks that it waits for.
 """
 
 from __future__ import annotations
@@ -154,10 +152,7 @@ def build(
 
 
 def _share_links(dag: Dag, *, one_port: bool) -> None:
-    """Let messages share links with others: add a stage for each kind of lane.
-
-    ``one_port``: pushes and pulls leave and enter by the same links.
-    """
+    """Let messages share links: add a stage for each kind of lane, or one port for all."""
     stages: dict[str, int] = {}
     for index, task in enumerate(dag.messages):
         if task.link_share:

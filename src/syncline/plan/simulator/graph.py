@@ -23,11 +23,7 @@ class Lane(NamedTuple):
 
 
 class TaskGraph:
-    """Tasks on lanes with dependencies, built up in arrays.
-
-    The graph of dag-model, section IV: computing and communication tasks, an edge from each task to
-    those that may only begin after it.
-    """
+    """Tasks on lanes with dependencies, built up in arrays (dag-model, section IV)."""
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
@@ -44,12 +40,9 @@ class TaskGraph:
         return self._count
 
     def add_lane(self, *, capacity: int | None = 1, in_order: bool = True) -> int:
-        """Add a resource and return its index.
+        """Add a resource that runs ``capacity`` tasks at once, or any number; return its index.
 
-        Args:
-            capacity: how many tasks it runs at once; None for any number.
-            in_order: start tasks strictly in the order in which they were added (a static plan);
-                otherwise whichever is ready, the first added first.
+        Tasks start in the order in which they were added or, unless ``in_order``, once ready.
         """
         self.lanes.append(Lane(capacity or 0, in_order))
         return len(self.lanes) - 1
@@ -88,8 +81,8 @@ class TaskGraph:
     def use(self, tasks: ArrayLike, stage: int, share: float) -> None:
         """Make each task take a share of a stage's capacity while it runs at full speed.
 
-        Tasks that want more than the capacity together share it max-min fairly, and run slower by
-        that. A task uses one stage at most.
+        Tasks that want more than the capacity together share it max-min fairly. A task uses one
+        stage at most.
         """
         self._uses.extend(tasks, stage, share)
 

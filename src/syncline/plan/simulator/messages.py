@@ -45,9 +45,8 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds.
 
-    The engine sends plans whose forward pass waits on need. With one message in flight, each also
-    takes the gap until the engine issues it after the one before. On a network of a sparse
-    exchange, dense messages have the dense cost only in plans that also have sparse ones.
+    On a network of a sparse exchange, dense messages have the dense cost only in plans that also
+    have sparse ones.
 
     Raises:
         UserError: all together they take longer than 19.5 hours, or the network does not say what
@@ -65,6 +64,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
         curve = pricing.collective(collective, in_flight=plan.in_flight)
         chosen = [size for size, other in zip(sizes, kinds, strict=True) if other == kind]
         costs_ns[kind] = iter(_native.costs(chosen, curve.rows()))
+    # The engine issues a message once the one before has arrived; the reducer leaves no such gap.
     one_by_one = plan.in_flight == 1 and plan.wait == "need"
     gap_ns = round(network.issue_gap_s * NS_PER_S) if one_by_one else 0
     found = [next(costs_ns[kind]) + gap_ns for kind in kinds]
@@ -95,10 +95,9 @@ def message_tasks(
 ) -> list[MessageTask]:
     """Return the tasks of all messages of one iteration, in the plan's order.
 
-    One message at a time occupies the channel for ``T(M)``. With more in flight, the latency
-    ``T(0)`` of a message overlaps the transmission of those before it: it begins when the message
-    is ready, the one before it has begun and the one ``in_flight`` before it has arrived. If the
-    cost of two messages at once was measured, ``T`` is that cost.
+    One message at a time occupies the channel for ``T(M)``. With more in flight, its latency
+    ``T(0)`` overlaps the transmission of others: it begins when the message is ready, the one
+    before it has begun and the one ``in_flight`` before it has arrived.
 
     Raises:
         UserError: the strategy has a parameter server, and the network no link, or an exchange
@@ -172,10 +171,7 @@ def _busy_ns(network: Network, plan: Plan) -> list[float]:
 
 
 def _links_busy(network: Network, *, every_element: bool = False) -> CostCurve:
-    """Return how long an all-reduce keeps links and switches busy, by the formula.
-
-    Any further time of a measured message is work of the hosts.
-    """
+    """Return how long an all-reduce keeps links and switches busy; the rest is hosts' work."""
     exchange = network.exchange
     if every_element and network.density is not None:
         exchange = exchange.of_every_element("ring")
@@ -188,10 +184,7 @@ def _share(busy: float, duration: float) -> float:
 
 
 def _with_server(network: Network, plan: Plan, classes: Sequence[WorkerClass]) -> list[MessageTask]:
-    """Return a push of each class of workers and a pull for all of them, for each message.
-
-    The cost of all pushes is shared out by workers.
-    """
+    """Return a push of each class of workers, by its size, and a pull for all, for each message."""
     push, pull = _push_and_pull(network)
     busy = (
         _push_and_pull(network, transmitting=True)
@@ -234,8 +227,7 @@ def _with_server(network: Network, plan: Plan, classes: Sequence[WorkerClass]) -
 def _push_and_pull(network: Network, *, transmitting: bool = False) -> tuple[CostCurve, CostCurve]:
     """Return what all pushes and what all pulls of a message cost, or how long links are busy.
 
-    On the network of a parameter server they are halves of its curve; on another one they follow
-    from the link and the hosts, for one server.
+    On a network that is not of a parameter server they follow from the link, for one server.
     """
     where = f"network {quoted(network.name)}"
     if network.algorithm in SERVER_ALGORITHMS:

@@ -1,11 +1,4 @@
-"""``Profile + Network + Plan -> Timeline`` and the iteration time.
-
-By default one worker represents all: they compute the same and every message waits for all of
-them. The device runs one operation at a time in the profile's order; the network sends one message
-at a time in the plan's order, each as soon as its last gradient is ready and the one before it is
-done (MG-WFBP, Eq. 7); unpacking and the update begin when all messages are done (dag-model, Fig. 1)
-or, where the plan says so, each parameter's just before the next forward pass needs it.
-"""
+"""``Profile + Network + Plan -> Timeline`` and the iteration time."""
 
 from __future__ import annotations
 
@@ -63,8 +56,7 @@ def predict(
         workers: how much slower or faster than the profile each worker is.
 
     Returns:
-        The iteration time with its bounds, and the timeline of one iteration in the steady state
-        on an integer-nanosecond clock.
+        The iteration time with its bounds, and the timeline of one iteration in the steady state.
 
     Raises:
         MismatchError: the plan is for other gradients or another worker count.
@@ -138,10 +130,7 @@ def prediction_of(
     *,
     strategy: Strategy,
 ) -> Prediction:
-    """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`.
-
-    ``computation_s`` is what :func:`predict_computation_s` returns.
-    """
+    """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`."""
     iteration_s = steady.period_ns / NS_PER_S
     bound_s = max(computation_s, _communication_bound_s(profile, network, plan, steady, strategy))
     return Prediction(
@@ -169,11 +158,7 @@ def prediction_of(
 def _communication_bound_s(
     profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
 ) -> float:
-    """Return a lower bound for all plans with all-reduces of this kind; 0 where none is known.
-
-    The bound of :mod:`syncline.plan.simulator.bound` holds for operations that run one at a time
-    in the profile's order.
-    """
+    """Return a lower bound for all plans with all-reduces of this kind; 0 where none is known."""
     if strategy.exchange != "all-reduce" or not profile.gradient_bytes:
         return 0.0
     least_s = 0.0
@@ -184,6 +169,7 @@ def _communication_bound_s(
     network = _undercut_by_none(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
+    # The bound holds for operations that run one at a time in the profile's order.
     alike = [c.factor for c in steady.dag.classes] == [1.0] and not steady.error_ns
     if strategy.compute != "stream" or not (alike and profile.is_one_round_after_another):
         return least_s
@@ -196,10 +182,7 @@ def _communication_bound_s(
 
 
 def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
-    """Return a network on which no message, dense or sparse, costs more than on the given one.
-
-    ``size_bytes`` is the size of all messages together.
-    """
+    """Return a network on which no message, dense or sparse, costs more than on the given one."""
     mixed = len({message.payload == "dense" for message in plan.messages}) > 1
     if network.whole is None or not mixed:
         return network
@@ -261,13 +244,13 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
             for iteration in iterations:
                 yield from span(times(int(tasks[iteration, number])), lane, label, kind)
     if strategy.compute == "stream":
-        for wait in waits(steady, shown, iterations):
-            slot = dag.layout.slots[wait.slot]
+        for index, number, begun_ns, arrived_ns in waits(steady, shown, iterations):
+            slot = dag.layout.slots[index]
             label = "all gradients"
             if slot.gate and slot.operation is not None:  # only those that one operation needs
                 label = profile.operations[slot.operation].name
-            lane = _lane_name(dag, slot, wait.worker_class)
-            yield from span((wait.start_ns, wait.stop_ns), lane, label, "wait")
+            lane = _lane_name(dag, slot, number)
+            yield from span((begun_ns, arrived_ns), lane, label, "wait")
     ready = ready_ns(steady, plan, iterations)
     tensors, sizes = plan.message_tensors(), plan.message_bytes()
     for index, task in enumerate(dag.messages):

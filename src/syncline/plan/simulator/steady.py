@@ -31,8 +31,7 @@ OFFSETS = 8
 class Steady(NamedTuple):
     """A simulated run, and the period that it settled to.
 
-    If jobs share links, the run is the first job's, with the offsets whose period is closest to the
-    mean.
+    If jobs share links, it is the first job's, with the offsets of the most average period.
     """
 
     dag: Dag
@@ -41,16 +40,13 @@ class Steady(NamedTuple):
     ends_ns: Times
     """When each iteration ended; under contention, of the first half of them only."""
     period_ns: float
-    """From one iteration's end to the next: the last period, or the mean after warm-up if periods
-    differ."""
+    """From one iteration's end to the next: the last, or the mean after warm-up if they differ."""
     error_ns: float
-    """Standard error of the period; 0 if it settled, so that the last periods agree to a
-    millionth."""
+    """Standard error of the period; 0 if it settled."""
     alone_ns: float | None = None
     """The period without the other jobs that share the links, if there are any."""
     offset_ns: tuple[float, ...] = ()
-    """The period for each way in which such jobs are offset, of which :attr:`period_ns` is the
-    mean."""
+    """The period for each way in which such jobs are offset; :attr:`period_ns` is the mean."""
 
     @property
     def window(self) -> int:
@@ -73,13 +69,9 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Jobs that share links are simulated beside one another, all like this one. Since they may begin
-    at any time, the period is the mean over evenly spread offsets.
-
-    Under contention only the first half of the iterations counts: each is slowed by those after it,
-    which the last ones lack. With several loaders, as many iterations as there are loaders count as
-    one. If nothing overlaps the next iteration or is prefetched for it, one is enough. With jitter,
-    or if 64 iterations do not settle, the period is a mean.
+    Jobs that share links are simulated beside one another; the period is the mean over evenly
+    spread offsets. If nothing overlaps the next iteration or is prefetched for it, one is enough.
+    With jitter, or if 64 iterations do not settle, the period is a mean.
 
     Raises:
         UserError: see :func:`syncline.plan.simulator.dag.build`.
@@ -103,10 +95,7 @@ def steady_state(
 
 
 def _offsets(others: int) -> list[list[float]]:
-    """Return sets of offsets of the other jobs, as shares of a period.
-
-    A Latin hypercube: each job begins once in the middle of each eighth. Always the same.
-    """
+    """Return sets of offsets of the other jobs, as shares of a period: a Latin hypercube."""
     strata = np.tile(np.arange(OFFSETS), (others, 1))
     shuffled = np.random.default_rng(0).permuted(strata, axis=1)
     return ((shuffled.T + 0.5) / OFFSETS).tolist()  # type: ignore[no-any-return]

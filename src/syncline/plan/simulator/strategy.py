@@ -33,9 +33,8 @@ class Strategy(Value, frozen=True, kw_only=True):
     """Messages go out while the backward pass runs (wait-free backpropagation); else after it."""
     exchange: Literal["all-reduce", "parameter-server"] = "all-reduce"
     """A parameter server receives a push from each worker and answers with a pull, both over its
-    own link, which all workers share; the two directions run beside each other. Messages queue at
-    that link as they become ready, so a plan's number in flight has no meaning; a
-    reduce-scatter is a push, an all-gather a pull."""
+    own link, which all workers share; the two directions run beside each other. A plan's number in
+    flight has no meaning; a reduce-scatter is a push, an all-gather a pull."""
     compute: Literal["stream", "unlimited"] = "stream"
     """``stream``: a device runs one operation at a time in the profile's order, as GPUs do.
     ``unlimited``: each runs as soon as what it depends on is done (PACE, section IV-A)."""

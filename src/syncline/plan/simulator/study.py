@@ -16,7 +16,6 @@ import msgspec
 
 from syncline.errors import UserError
 from syncline.plan.collective_costs import SERVER_ALGORITHMS
-from syncline.plan.prediction import Prediction
 from syncline.plan.simulator.bottleneck import bottleneck
 from syncline.plan.simulator.whatif import Change, WhatIfSimulator
 from syncline.plan.whatif import BOUND_SHARE, Crossing, Point, WhatIf
@@ -77,16 +76,14 @@ def _overtakings(
 def _turns(points: Sequence[Point], indices: Sequence[int], axis: SweepAxis) -> Iterator[Crossing]:
     for planner in (prediction.planner for prediction in points[indices[0]].predictions):
         for pair in itertools.pairwise(indices):
-            shares = (_exposed_share(points[index].of(planner)) for index in pair)
+            found = (points[index].of(planner) for index in pair)
+            # The exposed share of an iteration, if that takes any time.
+            shares = (p.exposed_s / p.iteration_s if p.iteration_s > 0 else 0.0 for p in found)
             before, after = (share - BOUND_SHARE for share in shares)
             if before < 0 <= after:
                 yield _crossing(points, pair, axis, (before, after), planner, "communication-bound")
             elif after < 0 <= before:
                 yield _crossing(points, pair, axis, (before, after), planner, "compute-bound")
-
-
-def _exposed_share(prediction: Prediction) -> float:
-    return prediction.exposed_s / prediction.iteration_s if prediction.iteration_s > 0 else 0.0
 
 
 def _crossing(
@@ -126,8 +123,7 @@ def study(
     """Simulate a sweep of at least one point of a model.
 
     ``chosen`` is the index of the point whose limit is described, by default the first with the
-    most workers. ``notes`` are further remarks on the figures. ``track`` wraps the points, so that
-    a progress bar can follow the sweep.
+    most workers. ``track`` wraps the points, so that a progress bar can follow the sweep.
 
     Raises:
         UserError: a point is impossible, or there is no point of that index.

@@ -18,9 +18,7 @@ SLOWEST_SCALE = 1000.0
 
 
 def with_wire(profile: Profile, dtype: str) -> Profile:
-    """Return the profile with gradients that travel in another type.
-
-    The time of conversion is not counted.
+    """Return the profile with gradients that travel in another type; conversion takes no time.
 
     Raises:
         UserError: the type is unknown, or a gradient is complex and the type is not.
@@ -40,10 +38,7 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
 
 
 def with_sharding(profile: Profile, workers: int | None) -> Profile:
-    """Return the profile for ``workers`` workers, each of which updates its share of parameters.
-
-    With None, each updates all of them.
-    """
+    """Return the profile for workers of which each updates its share of parameters; None: all."""
     measured, asked = profile.workers if profile.sharded else 1, workers or 1
     scaled = _scaled(profile, lambda o: measured / asked if o.phase == "update" else 1.0)
     return msgspec.structs.replace(
@@ -52,10 +47,7 @@ def with_sharding(profile: Profile, workers: int | None) -> Profile:
 
 
 def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
-    """Return the profile under a plan: with an all-gather of parameters after the update, if due.
-
-    It is due if updates are sharded, and the plan's messages do not gather the parameters.
-    """
+    """Return the profile with an all-gather of sharded parameters if the plan has none of its own."""
     if not profile.sharded or plan.sharded:
         return profile
     gather = Operation(
@@ -68,10 +60,7 @@ def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
 
 
 def with_compute_scale(profile: Profile, scale: float) -> Profile:
-    """Return the profile with a device that takes ``scale`` times as long for everything.
-
-    Reading, copying, the launching of work by the host, and communication with other workers take
-    as long as before.
+    """Return the profile with a device that takes ``scale`` times as long for what it computes.
 
     Raises:
         UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
@@ -88,9 +77,7 @@ def with_batch(profile: Profile, factor: float, fixed: float = 0.0) -> Profile:
     """Return the profile with ``factor`` times as many samples in a batch of each worker.
 
     Reading and copying take ``factor`` times as long. So do the device's forward and backward pass,
-    except for a ``fixed`` share of the time, which every batch takes: the start of kernels, and
-    layers that read more weights than samples. The launching of work by the host, waiting, the
-    exchange and the update take as long as before.
+    except for a ``fixed`` share of the time, which every batch takes. All else is as before.
 
     Raises:
         UserError: the factor is outside 1/1000 to 1000, or the share outside 0 to 1.
@@ -118,8 +105,8 @@ def with_batch(profile: Profile, factor: float, fixed: float = 0.0) -> Profile:
 def with_accumulation(profile: Profile, batches: int) -> Profile:
     """Return the profile of one update after ``batches`` micro-batches like the profiled one.
 
-    Only the last one exchanges gradients. Everything between the first one's forward pass and the
-    last one's backward pass becomes one operation. Batches are read and copied before.
+    Everything between the first one's forward pass and the last one's backward pass becomes one
+    operation. Batches are read and copied before.
 
     Raises:
         UserError: there is no micro-batch, no backward pass, or several are accumulated already.
@@ -176,8 +163,7 @@ def without_loading(profile: Profile) -> Profile:
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
     """Return the profile for planners, which know neither strategies nor slower workers.
 
-    Whatever the strategy prefetches takes no time. Every message waits for the slowest worker,
-    whose factor is ``slowest``.
+    What the strategy prefetches takes no time. Every worker is as slow as the slowest.
     """
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
 
