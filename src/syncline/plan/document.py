@@ -1,9 +1,4 @@
-"""Syncline's JSON files: one header, strict validation, atomic writes.
-
-A file is one JSON object: the fields of the noun after ``"format": "syncline/<kind>"`` and
-``"version": <int>``. Unknown fields, missing fields, wrong types, NaN and infinity are refused with
-the path of the offending value. Never pickle.
-"""
+"""Syncline's JSON files: one header, strict validation, atomic writes; see docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -144,7 +139,7 @@ def _fields_of(text: str | bytes, source: str) -> dict[str, msgspec.Raw]:
 
 
 def _require_unique(members: list[tuple[str, Any]]) -> None:
-    unique_members(members)  # only the check is needed
+    unique_members(members)  # only the check is needed: objects in objects would take memory
 
 
 def _not_json(error: Exception, source: str) -> FileError:

@@ -106,7 +106,6 @@ class Sharing(Value, frozen=True, kw_only=True):
     shortest_s: float
     """The iteration at the best of the simulated offsets between the jobs."""
     longest_s: float
-    """The iteration at the worst of them."""
 
     def __post_init__(self) -> None:
         for field in ("alone_s", "shortest_s", "longest_s"):
@@ -148,11 +147,7 @@ class Prediction(Value, frozen=True, kw_only=True):
 
     @property
     def preference(self) -> tuple[float, float, int]:
-        """Sort key: of two predictions, the one with the smaller key is chosen.
-
-        The shorter iteration wins; a tie goes to the least time on the link, which would show if
-        computing hid a little less, and then to the fewest messages.
-        """
+        """Sort key: the shorter iteration, then the least time on the link, then fewer messages."""
         return self.iteration_s, self.communication_s, self.messages
 
     @property
@@ -188,11 +183,7 @@ class Prediction(Value, frozen=True, kw_only=True):
 
 
 def of_planner(predictions: Iterable[Prediction], planner: str, where: str) -> Prediction:
-    """Return the prediction for ``planner``.
-
-    Raises:
-        UserError: there is none; the message ends with ``where``.
-    """
+    """Return the prediction for ``planner``; raise :class:`UserError` with ``where`` if none is."""
     for prediction in predictions:
         if prediction.planner == planner:
             return prediction

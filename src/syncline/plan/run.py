@@ -28,8 +28,7 @@ class Event(Value, frozen=True, kw_only=True):
 class PhaseSpan(Value, frozen=True, kw_only=True):
     """Successive iterations in one phase of training.
 
-    Iterations that the program made slow, such as a phase's first, count as at most a few usual
-    ones. Its very first ones, slow under any wrapper, are in no phase.
+    Iterations that the program made slow, such as a phase's first, count as a few usual ones.
 
     Raises:
         UserError: on construction, if a number is negative or not finite.

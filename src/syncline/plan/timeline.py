@@ -107,18 +107,14 @@ class Timeline(Document, frozen=True, kw_only=True):
         return any(_is_stall(span) or span.ready_ns is not None for span in self.spans)
 
     def stall_ns(self) -> int:
-        """Return how long the computation waited for messages to arrive.
-
-        Waiting of several workers at the same time counts once.
-        """
+        """Return how long the computation of any worker waited for messages to arrive."""
         return active_ns(union(filter(_is_stall, self.spans)))
 
     def order_stall_ns(self) -> int:
         """Return how long the link was idle only because messages go in a fixed order.
 
         That is the time in which nothing was in flight, the next message was not ready, and a later
-        one was. The time until a ready message is issued does not count, since every order has it.
-        Messages without ``ready_ns`` count as ready when they are issued. O(n log n) for n spans.
+        one was. Messages without ``ready_ns`` count as ready when they are issued.
         """
         messages = sorted(self._messages(), key=lambda span: (span.start_ns, span.stop_ns))
         ready_ns = [s.start_ns if s.ready_ns is None else s.ready_ns for s in messages]
@@ -184,8 +180,7 @@ class Row:
 def rows(timeline: Timeline) -> tuple[Row, ...]:
     """Return the rows of a timeline: computing first, communication next, then the other lanes.
 
-    Each span goes to the first row of its lane that is free when it starts, so a lane has as many
-    rows as it ever has spans at once. O(n log n) for n spans.
+    Each span goes to the first row of its lane that is free when it starts. O(n log n) for n spans.
     """
     lanes = sorted(timeline.lanes(), key=lambda lane: (lane != COMPUTE, lane != COMMUNICATION))
     by_lane: dict[str, list[Span]] = {lane: [] for lane in lanes}

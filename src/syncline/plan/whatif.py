@@ -49,9 +49,8 @@ class Setting(Value, frozen=True, kw_only=True):
     stragglers: tuple[tuple[int, float], ...] = ()
     """(rank, factor): this worker computes ``factor`` times as long."""
     spread: float = 0.0
-    """Deviation between workers; see ``syncline.plan.simulator.workers.Workers``."""
+    """This and the next two: see ``syncline.plan.simulator.workers.Workers``."""
     jitter: float = 0.0
-    """Deviation from iteration to iteration; see there."""
     seed: int = 0
     strategy: str = "loop"
     """Which tasks overlap; a key of ``syncline.plan.simulator.strategy.STRATEGIES``."""
@@ -90,14 +89,13 @@ class Split(Value, frozen=True, kw_only=True):
     @property
     def shares(self) -> dict[Bound, float]:
         """Each part as a share of the iteration."""
-        parts: dict[Bound, float] = {
-            "compute": self.computing_s,
-            "loading": self.loading_s,
-            "straggler": self.straggling_s,
-            "communication": self.exposed_s,
-        }
         whole = self.iteration_s or 1.0
-        return {name: part_s / whole for name, part_s in parts.items()}
+        return {
+            "compute": self.computing_s / whole,
+            "loading": self.loading_s / whole,
+            "straggler": self.straggling_s / whole,
+            "communication": self.exposed_s / whole,
+        }
 
     @property
     def bound(self) -> Bound:
@@ -168,7 +166,6 @@ class Crossing(Value, frozen=True, kw_only=True):
     before: float
     """Value of the setting at the point before."""
     after: float
-    """Value of the setting at the point after."""
     at: float
     """Where the two lines cross, if they are straight between the points on a logarithmic axis."""
     planner: str

@@ -47,7 +47,7 @@ def with_sharding(profile: Profile, workers: int | None) -> Profile:
 
 
 def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
-    """Return the profile with an all-gather of sharded parameters if the plan has none of its own."""
+    """Return the profile with an all-gather of sharded parameters, if the plan has none."""
     if not profile.sharded or plan.sharded:
         return profile
     gather = Operation(
