@@ -53,19 +53,10 @@ class StepAhead:
         ranks: int,
         synchronize: Callable[[], None],
     ) -> None:
-        """Move ahead from the next forward pass on.
+        """Move ahead from the next forward pass on; ``synchronize`` waits for exchanges to end.
 
-        Args:
-            module: to train, without a wrapper.
-            parameters: the exchanged ones, by name.
-            optimizer: plain SGD, for which the effect of a residual is known.
-            residuals: of this rank.
-            ranks: P.
-            synchronize: waits until no exchange changes the residuals any more.
-
-        Raises:
-            UserError: it is another optimizer, has dampening or ascends, or it updates none of the
-                parameters.
+        The module is without a wrapper, and the parameters are the exchanged ones. An optimizer for
+        which the effect of a residual is not known, or that updates none of them, is a UserError.
         """
         self._module = module
         self._optimizer = optimizer
@@ -98,10 +89,10 @@ class StepAhead:
         """The parameters that are moved."""
         return {name for _, name, _ in self._moved()}
 
-    def put_back(self) -> None:
+    def _put_back(self) -> None:
         """Restore the weights that all ranks have, if they are ahead."""
         if self._places:
-            _put_back(self._places)
+            _restore(self._places)
             self._since = None
 
     @torch.no_grad()
@@ -128,13 +119,13 @@ class StepAhead:
         if called is not self._module:
             return
         if not (called.training and torch.is_grad_enabled()):
-            self.put_back()
+            self._put_back()
             return
         self._synchronize()
         # A step may have several forward passes, and the update after one may have been skipped.
         if self._residuals.changes == self._since:
             return
-        self.put_back()
+        self._put_back()
         _require_known_effect(self._optimizer)
         for _parameter, name, group in self._moved():
             self._residuals.follow(name, float(group["lr"]))
@@ -144,7 +135,7 @@ class StepAhead:
 
     def _before_state(self, called: nn.Module, *_: Any) -> None:
         if called is self._module:
-            self.put_back()
+            self._put_back()
 
     def _before_update(
         self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
@@ -153,7 +144,7 @@ class StepAhead:
         updated = (parameter for group in optimizer.param_groups for parameter in group["params"])
         if not any(id(parameter) in self._names for parameter in updated):
             return None
-        self.put_back()
+        self._put_back()
         own, *rest = arguments
         closure = rest[0] if rest else named.get("closure")
         if closure is None:
@@ -161,7 +152,7 @@ class StepAhead:
 
         def closure_and_back() -> Any:
             loss = closure()
-            self.put_back()
+            self._put_back()
             return loss
 
         return (own,), {**named, "closure": closure_and_back}
@@ -182,14 +173,14 @@ class _Hook:
 
 
 @torch.no_grad()
-def _put_back(places: Places) -> None:
+def _restore(places: Places) -> None:
     for parameter, kept in places:
         parameter.copy_(kept)
     places.clear()
 
 
 def _end(places: Places, hooks: list[RemovableHandle]) -> None:
-    _put_back(places)
+    _restore(places)
     take_off(hooks)
 
 

@@ -230,11 +230,10 @@ def butterfly(share: Share) -> Generator[ExchangeStep, tuple[Content, ...], Exch
     vector to the rank before them and receive the result at the end, in two more rounds.
 
     Nothing is lost: values that a merge drops, and rounding errors, go into the residual of exactly
-    one of the ranks that make the same merge. So a dropped sum is kept in one place, where its
-    whole magnitude counts in the next selection. The lowest bits of the index choose the rank, so
-    that all keep equally many; with :attr:`Share.lowest_keeps` it is always the lowest rank, as in
-    the tree. The published code puts back only what the *final* mask lacks, and loses a value whose
-    index was dropped in one merge and survived in another.
+    one of the ranks that make the same merge, where their whole magnitude counts in the next
+    selection. The lowest bits of the index choose the rank, so that all keep equally many; with
+    :attr:`Share.lowest_keeps` it is always the lowest rank, as in the tree. The published code
+    loses values as the published tree does.
 
     Source: gTop-k, Algorithm 3 and section III.C for the merging, for powers of two and with a
     broadcast; the fold is of Rabenseifner (2004), section 3.

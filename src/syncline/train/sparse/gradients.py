@@ -46,10 +46,7 @@ def exchanged_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def require_exchangeable(parameters: Mapping[str, Tensor], model: nn.Module | None = None) -> None:
-    """Raise UserError if there are no parameters, or the gradients of one cannot be compressed.
-
-    The parameters are by name; the model, if it is known, is without a wrapper.
-    """
+    """Raise UserError if there are no parameters, or the gradients of one cannot be compressed."""
     for name, module in model.named_modules() if model is not None else ():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UserError(

@@ -63,18 +63,16 @@ class GTopKState:
             MismatchError: a rank has another recipe or another model; raised on all ranks.
             PeerError: a rank did not take part within the group's timeout.
         """
-        module = None if isinstance(model, Recipe) else model
         recipe = model if isinstance(model, Recipe) else recipe
         if recipe is None:
             raise UserError("expected a Recipe beside the model; give GTopKState(model, recipe)")
         self.recipe = recipe
         self._given = process_group, check, scaler
-        self._module: nn.Module | None = None
+        self._module = None if isinstance(model, Recipe) else unwrapped(model)
         self._shown: list[Tensor] = []
         """Parameters of the first step's buckets, as long as no model is known."""
         self._agreed: Session | None = None
-        if module is not None:
-            self._module = unwrapped(module)
+        if self._module is not None:
             self._agree(exchanged_parameters(self._module))
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
         """Exchanged buckets of this step whose futures are not complete yet."""
@@ -84,7 +82,6 @@ class GTopKState:
         self._kept_back: list[tuple[list[NamedGradient], Future[Tensor], Tensor]] = []
 
     def _agree(self, parameters: Mapping[str, Tensor]) -> None:
-        """Agree with the other ranks on the parameters that are exchanged."""
         if not dist.is_initialized():
             raise UserError(
                 "sparse exchange needs a process group; call "
@@ -120,11 +117,8 @@ class GTopKState:
 
         Call on all ranks, once for each optimizer, before the first forward pass.
 
-        Args:
-            optimizer: ``torch.optim.SGD`` of this model.
-
         Raises:
-            UserError: it is another optimizer, or of another model, or it was given before.
+            UserError: it is not ``torch.optim.SGD``, of another model, or was given before.
         """
         if self._module is None:
             raise UserError(
@@ -168,15 +162,14 @@ class GTopKState:
             return self._exchanged_whole(bucket)
         self._executor.check()
         future = self._session.memory.future()
-        gradients = []
-        for parameter, values in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = self._names.get(id(parameter))
-            if name is None:
-                raise UserError(
-                    "a bucket holds a parameter that the state was not made with; make GTopKState "
-                    "of the model that DDP trains"
-                )
-            gradients.append(NamedGradient(name, flat(values)))
+        try:
+            names = [self._names[id(parameter)] for parameter in bucket.parameters()]
+        except KeyError:
+            raise UserError(
+                "a bucket holds a parameter that the state was not made with; make GTopKState of "
+                "the model that DDP trains"
+            ) from None
+        gradients = list(map(NamedGradient, names, map(flat, bucket.gradients())))
         self._kept_back.append((gradients, future, bucket.buffer()))
         if bucket.is_last() or self.recipe.unit != "model":
             self._begin(bucket.is_last())

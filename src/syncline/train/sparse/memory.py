@@ -81,9 +81,8 @@ class Memory(ABC):
                 gradient``, and are added instead of gradients.
 
         Returns:
-            The entries taken, of the length of all units; or the number of a unit in which the
-            addition gave an infinity or NaN, after which residuals are useless. Units with a count
-            of 0 are not checked.
+            The entries taken, of the length of all units; or the number of a unit, of a count above
+            0, in which the addition gave an infinity or NaN. Residuals are useless then.
         """
 
     def add(self, tensors: Sequence[Tensor], vector: SparseVector) -> None:
@@ -106,10 +105,7 @@ class Memory(ABC):
     def _placed(
         self, tensors: Sequence[Tensor], vector: SparseVector
     ) -> Iterable[tuple[Any, Any, Any]]:
-        """Return the tensors, or arrays of their memory, with indices and values for each.
-
-        The vector is the concatenation of the tensors.
-        """
+        """Return the tensors, or arrays of their memory, with indices and values for each."""
 
 
 ZERO_BLOCK = 1 << 14
@@ -136,8 +132,8 @@ class HostMemory(Memory):
     ) -> SparseVector | int:
         """Add gradients to residuals, take out those of largest magnitude, in one pass a unit.
 
-        A threshold is guessed from a sample, the elements above it are collected, and the k largest
-        of them are taken. The result is exact for any guess, in O(elements) for any data.
+        Exact, in O(elements) for any data: a threshold is guessed from a sample, the elements above
+        it are collected, and the k largest of them are taken.
 
         Source: for momentum, Deep Gradient Compression (Lin et al., 2018), section 3.2 and
         Algorithm 4; the selection is ours.
@@ -178,9 +174,8 @@ def _is_zero(values: Tensor) -> bool:
 
 def _addresses(each: Tracked) -> tuple[int, int, int, int]:
     """Return the addresses of residual, gradient and velocity, or 0, and how many elements."""
-    velocity = 0 if each.velocity is None else each.velocity.data_ptr()
-    residual = each.residual
-    return residual.data_ptr(), each.gradient.data_ptr(), velocity, residual.numel()
+    residual, gradient, velocity = (0 if t is None else t.data_ptr() for t in each)
+    return residual, gradient, velocity, each.residual.numel()
 
 
 def require_selectable(elements: int) -> None:

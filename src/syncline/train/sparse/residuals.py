@@ -21,14 +21,11 @@ class Residuals:
     """The elements of the gradients that were not sent yet, per parameter; float32.
 
     With momentum correction there is a velocity beside every residual. Parameters that are
-    exchanged whole have neither.
+    exchanged whole have neither. Without a recipe, all have residuals and none a velocity.
     """
 
     def __init__(self, recipe: Recipe | None, elements: Mapping[str, int], memory: Memory) -> None:
-        """Begin with zeros, of as many elements as each parameter has, by name.
-
-        Without a recipe, every parameter has a residual, and none a velocity.
-        """
+        """Begin with zeros, of as many elements as each parameter has, by name."""
         self._memory = memory
         self._momentum = 0.0 if recipe is None else recipe.momentum
         self._residuals: Tensors = {
@@ -100,16 +97,8 @@ class Residuals:
         """Forget the learning rates of residuals."""
         self._rates.clear()
 
-    def copy_of(self, name: str) -> list[Tensor]:
-        """Return copies of a parameter's residual and velocity, for :meth:`restore`."""
-        return [tensor.clone() for tensor in self._tensors_of(name)]
-
-    def restore(self, name: str, copies: Sequence[Tensor]) -> None:
-        """Restore what :meth:`copy_of` returned."""
-        for tensor, copied in zip(self._tensors_of(name), copies, strict=True):
-            tensor.copy_(copied)
-
-    def _tensors_of(self, name: str) -> list[Tensor]:
+    def tensors_of(self, name: str) -> list[Tensor]:
+        """Return a parameter's residual and velocity, or as many as it has."""
         return [kept[name] for kept in (self._residuals, self._velocities) if name in kept]
 
     def of(self, name: str) -> Tensor:
@@ -129,12 +118,8 @@ class Residuals:
     ) -> SparseVector | str:
         """Add gradients to their residuals and take out the largest elements.
 
-        Args:
-            units: of gradients from which elements are selected together.
-            counts: how many elements of each unit.
-
-        Returns:
-            What was taken, or the name of a parameter of a unit that is no longer finite.
+        Of each unit so many elements are selected together. Return them, or the name of a parameter
+        of a unit that is no longer finite.
         """
         gradients = [gradient for unit in units for gradient in unit]
         zero = self._memory.are_zero([gradient.values for gradient in gradients])
@@ -159,13 +144,11 @@ class Residuals:
         return Tracked(zeros, gradient.values, torch.zeros_like(velocity))
 
     def mask(self, names: Sequence[str], own: SparseVector, delivered: SparseVector) -> None:
-        """Clear the velocities of elements that were sent and delivered: factor masking.
+        """Clear the velocities of what this rank sent, and was delivered: factor masking.
 
         Elements that were sent and dropped keep their velocity, as if they had not been selected.
         In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is dropped
         if gradients differ. It is sent again and again, and clearing would leave it no momentum.
-
-        ``own`` holds what this rank sent of these parameters, each of which has a velocity.
         """
         arrived, _ = own.divided(delivered.indices)
         self._memory.clear([self._velocities[name] for name in names], arrived)

@@ -16,8 +16,7 @@ class SerialExecutor:
     """Runs jobs in the order in which they were put; after a failure, no more of them.
 
     The first job starts the thread, which is a daemon; :meth:`close` ends it. While it waits for a
-    job, it keeps nothing of the last one alive. A job may take ``timeout_s`` while another thread
-    waits for it.
+    job, it keeps nothing of the last one alive. :meth:`join` waits ``timeout_s`` for each job.
     """
 
     def __init__(self, name: str, *, timeout_s: float) -> None:
@@ -31,12 +30,7 @@ class SerialExecutor:
         self._error: BaseException | None = None
 
     def put(self, job: Job, ended: Job) -> None:
-        """Add a job.
-
-        Args:
-            job: what to do, unless an earlier one has failed.
-            ended: called in any case, on the executor's thread.
-        """
+        """Add a job, which runs unless one has failed; ``ended`` is then called in any case."""
         with self._changed:
             self._put += 1
         if self._thread is None:
@@ -52,8 +46,8 @@ class SerialExecutor:
             PeerError: no job has ended for ``timeout_s``; on every call from then on.
         """
         with self._changed:
-            while self._ended < self._put:
-                if not self._changed.wait_for(self._one_ends(), self._timeout_s):
+            while (before := self._ended) < self._put:
+                if not self._changed.wait_for(lambda: self._ended > before, self._timeout_s):
                     self._error = self._error or PeerError(
                         f"{self._name}: an exchange has not ended within {self._timeout_s:.0f} s; "
                         "a peer has stopped, see the other ranks' output, and resume all ranks "
@@ -73,10 +67,6 @@ class SerialExecutor:
     def close(self) -> None:
         """Let the thread end after the jobs that were put; without waiting."""
         self._jobs.put(None)
-
-    def _one_ends(self) -> Callable[[], bool]:
-        before = self._ended
-        return lambda: self._ended > before
 
     def _serve(self) -> None:
         while (work := self._jobs.get()) is not None:

@@ -119,7 +119,8 @@ class Session:
         """Restore the residuals from before the last step, if that step is to be skipped."""
         if self.refused:
             for name, copies in self._before.items():
-                self.residuals.restore(name, copies)
+                for tensor, copied in zip(self.residuals.tensors_of(name), copies, strict=True):
+                    tensor.copy_(copied)
             self.refused = False
 
     def step_ahead(
@@ -202,7 +203,8 @@ class Session:
             self.undo_refused()
             self._before.clear()
             self.residuals.rescale(float(scaler.get_scale()))
-        self._before |= {g.name: self.residuals.copy_of(g.name) for g in gradients}
+        tensors_of = self.residuals.tensors_of
+        self._before |= {g.name: [t.clone() for t in tensors_of(g.name)] for g in gradients}
 
     def _begin(
         self, gradients: Sequence[NamedGradient], refusal: Refusal | None, message: int

@@ -30,10 +30,7 @@ class SparseTransport:
     """Sends and receives for one rank of a process group that nothing else uses meanwhile."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        """Use a group of any backend that sends tensors of the CPU.
-
-        A peer that does not answer within the timeout counts as lost.
-        """
+        """Use a group of any backend that sends tensors of the CPU."""
         # The group's methods are called directly, so that works can complete after the user has
         # destroyed all groups.
         self._group = group
@@ -76,10 +73,9 @@ class SparseTransport:
         """
         try:
             self._group.allreduce([keepalive(values)]).wait(self._timeout)
-            size_bytes = values.numel() * values.element_size()
-            self.sent_bytes += ring_bytes(size_bytes, self.ranks) if counted else 0
         except RuntimeError as error:
             raise self._lost("dense gradients were exchanged", error) from None
+        self.sent_bytes += ring_bytes(values.nbytes, self.ranks) if counted else 0
 
     def _lost(self, doing: str, error: RuntimeError) -> PeerError:
         return PeerError(

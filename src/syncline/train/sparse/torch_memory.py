@@ -55,14 +55,9 @@ class TorchMemory(Memory):
         return joined(taken)
 
     def largest(self, values: Tensor, k: int) -> Tensor:
-        """Return the indices of the k largest magnitudes that are not zero, ascending.
+        """Return the indices of the k largest magnitudes that are not zero, ascending; int64.
 
-        Args:
-            values: of shape (elements,), float32. Infinity is the largest, except for NaN.
-            k: more than there are elements means all.
-
-        Returns:
-            int64, of shape (at most k,). Of equal magnitudes the lower index is taken.
+        Of equal magnitudes the lower index is taken. Infinity is the largest, except for NaN.
         """
         magnitude = values.view(torch.int32) & MAGNITUDE_BITS
         k = min(k, len(magnitude))
@@ -118,8 +113,8 @@ def moved_units(units: Sequence[Unit], momentum: float) -> Sequence[Unit]:
 class CudaMemory(TorchMemory):
     """Memory of a GPU, with a stream of its own beside that of the backward pass.
 
-    The calling thread waits for the device at the end of :meth:`after`, so later work needs no
-    further wait. It is the exchange's own thread, and releases the interpreter's lock meanwhile.
+    The calling thread, which is the exchange's own, waits for the device at the end of
+    :meth:`after`, without the interpreter's lock.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -124,10 +124,9 @@ def value_bytes(precision: Precision) -> int:
 
 
 def to_wire(values: NDArray[np.float32], precision: Precision) -> NDArray[np.uint8]:
-    """Return the bytes of values, little-endian.
+    """Return the bytes of values, little-endian, rounded to the nearest even.
 
-    Values are rounded to the nearest even. Those beyond the largest number become that number, so
-    that the remainder is finite.
+    Values beyond the largest number become that number, so that the remainder is finite.
     """
     if precision == "float32":
         return values.astype("<f4", copy=False).view(np.uint8)
