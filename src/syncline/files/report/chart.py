@@ -34,7 +34,9 @@ class Axis:
     def around(cls, values: Sequence[float]) -> Axis:
         """Return the logarithmic axis around values above 0, from and to 1, 2 or 5 times 10^n."""
         low, high = _round_down(min(values)), 1 / _round_down(1 / max(values))
-        ticks = _round_values(low, high)
+        first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
+        every_round = (m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5))
+        ticks = [v for v in every_round if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
         if len(ticks) > MOST_TICKS:
             ticks = [v for v in ticks if f"{v:.0e}".startswith("1")]
         every = math.ceil(len(ticks) / MOST_TICKS)
@@ -111,13 +113,6 @@ def _round_down(value: float) -> float:
     return power * next(m for m in (5, 2, 1) if m * power <= value * (1 + 1e-9))
 
 
-def _round_values(low: float, high: float) -> list[float]:
-    """Return the 1, 2 and 5 times powers of ten from one of them to another."""
-    first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
-    every = [m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5)]
-    return [v for v in every if low * (1 - 1e-9) <= v <= high * (1 + 1e-9)]
-
-
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 96, 30, 44
 LABEL_STEP = 15
@@ -177,10 +172,7 @@ def line_chart(
     about: str,
     marks: Sequence[Mark] = (),
 ) -> Html:
-    """Return lines as SVG, the last on top.
-
-    ``x_text`` and ``y_text`` write the ticks; ``about`` is for screen readers.
-    """
+    """Return lines as SVG, the last on top; ``about`` is for screen readers."""
 
     def at_x(value: float) -> float:
         return x.at(value, LEFT, WIDTH - RIGHT)
@@ -205,14 +197,9 @@ def line_chart(
     drawn += _labels(ends)
     for mark in marks:
         a, b = at_x(mark.x), _at_y(y, mark.y)
-        drawn.append(
-            tag(
-                "g",
-                tag("title", mark.title),
-                tag("circle", cx=a, cy=b, r=8, class_="mark"),
-                tag("text", str(mark.number), x=a, y=b + 4, class_="mid number"),
-            )
-        )
+        circle = tag("circle", cx=a, cy=b, r=8, class_="mark")
+        number = tag("text", str(mark.number), x=a, y=b + 4, class_="mid number")
+        drawn.append(tag("g", tag("title", mark.title), circle, number))
     return picture(drawn, about)
 
 
@@ -222,23 +209,19 @@ def bar_chart(bars: Sequence[Bar], *, y_text: Text, title: str, x_title: str, ab
     y = Axis.up_to(max(heights)) if max(heights) > 0 else Axis(0.0, 1.0, [0.0])
     drawn = _frame(y, y_text, title, x_title)
     room = (WIDTH - RIGHT - LEFT) / len(bars)
-    every = _every(bars)
+    wide = round(room * BAR_SHARE, 1)
+    # Every n-th bar is labelled, with the last one if possible.
+    least, last = math.ceil(len(bars) / MOST_TICKS), len(bars) - 1
+    every = next((n for n in range(least, last // 2 + 1) if last % n == 0), least)
     ends: list[tuple[float, str, str]] = []
     for index, bar in enumerate(bars):
-        start = LEFT + room * (index + (1 - BAR_SHARE) / 2)
+        left = round(LEFT + room * (index + (1 - BAR_SHARE) / 2), 1)
         below = 0.0
         for name, css, height, text in bar.parts:
             top, foot = _at_y(y, below + height), _at_y(y, below)
+            tall = round(foot - top, 1)
             drawn.append(
-                tag(
-                    "rect",
-                    tag("title", text),
-                    x=round(start, 1),
-                    y=top,
-                    width=round(room * BAR_SHARE, 1),
-                    height=round(foot - top, 1),
-                    class_=css,
-                )
+                tag("rect", tag("title", text), x=left, y=top, width=wide, height=tall, class_=css)
             )
             if index == len(bars) - 1 and height >= THIN * heights[-1]:
                 ends.append(((top + foot) / 2, name, ""))
@@ -254,12 +237,6 @@ def _inside(drawn: Html) -> Html:
     x, y, width, height = LEFT, TOP - 1, WIDTH - RIGHT - LEFT, HEIGHT - BOTTOM - TOP + 2
     box = f"{x} {y} {width} {height}"
     return tag("svg", drawn, x=x, y=y, width=width, height=height, viewBox=box, class_="inside")
-
-
-def _every(values: Sequence[object]) -> int:
-    """Return n such that every n-th value is labelled, with the last one if possible."""
-    least, last = math.ceil(len(values) / MOST_TICKS), len(values) - 1
-    return next((n for n in range(least, last // 2 + 1) if last % n == 0), least)
 
 
 def _at_y(y: Axis, value: float) -> float:
@@ -359,8 +336,5 @@ def fit_plot(network: Network) -> Html | None:
         a, b = at(size_bytes, seconds)
         title = f"{units.size(size_bytes)}: {units.duration(seconds)} measured"
         marks.append(tag("circle", tag("title", title), cx=a, cy=b, r=3, class_="point"))
-    about = (
-        f"Time of an all-reduce against its size: {len(points)} measured points and the fitted "
-        "curve"
-    )
-    return picture(marks, about, width, height, "plot")
+    about = f"an all-reduce against its size: {len(points)} measured points and the fitted curve"
+    return picture(marks, f"Time of {about}", width, height, "plot")
