@@ -148,11 +148,7 @@ def _read(
     step: int | None,
     sizes: str | None,
 ) -> tuple[Format, Trace, TraceOptions]:
-    """Return the format of the files, what they hold, and the options for writing it as another.
-
-    Raises:
-        UserError: an option has no meaning for these formats, or they cannot be read.
-    """
+    """Return the format of the files, what they hold, and the options for writing it as another."""
     form = None if from_format is None else format_named(from_format)
     options = TraceOptions(
         clock_hz=DEFAULT_CLOCK_HZ if clock_hz is None else clock_hz, step=step, sizes=sizes
@@ -177,10 +173,7 @@ def _network(found: Trace, named: str | None, workers: int | None) -> Network | 
 
 
 def _simulated_s(found: Trace) -> float | None:
-    """Return what a step takes as simulated from the trace itself.
-
-    None where the trace has no profile or no measured step, or does not time its messages.
-    """
+    """Return what a step takes as simulated from the trace itself, if that holds enough for it."""
     profile = found.profile
     if profile is None or not found.iteration_s:
         return None
@@ -208,17 +201,14 @@ def _facts(form: Format, found: Trace) -> dict[str, Any]:
     if (profile := found.profile) is not None:
         operations = profile.operations
         waits = [o for o in operations if o.lane in NOT_COMPUTED]
+        computed = [o for o in operations if o.lane not in NOT_COMPUTED]
         facts |= {
             "operations": len(operations),
             "gradients": len(profile.gradients),
             "gradient_bytes": profile.gradient_bytes,
             "computation_s": profile.computation_s,
             "phases_s": {
-                phase: math.fsum(
-                    o.duration_s
-                    for o in operations
-                    if o.phase == phase and o.lane not in NOT_COMPUTED
-                )
+                phase: math.fsum(o.duration_s for o in computed if o.phase == phase)
                 for phase in dict.fromkeys(o.phase for o in operations)
             },
             "host_s": sum(o.duration_s for o in operations if o.lane == "host"),
