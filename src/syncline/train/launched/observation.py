@@ -88,7 +88,7 @@ class Observation:
         return min(times[1:])
 
     def look(self) -> None:
-        """Call before each pass that trains: in the end, advise, and exit unless training goes on."""
+        """Call before each training pass: in the end, advise, and exit unless training goes on."""
         runner = self._model._training.runner
         if runner is None:
             self._finish()
