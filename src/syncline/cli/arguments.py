@@ -58,8 +58,7 @@ def field_options(fields: Mapping[str, FieldInfo], *names: str) -> Decorator:
     return with_options(*(_field_option(fields[name]) for name in names))
 
 
-FLAGS = {"learning_rate": "lr"}
-"""Field -> its option, where that has another name."""
+FLAGS = {"learning_rate": "lr"}  # field -> its option, where that has another name
 TYPES: dict[str, Any] = {"density_warmup": str, "dense_below": click.IntRange(min=0)}
 """Field -> the type of its option, where that is not the type of the field."""
 

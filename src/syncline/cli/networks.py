@@ -20,8 +20,7 @@ from syncline.plan.recipe import SPARSE_DEFAULT, SPARSE_NAMES
 
 INSIDE = Link(alpha_s=5e-6, beta_s_per_byte=1 / 12e9, gamma_s_per_byte=0.0)
 """Link inside a host unless stated: PCIe 3.0 x16, 12 GB/s and 5 us a message."""
-WORKERS = 16
-"""Workers where none are given, as in the presets."""
+WORKERS = 16  # workers where none are given, as in the presets
 
 ALGORITHM_ALIASES = {
     "double-tree": "double-binary-trees",
@@ -50,8 +49,7 @@ LINK_FORM = (
 POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME][,jobs=N][,contention=FACTOR]"
 PRINTED = re.compile(r"#\s*size\s+(count\s+type|avg latency\s*\(us\))", re.IGNORECASE)
 """The comment over the columns that nccl-tests and OSU's benchmarks print."""
-MOST_POINTS_BYTES = 1 << 20
-"""The largest file of points that is read."""
+MOST_POINTS_BYTES = 1 << 20  # the largest file of points that is read
 
 
 def network_argument(

@@ -12,8 +12,7 @@ from typing import BinaryIO, cast
 
 from syncline.errors import SynclineError, UserError
 
-CLOSED_PIPE = 128 + 13
-"""What a shell reports for a command that SIGPIPE ended."""
+CLOSED_PIPE = 128 + 13  # what a shell reports for a command that SIGPIPE ended
 
 
 class OutputError(SynclineError):

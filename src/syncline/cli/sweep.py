@@ -29,8 +29,7 @@ from syncline.plan.simulator.workers import Workers, parse_stragglers
 
 WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 LARGEST_DEVIATION = 2.0
-MOST_BATCHES = 10_000
-"""Micro-batches of one update."""
+MOST_BATCHES = 10_000  # micro-batches of one update
 T = TypeVar("T")
 Asked = Mapping[str, str | None]
 """The what-if options as they were given, by the names of their parameters; None: not given."""

@@ -25,13 +25,11 @@ MODEL_ERROR = 0.03
 for iteration times."""
 BUCKETS_MIB = (1, 2, 5, 10, 25, 50, 100, 200)
 RATES = {"10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
-LEAST_GAIN = 1.02
-"""Remedies that gain less than this factor are not worth a change."""
+LEAST_GAIN = 1.02  # remedies that gain less than this factor are not worth a change
 ACCUMULATED = 4
 SMALL_SHARE = 0.05
 """Where communication takes less of an iteration than this, nothing here helps much."""
-EXPECTED_SHARE = 0.5
-"""A bus bandwidth below this share of the interface's is suspect."""
+EXPECTED_SHARE = 0.5  # a bus bandwidth below this share of the interface's is suspect
 RETRANSMITTED = 0.002
 """Share of TCP segments sent again that is suspect; a sound network loses fewer than 1 in 1000."""
 SLOWER, SLOWER_LINK = 1.25, 2.0

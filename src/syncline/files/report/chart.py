@@ -12,8 +12,7 @@ from syncline.files.report.markup import Html, tag
 from syncline.plan.network import Network
 
 MOST_TICKS = 6
-TICK_SHARE = 0.12
-"""Least distance of two ticks of :meth:`Axis.of`, as a share of the axis."""
+TICK_SHARE = 0.12  # least distance of two ticks of Axis.of, as a share of the axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +114,10 @@ def _round_down(value: float) -> float:
 
 WIDTH, HEIGHT = 460, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 96, 30, 44
-LABEL_STEP = 15
-"""Least distance of two labels at the right."""
-BAR_SHARE = 0.76
-"""Width of a bar, as a share of the room for it."""
-THIN = 0.02
-"""Share of the last bar below which a part has no label."""
-FIT_STEPS = 120
-"""Points of the fitted curve."""
+LABEL_STEP = 15  # least distance of two labels at the right
+BAR_SHARE = 0.76  # width of a bar, as a share of the room for it
+THIN = 0.02  # share of the last bar below which a part has no label
+FIT_STEPS = 120  # points of the fitted curve
 
 Text = Callable[[float], str]
 

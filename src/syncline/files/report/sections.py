@@ -181,8 +181,7 @@ def _network_terms(network: Network) -> Html:
     return table(columns, terms, caption="Terms of the network's cost")
 
 
-MOST_MESSAGES = 24
-"""Messages shown at once; the rest unfolds."""
+MOST_MESSAGES = 24  # messages shown at once; the rest unfolds
 
 
 def messages_section(messages: Sequence[summary.MessageFacts]) -> Html | None:

@@ -20,8 +20,7 @@ from syncline.plan.timeline import NOT_COMPUTING, Timeline, active_ns, exposed_i
 
 T = TypeVar("T", bound=Value)
 
-LARGEST = 10
-"""How many of the largest gradients and operations a report lists."""
+LARGEST = 10  # how many of the largest gradients and operations a report lists
 
 
 class TimelineFacts(Value, frozen=True):

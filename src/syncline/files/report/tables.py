@@ -30,8 +30,7 @@ from syncline.plan.run import Event, Run
 from syncline.plan.timeline import Row, Span, Timeline, rows
 from syncline.plan.whatif import WhatIf
 
-LIMIT = 12
-"""Rows of tables that could be long, so that a file takes no more than a screen."""
+LIMIT = 12  # rows of tables that could be long, so that a file takes no more than a screen
 MOST_POINTS = 20
 MOST_MESSAGES = 25
 error = partial(units.percent, signed=True)

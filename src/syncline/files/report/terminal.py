@@ -82,8 +82,7 @@ def table(
     return made
 
 
-WIDTH = 160
-"""The fewest columns of an output that is not a terminal."""
+WIDTH = 160  # the fewest columns of an output that is not a terminal
 
 
 def widen(console: Console) -> None:

@@ -37,8 +37,7 @@ assert set(KINDS) == {kind for part in get_args(SpanKind) for kind in get_args(p
 
 MOST_DRAWN = 2000
 """Spans of one timeline in the picture that needs no script; more would make the file large."""
-MOST_LISTED = 1000
-"""Spans of one timeline in the table."""
+MOST_LISTED = 1000  # spans of one timeline in the table
 
 ROW, GAP, LEAD, STRIP = 22, 4, 3, 5
 

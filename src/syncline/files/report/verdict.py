@@ -15,11 +15,9 @@ from syncline.plan.profile import Baseline
 from syncline.plan.run import Rate, Run
 from syncline.plan.whatif import WhatIf
 
-RESULTS_SHOWN = 2
-"""Results of the training among the key figures; all of them are in report.json."""
+RESULTS_SHOWN = 2  # results of the training among the key figures; all of them are in report.json
 
-DDP = "ddp"
-"""The planner that mirrors what torch's DistributedDataParallel does."""
+DDP = "ddp"  # the planner that mirrors what torch's DistributedDataParallel does
 
 
 class Verdict(Value, frozen=True):

@@ -24,8 +24,7 @@ from syncline.plan.prediction import Prediction
 from syncline.plan.simulator.study import series
 from syncline.plan.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 
-ALIKE = 0.005
-"""Planners whose iterations differ by less than this share everywhere are one line."""
+ALIKE = 0.005  # planners whose iterations differ by less than this share everywhere are one line
 COLOURS = 6
 NAMED = 5
 """Planners with a colour if there are more planners than colours. One more has a colour if it leads

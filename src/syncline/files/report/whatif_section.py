@@ -26,12 +26,9 @@ from syncline.files.report.whatif_words import (
 )
 from syncline.plan.whatif import PathPart, Point, WhatIf
 
-LONGEST = 8
-"""Parts of the critical path in the table."""
-MOST_DRAWN = 600
-"""Parts of the path that are drawn."""
-SHOWN, MOST_POINTS = 24, 500
-"""Points shown at once, and in all."""
+LONGEST = 8  # parts of the critical path in the table
+MOST_DRAWN = 600  # parts of the path that are drawn
+SHOWN, MOST_POINTS = 24, 500  # points shown at once, and in all
 PATH_KINDS = {**KINDS, "delay": "held back"}
 
 

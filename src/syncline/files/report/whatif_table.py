@@ -23,8 +23,7 @@ from syncline.files.report.whatif_words import (
 from syncline.plan.prediction import Prediction
 from syncline.plan.whatif import Crossing, WhatIf
 
-FEW = 3
-"""Up to this many planners have columns of their own where there is room."""
+FEW = 3  # up to this many planners have columns of their own where there is room
 MOST_CROSSINGS = 12
 
 

@@ -21,14 +21,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from syncline.errors import UserError
 from syncline.plan.quantities import LONGEST_NS
 
-LONGEST_MESSAGE_BYTES = 1 << 26
-"""Bounds the memory that a broken length can take."""
+LONGEST_MESSAGE_BYTES = 1 << 26  # bounds the memory that a broken length can take
 MOST_NODES = 1_000_000
-MOST_EDGES = 20_000_000
-"""Bounds the memory: this many take about a gigabyte."""
+MOST_EDGES = 20_000_000  # bounds the memory: this many take about a gigabyte
 
-AttributeValue = int | float | str
-"""What an attribute holds; lists are skipped."""
+AttributeValue = int | float | str  # what an attribute holds; lists are skipped
 
 NodeType = enum.IntEnum(
     "NodeType",

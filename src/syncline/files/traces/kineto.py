@@ -179,8 +179,7 @@ def read_kineto(
     )
 
 
-WORTH_SAYING = 0.005
-"""Share of a step that unexplained waits must take to be noted."""
+WORTH_SAYING = 0.005  # share of a step that unexplained waits must take to be noted
 
 
 def _note_waits(steps: Sequence[StepTasks], notes: list[str]) -> None:

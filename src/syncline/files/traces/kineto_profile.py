@@ -33,8 +33,7 @@ from syncline.plan.profile import (
 from syncline.plan.quantities import NS_PER_S
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 
-LISTED = 8
-"""Gradients without a size that a note lists."""
+LISTED = 8  # gradients without a size that a note lists
 LACKING: dict[Holds, str] = {
     "device": "no operators of the host are in the trace, and so no gradients: record it with "
     "ProfilerActivity.CPU as well",

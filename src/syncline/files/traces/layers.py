@@ -14,8 +14,7 @@ from syncline.errors import UserError
 from syncline.files.traces.trace import bare_profile, sized_gradient, unique_names
 from syncline.plan.profile import Gradient, Operation, Phase, Profile
 
-MOST_LAYERS = 100_000
-"""A file with more rows is not a table of a model's layers."""
+MOST_LAYERS = 100_000  # a file with more rows is not a table of a model's layers
 
 
 @dataclass(slots=True, kw_only=True)

@@ -35,12 +35,10 @@ ReadProgress = Callable[[int, int | None], None]
 
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
-LARGEST_TRACE_BYTES = 4 << 30
-"""Largest trace, unpacked: a small gzip file or a pipe may be endless."""
+LARGEST_TRACE_BYTES = 4 << 30  # largest trace, unpacked: a small gzip file or a pipe may be endless
 MOST_ELEMENTS = 10_000_000
 """Most lines of a text trace, or elements of an array: more take minutes to read."""
-LONGEST_LINE_BYTES = 1 << 20
-"""Longest line of a text format."""
+LONGEST_LINE_BYTES = 1 << 20  # longest line of a text format
 LONGEST_ELEMENT = 1 << 25
 """Longest JSON element, in characters: bounds the memory that a broken file can take."""
 

@@ -23,8 +23,7 @@ from syncline.plan.profile import Gradient, Operation, Profile
 from syncline.plan.quantities import LARGEST_BYTES, LONGEST_NS
 from syncline.plan.timeline import Timeline
 
-MOST_POINTS = 48
-"""Most sizes that are fitted: a fit's time grows with their third power."""
+MOST_POINTS = 48  # most sizes that are fitted: a fit's time grows with their third power
 
 
 class Trace(NamedTuple):
