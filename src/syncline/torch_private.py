@@ -277,7 +277,7 @@ def ignored_by_ddp(module: nn.Module) -> frozenset[str]:
 
 # ------------------------------------------------------------------ torch's DDP
 
-Ddp = nn.parallel.DistributedDataParallel
+TorchDDP = nn.parallel.DistributedDataParallel
 DDP_ARGUMENTS = (
     *("device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group"),
     *("bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
@@ -287,7 +287,7 @@ DDP_ARGUMENTS = (
 signature does not tell them if a tracer has replaced the constructor by a function of its own."""
 
 
-def logging_data(ddp: Ddp) -> dict[str, Any]:
+def logging_data(ddp: TorchDDP) -> dict[str, Any]:
     """Return what the reducer has measured: its buckets, and the times of sampled iterations."""
     data: dict[str, Any] = ddp._get_ddp_logging_data()
     return data
@@ -306,18 +306,18 @@ def exposed_communication_ns(data: Mapping[str, Any]) -> int | None:
     return max(int(data["backward_comm_time_end"] - data["backward_compute_time_end"]), 0)
 
 
-def active_ddp() -> Ddp | None:
+def active_ddp() -> TorchDDP | None:
     """Return the innermost wrapper whose forward pass is running, or None."""
-    active: Ddp | None = Ddp._get_active_ddp_module()
+    active: TorchDDP | None = TorchDDP._get_active_ddp_module()
     return active
 
 
-def has_comm_hook(ddp: Ddp) -> bool:
+def has_comm_hook(ddp: TorchDDP) -> bool:
     """Say whether a communication hook was registered."""
     return bool(ddp._comm_hooks)
 
 
-def arguments_of(ddp: Ddp) -> dict[str, Any]:
+def arguments_of(ddp: TorchDDP) -> dict[str, Any]:
     """Return by name those constructor arguments of a wrapper that Syncline reads."""
     own_cap = (
         {} if ddp.bucket_bytes_cap_default else {"bucket_cap_mb": ddp.bucket_bytes_cap / 2**20}
@@ -330,12 +330,12 @@ def arguments_of(ddp: Ddp) -> dict[str, Any]:
     }
 
 
-def is_joining(ddp: Ddp) -> bool:
+def is_joining(ddp: TorchDDP) -> bool:
     """Say whether ``join`` was entered; torch does not reset this when the context ends."""
     return bool(ddp._join_config.enable)
 
 
-def why_no_buckets(ddp: Ddp, parameters: Sequence[nn.Parameter]) -> str | None:
+def why_no_buckets(ddp: TorchDDP, parameters: Sequence[nn.Parameter]) -> str | None:
     """Return which feature of DDP rules out other buckets or a hook, or None."""
     if ddp._use_python_reducer:
         return "torch._dynamo's Python reducer is in use"
@@ -353,18 +353,18 @@ def is_tensor_parallel(parameters: Iterable[nn.Parameter]) -> bool:
     return any(hasattr(parameter, "_st_info") for parameter in parameters)
 
 
-def reducer_parameters(ddp: Ddp) -> tuple[list[nn.Parameter], list[bool], dict[int, str]]:
+def reducer_parameters(ddp: TorchDDP) -> tuple[list[nn.Parameter], list[bool], dict[int, str]]:
     """Return what DDP gives its reducer: parameters, whether their gradients are sparse, names."""
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters)
 
 
-def has_final_buckets(ddp: Ddp) -> bool:
+def has_final_buckets(ddp: TorchDDP) -> bool:
     """Say whether the reducer has rebuilt its buckets after its first backward pass."""
     return bool(ddp._has_rebuilt_buckets)
 
 
-def make_final_buckets(ddp: Ddp) -> None:
+def make_final_buckets(ddp: TorchDDP) -> None:
     """Rebuild the buckets now, which DDP otherwise does once, in its next forward pass."""
     ddp._has_rebuilt_buckets = ddp.reducer._rebuild_buckets()
 
@@ -379,7 +379,7 @@ def is_finalized(reducer: Any) -> bool:
 
 
 def remake_reducer(
-    ddp: Ddp,
+    ddp: TorchDDP,
     parameters: list[nn.Parameter],
     sparse: list[bool],
     names: dict[int, str],
@@ -405,7 +405,7 @@ def remake_reducer(
     ddp.reducer._set_ddp_runtime_logging_sample_rate(sample_every)
 
 
-def caps_for_buckets(ddp: Ddp, sizes: Sequence[int]) -> dict[str, Any]:
+def caps_for_buckets(ddp: TorchDDP, sizes: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of DDP with which its reducer makes buckets of these sizes.
 
     A bucket is closed once it holds at least its cap, so each cap is exactly its bucket's size.

@@ -21,12 +21,12 @@ from syncline.plan.profile import Profile
 from syncline.plan.recipe import Compression
 from syncline.torch_private import (
     DDP_ARGUMENTS,
+    TorchDDP,
     arguments_of,
     disable_dynamo,
     eval_frame_callback,
     has_comm_hook,
 )
-from syncline.torch_private import Ddp as TorchDDP
 from syncline.train.compressible import Compressible
 from syncline.train.engine.compression import Compressing
 from syncline.train.measure.exchange import telling_lost_peers

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from syncline.plan.plan import Plan
 from syncline.plan.recipe import Rounded
-from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
+    TorchDDP,
     caps_for_buckets,
     has_final_buckets,
     make_final_buckets,

@@ -14,8 +14,8 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
 from syncline.plan.planners.ddp import Ddp
 from syncline.torch_entry import advice, untried
-from syncline.torch_private import Ddp as TorchDDP
 from syncline.torch_private import (
+    TorchDDP,
     active_ddp,
     ignored_by_ddp,
     is_tensor_parallel,

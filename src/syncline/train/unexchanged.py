@@ -9,8 +9,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from syncline.torch_private import Ddp as TorchDDP
-from syncline.torch_private import disable_dynamo, version_of
+from syncline.torch_private import TorchDDP, disable_dynamo, version_of
 from syncline.train.log import warn
 from syncline.train.measure.gradient_hooks import GradientHooks, weakly
 from syncline.train.overlap.pending import is_pending

@@ -11,8 +11,7 @@ from torch import nn
 from syncline.plan.plan import Tensor
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.quantities import BYTES_PER_ELEMENT, NS_PER_S
-from syncline.torch_private import Ddp as TorchDDP
-from syncline.torch_private import why_no_buckets
+from syncline.torch_private import TorchDDP, why_no_buckets
 from syncline.train.engine.compression import Compressing
 from syncline.train.measure.clock import Clock, clock_for
 from syncline.train.measure.profiler import dtype_name

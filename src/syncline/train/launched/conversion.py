@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.errors import MismatchError, UserError
-from syncline.torch_private import Ddp as TorchDDP
-from syncline.torch_private import disable_dynamo
+from syncline.torch_private import TorchDDP, disable_dynamo
 from syncline.train.launched.request import Request
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from syncline.files.report.bundle import Bundle
 from syncline.files.report.page import save
 from syncline.plan.advice import RankFacts
 from syncline.plan.planners.auto import choose
-from syncline.torch_private import Ddp as TorchDDP
+from syncline.torch_private import TorchDDP
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.launched.request import Request
 from syncline.train.log import logger
