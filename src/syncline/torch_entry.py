@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
 NAME = "syncline"
-"""The name of the backend and of the package."""
 FIRST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 16)
 TORCH = ">={}.{},<{}.{}".format(*FIRST_TORCH, *FIRST_UNTRIED_TORCH)
 """The releases of torch that Syncline was tested with, as in ``pyproject.toml``."""

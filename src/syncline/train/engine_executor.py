@@ -137,10 +137,6 @@ class EngineExecutor(Executor):
             self._engine.require_whole()
         self.deferral.begin_forward()
 
-    def end_forward(self) -> None:
-        """Call when the forward pass has ended, even with an error."""
-        self.deferral.end_forward()
-
     def keeping_gradients(self) -> AbstractContextManager[None]:
         """Return a context in which the reducer can make buckets without changing gradients."""
         return nullcontext() if self._first_rounds.usable else self._views.kept()

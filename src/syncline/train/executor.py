@@ -69,6 +69,8 @@ class Executor:
 
     def end_forward(self) -> None:
         """Call when the forward pass has ended, even with an error."""
+        if self.deferral is not None:
+            self.deferral.end_forward()
 
     def let_defer(self) -> None:
         """Defer updates to the next forward pass from now on, if the plan says so."""

@@ -38,7 +38,6 @@ class FirstRounds:
         self._seen: dict[int, tuple[list[int], int]] = {}
         """For each final bucket seen so far: its parameters' ids and its number of values."""
         self.mismatch: str | None = None
-        """How the reducer's buckets differ from the layout, once seen."""
         self.usable = False
         """Whether the buckets are final and match the layout."""
 

@@ -53,7 +53,6 @@ class MeasuredIterations:
         """The last sample of the reducer's timers."""
         self._start: Any = None
         self.stage = stage
-        """The stage that training is in."""
         self.done = 0
         """How many iterations of the stage are over."""
         self.result = StageResult()

@@ -44,7 +44,6 @@ class Reducer:
         self._engine_group: dist.ProcessGroup | None = None
         self._finished = weakly(end_iteration)
         self.executor: Executor = ReducerExecutor(wrapped, None, self._finished)
-        """What exchanges the gradients now."""
         self.executor.start(self._names_in_order())
         self._is_ours = False
         """Whether the reducer is one that was made here."""

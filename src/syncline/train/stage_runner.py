@@ -75,7 +75,6 @@ class StageRunner:
         self._phases: tuple[PhaseSpan, ...] = ()
         self._noted_tuning = tuning.snapshot()
         self.progress = self._progress()
-        """The state for other threads to read."""
 
     def _progress(self) -> Progress:
         executor = self._reducer.executor

@@ -143,7 +143,6 @@ class Measurement(Value, frozen=True, kw_only=True):
     profile: Profile | None = None
     """What was observed, in a stage with turns."""
     network: Network | None = None
-    """What was probed."""
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did on any rank."""
     read_early: str | None = None
@@ -205,7 +204,6 @@ class Findings(Value, frozen=True, kw_only=True):
     plan: Plan | None = None
     """The plan whose messages run; None for DDP's own buckets."""
     baseline: Rate | None = None
-    """The DDP baseline."""
     hook: Rounded | None = None
     """The type of torch's hook in the DDP baseline; None: no hook."""
     planned: Rate | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -77,10 +77,11 @@ def profile(
     device = next(iter(parameters.values())).device
     clock = clock_for(device)
     observer = Observer(model, parameters, clock)
-    observed: list[tuple[_Loading, ObservedIteration]] = []
+    observed: list[tuple[tuple[float, Any, Any], ObservedIteration]] = []
     reader = _endless(batches)
     model.train()
-    loadings: list[_Loading] = []
+    # Seconds of reading a batch, and the clock's stamps around its copy to the device.
+    loadings: list[tuple[float, Any, Any]] = []
     observer.attach()
     try:
         for index in range(warmup + iterations + 1):
@@ -89,7 +90,7 @@ def profile(
             read = time.perf_counter()
             copying = clock.stamp()
             inputs, targets = _to_device(inputs, device), _to_device(targets, device)
-            loadings.append(_Loading(read - start, copying, clock.stamp()))
+            loadings.append((read - start, copying, clock.stamp()))
             turn = (index - warmup) % 3
             observer.quiet, observer.detail = turn == 1, turn == 2
             finished = observer.begin()
@@ -112,9 +113,8 @@ def profile(
     quiet_ns: list[int] = []
     loading_s: list[tuple[float, float]] = []  # (reading, copying)
     lean_loading_s: list[tuple[float, float]] = []
-    for loading, finished in observed:
-        copied_s = clock.between_ns(loading.copying, loading.copied) / NS_PER_S
-        loading_s.append((loading.reading_s, copied_s))
+    for (reading_s, began, copied), finished in observed:
+        loading_s.append((reading_s, clock.between_ns(began, copied) / NS_PER_S))
         if finished.quiet:
             quiet_ns.append(clock.between_ns(finished.events[0].stamp, finished.end_stamp))
         elif finished.graph is not None:
@@ -154,14 +154,6 @@ def profile(
             if [operation.name for operation in single.operations] == usual:
                 each(index, single)
     return found
-
-
-class _Loading(NamedTuple):
-    """How long reading a batch took, and the clock's stamps around its copy to the device."""
-
-    reading_s: float
-    copying: Any
-    copied: Any
 
 
 def profile_from_trace(
