@@ -74,13 +74,14 @@ def select(units: Sequence[Unit], counts: Sequence[int], *, clear: bool = True) 
     """Update residuals and select from them, on the current stream, without waiting for it.
 
     A threshold for each unit is guessed from a sample, a little low. One pass adds the gradients
-    and notes what is above the threshold; the k largest of that are the result, and are set to zero
-    with ``clear``. If a guess was too high, or leaves many times k, nothing is selected.
+    and notes what is above the threshold; the k largest of that are the result. If a guess was too
+    high, or leaves many times k, nothing is selected from the unit.
 
     Args:
         units: the parts of a vector, not all empty. Gradients may have 16 bits. If the first
             gradient is its residual itself, nothing is added, and residuals may have 16 bits.
         counts: k, how many are taken of each unit.
+        clear: set what is taken to zero.
 
     Returns:
         int32, of shape (2 U + 2 K,), with U units and at most K elements taken: for each unit its
