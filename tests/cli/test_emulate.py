@@ -203,9 +203,9 @@ def test_a_reader_that_goes_away_ends_the_job() -> None:
         (("--hosts-rate", "9:1gbit", "true"), "error: a rate is given for host 9, but the 2 hosts"),
         (
             ("--timeout", "0", "true"),
-            "error: --timeout must be a finite number of seconds, above 0",
+            "error: the seconds of --timeout must be finite and above 0",
         ),
-        (("--grace", "-1", "true"), "error: --grace must be a finite number of seconds, at least"),
+        (("--grace", "-1", "true"), "error: the seconds of --grace must be finite and at least 0"),
         (("no-such",), "error: 'no-such' on host0 cannot be run: No such file or directory; check"),
     ],
 )

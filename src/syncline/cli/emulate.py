@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from syncline.cli.places import cluster_options
-from syncline.errors import UserError
 from syncline.files.report.units import counted, percent, size
 from syncline.lab.processes import end_of, received_signals
 from syncline.lab.testbed.cluster import Cluster, bit_rate
 from syncline.lab.testbed.job import GRACE_S, JobResult, WorkerEnd, name_of
 from syncline.lab.testbed.output import Printer
 from syncline.lab.testbed.testbed import Testbed, Traffic
+from syncline.plan.quantities import require_finite
 
 EPILOG = """\b
 Examples:
@@ -60,8 +59,9 @@ def emulate(
     The exit code is 0 if all workers end with 0, else that of the worker that failed first.
     """
     cluster = Cluster.of(**described)
-    _require_seconds("--timeout", timeout_s, above_zero=True)
-    _require_seconds("--grace", grace_s, above_zero=False)
+    if timeout_s is not None:
+        require_finite("the seconds of --timeout", timeout_s, above_0=True)
+    require_finite("the seconds of --grace", grace_s)
     hosts = [rank // cluster.workers_per_host for rank in range(cluster.workers)]
     with received_signals() as signals, Testbed(cluster) as bed:
         _say(f"emulating {cluster}")
@@ -80,13 +80,6 @@ def emulate(
     if result.cause is None:
         _show(cluster, traffic, result.wall_s)
     sys.exit(result.exit_code)
-
-
-def _require_seconds(option: str, seconds: float | None, *, above_zero: bool) -> None:
-    if seconds is None or (math.isfinite(seconds) and seconds >= 0 and (seconds or not above_zero)):
-        return
-    least = "above 0" if above_zero else "at least 0"
-    raise UserError(f"{option} must be a finite number of seconds, {least}, found {seconds}")
 
 
 def _say(text: str) -> None:

@@ -11,7 +11,6 @@ import click
 from rich.console import Console
 
 from syncline.cli.train import configured, training_options
-from syncline.errors import UserError
 from syncline.files.report import terminal
 from syncline.files.report.bundle import DOCUMENTS
 from syncline.files.report.tables import document_table
@@ -19,6 +18,7 @@ from syncline.files.traces.layer_table import write_layer_table
 from syncline.plan.files import write_atomically
 from syncline.plan.network import Network
 from syncline.plan.profile import Profile
+from syncline.plan.quantities import require_count
 
 
 @click.command()
@@ -60,8 +60,7 @@ def profile(
     Under torchrun or 'syncline emulate' the command is one worker of that job and starts none
     itself.
     """
-    if iterations < 1:
-        raise UserError(f"--iterations must be at least 1, found {iterations}")
+    require_count("--iterations", iterations)
     config = configured(
         context,
         model,
