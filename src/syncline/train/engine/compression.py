@@ -87,10 +87,7 @@ class _Rounding:
 
 
 class Compressor:
-    """Exchanges a plan's sparse messages, one after the other in the order of the plan.
-
-    :meth:`prepare` may be called for the next message while one is exchanged on another thread.
-    """
+    """Exchanges a plan's sparse messages in order; the next may be prepared on another thread."""
 
     def __init__(self, plan: Plan, exchange: Session) -> None:
         self._exchange = exchange
@@ -134,10 +131,7 @@ class Compressor:
         return carry_out
 
     def close(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Call when all messages of a backward pass that waits for them have been exchanged.
-
-        If a scaler must skip the step, all gradients become infinite.
-        """
+        """Call after a backward pass that waits; make all infinite if a scaler skips the step."""
         session = self._exchange
         if session.scaler is None:
             return
@@ -150,10 +144,7 @@ class Compressor:
 
 
 class Compressing:
-    """The residuals, the exchange of sparse messages and the sent bytes of compressed training.
-
-    All ranks of the wrapper's group make one, from the exchanged parameters by name.
-    """
+    """The residuals, sparse exchange and sent bytes of compressed training; all ranks make one."""
 
     def __init__(
         self,

@@ -64,10 +64,7 @@ CAST_ELEMENTS = 64 * 1024
 
 @dataclass(slots=True)
 class Slice:
-    """Contiguous elements that one message exchanges, and the type in which they travel.
-
-    In ``torch.int8`` they travel encoded (:mod:`syncline.train.engine.int8`).
-    """
+    """Contiguous elements of a message, and the type in which they travel: int8 is encoded."""
 
     elements: torch.Tensor
     wire: torch.dtype
@@ -200,10 +197,7 @@ class DenseTransport:
                 given.encoded.append([int8.encode(part, kept, self._share) for part, kept in parts])
 
     def _scatter(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
-        """Send every worker its share, and sum what arrives in the order of the ranks.
-
-        It sends as much as a ring does. Every backend has an all-to-all.
-        """
+        """Send every worker its share, and sum what arrives: as many bytes as in a ring."""
         if given.residual is not None:
             return self._scatter_encoded(given, given.residual, shares)
         buffer, sent = given.elements, given.sent
@@ -323,10 +317,7 @@ class RingDenseTransport(DenseTransport):
 
 
 class CudaDenseTransport(DenseTransport):
-    """Sends on a stream of its own; the user of the result waits on another.
-
-    The static order is the order of that stream, so the host holds nothing back.
-    """
+    """Sends in order on a stream of its own, on which others wait; the host holds nothing back."""
 
     bounded = False
 

@@ -120,10 +120,7 @@ class Engine(MessageThreads):
         return not round_.whole
 
     def norms(self) -> torch.Tensor:
-        """Return the plan's norms of all exchanged gradients: float64 of shape ``(tensors,)``.
-
-        Every rank gets the same; on CUDA the current stream waits for them.
-        """
+        """Return the norms of all exchanged gradients, on all ranks: float64, ``(tensors,)``."""
         self.check()
         round_ = self.round
         assert round_ is not None

@@ -138,10 +138,7 @@ class MessageThreads:
             thread.start()
 
     def _last_step(self, message: Message) -> float | None:
-        """Return the share of a message's time that the last step of its ring takes.
-
-        None if the transport says when that step has begun.
-        """
+        """Return the last step's share of a message's time; None if the transport notes it."""
         steps = max(self._transport.workers - 1, 1)
         if message.collective == "all-reduce":
             return 1 / (2 * steps)
@@ -223,10 +220,7 @@ class MessageThreads:
             self.fail(ours)
 
     def close(self, patience_s: float = CLOSING_S) -> None:
-        """End the threads, and wait for each at most ``patience_s``.
-
-        Messages in flight are abandoned; wait for them first.
-        """
+        """End the threads, and wait so long for each; messages in flight are abandoned."""
         if os.getpid() != self._process:
             return  # the threads run in the parent only
         with self._lock:
@@ -355,10 +349,7 @@ class MessageThreads:
         return True
 
     def exchange(self, number: int, elements: torch.Tensor) -> None:
-        """Exchange a dense message's elements on this thread, between rounds; all ranks must call.
-
-        On CUDA the current stream waits for the result.
-        """
+        """Exchange a dense message's elements on this thread, between rounds; all ranks call."""
         collective, transport = self.plan.messages[number].collective, self._transport
         given, shares = self._slice(number, elements), self._shares[number]
         transport.prepare(given, collective, shares)
@@ -378,10 +369,7 @@ class MessageThreads:
         return Slice(elements, getattr(torch, message.wire), residual)
 
     def _agree(self, round_: Round) -> bool:
-        """Agree on what a sharded plan's all-gathers carry; return False if the engine is closing.
-
-        They carry gradients if any rank reads some before its update, else parameters.
-        """
+        """Let all-gathers carry gradients if any rank asked for them; return False if closing."""
         with self._lock:
             self._for_issuer.wait_for(
                 lambda: self._closing or self._draining or round_.asked_whole is not None

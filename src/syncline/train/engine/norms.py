@@ -106,10 +106,8 @@ class ShareNorms:
         return [self._summand(next(found)) if number is None else number for number in numbers]
 
     def _by_rows(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return a long part's number from norms of short rows; None if that does not work.
-
-        Rows are added in float64. Float64 throughout would take nine times as long.
-        """
+        """Return a long part's number from norms of its rows; None if that does not work."""
+        # Float64 throughout, not only for the sum of rows, would take nine times as long.
         if len(part) < BY_ROWS or part.dtype != torch.float32 or part.device.type != "cpu":
             return None
         whole = len(part) // ROW * ROW

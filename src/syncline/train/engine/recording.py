@@ -132,14 +132,8 @@ def timeline_of(
     the operations around them, and our own walk of the autograd graph is cut out of everything.
 
     If the plan's update waits for all messages, the time from the last gradient to the last message
-    is shown as waiting, too.
-
-    Args:
-        iteration: as observed.
-        recorded: of the engine, messages that finished in the round whose backward pass is in the
-            iteration or in the round before it, and waits of the iteration. Others are ignored.
-        plan: the plan of these messages.
-        clock: of the iteration's stamps, synchronized.
+    is shown as waiting, too. Of the engine, the iteration's waits are shown, and messages of its
+    backward pass and the one before. The clock is synchronized.
     """
     if isinstance(recorded, EngineTimes):
         origin_ns = _host_ns(iteration.events[0].stamp, clock)
@@ -191,10 +185,9 @@ class _Piece(NamedTuple):
 def _computing(
     iteration: ObservedIteration, sent: Iterable[MessageTimes], plan: Plan, clock: Clock
 ) -> list[_Piece]:
-    """Return the operations from one forward pass to the next; ``finalize`` for unknown ones.
+    """Return the operations from one forward pass to the next, with a wait for all gradients.
 
-    If the plan's update waits for all messages, that wait follows the last gradient. What comes
-    after it is between iterations, unless an optimizer's step was seen.
+    What comes after that wait is between iterations, unless an optimizer's step was seen.
     """
     pieces: list[_Piece] = []
     now_ns = arrived_ns = 0
@@ -270,8 +263,8 @@ def _of_buckets(
 ) -> list[MessageTimes]:
     """Return the times of buckets in ns from the iteration's beginning.
 
-    A bucket is shown from when it was issued, or from when the one before it was complete if that
-    was later, until it was complete: how long it waited inside the backend is unknown.
+    A bucket begins when the one before it was complete, if it was issued earlier: how long it
+    waited inside the backend is unknown.
     """
     origin = iteration.events[0].stamp
     messages = []

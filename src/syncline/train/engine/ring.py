@@ -26,11 +26,7 @@ TAGS = 1 << 20
 
 
 class Ring:
-    """The ring of a process group's workers, in the order of their ranks.
-
-    Args:
-        group: all of its ranks begin the same collectives in the same order.
-    """
+    """The ring of a group's workers by their ranks, which begin the same collectives in order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -172,12 +168,8 @@ class Ring:
         """Begin to collect a row of every worker, each sent directly to all others.
 
         Rows are small. In a ring, each later step would queue behind the larger messages issued
-        after this one. Here nothing has to be passed on. All rows are there once the returned
-        function ends.
-
-        Args:
-            own: this worker's row, contiguous.
-            rows: of shape ``(workers, *own.shape)``, contiguous; row r becomes worker r's.
+        after this one. ``rows``, of shape ``(workers, *own.shape)`` and contiguous, are complete
+        once the returned function ends.
         """
         tag = next(self._begun) % TAGS
         peers = [rank for rank in range(self.workers) if rank != self._rank]

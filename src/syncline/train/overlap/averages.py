@@ -49,11 +49,7 @@ def average(
 
 
 def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight: float) -> None:
-    """Move averages towards a module's parameters by ``weight`` times the difference.
-
-    Raises:
-        UserError: the averages do not fit the parameters.
-    """
+    """Move averages, which must fit, towards a module's parameters by a part of the difference."""
     averages, parameters = list(averages), list(module.parameters())
     if len(averages) != len(parameters):
         raise UserError(

@@ -77,10 +77,7 @@ class Deferral(PendingGradients):
         step.suspend(len(chosen))
 
     def average(self, averages: Mapping[int, torch.Tensor], update: AverageUpdate) -> None:
-        """Update averages, given by parameter index, right after their parameters' updates.
-
-        Call under the lock.
-        """
+        """Update averages, by parameter index, right after the updates; call under the lock."""
         torch_state = TorchState.now(self.parameters[0].device.type)
 
         def update_later(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
@@ -153,10 +150,7 @@ class Deferral(PendingGradients):
             self.force_sync()
 
     def read_gradients(self, indices: list[int]) -> None:
-        """Finish gradients that are read.
-
-        If no update is deferred, finish all of them: code that reads one reads the others next.
-        """
+        """Finish gradients that are read."""
         if self._makes_here:
             return
         if not self.trains_here:
@@ -171,6 +165,7 @@ class Deferral(PendingGradients):
             self._wait(indices)
             self._deliver(indices)
             return
+        # All of them: code that reads one reads the others next.
         self.waits.read_early = True
         self._wait_for_gradients()
         self._deliver(self._gradients)

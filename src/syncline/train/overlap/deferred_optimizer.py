@@ -88,13 +88,7 @@ class DeferredOptimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
-        """Defer an optimizer's updates for one more model.
-
-        The optimizer holds parameters of this model, and perhaps of others.
-
-        Raises:
-            UserError: it was called before for this optimizer and model.
-        """
+        """Defer an optimizer's updates for one more model; a UserError if called before for it."""
         mark = getattr(optimizer, _MARK, None)
         deferred = cls(optimizer) if mark is None else mark()
         if any(known() == model() for known in deferred._models):
@@ -132,10 +126,7 @@ class DeferredOptimizer:
     def closure_before(
         self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
     ) -> Callable[[], Any] | None:
-        """Return the closure of a call, if the step can be deferred once the closure has run.
-
-        ``compiled`` says whether compiled code has called ``step``.
-        """
+        """Return the closure of a call, if the step can be deferred once the closure has run."""
         given = [*args, *kwargs.values()]
         closure = given[0] if len(given) == 1 and not kwargs.keys() - {"closure"} else None
         if closure is None or not callable(closure) or self._never or compiled:
@@ -148,10 +139,7 @@ class DeferredOptimizer:
 
     @disable_dynamo
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
-        """Defer the update of parameters whose gradients are being exchanged; make the rest now.
-
-        Return False if the caller must make the whole step now.
-        """
+        """Defer updates in flight, and make the rest; False if the caller must make all."""
         self.updates += 1
         self._note(args, kwargs, compiled=compiled)
         deferrals = self._deferrals()
@@ -177,7 +165,6 @@ class DeferredOptimizer:
         return False
 
     def _defer(self, deferrals: Sequence[Deferral], parameters: Sequence[nn.Parameter]) -> bool:
-        """Defer the updates that can wait, and make the others; return False if none can wait."""
         for deferral in deferrals:
             deferral.release_read(parameters)
         present: list[nn.Parameter] = []

@@ -18,8 +18,6 @@ from syncline.train.overlap.trial import hyperparameters, move_groups
 class DeferredStep:
     """One call of ``step``: the hyper-parameters and torch's switches at the time of the call.
 
-    A learning-rate scheduler may change hyper-parameters before the update is made.
-
     If a step changes numbers in the parameter groups, such as a count of steps, they change here,
     once. Each part of the step then begins with the old numbers.
     """
@@ -169,10 +167,7 @@ def _copied(value: Any) -> Any:
 
 
 def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """Return the hooks that expect whole steps, each with where it is registered.
-
-    Our own hooks do not: the observer only notes when a step begins and ends.
-    """
+    """Return the hooks that may expect whole steps, as our own do not, and where each is."""
     return [
         (where, hook)
         for where, registered in torch_private.step_hooks(optimizer)

@@ -160,10 +160,7 @@ class PendingGradients(Owner):
                     self._read.add(index)
 
     def release_read(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Turn gradients that have been read into plain tensors, for the step to use.
-
-        Call under the lock.
-        """
+        """Turn gradients that have been read into plain tensors; call under the lock."""
         indices = [self.index_of.get(id(parameter), -1) for parameter in parameters]
         self._release_gradients(self._read.intersection(indices))
 

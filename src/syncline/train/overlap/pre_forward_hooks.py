@@ -104,10 +104,7 @@ class _PreForwardHook:
             deferral.make_updates(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:
-        """Finish parameters before each forward pass, since compiled code has no hook.
-
-        The compiler runs this when it compiles a function that calls the module.
-        """
+        """Let parameters be finished before each forward pass; called when code is compiled."""
         deferral = self._deferral()
         if deferral is not None:
             deferral.note_compiled(self._own)

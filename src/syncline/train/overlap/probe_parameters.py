@@ -52,10 +52,7 @@ class StepCheck:
         self._probes = None
 
     def why_not(self) -> str | None:
-        """Say why this step cannot be made parameter by parameter, or None if it can.
-
-        All earlier updates must have been made.
-        """
+        """Say why not to step parameter by parameter, or None; earlier updates must be made."""
         kinds = _kinds(self._optimizer)
         if kinds not in self._tried:
             self._probes = None
@@ -107,9 +104,8 @@ class ProbeParameters:
     stepped by itself, the other together with parameters of far larger gradients. If updates depend
     on other parameters, the two sets differ. No update of the model has been made by then.
 
-    With ``with_state`` they begin with a corner of the real state. So they are as many steps old,
-    and behaviour that begins at a certain step is seen in that step. All earlier updates must have
-    been made.
+    With ``with_state`` they begin with a corner of the real state: behaviour that begins at a
+    certain step is then seen in that step. All earlier updates must have been made.
     """
 
     def __init__(

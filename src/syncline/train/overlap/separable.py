@@ -109,14 +109,10 @@ def find_shared(
     *,
     hyper: Callable[[torch.Tensor], bool] = lambda _: False,
 ) -> str | None:
-    """Say what in ``value`` several parameters of an optimizer could share, or None.
+    """Say what in ``value`` several parameters of the optimizer ``owner`` could share, or None.
 
-    Looks into containers, objects, closures and weak references.
-
-    Args:
-        value: where to look.
-        owner: the optimizer that keeps it; it may refer to itself.
-        hyper: whether a tensor of one element is a hyper-parameter, and so is skipped.
+    Looks into containers, objects, closures and weak references. Tensors of one element that are
+    hyper-parameters, as ``hyper`` says, are skipped.
     """
     seen = {id(owner)}
     # Held until the end: the next object could get the id of a freed one.

@@ -30,10 +30,8 @@ def as_dtensors(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return states of even parts as DTensors, by number of the parameter; all ranks call.
 
-    Args:
-        elements: of each parameter.
-        states: of this rank's parts, of shape ``(part,)``; values of other shapes are left out.
-        group: its ranks hold the parts, in order.
+    ``elements`` are of whole parameters. States of this rank's parts are of shape ``(part,)``;
+    values of other shapes are left out. The group's ranks hold the parts, in order.
     """
     found: dict[str, dict[str, torch.Tensor]] = {}
     whole_of = _whole_of(group)
@@ -71,14 +69,9 @@ def load(
     devices: Mapping[int, torch.device],
     group: dist.ProcessGroup,
 ) -> tuple[dict[int, dict[str, torch.Tensor]], Any]:
-    """Read the states of this rank's even parts, and the rest; all ranks of ``group`` call.
+    """Read what :func:`as_dtensors` returned for this rank, and the rest; all ranks call.
 
-    Args:
-        checkpoint: a folder, or a reader of it.
-        key: the key under which the result of :func:`as_dtensors` was saved.
-        elements: of each parameter, by its number.
-        devices: the device for each parameter's state.
-        group: its ranks hold the parts, in order.
+    The checkpoint is a folder or a reader of it. Elements and devices of parameters come by number.
 
     Raises:
         FileError: there is no such state, or it is of other parameters.

@@ -167,10 +167,7 @@ class ShardedDeferral(Deferral):
         return self._stalled_by(self.engine.wait_for_sums)
 
     def update(self, step: ShardedStep) -> None:
-        """Update this rank's share, message by message, and let all shares be gathered.
-
-        Call under the lock, after :meth:`wait_for_sums`.
-        """
+        """Update the share once sums are there, and let it be gathered; call under the lock."""
         engine = self.engine
         updated = [p for p in self.parameters if step.holds(p) and p.grad is not None]
         left = {self.index_of[id(parameter)] for parameter in updated}
@@ -212,11 +209,7 @@ class ShardedDeferral(Deferral):
         super()._wait(tensors, of)
 
     def read_gradients(self, indices: list[int]) -> None:
-        """Finish gradients that are read before the step.
-
-        Raises:
-            UserError: they are read after the step.
-        """
+        """Finish gradients that are read before the step; after it, that is a UserError."""
         spent = [i for i in indices if i in self._deferred or i in self._spent]
         if spent and not self._makes_here:
             raise UserError(
@@ -249,11 +242,7 @@ class ShardedDeferral(Deferral):
             lift(self._spent[index], self.parameters[index])
 
     def begin_backward(self) -> None:
-        """Call before gradients are accumulated, once nothing is deferred.
-
-        Raises:
-            UserError: they would be added to gradients whose update was already made.
-        """
+        """Raise a UserError if gradients would be added to some whose update was already made."""
         with UPDATES:
             for index, gradient in self._spent.items():
                 if self.parameters[index].grad is gradient:

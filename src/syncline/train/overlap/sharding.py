@@ -139,10 +139,7 @@ class Sharding:
             )
 
     def follow(self, plan: Plan) -> None:
-        """Give each rank the shares that a plan's sums leave it; all ranks call.
-
-        The optimizers' state moves to the ranks that now have its elements.
-        """
+        """Give each rank the shares, and their state, that a plan's sums leave it; all call."""
         old = self._spans
         self._share_out(plan)
         for optimizer in self.optimizers if self._spans != old else ():
@@ -192,11 +189,7 @@ class Sharding:
         }
 
     def cut_state(self, index: int, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's share of a parameter's whole state; empty if it has no element.
-
-        Raises:
-            UserError: a tensor of the state has another shape than the parameter.
-        """
+        """Return this rank's share of a parameter's whole state, which must have its shape."""
         parameter, found = self.parameters[index], {}
         for name, value in state.items() if self._spans[self.rank][index] else ():
             if not is_of_elements(name, value, parameter):
@@ -220,10 +213,7 @@ class Sharding:
         *,
         whole: bool = False,
     ) -> dict[int, dict[str, Any]]:
-        """Return the state of this rank's new spans, by parameter; all ranks call.
-
-        With ``whole`` it is a whole state, on the CPU.
-        """
+        """Return the state of this rank's new spans, on the CPU if whole; all ranks call."""
         present = [p for group in optimizer.param_groups for p in group["params"]]
         members = [p for p in present if id(p) in self.index_of]
         found: dict[int, dict[str, Any]] = {self.index_of[id(p)]: {} for p in members}

@@ -90,10 +90,7 @@ def failed(error: Exception) -> str:
 
 
 def calls_closure_first(optimizer: Optimizer) -> bool:
-    """Say whether ``step(closure)`` is ``closure()``, called once, and then ``step()``.
-
-    The optimizer must have passed the trial, and is only read.
-    """
+    """Say whether ``step(closure)`` is ``closure()``, called once, and then ``step()``."""
     calling, plain = (_TrialTwin(optimizer, with_state=False) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     loss = object()
@@ -222,13 +219,10 @@ def _close(ours: torch.Tensor, parts: Sequence[torch.Tensor]) -> bool:
 
 
 def is_of_elements(name: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Say whether a state of a whole parameter has one number per element.
-
-    If the parameter is a single number, a count of steps has the same shape.
-    """
-    return isinstance(value, torch.Tensor) and (
-        value.ndim > 0 or (parameter.ndim == 0 and name != "step")
-    )
+    """Say whether a state of a whole parameter has one number per element."""
+    # If the parameter is a single number, a count of steps has the same shape.
+    scalar = parameter.ndim == 0 and name != "step"
+    return isinstance(value, torch.Tensor) and (value.ndim > 0 or scalar)
 
 
 class _TrialTwin:
@@ -372,10 +366,8 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _seed(seed: int) -> None:
-    """Seed the random generators that a step may use.
-
-    ``torch.manual_seed`` would also seed devices that are not in use yet, once they are used.
-    """
+    """Seed the random generators that a step may use."""
+    # ``torch.manual_seed`` would also seed devices that are not in use yet, once they are used.
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)

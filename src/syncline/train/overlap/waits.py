@@ -51,10 +51,9 @@ class Waits:
         return taken
 
     def forced_syncs(self, *, always: bool) -> tuple[str, Norm | None] | None:
-        """Say why hardly anything overlapped with forward passes since the last call.
+        """Say why hardly anything overlapped with forward passes since the last call, if so.
 
-        Return the reason and the norm that was last asked for, if any. With ``always`` the reason
-        must hold in every round, not only in most.
+        Return the reason, in every round if ``always`` or else in most, and the norm asked for.
         """
         rounds, early, forced = self._rounds, self._early_reads, self._forced_syncs
         self._rounds = self._early_reads = self._forced_syncs = 0
