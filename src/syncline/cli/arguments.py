@@ -19,6 +19,7 @@ from syncline.files.traces.formats import TraceOptions, detect, read_trace
 from syncline.files.traces.trace import Trace
 from syncline.plan.document import Document
 from syncline.plan.network import Network
+from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
@@ -35,6 +36,16 @@ def profile_argument(path: str) -> Trace:
         return Trace(profile.model, profile)
     with reading_bar() as progress:
         return read_trace([path], form, TraceOptions(progress=progress))[1]
+
+
+def planner_names(text: str) -> tuple[str, ...]:
+    """Return the names of planners that ``--planner`` lists."""
+    names = tuple(name.strip() for name in text.split(","))
+    if names == ("all",):
+        return tuple(name for name in PLANNERS if name != "auto")
+    if "all" in names:
+        raise UserError("--planner all stands alone; leave the other names out")
+    return names
 
 
 def fields_of(of: type[msgspec.Struct]) -> dict[str, FieldInfo]:

@@ -12,6 +12,7 @@ from syncline.cli.arguments import (
     field_options,
     fields_of,
     json_option,
+    planner_names,
     profile_argument,
     report_option,
     shard_option,
@@ -30,7 +31,6 @@ from syncline.lab.replay.session import replay as run_replay
 from syncline.lab.testbed.cluster import Cluster
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
-from syncline.plan.planners import PLANNERS
 from syncline.plan.simulator.transformations import with_compute_scale
 
 EPILOG = """\b
@@ -108,7 +108,7 @@ def replay(
     request = ReplayRequest(
         profile=with_compute_scale(loaded, scale_compute),
         cluster=cluster,
-        planners=_planners(planner),
+        planners=planner_names(planner),
         plans=tuple(map(Plan.load, plan_files)),
         network=None if network is None else _network(network, cluster.workers),
         notes=notes,
@@ -133,12 +133,3 @@ def _network(text: str, workers: int) -> Network:
             "workers= and hosts= out of it, or emulate as many"
         )
     return network.with_(workers=workers)
-
-
-def _planners(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    if names == ("all",):
-        return tuple(name for name in PLANNERS if name != "auto")
-    if "all" in names:
-        raise UserError("--planner all stands alone; leave the other names out")
-    return names

@@ -16,6 +16,7 @@ from syncline.cli.arguments import (
     clip_option,
     echo_gain,
     overlap_option,
+    planner_names,
     profile_argument,
     require_shardable,
     shard_option,
@@ -39,7 +40,7 @@ from syncline.files.report.whatif_words import REFERENCE, point_comparison
 from syncline.files.traces.trace import Trace
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
-from syncline.plan.planners import PLANNERS, planned, planner_named
+from syncline.plan.planners import planned, planner_named
 from syncline.plan.planners.auto import choose, suggestion
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.overlap import candidates
@@ -246,14 +247,12 @@ def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str,
 
 def _planners(text: str, *, overlap: bool) -> Planners | None:
     """Return the planners asked for; None for those that ``auto`` chooses from."""
-    names = [name.strip() for name in text.split(",")]
-    if names == ["auto"]:
+    names = planner_names(text)
+    if names == ("auto",):
         return None
-    if names == ["all"]:
-        names = [name for name in PLANNERS if name != "auto"]
+    if "auto" in names:
+        raise UserError("--planner auto stands alone; leave the other names out")
     for index, name in enumerate(names):
-        if name in ("all", "auto"):
-            raise UserError(f"--planner {name} stands alone; leave the other names out")
         planner_named(name)
         if name in names[:index]:
             raise UserError(f"--planner names {name!r} twice; name it once")
