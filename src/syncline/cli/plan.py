@@ -7,14 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from syncline.cli.arguments import (
-    clip_option,
-    echo_gain,
-    overlap_option,
-    require_shardable,
-    shard_option,
-    with_clipping,
-)
+from syncline.cli import arguments
 from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.files.report.tables import document_table
 from syncline.plan.planners import PLANNERS, planned, planner_named
@@ -34,9 +27,9 @@ from syncline.plan.simulator.transformations import with_sharding
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
 @click.option("--algorithm", help="Exchange by this instead of what the network has.")
-@overlap_option
-@clip_option
-@shard_option
+@arguments.overlap_option
+@arguments.clip_option
+@arguments.shard_option
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the plan here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -56,10 +49,10 @@ def plan(
     'auto' chooses as 'syncline train' does before it tries a plan.
     """
     planner_named(planner)  # report a mistake before files are read
-    measured = with_clipping(Profile.load(profile), clip=clip)
+    measured = arguments.with_clipping(Profile.load(profile), clip=clip)
     exchange = network_argument(network, workers=workers, algorithm=algorithm)
     trained = with_sharding(measured, exchange.workers) if shard else measured
-    require_shardable(trained, exchange.density)
+    arguments.require_shardable(trained, exchange.density)
     made = planned(planner, trained, exchange, defers=overlap)
     if output is not None:
         made.save(output)
@@ -68,6 +61,6 @@ def plan(
     else:
         Console(highlight=False).print(document_table(made))
         predicted_s = predict_iteration_s(trained, exchange, made)
-        echo_gain(measured, exchange, made.planner, predicted_s)
+        arguments.echo_gain(measured, exchange, made.planner, predicted_s)
         if output is not None:
             click.echo(f"plan written to {Path(output)}")

@@ -7,18 +7,7 @@ from typing import Any
 
 import click
 
-from syncline.cli.arguments import (
-    clip_option,
-    field_options,
-    fields_of,
-    json_option,
-    planner_names,
-    profile_argument,
-    report_option,
-    shard_option,
-    show,
-    with_clipping,
-)
+from syncline.cli import arguments
 from syncline.cli.networks import network_argument, states_workers
 from syncline.cli.places import cluster_options
 from syncline.cli.progress import ProgressBar
@@ -43,7 +32,7 @@ machine. A time is that of the slowest worker in the steady state. Needs what 's
 needs.
 """
 
-FIELDS = fields_of(ReplayRequest)
+FIELDS = arguments.fields_of(ReplayRequest)
 TURNS = ("rounds", "iterations", "warmup")
 
 
@@ -63,7 +52,7 @@ TURNS = ("rounds", "iterations", "warmup")
     help="A plan to run as well; may be repeated.",
 )
 @cluster_options
-@field_options(FIELDS, *TURNS)
+@arguments.field_options(FIELDS, *TURNS)
 @click.option(
     "--scale-compute",
     type=float,
@@ -78,11 +67,11 @@ TURNS = ("rounds", "iterations", "warmup")
     help="Plan and predict with this file, preset, rate, line or link.  "
     "[default: probe the cluster]",
 )
-@field_options(FIELDS, "timeout_s")
-@clip_option
-@shard_option
-@report_option
-@json_option
+@arguments.field_options(FIELDS, "timeout_s")
+@arguments.clip_option
+@arguments.shard_option
+@arguments.report_option
+@arguments.json_option
 def replay(
     profile: str,
     planner: str,
@@ -99,8 +88,8 @@ def replay(
 
     PROFILE is a profile file, or a trace that 'syncline trace' can read.
     """
-    read = profile_argument(profile)
-    loaded, notes = with_clipping(read.known_profile(), clip=clip), read.notes
+    read = arguments.profile_argument(profile)
+    loaded, notes = arguments.with_clipping(read.known_profile(), clip=clip), read.notes
     if scale_compute != 1:
         notes += (f"computing takes {scale_compute:g} times as long as in the profile",)
     limits = {name: options.pop(name) for name in (*TURNS, "timeout_s")}
@@ -108,7 +97,7 @@ def replay(
     request = ReplayRequest(
         profile=with_compute_scale(loaded, scale_compute),
         cluster=cluster,
-        planners=planner_names(planner),
+        planners=arguments.planner_names(planner),
         plans=tuple(map(Plan.load, plan_files)),
         network=None if network is None else _network(network, cluster.workers),
         notes=notes,
@@ -121,7 +110,7 @@ def replay(
         outcome = run_replay(request, progress=bar)
     if report is not None:
         save_report(outcome, Path(report))
-    show(outcome.replay, print_replay, report, as_json=as_json)
+    arguments.show(outcome.replay, print_replay, report, as_json=as_json)
 
 
 def _network(text: str, workers: int) -> Network:

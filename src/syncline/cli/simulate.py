@@ -10,27 +10,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from syncline.cli.arguments import (
-    Decorator,
-    GroupedCommand,
-    clip_option,
-    echo_gain,
-    overlap_option,
-    planner_names,
-    profile_argument,
-    require_shardable,
-    shard_option,
-    with_clipping,
-)
+from syncline.cli import arguments, sweep
 from syncline.cli.networks import ALGORITHM_ALIASES, NETWORK_HELP, network_argument, states_workers
-from syncline.cli.sweep import (
-    algorithms,
-    is_plain,
-    measured_iterations,
-    points_of,
-    tracked,
-    worker_counts,
-)
 from syncline.errors import UserError
 from syncline.files.report import terminal
 from syncline.files.report.page import require_place, save_what_if
@@ -75,11 +56,13 @@ GROUPS = {
 Planners = Mapping[str, Callable[[Profile, Network], Plan]]
 
 
-def _what_if(name: str, metavar: str, text: str) -> Decorator:
+def _what_if(name: str, metavar: str, text: str) -> arguments.Decorator:
     return click.option(name, metavar=metavar, help=f"What if: {text}")
 
 
-@click.command(cls=GroupedCommand, groups=GROUPS, epilog=f"{NETWORK_HELP}\n\n{WHAT_IF_HELP}")
+@click.command(
+    cls=arguments.GroupedCommand, groups=GROUPS, epilog=f"{NETWORK_HELP}\n\n{WHAT_IF_HELP}"
+)
 @click.argument("profile")
 @click.argument("network")
 @click.option(
@@ -120,9 +103,9 @@ def _what_if(name: str, metavar: str, text: str) -> Decorator:
 @_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
 @_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")
-@overlap_option
-@clip_option
-@shard_option
+@arguments.overlap_option
+@arguments.clip_option
+@arguments.shard_option
 @click.option("--report", metavar="DIR|FILE.html", help="Write a report with curves.")
 @click.option("--timeline", "timeline_file", metavar="FILE", help="Write the (best) timeline here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -146,8 +129,8 @@ def simulate(
     PROFILE is a profile file, or a trace that 'syncline trace' can read: then for as many workers
     as the trace says, unless --workers or NETWORK says how many.
     """
-    read = profile_argument(profile)
-    loaded = with_clipping(read.known_profile(), clip=clip)
+    read = arguments.profile_argument(profile)
+    loaded = arguments.with_clipping(read.known_profile(), clip=clip)
     planners = _planners("auto" if planner is None else planner, overlap=overlap)
     plan = None
     if plan_file is not None:
@@ -163,20 +146,20 @@ def simulate(
             raise UserError("--calibrate plans for other worker counts; leave --plan out")
         named = () if planners is None else tuple(planners.values())
         ran = named[0] if len(named) == 1 else partial(planned, Ddp.NAME, defers=overlap)
-        found = calibrated(loaded, base, measured_iterations(calibrate), ran)
+        found = calibrated(loaded, base, sweep.measured_iterations(calibrate), ran)
         base, notes = found.network, (*notes, found.note)
     trained = with_sharding(loaded, base.workers) if shard else loaded
-    if is_plain(asked) and report is None and point is None:
+    if sweep.is_plain(asked) and report is None and point is None:
         net = base.with_(
-            workers=next(iter(worker_counts(asked)), None),
-            algorithm=next(iter(algorithms(asked)), None),
+            workers=next(iter(sweep.worker_counts(asked)), None),
+            algorithm=next(iter(sweep.algorithms(asked)), None),
         )
         _require_priced(plan, trained, [net.density])
         trained = with_sharding(trained, net.workers) if trained.sharded else trained
         comparison, timeline = _compare(trained, net, planners, plan_file, overlap=overlap)
         output: Comparison | WhatIf = comparison
     else:
-        points = points_of(asked, base.workers)
+        points = sweep.points_of(asked, base.workers)
         exchanges = {(point.algorithm, point.density) for point in points}
         _require_priced(
             plan,
@@ -198,7 +181,7 @@ def simulate(
         _print(output)
         if isinstance(output, Comparison):
             chosen_s = {each.planner: each.iteration_s for each in output.predictions}
-            echo_gain(loaded, net, output.chosen, chosen_s[output.chosen])
+            arguments.echo_gain(loaded, net, output.chosen, chosen_s[output.chosen])
     for note in notes if isinstance(output, Comparison) else ():
         click.echo(f"note: {terminal.plain(note)}", err=as_json)
     if as_json:
@@ -247,7 +230,7 @@ def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str,
 
 def _planners(text: str, *, overlap: bool) -> Planners | None:
     """Return the planners asked for; None for those that ``auto`` chooses from."""
-    names = planner_names(text)
+    names = arguments.planner_names(text)
     if names == ("auto",):
         return None
     if "auto" in names:
@@ -266,7 +249,7 @@ def _by_name(names: Iterable[str], overlap: bool) -> Planners:
 def _require_priced(plan: Plan | None, profile: Profile, densities: Sequence[float | None]) -> None:
     """Refuse sparse messages at the cost of dense ones, and sharded updates from sparse ones."""
     for density in densities:
-        require_shardable(profile, density)
+        arguments.require_shardable(profile, density)
     if plan is not None and plan.is_sparse and None in densities:
         raise UserError(
             "the plan's messages are sparse, and the network says what dense ones cost; give "
@@ -315,7 +298,7 @@ def _sweep(
 ) -> tuple[WhatIf, Timeline]:
     """Simulate every point; the timeline is that of the fastest planner at the chosen one."""
     chosen = None if point is None else point - 1
-    made = study(simulator, points, model=model, chosen=chosen, notes=notes, track=tracked)
+    made = study(simulator, points, model=model, chosen=chosen, notes=notes, track=sweep.tracked)
     change = points[made.bottleneck.point]
     fastest = simulator.plan_at(change, made.bottleneck.planner)
     timeline = predict(
