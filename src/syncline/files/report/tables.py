@@ -9,16 +9,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncline.files.report import terminal, units
+from syncline.files.report import summary, terminal, units
 from syncline.files.report.markup import Column
-from syncline.files.report.summary import (
-    FittedPoint,
-    PlannerRow,
-    Summary,
-    network_facts,
-    planner_table,
-    timeline_facts,
-)
 from syncline.files.report.verdict import figure_text
 from syncline.files.report.whatif_table import what_if_table
 from syncline.plan.document import Document
@@ -40,9 +32,9 @@ SHADES = " ░▒▓█"
 
 def comparison_table(comparison: Comparison) -> RenderableType:
     """Return the planners with their predicted times, fastest first, the chosen one marked."""
-    planners = planner_table(comparison)
+    planners = summary.planner_table(comparison)
     time = units.TimeUnit(row.iteration_s for row in planners.rows)
-    columns: list[Column[PlannerRow]] = [
+    columns: list[Column[summary.PlannerRow]] = [
         Column("", lambda row: "*" if row.chosen else ""),
         Column("planner", lambda row: row.planner),
         Column(f"iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
@@ -99,7 +91,7 @@ def profile_table(profile: Profile) -> RenderableType:
 
 def network_table(network: Network) -> RenderableType:
     """Return the terms of the cost, and the measured points beside the fitted curve."""
-    facts = network_facts(network)
+    facts = summary.network_facts(network)
     pairs = [
         ("workers", str(facts.workers)),
         ("backend", facts.backend),
@@ -131,7 +123,7 @@ def network_table(network: Network) -> RenderableType:
         if contention.fitted:
             text += ", fitted to measured iterations"
         pairs.append((name, text))
-    columns: list[Column[FittedPoint]] = [
+    columns: list[Column[summary.FittedPoint]] = [
         Column("size", lambda point: units.size(point.size_bytes), numeric=True),
         Column("measured", lambda point: units.duration(point.time_s), numeric=True),
         Column("fitted", lambda point: units.duration(point.fitted_s), numeric=True),
@@ -170,7 +162,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 def timeline_table(timeline: Timeline) -> RenderableType:
     """Return a picture of the lanes in characters, the totals and the longest spans."""
-    facts = timeline_facts(timeline)
+    facts = summary.timeline_facts(timeline)
     end_ns = max([timeline.iteration_ns, *(span.stop_ns for span in timeline.spans)])
     picture = terminal.facts((row.name, f"│{_shaded(row, end_ns)}│") for row in rows(timeline))
     longest = sorted(timeline.spans, key=lambda s: s.start_ns - s.stop_ns)
@@ -261,10 +253,10 @@ def run_table(run: Run) -> RenderableType:
     )
 
 
-def summary_table(summary: Summary) -> RenderableType:
+def summary_table(report: summary.Summary) -> RenderableType:
     """Return the verdict of a report and its key figures."""
-    figures = terminal.facts((figure.label, figure_text(figure)) for figure in summary.figures)
-    return Group(terminal.title(summary.verdict.sentence), terminal.below(figures))
+    figures = terminal.facts((figure.label, figure_text(figure)) for figure in report.figures)
+    return Group(terminal.title(report.verdict.sentence), terminal.below(figures))
 
 
 TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
@@ -273,7 +265,7 @@ TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
     Plan: plan_table,
     Profile: profile_table,
     Run: run_table,
-    Summary: summary_table,
+    summary.Summary: summary_table,
     Timeline: timeline_table,
     WhatIf: what_if_table,
 }
