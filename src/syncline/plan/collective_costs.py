@@ -164,11 +164,7 @@ def pipeline_line(
     beta_s_per_byte: float,
     gamma_s_per_byte: float = 0.0,
 ) -> CostCurve:
-    """Return the cost of a message in blocks of b bytes each; every step moves one block.
-
-    ``alpha + (beta + gamma) b`` for each step in which blocks are added, ``alpha + beta b`` for
-    each of the others.
-    """
+    """Return the cost of a message in blocks, of which every step adds or passes on one."""
     adding, passing = steps
     moved = adding * (beta_s_per_byte + gamma_s_per_byte) + passing * beta_s_per_byte
     return CostCurve.line((adding + passing) * alpha_s, moved / blocks)

@@ -95,10 +95,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
     @classmethod
     def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
-        """Return the cost of several collectives of the same message, one after another.
-
-        O(n^2) for n segments. Without curves the cost is 0.
-        """
+        """Return the cost of collectives of the same message, one after another; 0 without any."""
         parts = tuple(curves)
         starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
         return cls.of_rows(

@@ -82,29 +82,17 @@ class Document(Value, frozen=True, kw_only=True):
             raise _not_json(error, source) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the document to ``path``; an existing file is replaced whole or not at all.
-
-        Raises:
-            FileError: the folder does not exist or cannot be written.
-        """
+        """Write the document, whole or not at all; raise :class:`FileError` if that fails."""
         write_atomically(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read and validate the document at ``path``.
-
-        Raises:
-            FileError: as for :meth:`from_json`, and when the file cannot be read.
-        """
+        """Read and validate the document at ``path``; raise :class:`FileError` if it cannot be."""
         return cls._from_fields(_read_fields(path), str(path))
 
 
 def read_document(path: str | os.PathLike[str], kinds: tuple[type[Document], ...]) -> Document:
-    """Read whichever of ``kinds`` the file's header names.
-
-    Raises:
-        FileError: the file cannot be read or is of none of the kinds.
-    """
+    """Read whichever of ``kinds`` the file's header names; raise FileError if it is none."""
     fields = _read_fields(path)
     kind = _kind_of(fields, str(path))
     for cls in kinds:

@@ -38,11 +38,7 @@ from syncline.plan.sparse_costs import (
 
 
 class Link(Value, frozen=True, kw_only=True):
-    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5).
-
-    Raises:
-        UserError: on construction, if a value is negative or not finite.
-    """
+    """Point-to-point cost between two workers: ``alpha + beta M`` (MG-WFBP, section 2.5)."""
 
     alpha_s: float
     beta_s_per_byte: float
@@ -56,11 +52,7 @@ class Link(Value, frozen=True, kw_only=True):
     def with_(
         self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
     ) -> Link:
-        """Return the link with another bandwidth, one way, or latency; gamma stays.
-
-        Raises:
-            UserError: a value is not finite, a bandwidth not above 0 or a latency negative.
-        """
+        """Return the link with another bandwidth, one way, or latency; gamma stays."""
         rate = bandwidth_bytes_per_s
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             raise UserError(f"a bandwidth must be finite and above 0 bytes a second, found {rate}")

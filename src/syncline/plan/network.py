@@ -200,10 +200,7 @@ class Network(Document, frozen=True, kw_only=True):
         name: str = "line",
         algorithm: str = "ring",
     ) -> Network:
-        """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10.
-
-        ``algorithm`` is the one by which the line is scaled to other worker counts.
-        """
+        """Return a network whose all-reduce costs ``a + b M``. Source: MG-WFBP, Eq. 10."""
         curve = CostCurve.line(a_s, b_s_per_byte)
         return cls(name=name, workers=workers, all_reduce=curve, algorithm=algorithm)
 

@@ -16,11 +16,7 @@ WHOLE_FROM = 10.0
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
-    """Predictions of the fastest sparse exchange and of 16 and 8 bits, beside the dense one.
-
-    Raises:
-        UserError: on construction, if a time is not above 0 or not finite.
-    """
+    """Predictions of the fastest sparse exchange and of 16 and 8 bits, beside the dense one."""
 
     algorithm: str
     """One of :data:`syncline.plan.sparse_costs.SPARSE_ALGORITHMS`."""
@@ -93,11 +89,7 @@ def _time(seconds: float) -> str:
 
 
 class Sharing(Value, frozen=True, kw_only=True):
-    """How other jobs that share the links lengthen an iteration.
-
-    Raises:
-        UserError: on construction, if a time is not finite or negative.
-    """
+    """How other jobs that share the links lengthen an iteration."""
 
     jobs: int
     """How many there are, all alike."""

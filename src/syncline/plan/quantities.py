@@ -24,33 +24,21 @@ LONGEST_NS = 1 << 46
 
 
 def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
-    """Require a finite number of at least 0, or above 0.
-
-    Raises:
-        UserError: it is too small or not finite; the message begins with ``what``.
-    """
+    """Raise :class:`UserError` unless a number is finite and at least 0, or above 0."""
     if not (math.isfinite(value) and value >= 0 and not (above_0 and value == 0)):
         least = "above 0" if above_0 else "at least 0"
         raise UserError(f"{what} must be finite and {least}, found {value}")
 
 
 def require_count(what: str, value: int, most: int | None = None) -> None:
-    """Require a count from 1 to ``most``.
-
-    Raises:
-        UserError: it is below 1, or above ``most``; the message begins with ``what``.
-    """
+    """Raise :class:`UserError` unless a count is from 1 to ``most``."""
     if value < 1 or (most is not None and value > most):
         limit = "" if most is None else f" and at most {most}"
         raise UserError(f"{what} must be at least 1{limit}, found {quoted(value)}")
 
 
 def require_time(what: str, seconds: float) -> None:
-    """Require a time from 0 to ``LONGEST_NS``.
-
-    Raises:
-        UserError: it is negative, not finite or longer; the message begins with ``what``.
-    """
+    """Raise :class:`UserError` unless a time is finite, at least 0 and at most ``LONGEST_NS``."""
     if not (math.isfinite(seconds) and seconds >= 0):
         raise UserError(f"{what} must be a finite time of at least 0 s, found {seconds}")
     if seconds * 1e9 > LONGEST_NS:
@@ -72,11 +60,7 @@ BYTES_PER_ELEMENT = {
 
 
 def bytes_per_element(dtype: str) -> int:
-    """Return the bytes that one element of ``dtype`` takes.
-
-    Raises:
-        UserError: ``dtype`` is not a type that gradients can have.
-    """
+    """Return the bytes of an element of ``dtype``; raise UserError if gradients have none."""
     if dtype not in BYTES_PER_ELEMENT:
         require_known("gradient dtype", dtype, BYTES_PER_ELEMENT)
     return BYTES_PER_ELEMENT[dtype]
@@ -128,11 +112,7 @@ def parse_bandwidth(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as ``20us``, ``1.5ms``, ``300ns`` or ``2s``.
-
-    Raises:
-        UserError: it is no duration, or has no unit.
-    """
+    """Return the seconds of a text such as ``1.5ms`` or ``2s``; raise UserError for others."""
     match = re.fullmatch(NUMBER + r"([a-zµμ]*)\s*", text)
     if match is None or match[2] not in PER_SECOND or not math.isfinite(float(match[1])):
         raise UserError(

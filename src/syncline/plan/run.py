@@ -66,11 +66,7 @@ class Rate(Value, frozen=True, kw_only=True):
 
 
 class Sent(Value, frozen=True, kw_only=True):
-    """What the first rank of a compressed training has sent since it was started or resumed.
-
-    Raises:
-        UserError: on construction, if a number is negative.
-    """
+    """What the first rank of a compressed training has sent since it was started or resumed."""
 
     steps: int
     """Steps whose gradients were compressed."""

@@ -25,11 +25,7 @@ CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
 
 
 class SparseSpeeds(Value, frozen=True, kw_only=True):
-    """How fast a worker selects and merges; see ``train.measure.sparse``.
-
-    Raises:
-        UserError: on construction, if a time is negative or not finite.
-    """
+    """How fast a worker selects and merges; see ``train.measure.sparse``."""
 
     select_s_per_element: float
     """For an element of the dense message: to check it, add it to its residual, perhaps select it,
@@ -87,10 +83,7 @@ SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
 
 
 def coded_index_bytes(density: float) -> float:
-    """Return the most bytes that our coding takes for each index of a large message.
-
-    Indices travel as distances of 16 bits where that is shorter (``train.sparse.wire``).
-    """
+    """Return the most bytes of an index in our coding (``train.sparse.wire``)."""
     return min(float(INDEX_BYTES), CODED_INDEX_BYTES + 4 / (ESCAPE * density))
 
 

@@ -76,11 +76,7 @@ class Record:
 
 
 class FlightRecorder:
-    """The last operations that a rank has begun on a group.
-
-    Args:
-        entries: how many are kept; 0: none, they are only counted.
-    """
+    """The last operations that a rank has begun on a group; 0 entries: they are only counted."""
 
     def __init__(self, entries: int) -> None:
         self.records: deque[Record] = deque(maxlen=entries)
@@ -101,8 +97,7 @@ class FlightRecorder:
     ) -> Record | None:
         """Record an operation by the name of torch's other backends, such as ``all_reduce``.
 
-        Without outputs it is in place. The peer of a message is -1 for any rank. Returns None if
-        the operation is only counted.
+        Without outputs it is in place. The peer -1 is any rank. None: it is only counted.
         """
         if peer is None:
             self.collectives += 1
@@ -117,10 +112,7 @@ class FlightRecorder:
         return record
 
     def entries(self, group: Any, number: int) -> list[dict[str, Any]]:
-        """Return the records in NCCL's form without ``record_id``.
-
-        ``number`` is the group's number in this process.
-        """
+        """Return the records in NCCL's form without ``record_id``; ``number`` is the group's."""
         return [
             {
                 "pg_id": number,

@@ -67,11 +67,7 @@ class Options:
 
 
 def created(group: Any, options: Options | None) -> ProcessGroup:
-    """Make a process group from torch's description of it, and the caller's ``pg_options``.
-
-    Raises:
-        UserError: the options are of another class.
-    """
+    """Make a process group from torch's description of it, and the caller's ``pg_options``."""
     if not isinstance(options, Options | None):
         raise UserError(
             "backend syncline expects pg_options of syncline.comm.backend.process_group.Options, "
@@ -323,10 +319,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Return once all ranks have called this; see :func:`monitored_barrier`.
-
-        The timeout is the group's if it is None.
-        """
+        """Return once all ranks have called this; see :func:`monitored_barrier`."""
         record = self.flight_recorder.begin("barrier")
         self._monitored_barriers += 1
         try:
@@ -533,10 +526,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     # ------------------------------------------------------------------ inside
 
     def _other(self, tensors: Sequence[Tensor]) -> ProcessGroup | None:
-        """Return the group of another backend that serves the device of these tensors, if any.
-
-        It is torch's own, which has the same methods and returns works of its own.
-        """
+        """Return torch's group of another backend for the device of these tensors, if any."""
         if not tensors or tensors[0].is_cpu:
             return None
         found: ProcessGroup | None = self._gpus.other(tensors[0].device)
@@ -702,10 +692,7 @@ def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
 
 
 def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup, list[int]]]]:
-    """Return this process's rank, and its groups with their global ranks.
-
-    ``group`` is the one that has failed; torch may not know it.
-    """
+    """Return this process's rank, and its groups with their global ranks: the failed one, too."""
     known = [each for each in known_groups() if isinstance(each, ProcessGroup)]
     groups = [(each, dist.get_process_group_ranks(each)) for each in known]
     if group is not None and group not in known:

@@ -74,11 +74,7 @@ def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
 
 
 def reduction_of(opts: Any, tensors: Sequence[Tensor]) -> str:
-    """Return our name of the reduction in torch's options; the sum without options.
-
-    Raises:
-        UserError: there is no such reduction for these tensors.
-    """
+    """Return our name of the reduction in torch's options; raise UserError if there is none."""
     operator = SUM if opts is None else opts.reduceOp
     if operator == SUM:
         return "sum"
@@ -92,11 +88,7 @@ def reduction_of(opts: Any, tensors: Sequence[Tensor]) -> str:
 
 
 def parts_of(tensor: Tensor, sizes: Sequence[int] | None, ranks: int) -> tuple[Tensor, ...]:
-    """Return a tensor's part for each rank: of these sizes in its first dimension, or equal parts.
-
-    Raises:
-        UserError: there is no equal part for each rank.
-    """
+    """Return each rank's part of a tensor: of these sizes in the first dimension, or equal."""
     if sizes:
         return tuple(tensor.split(list(sizes)))
     if len(tensor) % ranks:

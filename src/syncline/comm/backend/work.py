@@ -123,11 +123,7 @@ class BackendWork(dist.Work):
         self.wait()
 
     def _source_rank(self) -> int:
-        """Return the sender of a received message, once it has arrived.
-
-        Raises:
-            RuntimeError: as in torch, if nothing was received.
-        """
+        """Return the sender of a received message; raise RuntimeError if nothing was received."""
         peer = self.pending[0].peer if self.pending else None
         if peer is None:
             raise RuntimeError("the source rank is known of a receive alone, once it is done")

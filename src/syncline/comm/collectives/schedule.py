@@ -45,10 +45,7 @@ class Transfers(NamedTuple):
         block_stop: ArrayLike | None = None,
         reduces: bool,
     ) -> Transfers:
-        """Return transfers from columns of shapes that broadcast together.
-
-        Without ``block_stop`` they are of a single block.
-        """
+        """Return transfers from columns that broadcast together; by default of a single block."""
         start = np.asarray(block_start)
         stop = start + 1 if block_stop is None else np.asarray(block_stop)
         columns = np.broadcast_arrays(step, source, destination, start, stop)
@@ -177,11 +174,7 @@ class Schedule:
         return Transfers._make(getattr(self, column) for column in Transfers._fields)
 
     def program(self, rank: int) -> list[Step]:
-        """Return what one rank does, step by step; within a step, sends come first.
-
-        Raises:
-            UserError: there is no such rank.
-        """
+        """Return what one rank does, step by step; within a step, sends come first."""
         if not 0 <= rank < self.ranks:
             raise UserError(f"{self.name} has ranks 0 to {self.ranks - 1}, not {rank}")
         own = self.transfers().where((self.source == rank) | (self.destination == rank))
@@ -196,10 +189,7 @@ class Schedule:
         return sorted(listed, key=lambda step: (step.step, step.action != "send"))
 
     def block_offsets(self, length: int) -> NDArray[np.int64]:
-        """Return where each block of a vector begins, and the end; shape ``(blocks + 1,)``.
-
-        Blocks differ by at most one element (or byte: whatever ``length`` counts).
-        """
+        """Return where each block of a vector begins, and the end; shape ``(blocks + 1,)``."""
         each, rest = divmod(length, self.blocks)
         index = np.arange(self.blocks + 1, dtype=np.int64)
         return index * each + index * rest // self.blocks  # never beyond 64 bits

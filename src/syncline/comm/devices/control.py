@@ -48,11 +48,7 @@ def _elements(memory: ctypes.Array[ctypes.c_char]) -> Elements:
 
 
 def decoded(text: bytes, form: type[T]) -> T:
-    """Return what another rank has sent, as JSON of plain fields.
-
-    Raises:
-        PeerError: it is not of that form.
-    """
+    """Return what another rank has sent as JSON; raise PeerError if it is not of that form."""
     try:
         return msgspec.json.decode(text, type=form)
     except msgspec.DecodeError as error:

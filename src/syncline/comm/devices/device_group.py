@@ -47,10 +47,7 @@ class DeviceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DeviceWork:
-    """A collective that is enqueued: its result is in place after the events.
-
-    The tensor is kept until the result is waited for.
-    """
+    """A collective that is enqueued: its result is in place after the events."""
 
     task = peer = None
     """Other collectives in flight have these."""

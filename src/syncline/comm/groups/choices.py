@@ -203,11 +203,7 @@ def choices_folder() -> Path | None:
 
 
 def choices_path(site: Site) -> Path:
-    """Return where the choices of a site are kept.
-
-    Raises:
-        UserError: this user has no home folder.
-    """
+    """Return where the choices of a site are kept; raise UserError if there is no home folder."""
     folder = choices_folder()
     if folder is None:
         raise UserError(
@@ -257,14 +253,9 @@ def _say_unread(path: Path, why: str) -> None:
 
 
 def load_kept(path: Path) -> Choices:
-    """Return what a file of the cache holds.
-
-    Raises:
-        FileError: it is damaged, or a pipe, for which every group would wait for ever. Where others
-            can write to the folder, they can put one there.
-    """
+    """Return what a file of the cache holds; raise FileError if it is damaged, or a pipe."""
     try:
-        if path.is_fifo():
+        if path.is_fifo():  # every group would wait for ever
             raise FileError(f"{path}: expected a regular file, found a pipe")
         return Choices.load(path)
     except FileError as error:

@@ -48,11 +48,7 @@ FLOATING = ("float32", "float64", "bfloat16", "float16")
 
 
 def dtype_code(dtype: str) -> int:
-    """Return the native core's number of a dtype.
-
-    Raises:
-        UserError: it has none.
-    """
+    """Return the native core's number of a dtype; raise :class:`UserError` if it has none."""
     if dtype not in DTYPES:
         raise UserError(
             f"elements of {dtype} cannot be exchanged{did_you_mean(dtype, DTYPES)} "
@@ -62,11 +58,7 @@ def dtype_code(dtype: str) -> int:
 
 
 def reduction_code(reduction: str, dtype: str) -> int:
-    """Return the native core's number of a reduction.
-
-    Raises:
-        UserError: it is unknown, or not defined for elements of ``dtype``.
-    """
+    """Return the native core's number of a reduction; raise UserError if none is for ``dtype``."""
     require_known("reduction", reduction, REDUCTIONS)
     bitwise = reduction in ("band", "bor", "bxor")
     if (bitwise and dtype in FLOATING) or (reduction == "avg" and dtype == "bool"):

@@ -95,11 +95,7 @@ class Introduced(Connected):
 
 
 def listening_at(address: str) -> socket.socket:
-    """Return a socket on which other ranks can meet this one.
-
-    Raises:
-        OSError: the host does not allow it.
-    """
+    """Return a socket on which other ranks can meet this one; raise OSError if not allowed."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listening.bind(address)
@@ -112,11 +108,7 @@ def listening_at(address: str) -> socket.socket:
 
 
 def listens(address: str) -> bool:
-    """Return whether a process of this user listens there.
-
-    Raises:
-        OSError: this process cannot open a socket.
-    """
+    """Return whether a process of this user listens there; raise OSError without a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.setblocking(False)
         try:
@@ -224,11 +216,7 @@ class Meeting(Generic[Met]):
         raise NotImplementedError
 
     def _call(self, other: int) -> None:
-        """Connect to a lower rank, or leave it to a later call.
-
-        Raises:
-            PeerError: it has ended, has posted why it does not join, or is of another user.
-        """
+        """Connect to a lower rank, or leave it to a later call; raise PeerError if it ended."""
         raise NotImplementedError
 
     def _require_present(self) -> None:

@@ -16,11 +16,7 @@ USED_UP = (errno.EMFILE, errno.ENFILE)
 
 
 def require_descriptors(count: int, rank: int) -> None:
-    """Make sure that this process may open this many more files.
-
-    Raises:
-        UserError: it may not. A few stay free, to notify the other ranks.
-    """
+    """Raise :class:`UserError` if this process may not open this many more files."""
     opened: list[int] = []
     try:
         for _ in range(count):
@@ -52,11 +48,7 @@ MOST_BYTES = 1024
 
 
 def take_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a message with up to ``most`` open files.
-
-    Raises:
-        OSError: EMFILE: this process cannot have the files.
-    """
+    """Receive a message with up to ``most`` open files; raise EMFILE if it cannot have them."""
     # Not socket.recv_fds, which ignores flags: children would inherit the files.
     space = socket.CMSG_SPACE(most * array.array("i").itemsize)
     message, ancillary, flags, _ = connection.recvmsg(MOST_BYTES, space, socket.MSG_CMSG_CLOEXEC)

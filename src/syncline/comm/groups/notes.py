@@ -62,11 +62,7 @@ def look_s(deadline: float) -> float:
 
 
 def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
-    """Wait for notes until the deadline, but no longer than ``LOOK_S``; return whether they came.
-
-    Raises:
-        PeerError: the store itself has failed.
-    """
+    """Wait for notes until the deadline, at most ``LOOK_S``; return whether they have come."""
     began_s = time.monotonic()
     longest_s = look_s(deadline)
     try:
@@ -111,11 +107,7 @@ class Notes:
         self._store.set(f"{self.prefix}/{name}", text)
 
     def read(self, name: str, other: int) -> bytes:
-        """Return a note that rank ``other`` leaves.
-
-        Raises:
-            PeerError: it does not come in time, or the rank has said that it does not join.
-        """
+        """Return a note of rank ``other``; raise PeerError if it does not come, or join."""
         key = f"{self.prefix}/{name}"
         while not arrived(self._store, [key], self.deadline, self.rank):
             self.require_joining(other)

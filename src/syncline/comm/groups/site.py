@@ -32,11 +32,7 @@ IDENTITY_LETTERS = 16
 
 
 class Site(Value, frozen=True, kw_only=True):
-    """The ranks, hosts and route for which measured choices are valid.
-
-    Raises:
-        UserError: on construction, if the ranks are not 0, 1, 2 ... each on one host.
-    """
+    """The ranks, hosts and route for which measured choices are valid."""
 
     route: Route
     layout: Hosts
@@ -71,13 +67,7 @@ class Site(Value, frozen=True, kw_only=True):
 
 
 def machine_identity() -> str:
-    """Return an identity of this host that survives a restart.
-
-    It is a digest, since ``/etc/machine-id`` must not be published.
-
-    Raises:
-        OSError: this host has no ``/proc``.
-    """
+    """Return an identity of this host that survives a restart: a digest, which may be published."""
     machine = MACHINE_ID.read_text().strip() if MACHINE_ID.exists() else ""
     text = f"{machine}\n{socket.gethostname()}\n{DOMAIN.read_text().strip()}"
     return hashlib.sha256(text.encode()).hexdigest()[:IDENTITY_LETTERS]

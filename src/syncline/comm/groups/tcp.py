@@ -36,11 +36,7 @@ class Place(Value, frozen=True, kw_only=True):
 
 
 def own_addresses(rank: int, interface: str | None) -> list[Address]:
-    """Return the addresses of an interface, or of all.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the addresses of an interface, or of all; raise UserError if there is none."""
     found = _native.interfaces()
     if named := interface or os.environ.get(VARIABLE):
         for name in named.split(","):

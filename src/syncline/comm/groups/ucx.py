@@ -45,11 +45,7 @@ def new_worker(rank: int) -> _native.UcxWorker:
 def addresses(
     worker: _native.UcxWorker, notes: Notes, others: Sequence[int]
 ) -> list[tuple[int, bytes]]:
-    """Publish this worker's address; return those of other ranks.
-
-    Raises:
-        PeerError: a rank does not publish its own in time, or it cannot be read.
-    """
+    """Publish this worker's address; return those of other ranks. Raises as ``Notes.read``."""
     notes.leave(f"ucx/{notes.rank}", packed(worker.address))
     return [(other, _unpacked(notes.read(f"ucx/{other}", other), notes, other)) for other in others]
 

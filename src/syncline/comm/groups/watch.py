@@ -82,11 +82,7 @@ class Watch:
 
 
 def _received(peer: Introduced) -> tuple[bytes, Sequence[int]]:
-    """Return a message and the files that came with it; an empty one if the peer has ended.
-
-    Raises:
-        OSError: this process has run out of descriptors.
-    """
+    """Return a message and its files; an empty one if the peer has ended. Raises EMFILE."""
     for _ in range(2):
         try:
             return take_descriptors(peer.connection, 1)

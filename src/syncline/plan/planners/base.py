@@ -27,11 +27,7 @@ class Planner(Value, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def require_at_least(self, least: int, *settings: str) -> None:
-        """Check settings when the planner is constructed.
-
-        Raises:
-            UserError: one is smaller.
-        """
+        """Raise :class:`UserError` if a setting is smaller."""
         for name in settings:
             if (value := getattr(self, name)) < least:
                 raise UserError(f"{self.NAME}: {name} must be at least {least}, found {value}")

@@ -99,10 +99,7 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
 
 
 def decoupled(messages: Iterable[Message], *, at_once: bool = False) -> list[Message]:
-    """Return messages with each all-reduce in two parts, the second after the next sum.
-
-    With ``at_once``, the second follows the first.
-    """
+    """Return messages with all-reduces in two parts: gathers follow the next sum, or theirs."""
     found: list[Message] = []
     gathers: list[Message] = []
     for message in messages:

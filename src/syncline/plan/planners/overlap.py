@@ -262,11 +262,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
 
 def candidates(*, defers: bool, in_flight: int = MOST_IN_FLIGHT) -> tuple[Planner, ...]:
-    """Return the planners that training chooses from.
-
-    ``overlap`` is not among them where the forward pass cannot wait for single gradients
-    (``defers``).
-    """
+    """Return the planners of training; ``overlap`` only if forward passes can wait (``defers``)."""
     return (*CANDIDATES, Overlap(in_flight=in_flight)) if defers else CANDIDATES
 
 

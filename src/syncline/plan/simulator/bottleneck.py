@@ -192,10 +192,7 @@ def _percent(share: float) -> str:
 
 
 def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
-    """Return the layers whose messages make up most of the messages' time on a path.
-
-    In the order of the forward pass, such as ``"layers fc6-fc7"``.
-    """
+    """Return the layers of most of the messages' time on a path, such as ``"layers fc6-fc7"``."""
     time_ns: Counter[int] = Counter()
     for step in steps:
         if step.message is not None:
@@ -221,10 +218,7 @@ def layers_of(plan: Plan, steps: Sequence[PathStep]) -> str:
 
 
 def _layers(plan: Plan) -> tuple[list[str], list[int]]:
-    """Return the layers in forward order, and the layer of each tensor.
-
-    A layer is what the tensors' names share up to the last dot.
-    """
+    """Return the layers (names up to the last dot) in forward order, and that of each tensor."""
     owners = [tensor.name.rpartition(".")[0] or tensor.name for tensor in plan.tensors]
     names = list(dict.fromkeys(reversed(owners)))
     index = {name: place for place, name in enumerate(names)}

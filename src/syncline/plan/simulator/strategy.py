@@ -74,10 +74,6 @@ STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in _PRES
 
 
 def strategy_named(name: str) -> Strategy:
-    """Return the preset of that name.
-
-    Raises:
-        UserError: there is none; the message names the nearest.
-    """
+    """Return the preset of that name; raise :class:`UserError` if there is none."""
     require_known("strategy", name, STRATEGIES)
     return STRATEGIES[name]

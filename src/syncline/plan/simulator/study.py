@@ -27,10 +27,7 @@ NOTICEABLE = 1e-3
 
 
 def series(points: Sequence[Point], axis: str) -> list[list[int]]:
-    """Return the indices of points that differ only along an axis, in the order of its values.
-
-    Series of a single point are left out.
-    """
+    """Return lists of the indices of points that differ only along an axis, in its order."""
     groups: dict[object, list[int]] = {}
     for index, point in enumerate(points):
         others = msgspec.structs.astuple(msgspec.structs.replace(point.setting, **{axis: 1}))

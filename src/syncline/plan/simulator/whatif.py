@@ -251,11 +251,7 @@ class WhatIfSimulator:
         return predict_iteration_s(profile, free, plan, **options)
 
     def point(self, change: Change, planners: Sequence[str] = ()) -> Point:
-        """Return a point with the predictions of some planners, by default all.
-
-        Raises:
-            UserError: the change is impossible, or the point cannot be simulated.
-        """
+        """Return a point with the predictions of some planners, by default all."""
         network = self.network_at(change)
         plans = self._plans(change, network, planners or self.planners)
         settings: dict[str, Any] = change._asdict()

@@ -59,11 +59,7 @@ class Workers(Value, frozen=True, kw_only=True):
                 raise UserError(f"workers: {field} must be between 0 and 2, found {value}")
 
     def factors(self, count: int) -> NDArray[np.float64]:
-        """Return the factor of each of ``count`` workers, without jitter.
-
-        Raises:
-            UserError: a straggler's rank is not among them.
-        """
+        """Return the factor of each of ``count`` workers; raise UserError for other ranks."""
         factors = np.ones(count)
         if self.spread:
             factors = np.exp(np.random.default_rng(self.seed).normal(0, self.spread, count))
@@ -99,11 +95,7 @@ ALIKE = Workers()
 
 
 def parse_stragglers(text: str) -> tuple[tuple[int, float], ...]:
-    """Return the (rank, factor) pairs of a text such as ``"1.2@3"`` or ``"1.2@3,2@0"``.
-
-    Raises:
-        UserError: a part is not a factor and a rank.
-    """
+    """Return the (rank, factor) pairs of a text such as ``"1.2@3,2@0"``, or raise UserError."""
     pairs = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*@\s*(\d+)\s*", part)
