@@ -91,10 +91,7 @@ def threads_a_worker(workers: int, environment: Mapping[str, str]) -> dict[str, 
 
 
 def place_variables(*, rank: int, workers: int, workers_per_host: int) -> dict[str, str]:
-    """Return the variables by which torchrun gives a worker its place among the others.
-
-    Ranks fill one host after the other, with as many workers on each.
-    """
+    """Return torchrun's variables for a worker; ranks fill one host after the other."""
     host, local_rank = divmod(rank, workers_per_host)
     numbers = {
         "RANK": rank,
@@ -165,10 +162,7 @@ def _not_ignored() -> list[signal.Signals]:
 
 @contextmanager
 def received_signals() -> Iterator[socket.socket]:
-    """Yield a socket that gets the ending signals' numbers, a byte each; they do nothing else.
-
-    Only the main thread can receive signals.
-    """
+    """Yield a socket that gets the ending signals' numbers, a byte each, in the main thread."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     with reading, writing:

@@ -357,10 +357,7 @@ def _remoteness(failure: Failure | Lost) -> int:
 
 @contextlib.contextmanager
 def _address(path: str) -> Iterator[str]:
-    """Yield a path to a socket's file that is short enough, however long that of its folder is.
-
-    A socket's address has room for 107 bytes, and folders for temporary files can be longer.
-    """
+    """Yield a path to a socket's file that fits into the 107 bytes of an address."""
     folder, name = os.path.split(path)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -418,10 +415,7 @@ def _connected(path: str, greeting: Hello | Remote) -> Connection:
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End this process at once.
-
-    Threads of a process group whose peers are gone would delay a normal exit of the interpreter.
-    """
+    """End this process at once: threads of a process group without peers would delay it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

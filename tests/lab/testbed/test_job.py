@@ -11,8 +11,8 @@ import pytest
 
 from syncline.errors import UserError
 from syncline.lab.processes import received_signals
-from syncline.lab.testbed import Cluster, JobResult, Testbed
-from syncline.lab.testbed.job import worker_environment
+from syncline.lab.testbed import Cluster, Testbed
+from syncline.lab.testbed.job import JobResult, worker_environment
 from tests.timeouts import DEADLINE_S
 
 from .machine import descendants

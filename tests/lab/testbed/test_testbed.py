@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from syncline.errors import PeerError, UserError
-from syncline.lab.testbed import Cluster, Place, Testbed, kernel
+from syncline.lab.testbed import Cluster, Testbed, kernel
+from syncline.lab.testbed.control import Place
 from syncline.lab.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, _reason
 from tests.timeouts import DEADLINE_S
 from tests.words import assert_tells

@@ -164,12 +164,6 @@ class _Teams:
     present: dict[str, Team] = field(default_factory=dict)
     absent: list[Absent] = field(default_factory=list)
 
-    def of(self, contestant: str) -> Team | None:
-        """Return the team that a contestant belongs to, unless it is absent."""
-        if any(a.contestant == contestant for a in self.absent):
-            return None
-        return self.present.get(contestant if contestant in MPIS else "torch")
-
     def leave_out(self, contestant: str, reason: str) -> None:
         self.absent.append(Absent(contestant=contestant, workers=self.workers, reason=reason))
 
@@ -204,8 +198,9 @@ def _measured(
     """Let all contestants race, with one worker count and one size."""
 
     def lap(contestant: str, iterations: int) -> LapTimes | None:
-        if (team := teams.of(contestant)) is None:
+        if any(absent.contestant == contestant for absent in teams.absent):
             return None
+        team = teams.present[contestant if contestant in MPIS else "torch"]
         forced = contestant.startswith(PREFIX)
         algorithm = contestant.removeprefix(PREFIX) if forced else None
         order = Order(

@@ -82,10 +82,7 @@ class Team:
         [self.ready, *_] = workers.ask(setup, Ready, timeout_s=START_S)
 
     def run(self, order: Order) -> LapTimes | Refused:
-        """Have all ranks run a lap; return the times of an iteration, or why a rank could not.
-
-        The times are that of the slowest rank, and the CPU time of all ranks together.
-        """
+        """Have all ranks run a lap; return the slowest one's time and the CPU time of all."""
         answers = self._workers.ask(
             order,
             LapTimes | Refused,

@@ -192,10 +192,7 @@ def bus_factor(collective: Collective, workers: int) -> float:
 
 
 def whole_size(collective: Collective, workers: int, size_bytes: int) -> int:
-    """Return the smallest size of at least ``size_bytes`` that a collective can have.
-
-    The vector holds whole elements, and where every rank has a shard of it, equal shards.
-    """
+    """Return ``size_bytes`` rounded up to whole elements, and to equal shards of the ranks."""
     shards = workers if collective in ("reduce-scatter", "all-gather") else 1
     unit = ELEMENT_BYTES * shards
     return -(-size_bytes // unit) * unit

@@ -27,10 +27,7 @@ def candidate(algorithm: str, block_bytes: int | None = None) -> Region:
 
 
 def candidates(collective: Collective, layout: Hosts) -> tuple[Region, ...]:
-    """Return all ways to run a collective.
-
-    If two papers name one algorithm differently, it has the first name.
-    """
+    """Return all ways to run a collective, each algorithm under the first of its names."""
     found: list[Region] = []
     seen: list[Fixed | Pipelined] = []
     for algorithm, entry in PROGRAMS[collective].items():

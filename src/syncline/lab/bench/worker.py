@@ -116,10 +116,7 @@ def _elements(vector: Vector) -> Elements:
 
 
 def by_mpi(mpi: Any, order: Order) -> tuple[Vectors, Run]:
-    """Measure a collective of MPI's world, in place where MPI has that.
-
-    ``mpi`` is the module ``mpi4py.MPI``, which need not look up the type of elements here.
-    """
+    """Measure a collective of MPI's world, in place if it can be; ``mpi`` is ``mpi4py.MPI``."""
     world = mpi.COMM_WORLD
     vectors = memory_of(order, world.Get_size())
     given, result = [vectors.given, mpi.FLOAT], [vectors.result, mpi.FLOAT]

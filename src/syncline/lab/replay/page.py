@@ -52,10 +52,7 @@ LESS = frozenset({"messages", "rounds", "above bound"})
 
 
 def print_replay(console: Console, replay: Replay) -> None:
-    """Print what was measured beside what was predicted, the fastest first.
-
-    A terminal that is too narrow gets fewer columns.
-    """
+    """Print measured and predicted times, the fastest first, in the columns that have room."""
     terminal.widen(console)
     plans = _plans(replay)
     if console.is_terminal and terminal.width(console, plans) > console.width:

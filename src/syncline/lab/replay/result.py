@@ -78,10 +78,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
         return self.measured_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
     def speed_up_over(self, other: PlanTimes) -> float:
-        """Return how many times faster it is than another: median over the rounds of the ratio.
-
-        Both ran in every round, so a disturbance of a whole round does not change the ratio.
-        """
+        """Return the median over the rounds, in each of which both ran, of the ratio of times."""
         return median([b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)])
 
 

@@ -85,10 +85,7 @@ class Computation:
         self._arrived(self._lane(awaited), awaited.name)
 
     def backward(self, operation: int | None) -> None:
-        """Run everything up to an operation of the profile, by default all before the update.
-
-        The host waits until that operation has ended.
-        """
+        """Run everything up to an operation, or all before the update; wait for its end."""
         self._is_deferred = True
         if operation is None:
             self._reach(self._exchanged)

@@ -106,10 +106,7 @@ def require_tools() -> None:
 
 
 def refusal(what: str, number: int, reason: str, *, rootless: bool) -> str:
-    """Return why there is no cluster and what to do.
-
-    The kernel refused ``what``, in a user namespace if ``rootless``, with the error ``number``.
-    """
+    """Return why there is no cluster and what to do; the kernel refused ``what``."""
     if not rootless:
         return (
             f"this machine refuses {what} for an emulated cluster, even to root ({reason}); in a "

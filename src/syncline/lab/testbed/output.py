@@ -27,10 +27,7 @@ class Lines:
         self._drawn_at_s = float("-inf")
 
     def feed(self, data: bytes, now_s: float) -> list[bytes]:
-        """Return the lines that ``data`` completes, without their ends.
-
-        ``now_s`` is on any clock that does not go back.
-        """
+        """Return the lines that ``data`` completes, without their ends; ``now_s`` is monotonic."""
         *whole, rest = (self._rest + data).split(b"\n")
         lines = [_last_drawn(line) for line in whole]
         # A carriage return at the very end may be half of an end of line.

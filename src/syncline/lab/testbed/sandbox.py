@@ -105,10 +105,7 @@ def _become_root_of_a_user_namespace() -> None:
 
 
 def _control_congestion() -> None:
-    """Set TCP as on most Linux hosts, independent of this machine's settings.
-
-    BBR, for example, probes the path every 10 s by sending next to nothing for 0.2 s.
-    """
+    """Set TCP as on most hosts; BBR, for one, sends next to nothing for 0.2 s every 10 s."""
     usual, always_allowed = CONGESTION_CONTROLS
     try:
         CONGESTION.write_text(usual)

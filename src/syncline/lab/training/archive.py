@@ -106,12 +106,7 @@ def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
             return msgspec.convert(content, kind)
     # msgspec takes a tensor for a mapping, and fails by an AttributeError. A pickled text may hold
     # what UTF-8 cannot encode.
-    except (
-        msgspec.ValidationError,
-        AttributeError,
-        RecursionError,
-        UnicodeEncodeError,
-    ) as error:
+    except (msgspec.ValidationError, AttributeError, RecursionError, UnicodeEncodeError) as error:
         raise damaged(path, shortened(str(error))) from None
 
 

@@ -48,40 +48,25 @@ class Hyperparameters(Value, frozen=True):
         require_known("schedule", self.schedule, SCHEDULES)
 
 
-_IMAGENET = Hyperparameters(
-    epochs=90, batch_size=64, learning_rate=0.1, weight_decay=1e-4, schedule="step", warmup_epochs=5
-)
+# Epochs, batch size and learning rate come first.
+_IMAGENET = Hyperparameters(90, 64, 0.1, weight_decay=1e-4, schedule="step", warmup_epochs=5)
 
 _DEFAULTS: dict[str, Hyperparameters] = {
     # gTop-k, Table V: 140 epochs, 128 samples over all workers, learning rate 0.1.
-    "resnet20": Hyperparameters(
-        epochs=140, batch_size=64, learning_rate=0.1, weight_decay=1e-4, schedule="step"
-    ),
-    "vgg16": Hyperparameters(
-        epochs=140, batch_size=64, learning_rate=0.05, weight_decay=5e-4, warmup_epochs=1
-    ),
+    "resnet20": Hyperparameters(140, 64, 0.1, weight_decay=1e-4, schedule="step"),
+    "vgg16": Hyperparameters(140, 64, 0.05, weight_decay=5e-4, warmup_epochs=1),
     # Without batch norm a learning rate of 0.1 diverges; 0.01 is that of gTop-k, Table V.
     "alexnet": msgspec.structs.replace(_IMAGENET, learning_rate=0.01, weight_decay=5e-4),
     "googlenet": msgspec.structs.replace(_IMAGENET, learning_rate=0.01, weight_decay=2e-4),
     "resnet50": _IMAGENET,
-    "lstm": Hyperparameters(
-        epochs=40, batch_size=20, learning_rate=1.0, clip_norm=0.25, warmup_epochs=0.5
-    ),
-    "transformer": Hyperparameters(
-        epochs=20, batch_size=16, learning_rate=0.1, clip_norm=1.0, warmup_epochs=0.5
-    ),
+    "lstm": Hyperparameters(40, 20, 1.0, clip_norm=0.25, warmup_epochs=0.5),
+    "transformer": Hyperparameters(20, 16, 0.1, clip_norm=1.0, warmup_epochs=0.5),
 }
 
 _DEFAULTS_ON_DATA: dict[tuple[str, str], Hyperparameters] = {
-    ("resnet20", "digits"): Hyperparameters(
-        epochs=15, batch_size=16, learning_rate=0.1, weight_decay=5e-4, warmup_epochs=1
-    ),
-    ("lstm", "text"): Hyperparameters(
-        epochs=8, batch_size=20, learning_rate=4.0, clip_norm=0.25, warmup_epochs=0.5
-    ),
-    ("transformer", "text"): Hyperparameters(
-        epochs=5, batch_size=16, learning_rate=0.2, clip_norm=1.0, warmup_epochs=0.5
-    ),
+    ("resnet20", "digits"): Hyperparameters(15, 16, 0.1, weight_decay=5e-4, warmup_epochs=1),
+    ("lstm", "text"): Hyperparameters(8, 20, 4.0, clip_norm=0.25, warmup_epochs=0.5),
+    ("transformer", "text"): Hyperparameters(5, 16, 0.2, clip_norm=1.0, warmup_epochs=0.5),
 }
 """Replacements for the above on a certain data set."""
 
@@ -185,14 +170,9 @@ class TrainingConfig(Value, frozen=True):
     json: Annotated[bool, described("Print one JSON object at the end.")] = False
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("--workers", self.workers),
-            ("--accumulate", self.accumulate),
-            ("--block-steps", self.block_steps),
-            ("--steps", self.steps),
-        ):
-            if value is not None:
-                require_count(name, value)
+        for option in ("workers", "accumulate", "block_steps", "steps"):
+            if (value := getattr(self, option)) is not None:
+                require_count(f"--{option.replace('_', '-')}", value)
         if self.seed < 0:
             raise UserError(f"--seed must not be negative, found {self.seed}")
         if not 0 < self.timeout_s <= 86_400:

@@ -163,7 +163,11 @@ class _Training:
         losses: list[float] = []
         for block, swapped in zip(self._blocks(), self._swaps, strict=False):
             block_start = time.perf_counter()
-            losses += self._run_block(block, swapped=swapped)
+            # The replicas take turns in going first, so that neither always finds the batches in
+            # the caches, or always follows an evaluation.
+            order = self.replicas[::-1] if swapped else self.replicas
+            taken = {r.name: r.run_block(block, beside_another=len(order) > 1) for r in order}
+            losses += taken[SYNCLINE]
             self.step += len(block)
             rate = len(block) * self.config.samples_per_step / (time.perf_counter() - block_start)
             self.progress.step(self._snapshot(losses[-1], rate))
@@ -184,17 +188,6 @@ class _Training:
         left = itertools.islice(steps, self._total_steps - self.step)
         while block := list(itertools.islice(left, size)):
             yield block
-
-    def _run_block(self, block: list[tuple[Batch, ...]], *, swapped: bool) -> list[float]:
-        """Let every replica take the steps; return the losses of Syncline's.
-
-        The replicas take turns in going first, so that neither always finds the batches in the
-        caches, or always follows an evaluation.
-        """
-        beside_another = len(self.replicas) > 1
-        order = reversed(self.replicas) if swapped else iter(self.replicas)
-        losses = {r.name: r.run_block(block, beside_another=beside_another) for r in order}
-        return losses[SYNCLINE]
 
     def _snapshot(self, loss: float, samples_per_s: float) -> Snapshot:
         phase = self.ddp.phase

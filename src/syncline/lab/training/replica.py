@@ -143,10 +143,7 @@ class Replica:
         return loss
 
     def evaluate(self, *, final: bool = False) -> dict[str, float]:
-        """Return the task's figures of merit; all workers take part and get the same.
-
-        The ``final`` ones are over data that is used only once, after training.
-        """
+        """Return the task's figures of merit; the ``final`` ones are computed after training."""
         self.synchronize()
         # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
         # the next forward pass. They are the model's, so all workers evaluate with them.

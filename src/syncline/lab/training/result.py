@@ -42,11 +42,7 @@ def record(
     epochs: int,
     steps: int,
 ) -> Run:
-    """Return the record of a training; all workers take part, and rank 0 writes the report.
-
-    ``replicas`` are Syncline's model, of which ``ddp`` is the wrapper, and the baseline if there
-    is one; ``figures`` are those of merit, and ``epochs`` and ``steps`` what was done.
-    """
+    """Return the record of a training; all workers take part, and rank 0 writes the report."""
     results = {**figures, "epochs": float(epochs), "steps": float(steps)}
     results["training seconds"] = sum(step.seconds for step in replicas[0].times)
     if len(replicas) > 1:
@@ -125,10 +121,7 @@ def of_all_workers(times: Sequence[StepTime], worker: Worker) -> list[StepTime]:
 
 
 def largest_difference(one: nn.Module, other: nn.Module) -> float:
-    """Return the largest difference of two models' values; 0 means the same values.
-
-    Infinity if only one of two values is NaN.
-    """
+    """Return the largest difference of two models' values; infinity if only one is NaN."""
     largest = 0.0
     others = other.state_dict()
     for name, value in one.state_dict().items():

@@ -24,10 +24,7 @@ class ImageSplit(Protocol):
         """Return the number of images."""
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
-        """Return the images of ``indices``, (N,), int64.
-
-        ``augment_seed`` seeds random changes of the images; None changes nothing.
-        """
+        """Return the images of ``indices``, (N,), int64; with a seed they are varied at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,10 +43,7 @@ T = TypeVar("T")
 
 
 def made_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield ``items`` in order, preparing each while the one before it is in use.
-
-    An error while an item is prepared is raised where the item would have been yielded.
-    """
+    """Yield ``items`` in order, preparing each while the one before it is in use."""
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="syncline-batch") as pool:
         coming = pool.submit(next, items, end)

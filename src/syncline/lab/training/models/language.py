@@ -41,10 +41,7 @@ class LstmLanguageModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, tokens: Tensor, state: LstmState | None = None) -> tuple[Tensor, LstmState]:
-        """Return the logits of the next tokens and the state after the window.
-
-        (N, T) int64 -> (N, T, vocabulary). The state before the window is zeros where it is None.
-        """
+        """Return the next tokens' logits, (N, T) -> (N, T, vocabulary), and the new state."""
         x, state = self.lstm(self.dropout(self.embedding(tokens)), state)
         return self.head(self.dropout(x)), state
 

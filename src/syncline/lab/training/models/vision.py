@@ -40,10 +40,7 @@ class _Classifier(nn.Module):
 def _stages(
     block: type[BasicBlock | Bottleneck], width: int, shape: Sequence[tuple[int, int, int]]
 ) -> Iterator[nn.Sequential]:
-    """Yield the stages of a ResNet, which takes ``width`` channels.
-
-    ``shape`` has the channels inside a block, the blocks and the stride of the first, by stage.
-    """
+    """Yield the stages of a ResNet; ``shape`` has inner channels, blocks and first stride."""
     for channels, blocks, stride in shape:
         made = []
         for index in range(blocks):
