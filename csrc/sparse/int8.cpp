@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "clones.hpp"
+
 namespace syncline {
 
 namespace {
@@ -23,8 +25,8 @@ struct Sum {
 };
 
 // Adds the residuals of one block to its elements that are not zero, and clears these residuals.
-Sum add_residual(float* __restrict values, float* __restrict residual, std::size_t count,
-                 float factor) {
+SYNCLINE_INLINED Sum add_residual(float* __restrict values, float* __restrict residual,
+                                  std::size_t count, float factor) {
     std::int32_t any = 0;
     for (std::size_t i = 0; i < count; ++i) any |= std::bit_cast<std::int32_t>(values[i]);
     if ((any & magnitude) == 0) return {1, false};
@@ -47,8 +49,9 @@ Sum add_residual(float* __restrict values, float* __restrict residual, std::size
 
 // Rounds one block to integers times a power of two; the values become these, and what is lost is
 // added to the residuals.
-void round_to_units(float* __restrict values, float* __restrict residual,
-                    std::int8_t* __restrict integers, std::size_t count, std::uint32_t exponent) {
+SYNCLINE_INLINED void round_to_units(float* __restrict values, float* __restrict residual,
+                                     std::int8_t* __restrict integers, std::size_t count,
+                                     std::uint32_t exponent) {
     const float unit = power(exponent);
     const float inverse = power(2 * bias - exponent);
     for (std::size_t i = 0; i < count; ++i) {
@@ -65,15 +68,15 @@ void round_to_units(float* __restrict values, float* __restrict residual,
 
 }  // namespace
 
-void int8_take(float* values, float* residual, std::size_t count, float factor) {
+SYNCLINE_CLONES void int8_take(float* values, float* residual, std::size_t count, float factor) {
     for (std::size_t start = 0; start < count; start += int8_block) {
         const std::size_t size = std::min(int8_block, count - start);
         add_residual(values + start, residual + start, size, factor);
     }
 }
 
-void int8_encode(float* values, float* residual, std::size_t count, float factor,
-                 std::uint8_t* encoded) {
+SYNCLINE_CLONES void int8_encode(float* values, float* residual, std::size_t count, float factor,
+                                 std::uint8_t* encoded) {
     auto* integers = reinterpret_cast<std::int8_t*>(encoded);
     std::uint8_t* exponents = encoded + count;
     for (std::size_t start = 0; start < count; start += int8_block) {
@@ -92,7 +95,8 @@ void int8_encode(float* values, float* residual, std::size_t count, float factor
     }
 }
 
-void int8_decode(const std::uint8_t* encoded, std::size_t count, float* values, bool add) {
+SYNCLINE_CLONES void int8_decode(const std::uint8_t* encoded, std::size_t count, float* values,
+                                 bool add) {
     const auto* integers = reinterpret_cast<const std::int8_t*>(encoded);
     const std::uint8_t* exponents = encoded + count;
     for (std::size_t start = 0; start < count; start += int8_block) {
