@@ -147,11 +147,10 @@ SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
 
 
 def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
-    """Return (steps in which blocks are added, steps in which they are only passed on).
+    """Return the steps of an all-reduce in which blocks are added, and only passed on.
 
-    They are those of an all-reduce of ``blocks`` by a linear pipeline of at least 2 workers, in
-    which blocks travel in one direction round a ring. Source: linear-pipeline, section 3, with the
-    errata in the page "Algorithms and costs".
+    Blocks travel in one direction round a ring of at least 2 workers. Source: linear-pipeline,
+    section 3, with the errata in the page "Algorithms and costs".
     """
     # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
     return workers - 2 + blocks, 1 if workers == 2 else max(blocks, workers) - 1
@@ -185,11 +184,7 @@ def pipeline_curve(
     """Return the cost of a linear pipeline's collective in the cheapest number of equal blocks.
 
     It tries 1, 2, 3, 4, 6, 8, 12, ... blocks, and one for each worker, where the cost of an
-    all-reduce has a kink: at most 2.1 % more than with the best number. ``steps`` is the
-    collective's :func:`pipeline_steps`.
-
-    Raises:
-        UserError: there is no worker.
+    all-reduce has a kink: at most 2.1 % more than with the best number.
     """
     require_workers(workers)
     if workers == 1:

@@ -67,13 +67,8 @@ class Stage(Value, frozen=True, kw_only=True):
     """A resource beside the links, with a capacity that its users share equally.
 
     ``"host"``: the work of a host on the whole message of each of its workers, such as copies over
-    the PCIe lane; links wait meanwhile.
-
-    ``"switch"``: what carries the bytes of all links together, such as a switch or an uplink. The
-    slower of it and the links counts.
-
-    Raises:
-        UserError: on construction, if the capacity is not finite and above 0.
+    the PCIe lane; links wait meanwhile. ``"switch"``: what carries the bytes of all links together,
+    such as a switch or an uplink; the slower of it and the links counts.
     """
 
     at: Literal["host", "switch"]
@@ -103,9 +98,6 @@ def all_reduce_curve(
 
     The bytes of all workers pass the switch: ``P ceil(log2 P) M`` by recursive doubling,
     ``2 (P - 1) M`` by any other algorithm.
-
-    Raises:
-        UserError: the algorithm is unknown, or there is no worker.
     """
     require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
     algorithm = FLAT.get(algorithm, algorithm)
@@ -202,15 +194,7 @@ EXCHANGES = (*DENSE_ALGORITHMS, *TUNED, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
 
 
 class Exchange(Value, frozen=True, kw_only=True):
-    """An exchange of gradients whose cost a formula gives.
-
-    The fields are described at :class:`~syncline.plan.network.Network`, which has them too.
-
-    Raises:
-        UserError: on construction, for an unknown algorithm, a density without a sparse algorithm
-            or the reverse, more hosts than workers, hosts without a link inside, or hosts or
-            servers with an algorithm that does not take them.
-    """
+    """An exchange of gradients whose cost a formula gives; ``Network`` describes the fields."""
 
     algorithm: str
     workers: int
@@ -310,9 +294,6 @@ class Exchange(Value, frozen=True, kw_only=True):
 
         With hosts, the push begins with a reduce-scatter round a ring inside each host, and the
         pull ends with an all-gather. Each has half of the hosts' time for a message.
-
-        Raises:
-            UserError: the algorithm has no servers.
         """
         require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
         link, inside = self.link, self.inside or _FREE

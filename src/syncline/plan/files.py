@@ -106,11 +106,8 @@ def write_atomically(path: Path, content: bytes | str, *, regular: bool = False)
 def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) -> None:
     """Write a regular file as ``partial`` in the folder of ``path``, then rename it to ``path``.
 
-    A ``partial`` that a killed process has left behind is removed first.
-
-    Raises:
-        FileError: somebody else's link is in the way.
-        OSError: the file cannot be written.
+    A ``partial`` that a killed process has left behind is removed first. Raise FileError if
+    somebody else's link is in the way, and OSError if it cannot be written.
     """
     with _place_of(path) as (folder, name, status):
         with suppress(FileNotFoundError):
@@ -119,12 +116,7 @@ def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) 
 
 
 def require_own_folder(folder: Path) -> None:
-    """Require that no other user's link decides which folder this is, before files in it move.
-
-    Raises:
-        FileError: a link on the way is somebody else's.
-        OSError: there is no such folder.
-    """
+    """Raise FileError if another user's link decides which folder this is."""
     with _place_of(folder):
         pass
 

@@ -154,9 +154,9 @@ def without_bursts(
     """Return the curve with no message faster than the link's rate for back-to-back messages.
 
     After a pause, a token bucket (of a shaped link, or a cloud's interface) passes a small message
-    for free. Training has no such pauses. So if some message ``alone``, to which the curve was
-    fitted, is clearly faster than the fastest of ``rows``, which are seconds a message of messages
-    sent back to back, every message costs at least its bytes at that row's rate.
+    for free. So if some message ``alone``, to which the curve was fitted, is clearly faster than
+    the fastest of ``rows`` (seconds a message, sent back to back), every message costs at least its
+    bytes at that row's rate.
     """
     lasting = [p.time_s / p.size_bytes for p in rows if p.size_bytes >= LASTING_BYTES]
     rate = min(lasting, default=0.0)

@@ -49,10 +49,6 @@ class Contention(Value, frozen=True, kw_only=True):
 
     1: the other does not slow it. 2 for both: they share one resource evenly, so that overlapping
     them gains nothing, as on a host whose every core computes.
-
-    Raises:
-        UserError: on construction, for a factor below 1 or above 100, or a time that is negative or
-            not finite.
     """
 
     computing: float = 1.0

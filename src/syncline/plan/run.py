@@ -29,9 +29,6 @@ class PhaseSpan(Value, frozen=True, kw_only=True):
     """Successive iterations in one phase of training.
 
     Iterations that the program made slow, such as a phase's first, count as a few usual ones.
-
-    Raises:
-        UserError: on construction, if a number is negative or not finite.
     """
 
     name: str

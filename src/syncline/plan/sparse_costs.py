@@ -100,11 +100,7 @@ def sparse_line(
     """Return the cost of a sparse exchange as a line in the bytes of the dense message.
 
     Selecting and merging are not counted; see :func:`computing_line`. One worker exchanges nothing.
-    The density, rho, is above 0 and at most 1. Values have 4 bytes. ``switch_bytes_per_s`` is the
-    capacity for the bytes of all workers; None: no limit.
-
-    Raises:
-        UserError: the algorithm is unknown, or a value is out of its range.
+    Values have 4 bytes. ``switch_bytes_per_s`` is for the bytes of all workers; None: no limit.
     """
     work = _work_of(algorithm, workers, density)
     if workers == 1:

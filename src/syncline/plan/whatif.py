@@ -216,12 +216,7 @@ class Bottleneck(Value, frozen=True, kw_only=True):
 
 
 class WhatIf(Document, frozen=True, kw_only=True):
-    """A sweep over circumstances.
-
-    Raises:
-        UserError: on construction, without points, or if the bottleneck or a crossing names a
-            point, a planner or a value that is not there.
-    """
+    """A sweep over circumstances."""
 
     KIND: ClassVar[str] = "what-if"
     VERSION: ClassVar[int] = 1

@@ -22,12 +22,7 @@ Dump = dict[str, Any]
 
 
 def load(prefix: str) -> dict[str, Dump]:
-    """Return the dumps of a job, by their files; the prefix is as it was given to the ranks.
-
-    Raises:
-        UserError: there is none.
-        FileError: one cannot be read.
-    """
+    """Return a job's dumps by file; raise UserError if there are none, FileError if one is bad."""
     dumps = {}
     for path in sorted(glob.glob(f"{glob.escape(prefix)}*.json")):  # noqa: PTH207 - no folder
         if not Path(path).is_file():  # somebody's pipe would be waited for

@@ -139,13 +139,9 @@ class FlightRecorder:
 class Dumper:
     """Writes a rank's records to a file, once, when an operation of its group fails on any rank.
 
-    The failing rank asks the others through their store, so that ranks without an operation write a
-    dump, too. An error here never hides the failure itself.
-
-    Args:
-        prefix: of the files; the rank and ``.json`` follow.
-        store: of the group, in which ``meeting`` is unique to it and the same on all ranks.
-        groups: returns the process groups of this process, with their recorders.
+    The failing rank asks the others through their store, in which ``meeting`` is unique to the
+    group, so that ranks without an operation write a dump, too. An error here never hides the
+    failure itself. ``groups`` returns this process's rank and process groups.
     """
 
     def __init__(
@@ -232,11 +228,8 @@ def from_torch(
 ) -> tuple[str | None, int]:
     """Return the prefix of dumps and the number of entries, by default from torch's variables.
 
-    The prefix is None where neither it nor a number of entries is given. With a number it is
-    :func:`default_prefix`.
-
-    Raises:
-        UserError: the variable is no number, or the number is below 0.
+    Without either the prefix is None; with a number alone it is :func:`default_prefix`. Raise
+    UserError for a wrong number.
     """
     name = "TORCH_FR_BUFFER_SIZE"
     prefix = prefix or environment.get("TORCH_FR_DUMP_TEMP_FILE") or None

@@ -35,12 +35,10 @@ class Gpus:
     Ranks of one host run all-reduce, broadcast and reduce as linear pipelines between their GPUs.
     All ranks must decide alike, so the decision depends only on the call, its dtype and the hosts.
     Everything else passes through host memory. In a group made as ``"cpu:syncline,cuda:nccl"``,
-    torch's group of the other backend takes the tensors on its device.
+    torch's group of the other backend takes the tensors on its device. ``owner`` refers to the
+    process group, which must not be kept alive.
 
     Run so far on one GPU that several ranks shared, and on none of several.
-
-    Args:
-        owner: refers to the process group, which must not be kept alive.
     """
 
     def __init__(self, owner: weakref.ref[Any]) -> None:
@@ -53,10 +51,8 @@ class Gpus:
     def other(self, device: torch.device) -> Any:
         """Return the process group of another backend for a device, or None if it is this one's.
 
-        The first call makes it, so all ranks of the group must make their first call together.
-
-        Raises:
-            UserError: the group was made without a backend for the device.
+        The first call makes it, so all ranks must make it together. Raise UserError if the group
+        was made without a backend for the device.
         """
         kind = device.type
         if kind not in self._others:
@@ -91,11 +87,8 @@ class Gpus:
     ) -> tuple[DeviceWork, list[Callable[[], None]]] | None:
         """Begin a collective between the GPUs of a host, in place; None if it must be staged.
 
-        The device group of this name is made if there is none. Calls of different threads use
-        different groups.
-
-        Returns:
-            The collective, and what to call after its wait.
+        Calls of different threads use device groups of different names. What is returned second is
+        to be called after the wait.
         """
         dtype = str(tensor.dtype).removeprefix("torch.")
         reduces = call.collective != "broadcast"

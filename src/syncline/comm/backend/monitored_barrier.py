@@ -15,14 +15,12 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
 def monitored_barrier(
     store: Any, key: str, rank: int, ranks: int, *, timeout_s: float, wait_all_ranks: bool
 ) -> None:
-    """Return once all ranks have come; they meet in the store, so it works after a failure, too.
+    """Return once all ranks have come; raise PeerError if one does not.
 
-    As in Gloo's ``monitored_barrier``, rank 0 waits for the others, one after the other, and then
-    lets them go on; each waits for at most ``timeout_s``. The key is unique to this barrier in the
-    store. With ``wait_all_ranks`` the error names all ranks that are missing, not only the first.
-
-    Raises:
-        PeerError: a rank did not come, or rank 0 did not let this one go on.
+    They meet in the store under a key of this barrier alone, so it works after a failure, too. As
+    in Gloo's ``monitored_barrier``, rank 0 waits for the others, one after the other, and then lets
+    them go on; each waits for at most ``timeout_s``. With ``wait_all_ranks`` the error names all
+    ranks that are missing, not only the first.
     """
     deadline = time.monotonic() + timeout_s
     if rank != 0:

@@ -87,15 +87,8 @@ def created(group: Any, options: Options | None) -> ProcessGroup:
 class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     """A process group of torch that runs on a :class:`~syncline.comm.groups.Group`.
 
-    Its ranks meet in the store, of which torch gives each group a part of its own.
-
-    Args:
-        store: where they meet.
-        rank: this rank.
-        size: how many there are.
-        timeout: deadline of every wait.
-        options: see :class:`Options`.
-        ranks: their numbers in the default group; empty for that group itself.
+    Its ranks meet in the store, of which torch gives each group a part of its own. ``ranks`` are
+    their numbers in the default group; empty for that group itself.
     """
 
     def __init__(
@@ -702,12 +695,7 @@ def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup,
 
 
 def _require_alive(own: int, ranks: Sequence[int]) -> None:
-    """Raise PeerError if a rank that is to join a group is known to have ended.
-
-    Args:
-        own: this rank in the group.
-        ranks: the group's, by their numbers in the default group.
-    """
+    """Raise PeerError if one of the ranks that are to join a group is known to have ended."""
     for known in known_groups():
         if isinstance(known, ProcessGroup):
             numbers = dist.get_process_group_ranks(known)

@@ -38,12 +38,9 @@ Device = int | str | torch.device
 class BackendWork(dist.Work):
     """Collectives or messages in flight, and functions to call with their results.
 
-    Args:
-        pending: the collectives or messages.
-        results: the tensors.
-        completer: completes the future in order. None: a new thread completes it. A message between
-            two ranks needs that: it may arrive after messages whose futures are asked for later.
-        finishes: called by the first wait that succeeds.
+    The completer completes the future in order; without one, a new thread does. A message between
+    two ranks needs that: it may arrive after messages whose futures are asked for later. The first
+    wait that succeeds calls ``finishes``.
     """
 
     def __init__(
@@ -84,13 +81,9 @@ class BackendWork(dist.Work):
         return self._error
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return once the results are in place.
+        """Return once the results are in place; raise as :meth:`.Pending.wait` does.
 
-        Args:
-            timeout: how long at most. If that is less than the group's own timeout, the work stays
-                in flight afterwards, and may be waited for again.
-
-        Raises as :meth:`syncline.comm.groups.Pending.wait` does.
+        After a timeout below the group's own the work stays in flight, and may be waited for again.
         """
         # torch passes 0 for no timeout.
         deadline_s = time.monotonic() + timeout.total_seconds() if timeout else None
@@ -168,9 +161,8 @@ class BackendWork(dist.Work):
 class Completer:
     """A thread that completes a group's futures and runs their callbacks.
 
-    Both happen in the order in which the program asked for them, so in the same order on all ranks,
-    whenever messages arrive. A callback may begin collectives itself and wait for them, as
-    PowerSGD's does.
+    Both happen in the order in which the program asked for them, so in the same order on all ranks.
+    A callback may begin collectives itself and wait for them, as PowerSGD's does.
     """
 
     def __init__(self) -> None:
@@ -182,11 +174,7 @@ class Completer:
         """The thread's identifier while it runs: every call checks whether it is on this thread."""
 
     def run(self, job: Callable[[], None]) -> None:
-        """Run a job after the earlier ones or, if called on the thread itself, at once.
-
-        Raises:
-            UserError: this is a fork, which does not have the thread.
-        """
+        """Run a job after earlier ones, or at once on the thread itself; UserError in a fork."""
         if os.getpid() != self._process:
             raise UserError(
                 "a fork was to complete a future of a group that its parent joined; use the future "

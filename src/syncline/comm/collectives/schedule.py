@@ -124,16 +124,11 @@ class Schedule:
 
     The vector is cut into ``blocks`` nearly equal blocks. Each rank runs its steps in order. In a
     step it sends its blocks as they were before the step, while it receives; received blocks
-    replace its own (copy) or are added to them (reduce). Transfers of one step are
-    independent of each other. A rank need not wait for other ranks to reach the step: it waits for
-    the data only.
+    replace its own (copy) or are added to them (reduce). A rank does not wait for other ranks to
+    reach the step: it waits for the data only.
 
-    Each transfer is one row of the arrays, which are sorted by step and read-only; so every send
-    has its receive by construction. That the rows of every program make sense is proved by the
-    tests, not checked here.
-
-    Raises:
-        UserError: on construction, if there are too many ranks, or the root is none of them.
+    Each transfer is one row of the arrays, which are sorted by step and read-only. That the rows of
+    every program make sense is proved by the tests, not checked here.
     """
 
     collective: str
@@ -196,12 +191,7 @@ class Schedule:
 
 
 def require_ranks(algorithm: str, ranks: int, *, blocks: int = 1) -> None:
-    """Check the number of ranks, and that of blocks, each of which a rank sends at most twice.
-
-    Raises:
-        UserError: there are fewer than 1 or more than ``LARGEST_RANKS`` ranks, or so many blocks
-            that there would be more than ``LARGEST_TRANSFERS`` transfers.
-    """
+    """Raise UserError for too few or too many ranks, or blocks, each sent twice by a rank."""
     if not 1 <= ranks <= LARGEST_RANKS:
         raise UserError(
             f"the program of {algorithm!r} needs 1 to {LARGEST_RANKS} ranks, found {ranks}; "

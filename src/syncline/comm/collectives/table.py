@@ -155,11 +155,8 @@ def best_blocks(
 ) -> int:
     """Return the number of blocks with which a pipelined program is fastest, within about 3 %.
 
-    More blocks fill the pipeline sooner and cost more latencies. It tries 1, 2, 3, 4, 6, 8 ...
-    4,096 blocks, and one less than each, at ``steps (alpha + beta M / blocks)``.
-
-    Raises:
-        UserError: there is no such collective or algorithm, or it is not pipelined.
+    It tries 1, 2, 3, 4, 6, 8 ... 4,096 blocks, and one less than each, at
+    ``steps (alpha + beta M / blocks)``. Raise UserError if the algorithm is not pipelined.
     """
     entry = _entry(collective, algorithm)
     if not isinstance(entry, Pipelined):

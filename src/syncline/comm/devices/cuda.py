@@ -85,12 +85,10 @@ class CudaDevice:
     each other, except where one waits for an event that another records. A wait is for the event's
     last recording before it, so a host must have recorded it already, in whichever process.
 
-    Args:
-        device: such as ``"cuda:1"``, or its number; without a number, torch's current one.
+    The device is such as ``"cuda:1"``, or its number; without a number, torch's current one.
 
     Raises:
-        UserError: there is no such GPU, or this torch shares memory in an unknown way. By the
-            methods that share and open: the GPU cannot be shared in this way.
+        UserError: there is no such GPU, or it cannot be shared in this way.
     """
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:
@@ -112,10 +110,9 @@ class CudaDevice:
     # ------------------------------------------------------------------ what processes share
 
     def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
-        """Return memory, of shape ``(size_bytes,)`` and dtype uint8, its contents undefined.
+        """Return memory, of shape ``(size_bytes,)`` and dtype uint8, for the given streams.
 
-        It is for the given streams: their further work comes after the work of the caller's current
-        stream, which may have used the memory before, and it is reused only after they are done.
+        Their further work comes after that of the current stream, which may have used the memory.
         """
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         for stream in streams:

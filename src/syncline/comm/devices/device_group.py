@@ -212,10 +212,7 @@ class DeviceGroup:
     def close(self) -> None:
         """Wait until all ranks' work is done, and stop sharing memory; all ranks must call it.
 
-        After a call that failed nothing is waited for.
-
-        Raises:
-            PeerError: a rank has ended, or did not close in time. This group is closed then too.
+        Raise PeerError, and close, if a rank does not. After a failed call nothing is waited for.
         """
         with self._lock:
             if self._ended:

@@ -54,15 +54,11 @@ class Pipeline:
     """This rank's place in the chain: it receives from the previous rank and sends to the next.
 
     A rank sends a block on one stream while it receives another on a second; a third reduces, so
-    that it delays neither. Data flow in one direction, from each rank to the next and from the
-    last to rank 0.
+    that it delays neither. Data flow in one direction, from each rank to the next and from the last
+    to rank 0. A slot takes ``block_bytes``, and there are ``window`` of them.
 
-    Source: linear-pipeline, sections 3 and 3.1: a block goes out by one copy engine while the next
-    comes in by the other, launched on two streams, with the reductions overlapped. Here neighbours
-    are processes: each pulls from the staging buffer of the previous one.
-
-    A slot takes ``block_bytes``, and there are ``window`` of them; see
-    :class:`~syncline.comm.devices.DeviceGroup`, also for the errors.
+    Source: linear-pipeline, sections 3 and 3.1. Here neighbours are processes: each pulls from the
+    staging buffer of the previous one.
     """
 
     def __init__(self, group: Group, device: CudaDevice, *, block_bytes: int, window: int) -> None:
@@ -110,23 +106,12 @@ class Pipeline:
         reduction: str = "sum",
         divisor: int = 1,
     ) -> list[Event]:
-        """Enqueue a rank's part of a program, after the caller's work so far.
+        """Enqueue a rank's part of a program; return events after which the result is in place.
 
         Operations on one block run in the order of the program; those on different blocks in any
-        order.
-
-        Args:
-            vector: this rank's elements, of shape ``(elements,)``; changed in place.
-            steps: of this rank, which sends to the next and receives from the previous one.
-            offsets: where each block begins, and the end; no block is larger than a slot.
-            reduction: of received blocks.
-            divisor: each block is divided by it once it is reduced here.
-
-        Returns:
-            Events after which the result is in place.
-
-        Raises:
-            PeerError: a rank has ended, or did not answer in time.
+        order. The vector, of shape ``(elements,)``, is changed in place. ``offsets`` are where each
+        block begins, and the end; no block is larger than a slot. Each block is divided by
+        ``divisor`` once it is reduced here. Raise PeerError if a rank does not answer.
         """
         begun = self._device.current_stream().record_event()
         for stream in self._streams:

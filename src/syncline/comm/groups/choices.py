@@ -47,9 +47,8 @@ class Choice(NamedTuple):
 def choose(collective: Collective, hosts: Hosts, size_bytes: int) -> Choice:
     """Return the algorithm for a vector of ``size_bytes``.
 
-    Inside a host, ranks read directly from the rank that has the data. Between hosts links are
-    slow, so every byte crosses each link as seldom as possible: in a ring (of hosts, if they have
-    several ranks), or along a pipeline.
+    Inside a host, ranks read directly from the rank that has the data. Between hosts every byte
+    crosses each link as seldom as possible: in a ring (of hosts), or along a pipeline.
     """
     inside, ranks = len(hosts) == 1, len(hosts[0])
     small = size_bytes <= (SMALL_SHARED_BYTES if inside else SMALL_BETWEEN_BYTES)
@@ -110,12 +109,7 @@ class Timing(Value, frozen=True, kw_only=True):
 
 
 class Choices(Document, frozen=True, kw_only=True):
-    """What ``syncline tune`` measured in one place, and which algorithms follow from it.
-
-    Raises:
-        UserError: on construction, where regions are out of order, or an algorithm is unknown or
-            cannot run in that place.
-    """
+    """What ``syncline tune`` measured in one place, and which algorithms follow from it."""
 
     KIND: ClassVar[str] = "choices"
     VERSION: ClassVar[int] = 1
@@ -153,12 +147,7 @@ class Choices(Document, frozen=True, kw_only=True):
 def require_algorithm(
     collective: Collective, algorithm: str, blocks: int | None, site: Site
 ) -> None:
-    """Check that an algorithm can run in a place, with ``blocks`` their number or size in bytes.
-
-    Raises:
-        UserError: there is no such algorithm, blocks are missing or not allowed, or it needs
-            several hosts with several ranks each.
-    """
+    """Raise UserError if an algorithm, with a number or size of blocks, cannot run in a place."""
     where = f"choices of {collective}"
     if algorithm == HIERARCHICAL and collective == "all-reduce":
         if len(site.layout) == 1 or all(len(host) == 1 for host in site.layout):
@@ -216,10 +205,7 @@ def measured_choices(site: Site) -> tuple[Choices, Path] | None:
     """Return what was measured for a site, and its file; None if there is nothing to use.
 
     A file of another release is not used, which is logged once; nor is one that this user may not
-    read, such as in another user's home.
-
-    Raises:
-        FileError: the file is damaged, or of another site.
+    read. Raise FileError if it is damaged, or of another site.
     """
     if choices_folder() is None:
         return None
@@ -303,12 +289,7 @@ class Chooser(Value, frozen=True):
 
 
 def chooser_for(wanted: Wanted, site: Site) -> Chooser:
-    """Return the chooser for a site, without asking its ranks.
-
-    Raises:
-        FileError: the file in the cache is damaged, or of another site.
-        MismatchError: given choices are for other numbers of ranks or hosts, or another route.
-    """
+    """Return the chooser for a site; raise MismatchError if given choices are for another."""
     regions: Regions = {}
     source = BUILT_IN
     if isinstance(wanted, Choices):
@@ -325,12 +306,7 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
 
 
 def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
-    """Return the chooser for all ranks: that of rank 0, since caches may differ.
-
-    Raises:
-        UserError: on all ranks, if :func:`chooser_for` raises one on rank 0.
-        PeerError: rank 0 does not answer in time, or what it says cannot be read.
-    """
+    """Return the chooser for all ranks, that of rank 0, since caches may differ, or its error."""
     if notes.rank != 0:
         try:
             note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)

@@ -35,13 +35,7 @@ class Compiled(NamedTuple):
 def compiled(
     collective: Collective, choice: Choice, rank: int, hosts: Hosts, root: int = 0
 ) -> Compiled:
-    """Return a program for one rank.
-
-    The choice is an algorithm of :data:`syncline.comm.collectives.PROGRAMS`, or ``"hierarchical"``.
-
-    Raises:
-        UserError: there is no such program; see :func:`syncline.comm.collectives.program`.
-    """
+    """Return a program for one rank; raise :class:`UserError` if there is none."""
     ranks = sum(len(host) for host in hosts)
     if choice.algorithm != "hierarchical":
         schedule = program(collective, choice.algorithm, ranks, blocks=choice.blocks, root=root)

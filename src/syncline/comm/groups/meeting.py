@@ -150,12 +150,7 @@ class Meeting(Generic[Met]):
         return self._notes.rank
 
     def meet(self, others: Sequence[int]) -> list[Met]:
-        """Meet other ranks, given in order, before the deadline of the notes.
-
-        Raises:
-            PeerError: a rank has ended, does not come in time, or is of another user.
-            OSError: this process has run out of descriptors.
-        """
+        """Meet other ranks, given in order; raise PeerError if one ends, or is late."""
         met: dict[int, Met] = {}
         self._missing = set(others)
         looked_s = time.monotonic()

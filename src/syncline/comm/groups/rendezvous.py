@@ -111,13 +111,9 @@ class Rendezvous:
     _ranks: int
 
     def join(self, card: RankCard, deadline: float) -> Members:
-        """Answer the invitation; return the members once all ranks have answered.
+        """Return the members once all ranks have answered; raise PeerError if one does not join.
 
-        This process's socket must listen already. The deadline is on the monotonic clock, in
-        seconds.
-
-        Raises:
-            PeerError: a rank does not answer in time, or says that it does not join.
+        This process's socket must listen already.
         """
         return self._agreed(_Answer(nonce=card.nonce, card=card, error=None), deadline)
 
@@ -283,8 +279,7 @@ class Reception:
 
     Raises:
         PeerError: on construction, if a rank does not join.
-        UserError: on construction, if this host does not let processes meet, or this one may open
-            too few files.
+        UserError: on construction, if processes may not meet here, or open too few files.
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:

@@ -20,12 +20,9 @@ WITHOUT_SHARED_MEMORY = ("TLS", "^sm")
 
 
 def new_worker(rank: int) -> _native.UcxWorker:
-    """Return a worker of UCX for this rank.
+    """Return a worker of UCX for this rank; raise :class:`UserError` if UCX cannot be used.
 
     UCX's shared memory is off, since we have our own; ``UCX_TLS`` in the environment overrides it.
-
-    Raises:
-        UserError: UCX is not installed, or cannot use the network or this process.
     """
     settings = [] if TRANSPORTS in os.environ else [WITHOUT_SHARED_MEMORY]
     try:

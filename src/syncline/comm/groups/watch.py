@@ -18,11 +18,8 @@ _NOTHING: tuple[bytes, Sequence[int]] = b"", ()
 class Watch:
     """A thread that reports peers that have ended or left the group, and their messages.
 
-    It blocks in the kernel until there is something to report. A process that has died is reported
-    at once, whether or not its parent has waited for it.
-
-    Raises:
-        OSError: on construction, if no thread can be started.
+    A process that has died is reported at once, whether or not its parent has waited for it. Raise
+    OSError if no thread can be started.
     """
 
     def __init__(self, peers: Sequence[Introduced], buffers: SharedBuffers) -> None:

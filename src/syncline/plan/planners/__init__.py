@@ -56,9 +56,6 @@ def planned(text: str, profile: Profile, network: Network, *, defers: bool = Tru
 
     The text names the planner (:func:`planner_named`), and becomes the name of the plan.
     ``defers``: the forward pass can wait for single gradients.
-
-    Raises:
-        UserError: there is no such planner, or it cannot plan this.
     """
     if text == Auto.NAME:
         return choose(profile, network, defers=defers).plan

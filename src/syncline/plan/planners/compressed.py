@@ -42,9 +42,6 @@ def compressing(network: Network, compression: Compression) -> Network:
 
     With 16 or 8 bits it is the same: a plan says what its messages put on the wire. The naive
     algorithm's merge costs as much as the all-gather before it.
-
-    Raises:
-        UserError: no link can be inferred from the network's curve.
     """
     if network.workers == 1 or not isinstance(compression, Recipe):
         return network
@@ -164,9 +161,6 @@ def choose_compressed(
 
     Compression was asked for, so a compressed plan is taken even if DDP's dense buckets are
     predicted to be as fast; the reason says so. ``network`` is what dense messages cost.
-
-    Raises:
-        UserError: the recipe selects from the whole model, and the planner makes several messages.
     """
     costs = compressing(network, compression)
     if isinstance(compression, Recipe):

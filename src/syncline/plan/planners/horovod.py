@@ -22,9 +22,6 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
 
     Unlike DDP's buckets, a message never exceeds the threshold unless a single tensor does.
     Horovod's cycle time is not part of this planner.
-
-    Raises:
-        UserError: on construction, if the threshold is negative.
     """
 
     NAME: ClassVar[str] = "buckets"

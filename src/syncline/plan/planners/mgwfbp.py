@@ -37,9 +37,8 @@ def find_merged_layers(
     """Return, for each layer from 1 to L, whether it is a merged-gradient layer.
 
     ``t_b`` is the backward time of each layer in seconds, and ``p`` the bytes of its gradient,
-    layer 1 first. The pseudocode restarts ``CalculateCommStart`` at layer L after every merge,
-    which makes it O(L^2). A merge of layer l changes only the communication of l and l - 1, so the
-    loop carries the start of l - 1 along, in O(L).
+    layer 1 first. A merge of layer l changes only the communication of l and l - 1, so the loop
+    carries the start of l - 1 along, in O(L); the pseudocode starts anew, in O(L^2).
 
     Source: MG-WFBP, Algorithm 1.
     """

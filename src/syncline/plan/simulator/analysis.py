@@ -50,9 +50,6 @@ def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int)
     """Return the tasks of the path that ends with ``last``, the earliest first.
 
     Tasks stand in ``graph`` after those that they wait for.
-
-    Raises:
-        InternalError: a task begins without anything that let it, which the engine never does.
     """
     cause, begun_with = _causes(graph, start_ns, stop_ns)
     path = [last]

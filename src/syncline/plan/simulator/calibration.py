@@ -58,10 +58,8 @@ def calibrated(
 
     One factor scales latency and rate alike. It has the least squares of the logarithms of
     predicted over measured. ``measured_s`` are seconds of an iteration by number of workers, at
-    least one, and ``planner`` makes the plan that they ran under.
-
-    Raises:
-        UserError: no link explains the times, or they say nothing of the network.
+    least one, and ``planner`` makes the plan that they ran under. Raise UserError if no link
+    explains the times, or they say nothing of the network.
     """
 
     def errors(factor: float) -> dict[int, float]:

@@ -45,12 +45,8 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds.
 
-    On a network of a sparse exchange, dense messages have the dense cost only in plans that also
-    have sparse ones.
-
-    Raises:
-        UserError: all together they take longer than 19.5 hours, or the network does not say what
-            some of them cost.
+    Dense messages on a sparse network have the dense cost only in plans that also have sparse
+    ones. Raise UserError if that is unknown, or all together take longer than 19.5 hours.
     """
     sparse, sizes = plan.is_sparse, plan.message_bytes()
     # By collective, whether a message is dense in a plan that also has sparse ones, and the type in
@@ -97,11 +93,8 @@ def message_tasks(
 
     One message at a time occupies the channel for ``T(M)``. With more in flight, its latency
     ``T(0)`` overlaps the transmission of others: it begins when the message is ready, the one
-    before it has begun and the one ``in_flight`` before it has arrived.
-
-    Raises:
-        UserError: the strategy has a parameter server, and the network no link, or an exchange
-            that servers cannot make.
+    before it has begun and the one ``in_flight`` before it has arrived. Raise UserError for a
+    parameter server without a link.
     """
     if strategy.exchange == "parameter-server":
         return _with_server(network, plan, classes)

@@ -9,12 +9,7 @@ from syncline.plan.document import Value
 
 
 class Strategy(Value, frozen=True, kw_only=True):
-    """Which tasks of an iteration may overlap, and with what.
-
-    Raises:
-        UserError: on construction, for fewer than one loader or batch ahead, or an option that has
-            no effect.
-    """
+    """Which tasks of an iteration may overlap, and with what."""
 
     name: str
     prefetch_data: bool = False

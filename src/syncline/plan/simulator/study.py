@@ -121,9 +121,6 @@ def study(
 
     ``chosen`` is the index of the point whose limit is described, by default the first with the
     most workers. ``track`` wraps the points, so that a progress bar can follow the sweep.
-
-    Raises:
-        UserError: a point is impossible, or there is no point of that index.
     """
     if chosen is not None and not 0 <= chosen < len(points):
         raise UserError(

@@ -18,11 +18,7 @@ SLOWEST_SCALE = 1000.0
 
 
 def with_wire(profile: Profile, dtype: str) -> Profile:
-    """Return the profile with gradients that travel in another type; conversion takes no time.
-
-    Raises:
-        UserError: the type is unknown, or a gradient is complex and the type is not.
-    """
+    """Return the profile with gradients that travel in another type; conversion takes no time."""
     bytes_per_element(dtype)  # raises for an unknown type
     for gradient in profile.gradients:
         if gradient.dtype.startswith("complex") and not dtype.startswith("complex"):
@@ -60,11 +56,7 @@ def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
 
 
 def with_compute_scale(profile: Profile, scale: float) -> Profile:
-    """Return the profile with a device that takes ``scale`` times as long for what it computes.
-
-    Raises:
-        UserError: the scale is outside 1/1000 to 1000, or an operation becomes absurdly long.
-    """
+    """Return the profile with a device that computes ``scale`` times as long."""
     if not 1 / SLOWEST_SCALE <= scale <= SLOWEST_SCALE:
         raise UserError(
             f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
@@ -78,9 +70,6 @@ def with_batch(profile: Profile, factor: float, fixed: float = 0.0) -> Profile:
 
     Reading and copying take ``factor`` times as long. So do the device's forward and backward pass,
     except for a ``fixed`` share of the time, which every batch takes. All else is as before.
-
-    Raises:
-        UserError: the factor is outside 1/1000 to 1000, or the share outside 0 to 1.
     """
     if not 1 / SLOWEST_SCALE <= factor <= SLOWEST_SCALE:
         raise UserError(
@@ -107,9 +96,6 @@ def with_accumulation(profile: Profile, batches: int) -> Profile:
 
     Everything between the first one's forward pass and the last one's backward pass becomes one
     operation. Batches are read and copied before.
-
-    Raises:
-        UserError: there is no micro-batch, no backward pass, or several are accumulated already.
     """
     require_count("micro-batches to accumulate", batches)
     if batches == 1:

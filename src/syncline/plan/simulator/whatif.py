@@ -104,10 +104,8 @@ def changes(
 ) -> list[Change]:
     """Return every combination of the lists' values; an empty list leaves things as they are.
 
-    Worker counts vary fastest. For algorithms and densities see :func:`exchanges`.
-
-    Raises:
-        UserError: there are more than 5000 combinations, which is checked before making them.
+    Worker counts vary fastest. For algorithms and densities see :func:`exchanges`. Raise UserError
+    for more than 5000 combinations, before making them.
     """
     axes: list[list[dict[str, Any]]] = [
         [{"strategy": value} for value in strategies],

@@ -28,12 +28,7 @@ class WorkerClass(NamedTuple):
 
 
 class Workers(Value, frozen=True, kw_only=True):
-    """Factors on the computing time of each worker, fixed or drawn from a seeded distribution.
-
-    Raises:
-        UserError: on construction, for a factor outside 1/1000 to 1000, a negative rank or a spread
-            outside 0 to 2.
-    """
+    """Factors on the computing time of each worker, fixed or drawn from a seeded distribution."""
 
     stragglers: tuple[tuple[int, float], ...] = ()
     """(rank, factor): this worker computes ``factor`` times as long."""
