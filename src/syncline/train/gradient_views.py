@@ -91,10 +91,7 @@ class GradientViews:
         return True
 
     def end(self, *, known: bool) -> None:
-        """Call when the reducer is done with a backward pass; ``known``: its buckets are final.
-
-        The results must have arrived; they are copied into the user's own tensors.
-        """
+        """Finish a backward pass whose results have arrived; ``known``: its buckets are final."""
         for index, parameter in enumerate(self._parameters):
             gradient = parameter.grad
             if gradient is None or gradient is self._views.get(index):

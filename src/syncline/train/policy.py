@@ -2,9 +2,7 @@
 
 This module uses no torch, no collective, no log and no clock. A generator yields a :class:`Stage`
 to train under, or a :class:`Probe` of the network, and is sent what all ranks measured in it. It
-runs on rank 0 alone (:mod:`.tuning` shares its steps), so its state need not be sent: it consists
-of the local variables of the running strategy. There is a strategy for a plan that was given, for
-one that is not checked, for one that was remembered, and for measuring, planning and trying.
+runs on rank 0 alone (:mod:`.tuning` shares its steps), so its state need not be sent.
 
 :mod:`.experiments` measures, and :mod:`.trials` chooses the plans to try. Every comparison is
 sequential: more iterations are measured until the difference is significant

@@ -39,10 +39,7 @@ class _Answer(msgspec.Struct):
 
 
 class Tuning:
-    """Holds the findings and decisions so far, and returns the next stage of training.
-
-    Rank 0 saves its findings in ``memory``; None for nowhere.
-    """
+    """Holds the findings and decisions so far, and returns the next stage of training."""
 
     def __init__(self, job: Wrapped, settings: Settings, memory: Memory | None = None) -> None:
         self._job = job
@@ -137,10 +134,7 @@ class Tuning:
                     logger.log(level, "iteration %d: %s", self.iteration, text)
 
     def _show(self, result: StageResult) -> None:
-        """Keep the timeline of the most typical recorded iteration, as this rank saw it.
-
-        The program may have done something else in one of them, such as an evaluation.
-        """
+        """Keep this rank's timeline of the most typical iteration: one may have had other work."""
         running = self.findings.running_plan(self.settings.ddp)
         if running is None:
             return

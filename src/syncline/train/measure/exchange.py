@@ -63,10 +63,7 @@ def share_json(value: Any, group: dist.ProcessGroup, device: torch.device) -> An
 
 
 def gathered(own: torch.Tensor, group: dist.ProcessGroup, doing: str = "") -> list[torch.Tensor]:
-    """Return every rank's tensor, of one shape on all ranks, on the CPU.
-
-    ``doing`` says for the error when a peer was lost, such as ``" while ranks met"``.
-    """
+    """Return every rank's tensor, all of one shape, on the CPU; ``doing`` is for the error."""
     everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     with _naming_the_rank(group, doing):
         dist.all_gather([keepalive(each) for each in everyone], keepalive(own), group=group)
@@ -134,10 +131,7 @@ def describe_error(error: Exception, timeout_s: float | None = None) -> str:
 
 @contextmanager
 def telling_lost_peers(doing: str) -> Iterator[None]:
-    """Turn the loss of a peer, which torch reports in many ways, into a :class:`PeerError`.
-
-    ``doing`` says when, such as ``"while buffers were exchanged"``.
-    """
+    """Turn the loss of a peer, which torch reports in many ways, into a :class:`PeerError`."""
     try:
         yield
     except RuntimeError as error:
