@@ -37,14 +37,9 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def checked_output() -> Iterator[None]:
-    """Raise :class:`OutputError` if standard output cannot be written, at the latest at the end.
-
-    Raises:
-        UserError: standard output is closed. The next file that is opened would take its place, and
-            what workers print would go there.
-    """
+    """Raise :class:`OutputError` if standard output cannot be written, at the latest at the end."""
     before = sys.stdout
-    if before is None:
+    if before is None:  # the next file that is opened would take its place
         raise UserError("standard output is closed; send it to a file, or to /dev/null")
     if not (before is sys.__stdout__ and isinstance(before, io.TextIOWrapper)):
         yield  # within a test, or a program that calls this one

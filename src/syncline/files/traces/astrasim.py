@@ -53,12 +53,7 @@ def read_astrasim(
     clock_hz: float = DEFAULT_CLOCK_HZ,
     progress: ReadProgress | None = None,
 ) -> Trace:
-    """Read a data-parallel workload.
-
-    Raises:
-        FileError: it is not a workload file, is cut off, is of another parallelism, a layer
-            exchanges activations, or a value is not a number, negative or absurd.
-    """
+    """Read a data-parallel workload; one whose layers exchange activations is refused."""
     _check_clock(clock_hz)
     layers: list[Layer] = []
     with open_trace(path, progress=progress) as stream:

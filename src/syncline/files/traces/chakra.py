@@ -64,10 +64,6 @@ def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None =
     """Read a Chakra trace of one rank, packed or not; it has a gradient for each message that sums.
 
     O((n + m) log n) for n nodes and m dependencies, all held in memory.
-
-    Raises:
-        FileError: it is not a Chakra trace, is broken or truncated, a node occurs twice, the data
-            dependencies have a cycle, a value is absurd, or nothing is summed.
     """
     with open_trace(path, progress=progress) as stream:
         metadata, *others = read_nodes(stream, WANTED)

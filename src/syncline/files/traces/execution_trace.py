@@ -75,10 +75,7 @@ class ExecutionTrace(NamedTuple):
     notes: tuple[str, ...]
 
     def plan(self) -> Plan | None:
-        """Return the gradients and the messages that were exchanged, from the last iteration.
-
-        None where the trace holds no iteration or does not say how many workers there were.
-        """
+        """Return the gradients and messages of the last iteration; None without it or workers."""
         if self.workers is None or not self.iterations:
             return None
         gradients, messages = self.iterations[-1].gradients, self.iterations[-1].exchanges()
@@ -167,12 +164,7 @@ def _with_sizes(
 def read_execution_trace(
     path: str | os.PathLike[str], *, progress: ReadProgress | None = None
 ) -> ExecutionTrace:
-    """Read an execution trace, JSON, packed with gzip or not. Linear in the file.
-
-    Raises:
-        FileError: the file cannot be read, is no execution trace or of an unknown schema, or a node
-            that is needed is broken; the message names the node.
-    """
+    """Read an execution trace, JSON, packed with gzip or not. Linear in the file."""
     reader = _Reader()
     with open_trace(path, progress=progress) as stream:
         for key, place, value in json_elements(stream, ("nodes",)):

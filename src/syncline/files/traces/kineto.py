@@ -56,9 +56,7 @@ class KinetoTrace(NamedTuple):
     def profile(self) -> Profile:
         """Return the medians over those steps that have the same tasks as most steps.
 
-        Raises:
-            UserError: the trace lacks what a profile needs (the sizes of the gradients, or device
-                activities).
+        It raises a UserError if the trace lacks the sizes of the gradients, or device activities.
         """
         alike = alike_steps(self.steps)
         return make_profile(
@@ -77,10 +75,7 @@ class KinetoTrace(NamedTuple):
         return Plan.merging("as traced", self.profile(), self.workers or 1, last)
 
     def trace(self) -> Trace:
-        """Return one iteration, in the form that all trace readers share.
-
-        It has no profile if the trace lacks what a profile needs; its notes say what.
-        """
+        """Return one iteration; its notes say what a profile lacks, if it has none."""
         alike = alike_steps(self.steps)
         known = exchange_of(alike[0], []) is not None
         return Trace(
@@ -121,16 +116,12 @@ def read_kineto(
     ranks see at the same time.
 
     Args:
-        paths: a trace file, or one file for each rank.
+        paths: a trace file, or one file for each rank of one job.
         step: the only ``ProfilerStep`` to read.
         execution_traces: of the same job, with the sizes that the profiler left out: one, or one
             for each profiler trace. They are matched by process id, else by place in the lists.
         sizes: of the gradients or messages, written by hand.
         progress: called for each file separately.
-
-    Raises:
-        FileError: a file cannot be read or is no usable profiler trace.
-        MismatchError: the files are of different jobs, or two are of the same rank.
     """
     if isinstance(paths, str | os.PathLike):
         paths = [paths]

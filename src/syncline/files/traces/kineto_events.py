@@ -104,12 +104,7 @@ class KinetoEvents(NamedTuple):
 
 
 def read_events(path: str, *, progress: ReadProgress | None = None) -> KinetoEvents:
-    """Read a profiler trace, JSON, packed with gzip or not. Linear in the file.
-
-    Raises:
-        FileError: the file cannot be read, is no profiler trace, or an event that is needed has a
-            time that is no number, negative or absurd; the message names the event.
-    """
+    """Read a profiler trace, JSON, packed with gzip or not. Linear in the file."""
     reader = _Reader()
     with open_trace(path, progress=progress) as stream:
         for key, place, value in json_elements(stream, ("traceEvents",)):

@@ -49,10 +49,6 @@ def read_layer_table(
 
     The ``Comm.`` column becomes measured messages. The table has no update and does not say how
     many workers there were. Holds one iteration, whatever the size of the file.
-
-    Raises:
-        FileError: it is not a layer table, is cut off, an iteration has other layers than the
-            first, or a value is not a number, negative or absurd.
     """
     layers: dict[int, Layer] = {}  # times are sums over the iterations
     order: list[int] = []

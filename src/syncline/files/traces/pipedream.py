@@ -68,14 +68,7 @@ def is_pipedream(head: str) -> bool:
 
 
 def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
-    """Read an operator graph; its branches are dependencies. It has no update and no messages.
-
-    O((n + m) log n) for n nodes and m edges.
-
-    Raises:
-        FileError: it is not such a file, a node occurs twice, an edge ends nowhere, the edges have
-            a cycle, or a value is missing, not a number, negative or absurd.
-    """
+    """Read an operator graph. O((n + m) log n) for n nodes and m edges."""
     nodes: dict[str, _Node] = {}
     edges: list[tuple[str, str, str]] = []
     with open_trace(path, progress=progress) as stream:

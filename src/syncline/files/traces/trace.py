@@ -1,8 +1,10 @@
 """``Trace``: the content of a trace file in Syncline's nouns, with notes on what is missing.
 
-Every reader returns one. Formats differ in what they hold: a layer table has times of messages but
-no worker count, an operator graph has no messages at all. ``notes`` lists what a reader left out
-or assumed, one sentence each; they are shown with every trace.
+Every reader returns one, or raises a ``FileError`` that names the file and the place: the file
+cannot be read, is of another format, broken or cut off, or a value is missing, negative or absurd.
+Formats differ in what they hold: a layer table has times of messages but no worker count, an
+operator graph has no messages at all. ``notes`` lists what a reader left out or assumed, one
+sentence each; they are shown with every trace.
 """
 
 from __future__ import annotations
