@@ -103,7 +103,6 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     kind: str
-    """Name of the class of the error."""
     traceback: str | None = None
     """None if the message says all."""
 
@@ -194,11 +193,7 @@ class WorkerGroup:
             stack.pop_all()
 
     def gather(self, ranks: int, *, timeout_s: float = START_S, overdue: str | None = None) -> None:
-        """Wait until all ``ranks`` workers have connected; ``overdue`` is the error if late.
-
-        Raises:
-            PeerError: a worker has ended, or it took too long.
-        """
+        """Wait until all ``ranks`` workers have connected; ``overdue`` is the error if late."""
         self._busy = True
         deadline_s = time.monotonic() + timeout_s
         while len(self._ranks) < ranks:

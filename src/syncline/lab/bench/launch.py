@@ -27,9 +27,7 @@ class Meeting:
 
     setup: Setup
     folder: Path
-    """For sockets and temporary files."""
     hosts: Sequence[Host]
-    """The host of each rank."""
     interface: str
     """The network device between ranks."""
 

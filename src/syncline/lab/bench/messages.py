@@ -17,7 +17,6 @@ class Setup(Value, frozen=True, kw_only=True, tag="setup"):
     store: str
     """A file through which they find each other."""
     transport: Transport
-    """The transport of :class:`~syncline.comm.groups.Group`."""
     choices: Literal["measured", "built-in"]
     """Whether the group may use measured choices of algorithms."""
     timeout_s: float
@@ -31,7 +30,6 @@ class Ready(Value, frozen=True, kw_only=True):
     site: Site | None = None
     """Where Syncline's group is; None for others."""
     choices: str = ""
-    """Source of the group's choices of algorithms."""
 
 
 class Order(Value, frozen=True, kw_only=True, tag="lap"):

@@ -142,9 +142,6 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 
     ``4,64KiB,1MiB`` are three sizes. ``4..256MiB`` are all sizes between the two by factors of 4,
     and the two themselves.
-
-    Raises:
-        UserError: the text is not a list of different sizes.
     """
     sizes: list[int] = []
     for part in text.split(","):

@@ -53,7 +53,6 @@ class CollectiveTimes(Value, frozen=True, kw_only=True):
     workers: int
     size_bytes: int
     iterations: int
-    """Of each round."""
     rounds_s: tuple[float, ...]
     """In each round: seconds of one operation, of the slowest rank."""
     cpu_s: tuple[float, ...]
@@ -118,10 +117,8 @@ class Benchmark(Document, frozen=True, kw_only=True):
     place: str
     """In words."""
     rate_bytes_per_s: float | None = None
-    """Rate of the links, if they have a given one."""
     machine: str
     versions: dict[str, str]
-    """Versions of what was measured."""
     entries: tuple[CollectiveTimes, ...]
     """By worker count, size and contestant, as they were asked for."""
     absent: tuple[Absent, ...] = ()

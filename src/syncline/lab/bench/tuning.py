@@ -29,7 +29,6 @@ class Tuned(NamedTuple):
     """The measured choices, and the parts that the deadline left no time for."""
 
     choices: tuple[Choices, ...]
-    """One for each worker count."""
     unfinished: tuple[str, ...]
     """Such as ``"broadcast with 4 workers"``."""
 

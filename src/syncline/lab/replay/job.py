@@ -32,7 +32,6 @@ class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):
     """Measure the network."""
 
     largest_bytes: int
-    """Size of the largest message to measure."""
 
 
 class InterleavedJob(Value, frozen=True, kw_only=True, tag="interleaved"):

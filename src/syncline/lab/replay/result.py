@@ -19,7 +19,6 @@ class PlanTimes(Value, frozen=True, kw_only=True):
     in_flight: int
     wait: Wait
     predicted_s: float
-    """Predicted seconds an iteration."""
     lower_bound_s: float
     """The predicted time that no plan of its kind can undercut."""
     rounds_s: tuple[float, ...]
@@ -96,11 +95,8 @@ class Replay(Document, frozen=True, kw_only=True):
     workers: int
     machine: str
     warmup: int
-    """Iterations before those measured, in each round."""
     iterations: int
-    """Measured iterations of each round."""
     computation_s: float
-    """Seconds of an iteration without communication."""
     gradient_bytes: int
     entries: tuple[PlanTimes, ...]
     """In the order in which they were asked for."""

@@ -28,7 +28,6 @@ LONGEST_LATENCY_S = 10.0
 FRAME_HEADER_BYTES = 14
 """Ethernet's header, which the token bucket counts and the MTU does not."""
 BURST_S = 400e-6
-"""See :attr:`Cluster.burst_bytes`."""
 BURST_FRAMES = 2
 QUEUE_S = 50e-3
 LEAST_QUEUE_BYTES = 1_000_000
@@ -101,9 +100,6 @@ class Cluster(Value, frozen=True, kw_only=True):
 
         A ``rate`` is such as ``"1gbit"``, one of ``hosts_rate`` such as ``"0:100mbit"``, and a
         ``latency`` such as ``"20us"``.
-
-        Raises:
-            UserError: a quantity does not parse, is out of range, or a host is named twice.
         """
         rates: dict[int, float] = {}
         for text in hosts_rate:

@@ -41,9 +41,6 @@ class Process:
     """A command that was started in a place.
 
     It can be given to ``select``: it becomes readable once the command has ended.
-
-    Raises:
-        UserError: on construction, if the command cannot be run.
     """
 
     def __init__(self, control: socket.socket, what: str) -> None:
@@ -141,9 +138,6 @@ class Sandbox:
     """Namespaces for the hosts and the switch of a cluster, without any links yet.
 
     They are made on entry and gone on exit, with every process in them.
-
-    Raises:
-        UserError: on entry, if this machine cannot emulate a cluster.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -28,7 +28,6 @@ class WorkerEnd(Value, frozen=True, kw_only=True):
     code: int
     """Its exit code, or minus the number of the signal that ended it."""
     after_s: float
-    """Since the start of the job."""
     stopped: bool
     """Whether it had been sent a signal to end by then."""
 
@@ -48,7 +47,6 @@ class JobResult(Value, frozen=True, kw_only=True):
     stderr: tuple[str, ...] = ()
     wall_s: float
     signal: int | None = None
-    """The signal that stopped the job."""
     timed_out: bool = False
 
     @property

@@ -27,7 +27,6 @@ BURST_PACKETS = 2
 """Packets of segmentation offload that a bucket holds. If it held one, it would have to be full for
 each, and a timer that fires late would lose tokens every time."""
 LARGEST_PACKET_BYTES = 65536
-"""The kernel's default."""
 DELAYED_PACKETS = 100_000
 """Packets that may be under way on a link with latency."""
 

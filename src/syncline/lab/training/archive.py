@@ -64,11 +64,7 @@ class _Counter(io.BytesIO):
 
 
 def load_archive(path: Path, form: str, kind: type[T]) -> T:
-    """Return what :func:`save_archive` has written with this format, as a structure of ``kind``.
-
-    Raises:
-        FileError: the file is missing or damaged, or holds anything else.
-    """
+    """Return what :func:`save_archive` has written with this format, as a structure of ``kind``."""
     if not path.is_file():
         raise FileError(f"{path}: expected a checkpoint, found none; start without --resume")
     # A foreign archive may raise any error of zipfile, the unpickler or torch.

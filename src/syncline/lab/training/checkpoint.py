@@ -47,9 +47,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     """See :func:`settings_of`."""
     epoch: Count
-    """Epochs done."""
     step: Count
-    """Optimizer steps done."""
     weights: dict[str, Tensor]
     optimizer: OptimizerState
     random_states: list[Annotated[list[Tensor], Meta(min_length=1, max_length=2)]]

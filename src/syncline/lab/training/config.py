@@ -31,7 +31,6 @@ class Hyperparameters(Value, frozen=True):
     schedule: Annotated[
         ScheduleName, described("Learning rate over time: constant, step or cosine.")
     ] = "cosine"
-    """See :func:`syncline.lab.training.replica.learning_rate_factor`."""
     warmup_epochs: Annotated[float, described("Epochs over which the learning rate rises.")] = 0.0
     clip_norm: Annotated[float | None, described("Largest norm of the gradients.")] = None
 

@@ -126,11 +126,8 @@ class _Training:
     """That of ``ddp`` first; then, for comparison, the DDP baseline."""
     progress: TrainingProgress
     epoch: int = 0
-    """Epochs done."""
     step: int = 0
-    """Optimizer steps done."""
     figures: dict[str, float] = field(default_factory=dict)
-    """Figures of merit of the last evaluation."""
     _phase: tuple[str, str] = ("", "")
     """The phase that training was in at the last step, and its words."""
     _swaps: Iterator[bool] = field(default_factory=lambda: itertools.cycle((False, True)))

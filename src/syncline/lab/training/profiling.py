@@ -53,10 +53,6 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     data-parallel training, so nothing is in flight while it computes: in the iterations that give
     the durations, gradients are averaged between the backward pass and the update, layer by layer.
     The curve is fitted to the times of these messages and to those of the network probe.
-
-    Raises:
-        UserError: the data do not fit, or the launcher started another number of workers.
-        PeerError: another worker was lost.
     """
     assert config.steps is not None
     with lost_peers_as_errors(config.timeout_s), process_group(config, store) as worker:

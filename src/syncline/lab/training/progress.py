@@ -21,16 +21,13 @@ class Snapshot:
     """Counted from 1."""
     epochs: int
     step: int
-    """Optimizer steps done."""
     steps: int
-    """Optimizer steps in all."""
     loss: float
     """Mean training loss of the last block of steps, or of the epoch."""
     samples_per_s: float
     exposed_s: float | None
     """Communication that the last sampled iteration waited for."""
     phase: str
-    """What Syncline's DDP is doing, in words."""
 
 
 class TrainingProgress:

@@ -45,7 +45,6 @@ class Replica:
     """
 
     name: str
-    """The name under which its rate is reported."""
     ddp: TorchDistributedDataParallel
     optimizer: SGD
     task: Task

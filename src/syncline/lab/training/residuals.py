@@ -52,10 +52,6 @@ def load_state(
 
     With another number of workers, the residuals are redistributed among them. An epoch then has
     another number of steps, and the warm-up, which counts epochs, continues from its epoch.
-
-    Raises:
-        FileError: a file is missing, damaged or not Syncline's.
-        MismatchError: the files are not all of one checkpoint.
     """
     if len(names) == workers:
         return _read(folder / names[rank])

@@ -62,7 +62,6 @@ class StepShape(NamedTuple):
     batch_size: int
     """Samples of one worker in one forward pass."""
     accumulate: int
-    """Forward passes."""
 
 
 def steps_in_epoch(samples: int, shape: StepShape) -> int:
