@@ -111,16 +111,16 @@ def probe(
         )
     group = group if group is not None else dist.group.WORLD
     assert group is not None
-    session = _Session(group, torch.device(device))
+    session = _Session(group, torch.device(device), limit_s)
     world = dist.get_world_size(group)
     backend = dist.get_backend(group)
     if world == 1:
         return Network(name=name, workers=1, backend=backend, all_reduce=CostCurve.line(0.0, 0.0))
     try:
         sizes = probe_sizes(largest_bytes)
-        points = session.all_reduces(between_powers(sizes), seconds, limit_s)
-        two_at_once = session.two_at_once(sizes, limit_s) if pipelined else []
-        following = session.rows(FOLLOWING_BYTES, 1, limit_s) if pipelined else []
+        points = session.all_reduces(between_powers(sizes), seconds)
+        two_at_once = session.two_at_once(sizes) if pipelined else []
+        following = session.rows(FOLLOWING_BYTES, 1) if pipelined else []
         alpha_s, beta = session.link(min(largest_bytes, LARGEST_LINK_BYTES))
         gamma = session.summation()
         slowdown = session.contention() if contention else 1.0
@@ -179,20 +179,21 @@ def between_powers(sizes: Sequence[int]) -> list[int]:
 class _Session:
     """Measurements that all ranks of a group make together."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, limit_s: float | None = None
+    ) -> None:
         self._group = group
         self.device = device
+        self._limit_s = limit_s
 
-    def all_reduces(
-        self, sizes: Sequence[int], seconds: float, limit_s: float | None
-    ) -> list[Measurement]:
+    def all_reduces(self, sizes: Sequence[int], seconds: float) -> list[Measurement]:
         buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
 
         def exchange(size_bytes: int) -> float:
             message = buffer[: size_bytes // 4]
             return self._timed(lambda: dist.all_reduce(message, group=self._group))
 
-        limit_s = math.inf if limit_s is None else limit_s
+        limit_s = math.inf if self._limit_s is None else self._limit_s
         seconds = min(seconds, REPEATED_SHARE * limit_s)
         times: dict[int, list[float]] = {}
         sweeps: dict[int, int] = {}
@@ -216,18 +217,16 @@ class _Session:
                     taken.append(exchange(size))
         return self._measurements(times, lower_quartile)
 
-    def two_at_once(self, sizes: Sequence[int], limit_s: float | None) -> list[Measurement]:
+    def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
         """Return the seconds per message in rows with two always in flight; see :meth:`rows`."""
-        if limit_s is not None:
+        if self._limit_s is not None:
             chosen = [size for size in IN_SHORT_ROWS if size <= sizes[-1]]
-            return self.rows(chosen if len(chosen) > 1 else sizes, IN_FLIGHT, limit_s)
+            return self.rows(chosen if len(chosen) > 1 else sizes, IN_FLIGHT)
         chosen = [size for size in sizes if size <= COSTLY_BYTES]
         chosen += [size * 2 for size in chosen if size * 4 in chosen and size >= HALVED_FROM_BYTES]
-        return self.rows(sorted(chosen), IN_FLIGHT, limit_s)
+        return self.rows(sorted(chosen), IN_FLIGHT)
 
-    def rows(
-        self, sizes: Sequence[int], in_flight: int, limit_s: float | None
-    ) -> list[Measurement]:
+    def rows(self, sizes: Sequence[int], in_flight: int) -> list[Measurement]:
         """Return the seconds per message in rows with ``in_flight`` messages always in flight.
 
         One thread issues and another waits, as in the engine that sends such rows: switching
@@ -252,10 +251,9 @@ class _Session:
                 under_way.popleft().result()
 
         times: dict[int, list[float]] = {size: [] for size in sizes}
-        row_bytes, longest = ROW_BYTES, LONGEST_ROW
-        if limit_s is not None:
+        row_bytes, longest, sweeps = ROW_BYTES, LONGEST_ROW, ROW_SWEEPS
+        if self._limit_s is not None:
             row_bytes, longest = SHORT_ROW_BYTES, SHORT_ROW
-        sweeps = ROW_SWEEPS
         with ThreadPoolExecutor(1) as waiter:
             for sweep in range(ROW_SWEEPS):
                 if sweep == sweeps:
@@ -265,9 +263,9 @@ class _Session:
                     length = min(max(row_bytes // size, SHORTEST_ROW), longest)
                     self._meet()
                     taken.append(self._timed(partial(row, size, length, waiter)) / length)
-                if sweep == 0 and limit_s is not None:
+                if sweep == 0 and self._limit_s is not None:
                     (took_s,) = self._slowest([time.perf_counter() - began_s])
-                    sweeps = max(round(ROWS_SHARE * limit_s / took_s), 1)
+                    sweeps = max(round(ROWS_SHARE * self._limit_s / took_s), 1)
         return self._measurements(times, median)
 
     def link(self, largest_bytes: int) -> tuple[float, float]:
