@@ -52,8 +52,7 @@ class Work(NamedTuple):
     """A collective in flight."""
 
     wait: Callable[[], object]
-    """Blocks the calling thread until the result is in place; raises RuntimeError if a peer failed
-    or did not answer within the group's timeout."""
+    """Blocks until the result is in place; raises RuntimeError if a peer failed or is too late."""
     wait_on_stream: Callable[[], object] = lambda: None
     """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
@@ -106,8 +105,7 @@ class DenseTransport:
     bounded = True
     """Whether messages in flight occupy the host, so that it must bound their number."""
     sends_rings = False
-    """Whether reduce-scatters and all-gathers are our own rings, which divide what they sum and
-    call ``on_sent``."""
+    """Whether it has rings of our own, which divide what they sum and call ``on_sent``."""
 
     def mark(self) -> Any:
         """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""

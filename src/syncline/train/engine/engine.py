@@ -21,8 +21,7 @@ from syncline.train.engine.message_threads import MessageThreads, Round
 from syncline.train.engine.recording import MessageTimes
 
 SLACK_S = 30.0
-"""Grace after the group's own timeout for waits of the training thread: the backend, which knows
-the peer, should report first."""
+"""Grace after the group's own timeout: the backend, which knows the peer, should report first."""
 
 
 class Engine(MessageThreads):

@@ -46,8 +46,7 @@ class Round:
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
         self.asked_whole: bool | None = None
-        """Of a sharded plan: whether this rank wants whole gradients from the all-gathers, not
-        parameters; None until this rank decides."""
+        """Whether this rank wants gradients from a sharded plan's all-gathers; None: undecided."""
         self.whole: bool | None = None
         """Whether any rank does; None until all have answered."""
         self.loaded = [not sharded] * len(layout.places)
@@ -93,7 +92,6 @@ class MessageThreads:
         self.round: Round | None = None
         """The present round, which a thread that does not train gives to ``Engine.wait``."""
         self._before: Round | None = None
-        """The round before the present one."""
         self._next: Round | None = None
         """The present round, until the issuer takes it."""
         self._rounds = 0
@@ -219,15 +217,15 @@ class MessageThreads:
             ours.__cause__ = error
             self.fail(ours)
 
-    def close(self, patience_s: float = CLOSING_S) -> None:
-        """End the threads, and wait so long for each; messages in flight are abandoned."""
+    def close(self) -> None:
+        """End the threads, and wait :data:`CLOSING_S` for each; abandon messages in flight."""
         if os.getpid() != self._process:
             return  # the threads run in the parent only
         with self._lock:
             self._closing = True
             self._for_issuer.notify()
         for thread in self.threads:
-            thread.join(patience_s)
+            thread.join(CLOSING_S)
 
     def drain(self) -> None:
         """Let the threads end by themselves once they have sent all messages that they can."""
@@ -422,7 +420,6 @@ class MessageThreads:
             return not self._closing
 
     def _all_sent(self, number: int) -> None:
-        """Note that the backend has all that this worker sends for a message."""
         with self._lock:
             self._pacing.all_sent(number)
             self._for_issuer.notify()
@@ -475,7 +472,6 @@ class MessageThreads:
             del then  # and keep nothing that is complete while waiting for the next
 
     def _arrive(self, round_: Round, number: int) -> None:
-        """Note that a message is complete."""
         with self._lock:
             if self._host_waits[number]:
                 round_.works[number] = None

@@ -68,8 +68,7 @@ class DeferredOptimizer:
         self._said: set[str] = set()
         found = separability(optimizer)
         self.why_not: str | None = found.why_not
-        """Why the optimizer's steps are synchronous; None if they are not. A reason that lies in
-        the call, such as a closure, holds until a call without it."""
+        """Why steps are synchronous, if they are; one that lies in a call holds until the next."""
         self._never = self.why_not is not None
         """Whether all steps are synchronous."""
         self._closure_first: bool | None = None

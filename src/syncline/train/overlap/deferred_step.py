@@ -87,8 +87,7 @@ class TorchState(NamedTuple):
     gradients: bool
     inference: bool
     autocast: tuple[tuple[str, torch.dtype | None], ...]
-    """For the CPU, then for another device type: the dtype that autocast casts to; None where it is
-    off."""
+    """For the CPU, then another device: the dtype that autocast casts to; None where it is off."""
     function_modes: tuple[Any, ...]
     """Outermost first; a default device is one."""
     dispatch_modes: int

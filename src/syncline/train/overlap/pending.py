@@ -45,9 +45,8 @@ from syncline.torch_private import (
 from syncline.train.overlap.clipping import CLIPPING, Owned, Owner, clipped
 
 UPDATES = threading.RLock()
-"""Held while updates are made, and while tensors become pending or stop being so; never while
-waiting for messages. One lock for all models, since an optimizer may hold parameters of several.
-"""
+"""Held while updates are made, and while tensors become pending or stop being so. It is one lock
+for all models, since an optimizer may hold parameters of several."""
 
 
 @functools.cache

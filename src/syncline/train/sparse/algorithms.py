@@ -28,7 +28,6 @@ class Refusal(NamedTuple):
 
 
 Content = SparseVector | Refusal
-"""The content of a message."""
 
 
 class Share(NamedTuple):
@@ -68,8 +67,7 @@ class ExchangeOutcome(NamedTuple):
     """
 
     delivered: Content
-    """The kept entries of the sum of all ranks' vectors, or why there was no exchange; the same
-    bits on every rank."""
+    """The kept entries of the sum, or why there was no exchange; the same bits on every rank."""
     returned: SparseVector
     """What goes back into this rank's residual. Undefined if the exchange was refused."""
 
@@ -80,11 +78,9 @@ Algorithm = Callable[[Share], Generator[ExchangeStep, tuple[Content, ...], Excha
 UNREADABLE = 1
 """The reason of a refusal: a message is of another exchange; the detail is the sender's rank."""
 NOT_FINITE = 2
-"""The reason of a refusal: a gradient holds an infinity or NaN; the detail is the parameter, in the
-order of the model."""
+"""The reason of a refusal: a gradient is not finite; the detail is the parameter's number."""
 OVERFLOW = 3
-"""The reason of a refusal: residual and gradient add up to an infinity or NaN; the detail is one of
-the parameters of the unit."""
+"""The reason of a refusal: residual and gradient overflow; the detail is one of the parameters."""
 
 
 def refusal_error(refusal: Refusal, names: Sequence[str], *, together: int) -> UserError:

@@ -19,17 +19,9 @@ from torch.optim import Optimizer
 from syncline.errors import InternalError, MismatchError, UserError
 from syncline.plan.recipe import Recipe
 from syncline.train.measure.exchange import gather_json, timeout_of
+from syncline.train.sparse import algorithms
 from syncline.train.sparse.ahead import StepAhead
-from syncline.train.sparse.algorithms import (
-    ALGORITHMS,
-    NOT_FINITE,
-    OVERFLOW,
-    UNREADABLE,
-    Content,
-    Refusal,
-    Share,
-    refusal_error,
-)
+from syncline.train.sparse.algorithms import ALGORITHMS, Content, Refusal, Share
 from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable
 from syncline.train.sparse.memory import HostMemory
 from syncline.train.sparse.residuals import Residuals
@@ -92,11 +84,9 @@ class Session:
         """How many steps have been exchanged; the warm-up depends on it."""
         self.scaler: Scaler | None = None
         self.refused = False
-        """Whether the scaler is to skip the current or the last step, because a gradient was
-        infinite or NaN. All ranks then get infinities."""
+        """Whether the scaler is to skip the current or last step; all ranks then get infinities."""
         self._ahead: list[StepAhead] = []
-        """One for each optimizer that steps ahead. Ranks with and ranks without one refuse each
-        other's messages."""
+        """One for each optimizer that steps ahead. Either all ranks have some, or none has."""
         self._begun = False
         """Whether a message of the current step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
@@ -182,7 +172,7 @@ class Session:
             odd = self.memory.first_not_finite([gradient.values for gradient in gradients])
             if odd is not None:
                 number = self._names.index(gradients[odd].name)
-                refusal = Refusal(self.transport.rank, NOT_FINITE, number)
+                refusal = Refusal(self.transport.rank, algorithms.NOT_FINITE, number)
             # A check is an exchange too, so with it everything is left to the returned function.
             ready = None
             if sparse and not self._check:
@@ -231,7 +221,7 @@ class Session:
             own, remainder = rounded(taken, wire.precision)
             self.residuals.add(names, remainder)
         else:
-            own = Refusal(self.transport.rank, OVERFLOW, self._names.index(taken))
+            own = Refusal(self.transport.rank, algorithms.OVERFLOW, self._names.index(taken))
         return partial(self._exchange, gradients, own, quota, wire, require_conserved)
 
     def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
@@ -264,8 +254,8 @@ class Session:
         outcome = self.transport.run(ALGORITHMS[self.recipe.algorithm], share, wire)
         delivered = outcome.delivered
         if isinstance(delivered, Refusal):
-            error = refusal_error(delivered, self._names, together=len(gradients))
-            if delivered.reason == UNREADABLE:
+            error = algorithms.refusal_error(delivered, self._names, together=len(gradients))
+            if delivered.reason == algorithms.UNREADABLE:
                 raise error
             self._skip_step(gradients, error)
             return
@@ -423,7 +413,6 @@ def require_place(state: Mapping[str, Any], rank: int, ranks: int) -> None:
 
 
 def _digest_of(*what: object) -> int:
-    """Return 64 bits of a digest."""
     text = "\0".join(map(str, what)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 

@@ -23,14 +23,8 @@ from numpy.typing import NDArray
 from syncline import _native
 from syncline.errors import InternalError, MismatchError
 from syncline.train.sparse.algorithms import Content, Refusal
-from syncline.train.sparse.vector import (
-    PRECISIONS,
-    Precision,
-    SparseVector,
-    from_wire,
-    to_wire,
-    value_bytes,
-)
+from syncline.train.sparse import vector
+from syncline.train.sparse.vector import PRECISIONS, Precision, SparseVector
 
 HEADER = struct.Struct("<4sBBBBIIIQ")
 HEADER_BYTES = HEADER.size
@@ -55,7 +49,8 @@ class WireFormat:
     def message_bytes(self) -> int:
         """Bytes of every message of this exchange."""
         indices = min(4 * self.k, _native.longest_code(self.k, self.length))
-        return HEADER_BYTES + max(REASON.size, indices + value_bytes(self.precision) * self.k)
+        values = vector.value_bytes(self.precision) * self.k
+        return HEADER_BYTES + max(REASON.size, indices + values)
 
     def write(self, content: Content) -> NDArray[np.uint8]:
         """Return a message, of shape (message_bytes,)."""
@@ -72,7 +67,7 @@ class WireFormat:
         coding, indices = DISTANCES, _native.code_indices(content.indices)
         if len(indices) > 4 * len(content):
             coding, indices = PLAIN, content.indices.astype("<u4", copy=False).view(np.uint8)
-        values = to_wire(content.values, self.precision)
+        values = vector.to_wire(content.values, self.precision)
         self._head(message, VECTOR, coding, len(content))
         message[HEADER_BYTES : HEADER_BYTES + len(indices)] = indices
         start = HEADER_BYTES + len(indices)
@@ -80,12 +75,7 @@ class WireFormat:
         return message
 
     def read(self, message: NDArray[np.uint8]) -> Content:
-        """Return what a message holds.
-
-        Raises:
-            MismatchError: it belongs to another exchange, comes from ranks with other arguments,
-                or is broken.
-        """
+        """Return what a message holds; a MismatchError if it is of another exchange or broken."""
         if len(message) != self.message_bytes:
             raise MismatchError(
                 f"expected a message of {self.message_bytes} bytes, found {len(message)}"
@@ -124,10 +114,10 @@ class WireFormat:
                 raise MismatchError(
                     "a broken message: indices that do not ascend within the vector"
                 )
-        end = taken + value_bytes(self.precision) * entries
+        end = taken + vector.value_bytes(self.precision) * entries
         if len(indices) != entries or end > len(body):
             raise MismatchError("a broken message: it ends early")
-        values = from_wire(body[taken:end].copy(), self.precision)
+        values = vector.from_wire(body[taken:end].copy(), self.precision)
         if not np.all(np.isfinite(values)):
             raise MismatchError("a broken message: values that are not finite")
         return SparseVector(self.length, indices, values)
