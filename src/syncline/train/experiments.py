@@ -14,12 +14,12 @@ from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.auto import CONFIDENCE
 from syncline.plan.planners.compressed import compressed
+from syncline.plan.prediction import Comparison
 from syncline.plan.profile import COMPUTING, Profile
 from syncline.plan.recipe import Rounded, hook_for
 from syncline.plan.run import Rate
 from syncline.plan.simulator.contention import Measured
 from syncline.train.engine.layout import needs_engine
-from syncline.train.forecasts import Forecasts
 from syncline.train.measure.statistics import compare, uninterrupted
 from syncline.train.reads import Reads
 from syncline.train.stages import Measurement, Notebook, Probe, Settings, Stage, Step
@@ -51,6 +51,24 @@ OTHER_ORDER = (
     "it: profile the model as it trains, or leave plan and profile out; or pass "
     "find_unused_parameters=True, with which DDP keeps the plan's order"
 )
+
+
+class Forecasts(NamedTuple):
+    """Predictions of all planners, and the plan to try next."""
+
+    profile: Profile
+    network: Network
+    comparison: Comparison
+    plan: Plan | None
+    """The plan to try; None if DDP's own buckets are expected to be as good."""
+    held_back: bool = False
+    """Whether ``plan`` would leave messages to the next forward pass, but no optimizer defers."""
+    compressing: Network | None = None
+    """The costs of compressed messages; None without compression."""
+
+    def predicted_s(self, planner: str) -> float:
+        """Return the predicted seconds an iteration of a planner."""
+        return self.comparison.of(planner).iteration_s
 
 
 class Trial(NamedTuple):

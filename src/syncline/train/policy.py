@@ -24,8 +24,7 @@ from syncline.plan.profile import Baseline
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Decision, Rate
 from syncline.plan.simulator.contention import as_under_stock
-from syncline.train.experiments import Experiments, Steps, Trial, in_ms
-from syncline.train.forecasts import Forecasts
+from syncline.train.experiments import Experiments, Forecasts, Steps, Trial, in_ms
 from syncline.train.measure.statistics import compare
 from syncline.train.reads import Reads
 from syncline.train.stages import Deferring, Findings, Notebook, Settings, Stage

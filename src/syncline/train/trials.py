@@ -10,25 +10,26 @@ from msgspec.structs import replace
 
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
-from syncline.plan.planners.auto import CONFIDENCE, Auto
-from syncline.plan.planners.compressed import compressed
+from syncline.plan.planners import planner_named
+from syncline.plan.planners.auto import CONFIDENCE, Auto, choose
+from syncline.plan.planners.compressed import choose_compressed, compressed
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.profile import Profile
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Rate
-from syncline.plan.simulator.contention import MANY, Measured
+from syncline.plan.simulator.contention import MANY, Measured, fit_contention
 from syncline.train.engine.layout import needs_engine
 from syncline.train.experiments import (
     DETAILED_FROM_S,
     MOST_COMPARED,
     Experiments,
+    Forecasts,
     Trial,
     Tried,
     in_ms,
 )
-from syncline.train.forecasts import Forecasts, forecast
-from syncline.train.stages import Measurement, Step
+from syncline.train.stages import Measurement, Settings, Step
 
 CALIBRATION_PARTS = (4, 12)
 """Numbers of messages (reduce-scatter and all-gather if there is a norm) for measuring the engine:
@@ -79,8 +80,7 @@ class Trials:
         stock = profile.baseline
         if stock is not None and self._settings.check:
             noise_s = min(stock.noise_s, LEAST_GAIN * stock.iteration_s / CONFIDENCE)
-            stock = replace(stock, noise_s=noise_s)
-            profile = replace(profile, baseline=stock)
+            profile = replace(profile, baseline=replace(stock, noise_s=noise_s))
         return forecast(profile, network, self._settings, measured, defers=self._reads.defers)
 
     def report_held_back(self, expected: Forecasts) -> None:
@@ -231,6 +231,51 @@ class Trials:
                 return None
             found.append(trial.measured())
         return found
+
+
+def forecast(
+    profile: Profile,
+    network: Network,
+    settings: Settings,
+    measured: Sequence[Measured],
+    *,
+    defers: bool,
+) -> Forecasts:
+    """Compare all planners and choose the plan to try; O(N^2) for N tensors.
+
+    The network is as probed or given; its contention is fitted to the measurements of stock DDP and
+    of the plans that were tried. ``defers``: an update can wait for the next forward pass.
+    """
+    network = fit_contention(profile, network, measured)
+    asked = None if settings.planner == Auto.NAME else planner_named(settings.planner)
+    if settings.compression is not None:
+        lossy = choose_compressed(
+            profile, network, settings.compression, planner=asked, ddp=settings.ddp, defers=defers
+        )
+        return Forecasts(
+            profile,
+            network,
+            lossy.comparison,
+            plan=lossy.plan,
+            held_back=lossy.deferring and not defers,
+            compressing=lossy.network,
+        )
+    others = () if asked is None else (asked,)
+    choice = choose(
+        profile, network, ddp=settings.ddp, others=others, defers=defers, suggests=False
+    )
+    comparison = choice.comparison
+    if asked is not None:
+        reason = f"{settings.planner} was asked for"
+        comparison = replace(comparison, chosen=asked.NAME, reason=reason)
+    chosen = comparison.chosen
+    return Forecasts(
+        profile,
+        network,
+        comparison,
+        plan=None if chosen == Ddp.NAME else choice.plans[chosen],
+        held_back=chosen in choice.deferring and not defers,
+    )
 
 
 def _contends(forecasts: Forecasts) -> bool:
