@@ -163,21 +163,17 @@ def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
         return None
     ends_ns = (max((s.stop_ns for s in t.spans), default=0) or t.iteration_ns for t in timelines)
     end_ns = max(1, *ends_ns)
-    return filled(
-        "timelines.html",
-        title=f"One iteration, {' and '.join(timeline.source for timeline in timelines)}",
-        legend=_legend(timelines),
-        pictures=[_static(timeline, end_ns) for timeline in timelines],
-        spans=folded("The spans as a table", [_span_table(timeline) for timeline in timelines]),
-    )
-
-
-def _legend(timelines: Sequence[Timeline]) -> Html:
-    spans = [span for timeline in timelines for span in timeline.spans]
-    present = {span.kind for span in spans}
+    drawn = [span for timeline in timelines for span in timeline.spans]
+    present = {span.kind for span in drawn}
     entries = [(f"k-{kind}", text) for kind, text in KINDS.items() if kind in present]
-    if any(span.ready_ns is not None for span in spans):
+    if any(span.ready_ns is not None for span in drawn):
         entries.append(("lead", "a message is ready and not yet sent"))
     if "message" in present:
         entries.append(("exposed", "exposed: a message is under way, nothing computes"))
-    return legend(entries)
+    return filled(
+        "timelines.html",
+        title=f"One iteration, {' and '.join(timeline.source for timeline in timelines)}",
+        legend=legend(entries),
+        pictures=[_static(timeline, end_ns) for timeline in timelines],
+        spans=folded("The spans as a table", [_span_table(timeline) for timeline in timelines]),
+    )

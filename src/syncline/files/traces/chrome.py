@@ -36,7 +36,10 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
     sending = [span for span in timeline.spans if span.kind == "message"]
     computing = [span for span in timeline.spans if span.kind not in NOT_COMPUTING]
     operation_runs = _matched([o.name for o in profile.operations], computing)
-    message_runs = _message_runs(plan, sending)
+    labels = [plan.label(tensors) for tensors in plan.message_tensors()]
+    # By label, or by order if no label is known.
+    known = not {span.label for span in sending}.isdisjoint(labels)
+    message_runs = _matched(labels if known else [""] * len(labels), sending, by_label=known)
     gradients = {gradient.name: gradient for gradient in profile.gradients}
     needs = dict(zip(gradients, profile.need_operations(), strict=True))
     updates = [span for span in computing if span.kind in ("finalize", "update")]
@@ -70,14 +73,6 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
                 readers = [updates]
             found += [Flow(span, t) for runs in readers if (t := _first_after(runs, span))]
     return found
-
-
-def _message_runs(plan: Plan, spans: Sequence[Span]) -> list[list[Span]]:
-    """Return the spans of each message: by its label, or by order if no label is known."""
-    labels = [plan.label(tensors) for tensors in plan.message_tensors()]
-    if {span.label for span in spans}.isdisjoint(labels):
-        return _matched([""] * len(labels), spans, by_label=False)
-    return _matched(labels, spans)
 
 
 def _runs_until(operation: int, profile: Profile, runs: Sequence[list[Span]]) -> list[Span]:
@@ -131,28 +126,23 @@ def to_chrome_trace(
     messages were ready are known, a counter shows how many are ready and have not been sent.
 
     Each timeline starts at time 0. A profile and a plan together add the arrows of :func:`flows`;
-    in timelines of other plans no message is matched. The JSON text is an object with
-    ``traceEvents``, times in microseconds with three decimals.
+    in timelines of other plans no message is matched. Times are microseconds with three decimals.
     """
     events: list[dict[str, Any]] = []
     arrows = 0
     for pid, timeline in enumerate(timelines, start=1):
         threads = rows(timeline)
-        events += _process(timeline, threads, pid)
+        events += _metadata("process", pid, 0, f"{timeline.source}: {timeline.name}", pid)
+        for tid, row in enumerate(threads, start=1):
+            events += _metadata("thread", pid, tid, row.name, tid)
+            events += [_complete(span, pid, tid) for span in row.spans]
+        events += _queue(timeline, pid)
         if profile is not None and plan is not None:
             found = flows(timeline, profile, plan)
             events += _arrows(found, threads, pid, first_id=arrows)
             arrows += len(found)
     trace = {"displayTimeUnit": "ms", "traceEvents": events}
     return msgspec.json.encode(trace).decode() + "\n"
-
-
-def _process(timeline: Timeline, threads: Sequence[Row], pid: int) -> list[dict[str, Any]]:
-    events = _metadata("process", pid, 0, f"{timeline.source}: {timeline.name}", pid)
-    for tid, row in enumerate(threads, start=1):
-        events += _metadata("thread", pid, tid, row.name, tid)
-        events += [_complete(span, pid, tid) for span in row.spans]
-    return [*events, *_queue(timeline, pid)]
 
 
 def _metadata(of: str, pid: int, tid: int, name: str, place: int) -> list[dict[str, Any]]:

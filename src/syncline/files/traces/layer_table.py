@@ -58,7 +58,7 @@ def read_layer_table(
             cells = _cells(line)
             if _is_header(cells):
                 continue
-            layer_id = _layer_id(cells, where)
+            layer_id, row = _row(cells, where)
             if iterations == 0 and order and layer_id == order[0]:
                 iterations = 1
             if iterations == 0:
@@ -80,7 +80,6 @@ def read_layer_table(
                     )
                 place = (place + 1) % len(order)
                 iterations += place == 0
-            row = _row(cells, where)
             begun = Layer(name=row.name, gradient_bytes=row.gradient_bytes)
             layer = layers.setdefault(layer_id, begun)
             if (layer.name, layer.gradient_bytes) != (row.name, row.gradient_bytes):
@@ -154,12 +153,9 @@ def layer_rows(table: LayerTable, messages_s: Sequence[float], form: str = ".9g"
     lines = []
     for layer_id, (name, forward_s, backward_s, communication_s, size_bytes) in enumerate(rows):
         times = "\t".join(f"{s / US:{form}}" for s in (forward_s, backward_s, communication_s))
-        lines.append(f"{layer_id}\t{_printable(name)}\t{times}\t{size_bytes}")
+        name = "".join(c if c.isprintable() else "_" for c in name).strip() or "_"
+        lines.append(f"{layer_id}\t{name}\t{times}\t{size_bytes}")
     return lines
-
-
-def _printable(name: str) -> str:
-    return "".join(c if c.isprintable() else "_" for c in name).strip() or "_"
 
 
 def _cells(line: str) -> list[str]:
@@ -178,22 +174,18 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _layer_id(cells: list[str], where: str) -> int:
+def _row(cells: list[str], where: str) -> tuple[int, Layer]:
     if len(cells) != len(HEADER):
         raise UserError(
             f"{where}: expected {len(HEADER)} columns ({' '.join(HEADER)}), found {len(cells)}"
         )
     if not (cells[0].isascii() and cells[0].isdecimal() and len(cells[0]) < 10):
         raise UserError(f"{where}: expected a layer id, found {cells[0][:40]!r}")
-    return int(cells[0])
-
-
-def _row(cells: list[str], where: str) -> Layer:
     forward_s, weight_s, message_s = (
         seconds_in(cell, f"the {what} time", where, unit_s=US)
         for cell, what in zip(cells[2:5], ("forward", "backward", "communication"), strict=True)
     )
-    return Layer(
+    return int(cells[0]), Layer(
         name=cells[1],
         forward_s=forward_s,
         weight_s=weight_s,
