@@ -8,17 +8,11 @@ from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 
-from syncline.files.report import terminal, units
+from syncline.files.report import sections, terminal, units
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.chart import Axis, picture
 from syncline.files.report.markup import Column, Html, note, section, table, tag, typeset
 from syncline.files.report.page import page, save_page
-from syncline.files.report.sections import (
-    figures_section,
-    messages_section,
-    network_section,
-    profile_section,
-)
 from syncline.files.report.summary import summarise
 from syncline.files.report.timelines import timelines_section
 from syncline.files.report.verdict import KeyFigure
@@ -133,13 +127,13 @@ def render(outcome: ReplayOutcome) -> str:
         detail=f"{measured_how(replay)}; the prediction furthest off is that of {worst.planner}, "
         f"by {units.percent(worst.error, signed=True)}",
         sections=[
-            figures_section(_figures(replay)),
+            sections.figures_section(_figures(replay)),
             _plans_section(replay),
             timelines_section(best.timelines()),
             _rounds_section(replay),
-            network_section(best.network),
-            messages_section(summary.messages),
-            profile_section(summary.profile),
+            sections.network_section(best.network),
+            sections.messages_section(summary.messages),
+            sections.profile_section(summary.profile),
         ],
         timelines=best.timelines(),
         numbers="replay.json",

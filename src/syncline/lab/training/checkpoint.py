@@ -91,16 +91,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
                 )
         self._require_whole(path, list(module.parameters()))
         require_states(path.parent, self.compression_files)
-        if self.epoch >= config.hyper.epochs:
-            raise UserError(
-                f"{path}: {self.epoch} epochs are done and --epochs is {config.hyper.epochs}; "
-                "raise it to train on"
-            )
-        if config.steps is not None and self.step >= config.steps:
-            raise UserError(
-                f"{path}: {self.step} steps are done and --steps is {config.steps}; raise it to "
-                "train on"
-            )
+        limits = (("epochs", self.epoch, config.hyper.epochs), ("steps", self.step, config.steps))
+        for what, done, most in limits:
+            if most is not None and done >= most:
+                raise UserError(
+                    f"{path}: {done} {what} are done and --{what} is {most}; raise it to train on"
+                )
 
     def _require_whole(self, path: Path, parameters: list[nn.Parameter]) -> None:
         """Make sure that every part can be loaded, so that loading does not fail halfway."""

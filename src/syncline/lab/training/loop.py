@@ -9,17 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
-from syncline.lab.training.checkpoint import (
-    Checkpoint,
-    OptimizerState,
-    load_checkpoint,
-    settings_of,
-)
+from syncline.lab.training.checkpoint import Checkpoint, load_checkpoint, settings_of
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.data.sampling import Batch, seed_from
 from syncline.lab.training.group import Worker, process_group
@@ -221,7 +215,7 @@ class _Training:
             epoch=self.epoch,
             step=self.step,
             weights={name: w.cpu() for name, w in replica.module.state_dict().items()},
-            optimizer=cast("OptimizerState", optimizer),
+            optimizer=optimizer,
             random_states=[list(of_rank) for of_rank in zip(*states, strict=True)],
             compression_files=files,
         ).save(folder)

@@ -108,7 +108,7 @@ class Replica:
             self.ddp.eval()  # so that Syncline does not count the other's turn
         return losses
 
-    def optimizer_state(self) -> dict[str, Any]:
+    def optimizer_state(self) -> Any:
         """Return the optimizer's state, if sharded only on rank 0; all workers must call this."""
         if self.config.shard and isinstance(self.ddp, DistributedDataParallel):
             return self.ddp.full_state_dict(self.optimizer)

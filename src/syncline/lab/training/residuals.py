@@ -18,14 +18,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from syncline.errors import FileError, quoted
-from syncline.lab.training.archive import (
-    PARTIAL,
-    converted,
-    damaged,
-    is_plain,
-    load_archive,
-    save_archive,
-)
+from syncline.lab.training import archive
 from syncline.plan.document import Value
 from syncline.plan.recipe import Recipe
 from syncline.train.sparse.residuals import resharded
@@ -42,7 +35,7 @@ def state_names(step: int, workers: int) -> list[str]:
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
     """Write the state of one worker."""
-    save_archive(path, FORMAT, {"state": dict(state)})
+    archive.save_archive(path, FORMAT, {"state": dict(state)})
 
 
 def load_state(
@@ -82,7 +75,7 @@ def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
     ``kept`` names the files of the checkpoint that is there; None keeps all that are whole.
     """
     for path in folder.iterdir():
-        whole = not path.name.endswith(PARTIAL)
+        whole = not path.name.endswith(archive.PARTIAL)
         if OWN_NAME.fullmatch(path.name) and not (whole and (kept is None or path.name in kept)):
             path.unlink(missing_ok=True)
 
@@ -117,12 +110,12 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    state = load_archive(path, FORMAT, _File).state
+    state = archive.load_archive(path, FORMAT, _File).state
     if "recipe" not in state:
-        converted(path, state, _Rounded)
+        archive.converted(path, state, _Rounded)
         return state
-    read = converted(path, state, _Sparse)
+    read = archive.converted(path, state, _Sparse)
     for name, tensor in (*read.residuals.items(), *read.velocities.items()):
-        if not is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
-            raise damaged(path, f"what is left of {quoted(name)} is no vector of float32")
+        if not archive.is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
+            raise archive.damaged(path, f"what is left of {quoted(name)} is no vector of float32")
     return state

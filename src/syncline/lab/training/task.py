@@ -12,20 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from syncline.lab.training.config import TrainingConfig
-from syncline.lab.training.data import load_images, load_text
+from syncline.lab.training.data import load_images, load_text, sampling
 from syncline.lab.training.data.images import ImageData
-from syncline.lab.training.data.sampling import (
-    Batch,
-    StepShape,
-    evaluation_shard,
-    evaluation_windows,
-    made_ahead,
-    seed_from,
-    steps_in_epoch,
-    training_shard,
-    training_windows,
-    windows_in_epoch,
-)
+from syncline.lab.training.data.sampling import Batch
 from syncline.lab.training.data.text import TextData
 from syncline.lab.training.group import Worker
 from syncline.lab.training.models import ImageModel, TextModel, model_named
@@ -39,8 +28,8 @@ Memory = Any
 Its form is the model's own business."""
 
 
-def _shape(config: TrainingConfig) -> StepShape:
-    return StepShape(config.workers, config.hyper.batch_size, config.accumulate)
+def _shape(config: TrainingConfig) -> sampling.StepShape:
+    return sampling.StepShape(config.workers, config.hyper.batch_size, config.accumulate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +48,7 @@ class ImageTask:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
-        return steps_in_epoch(len(self.data.train), _shape(self.config))
+        return sampling.steps_in_epoch(len(self.data.train), _shape(self.config))
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -69,15 +58,15 @@ class ImageTask:
         """Yield the shuffled and varied images of one worker, by optimizer step."""
         seed, rank, images = self.config.seed, worker.rank, self.data.train
         shape = _shape(self.config)
-        shard = training_shard(len(images), shape, rank=rank, seed=seed, epoch=epoch)
+        shard = sampling.training_shard(len(images), shape, rank=rank, seed=seed, epoch=epoch)
         batches = (
             tuple(
-                images.batch(part, augment_seed=seed_from(seed, epoch, step, index, rank))
+                images.batch(part, augment_seed=sampling.seed_from(seed, epoch, step, index, rank))
                 for index, part in enumerate(parts)
             )
             for step, parts in enumerate(shard)
         )
-        return made_ahead(batches) if self.data.decodes else batches
+        return sampling.made_ahead(batches) if self.data.decodes else batches
 
     def loss(self, model: nn.Module, batch: Batch, _memory: Memory) -> tuple[Tensor, Memory]:
         """Return the mean cross entropy; images carry nothing over."""
@@ -89,12 +78,14 @@ class ImageTask:
         """Return the test accuracy (0 to 1) and the test loss; every epoch, so no final ones."""
         if final:
             return {}
-        shard = evaluation_shard(len(self.data.test), workers=worker.workers, rank=worker.rank)
+        shard = sampling.evaluation_shard(
+            len(self.data.test), workers=worker.workers, rank=worker.rank
+        )
         correct = loss = 0.0
         # A worker has no share in an evaluation of fewer images than there are workers.
         parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
         batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
-        for batch in made_ahead(batches) if self.data.decodes else batches:
+        for batch in sampling.made_ahead(batches) if self.data.decodes else batches:
             targets = batch.targets.to(worker.device)
             logits = model(batch.inputs.to(worker.device)).float()
             loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
@@ -120,7 +111,7 @@ class TextTask:
     def steps_per_epoch(self) -> int:
         """Optimizer steps an epoch."""
         shape = _shape(self.config)
-        return windows_in_epoch(len(self.data.train), shape, window=self.model.window)
+        return sampling.windows_in_epoch(len(self.data.train), shape, window=self.model.window)
 
     def build(self) -> nn.Module:
         """Return a freshly initialised model."""
@@ -128,7 +119,7 @@ class TextTask:
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
         """Yield the windows of one worker, by optimizer step, in the order of the text."""
-        return training_windows(
+        return sampling.training_windows(
             self.data.train,
             _shape(self.config),
             rank=worker.rank,
@@ -151,7 +142,7 @@ class TextTask:
             return {}
         loss = tokens = 0.0
         memory: Memory = None
-        for batch in evaluation_windows(
+        for batch in sampling.evaluation_windows(
             stream, workers=worker.workers, rank=worker.rank, window=self.model.window
         ):
             logits, memory = self._logits(model, batch.inputs.to(worker.device), memory)
