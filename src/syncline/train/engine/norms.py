@@ -15,7 +15,6 @@ from syncline.train.engine.layout import BucketLayout, BucketSlice, sum_shares
 ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
 """The order of each norm, as torch has it."""
 ROW = 256
-"""Elements of a row."""
 BY_ROWS = 32 * ROW
 """Shorter parts are computed together."""
 
@@ -27,8 +26,6 @@ class ShareNorms:
     the gradient, or the largest ``|x|``. The rows are added in the order of the ranks, so a norm is
     the same on every rank. :meth:`local` computes it from the whole gradient, with the same result
     up to the rounding of float64, which rounding to the gradient's own type hides.
-
-    The plan names the norm. The shares of a sum are those that a reduce-scatter leaves.
     """
 
     def __init__(self, plan: Plan, layout: BucketLayout) -> None:

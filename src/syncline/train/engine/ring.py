@@ -199,13 +199,9 @@ class Ring:
     ) -> Callable[[], None]:
         """Send the first segments, and pass on what arrives, except for what arrives last.
 
-        Args:
-            sent: the first segments.
-            parts: of each later step, the segments that arrive.
-            wire: the type in which all of them are sent.
-            space_for: returns a tensor that takes what arrives for a segment.
-            take: is given a segment, and what has arrived for it; returns what is passed on.
-            on_sent: as for :meth:`reduce_scatter`.
+        ``parts`` are the segments that arrive in each later step, in the type ``wire``.
+        ``space_for`` returns a tensor for what arrives for a segment; ``take`` is given a segment
+        and what has arrived for it, and returns what is passed on.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers

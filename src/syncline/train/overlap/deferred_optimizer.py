@@ -212,7 +212,6 @@ class DeferredOptimizer:
         return False
 
     def _deferrals(self) -> list[Deferral]:
-        """Return the present deferrals of all models."""
         currents = [current for model in self._models if (current := model()) is not None]
         return [deferral for current in currents if (deferral := current()) is not None]
 

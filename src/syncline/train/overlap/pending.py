@@ -161,11 +161,9 @@ class PendingParameter(_Pending, nn.Parameter):
     """A parameter whose update is deferred."""
 
     def detach(self) -> torch.Tensor:
-        """Wait, and return what :meth:`torch.Tensor.detach` does.
-
-        ``nn.Parameter(p)`` calls this for tensor subclasses, and expects the class of its argument,
-        which has changed by then.
-        """
+        """Wait, and return what :meth:`torch.Tensor.detach` does."""
+        # ``nn.Parameter(p)`` calls this for tensor subclasses, and expects the class of its
+        # argument, which has changed by then.
         caller = sys._getframe(1).f_code
         finish(self)
         with without_torch_function():  # this thread may be making its update

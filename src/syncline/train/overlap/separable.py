@@ -33,12 +33,10 @@ WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
 def separability(optimizer: Optimizer) -> Trial:
     """Say whether an optimizer's step can be run parameter by parameter.
 
-    Nothing of the optimizer is changed, its parameters and state are not copied, and the random
-    generators are left as they were. Steps with a closure are not tried.
-
-    The trial cannot see effects of sizes above three elements per dimension, of more than five
-    steps, or of hyper-parameters that are not set yet: ``probe_parameters.StepCheck`` looks for
-    these before each step. In the trial, ``step`` uses the same global variables as ever.
+    Nothing is changed, neither parameters nor state are copied, and steps with a closure are not
+    tried. The trial cannot see effects of sizes above three elements per dimension, of more than
+    five steps, or of hyper-parameters that are not set yet: ``probe_parameters.StepCheck`` looks
+    for these before each step. In the trial, ``step`` uses the same global variables as ever.
     """
     why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
     return Trial(why_not) if why_not else trial(optimizer)

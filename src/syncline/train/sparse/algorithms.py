@@ -40,7 +40,6 @@ class Share(NamedTuple):
     """Within the quota, with values that the wire can hold without rounding."""
     quota: Quota
     precision: Precision
-    """The precision of values on the wire."""
     lowest_keeps: bool = False
     """Whether, of the ranks that make the same merge, the lowest keeps what the merge drops."""
 

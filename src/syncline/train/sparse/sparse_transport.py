@@ -38,14 +38,12 @@ class SparseTransport:
         self.rank = group.rank()
         self.ranks = group.size()
         self.sent_bytes = 0
-        """Bytes that this rank has given to the backend so far."""
         self._refused: MismatchError | None = None
 
     def run(self, algorithm: Algorithm, share: Share, wire: WireFormat) -> ExchangeOutcome:
         """Run an exchange; all ranks must call this.
 
-        If this rank cannot read a message, it refuses and goes on: so the refusal reaches all
-        ranks, and none waits.
+        A rank that cannot read a message refuses and goes on, so that no other waits.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from syncline import _native
 from syncline.errors import InternalError, MismatchError
-from syncline.train.sparse.algorithms import Content, Refusal
 from syncline.train.sparse import vector
+from syncline.train.sparse.algorithms import Content, Refusal
 from syncline.train.sparse.vector import PRECISIONS, Precision, SparseVector
 
 HEADER = struct.Struct("<4sBBBBIIIQ")
