@@ -95,9 +95,9 @@ def test_jobs_that_share_the_links() -> None:
 
 
 def test_jobs_that_cannot_be() -> None:
-    with pytest.raises(UserError, match="at least 1 job and at most 64 share it, found 0"):
+    with pytest.raises(UserError, match="jobs must be at least 1 and at most 64, found 0"):
         network_argument("bandwidth=10gbit,jobs=0")
-    with pytest.raises(UserError, match="at most 64 share it, found 65"):
+    with pytest.raises(UserError, match="jobs must be at least 1 and at most 64, found 65"):
         network_argument("10gbit").with_(jobs=65)
 
 

@@ -235,7 +235,10 @@ def test_a_stage_needs_a_capacity() -> None:
         ({"hosts": 4}, "need a link inside a host"),
         ({"algorithm": "gtop-k", "hosts": 4, "inside": LINK}, "has no form for hosts"),
         ({"servers": 2}, "servers were given, but ring does not count them"),
-        ({"algorithm": "parameter-server", "servers": 0}, "at least 1 is needed, found 0"),
+        (
+            {"algorithm": "parameter-server", "servers": 0},
+            "parameter servers must be at least 1, found 0",
+        ),
         ({"algorithm": "sharded-parameter-server", "servers": 2}, "does not count them"),
     ],
 )

@@ -79,7 +79,7 @@ def test_hosts_that_are_not_alike_lie_between_those_that_are(algorithm: str) -> 
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UserError, match="needs at least 1 and at most"):
+    with pytest.raises(UserError, match="must be at least 1 and at most"):
         hierarchical_all_reduce(hosts=2, workers=0, inside=INSIDE, between=BETWEEN)
     with pytest.raises(UserError, match="did you mean 'linear-pipeline'"):
         all_reduce_curve("linear-pipelines", 2, INSIDE)

@@ -57,5 +57,5 @@ def test_servers_on_the_workers_hosts() -> None:
 
 
 def test_no_server() -> None:
-    with pytest.raises(UserError, match="at least 1 is needed, found 0"):
+    with pytest.raises(UserError, match="parameter servers must be at least 1, found 0"):
         server_line(4, 1.0, 1.0, servers=0)

@@ -10,15 +10,12 @@ from collections.abc import Callable
 
 from syncline.errors import UserError, require_known
 from syncline.plan.cost import CostCurve, lower_envelope
-from syncline.plan.quantities import LARGEST_WORKERS
+from syncline.plan.quantities import LARGEST_WORKERS, require_count
 
 
 def require_workers(workers: int) -> None:
     """Raise :class:`UserError` for fewer than one worker, or more than a network can have."""
-    if not 1 <= workers <= LARGEST_WORKERS:
-        raise UserError(
-            f"an all-reduce needs at least 1 and at most {LARGEST_WORKERS} workers, found {workers}"
-        )
+    require_count("workers of an all-reduce", workers, LARGEST_WORKERS)
 
 
 def doubling_rounds(workers: int) -> int:
@@ -129,8 +126,7 @@ def server_line(
         UserError: there is no worker or no server.
     """
     require_workers(workers)
-    if servers < 1:
-        raise UserError(f"parameter servers: at least 1 is needed, found {servers}")
+    require_count("parameter servers", servers)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
     if colocated and servers > workers:

@@ -26,7 +26,7 @@ from syncline.plan.collective_costs import (
 )
 from syncline.plan.cost import CostCurve, lower_envelope
 from syncline.plan.document import Value
-from syncline.plan.quantities import require_finite
+from syncline.plan.quantities import require_count, require_finite
 from syncline.plan.sparse_costs import (
     INDEX_BYTES,
     SPARSE_ALGORITHMS,
@@ -226,8 +226,7 @@ class Exchange(Value, frozen=True, kw_only=True):
                     f"servers were given, but {self.algorithm} does not count them; leave them "
                     "out, or choose parameter-server"
                 )
-            if self.servers < 1:
-                raise UserError(f"parameter servers: at least 1 is needed, found {self.servers}")
+            require_count("parameter servers", self.servers)
         if self.colocated and self.algorithm not in SERVER_ALGORITHMS:
             raise UserError(f"{self.algorithm} has no servers that could be on the workers' hosts")
         if self.hosts is None:

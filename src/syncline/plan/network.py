@@ -164,10 +164,7 @@ class Network(Document, frozen=True, kw_only=True):
                 f"network: without a link the curve must be of one of {', '.join(known)}, "
                 "without hosts, density or stages"
             )
-        if not 1 <= self.jobs <= LARGEST_JOBS:
-            raise UserError(
-                f"network: at least 1 job and at most {LARGEST_JOBS} share it, found {self.jobs}"
-            )
+        require_count("network: jobs", self.jobs, LARGEST_JOBS)
         for field in ("fit_error", "fit_error_max"):
             if (value := getattr(self, field)) is not None:
                 require_finite(f"network: {field}", value)

@@ -78,12 +78,8 @@ class Recipe(Value, frozen=True, kw_only=True):
             if not (isinstance(density, int | float) and 0 < density <= 1):
                 raise UserError(f"recipe: a density is above 0 and at most 1, found {density!r}")
         require_known("algorithm", self.algorithm, ALGORITHMS, where="recipe: ")
-        for name, value, known in (
-            ("unit", self.unit, get_args(SelectionUnit)),
-            ("wire", self.wire, get_args(Wire)),
-        ):
-            if value not in known:
-                raise UserError(f"recipe: {name} is one of {', '.join(known)}, found {value!r}")
+        require_known("unit", self.unit, get_args(SelectionUnit), where="recipe: ")
+        require_known("wire", self.wire, get_args(Wire), where="recipe: ")
         if bool(self.warmup) != (self.warmup_steps > 0) or self.warmup_steps < 0:
             raise UserError(
                 "recipe: warm-up needs densities and the steps of each, found "

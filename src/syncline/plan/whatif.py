@@ -60,8 +60,7 @@ class Setting(Value, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         require_count("what-if: workers", self.workers, LARGEST_WORKERS)
         require_count("what-if: accumulate", self.accumulate)
-        if not 1 <= self.jobs <= LARGEST_JOBS:
-            raise UserError(f"what-if: jobs must be 1 to {LARGEST_JOBS}, found {self.jobs}")
+        require_count("what-if: jobs", self.jobs, LARGEST_JOBS)
         for rank, factor in self.stragglers:
             require_finite(f"what-if: the factor of straggler {rank}", factor, above_0=True)
         positive = ("bandwidth_bytes_per_s", "density", "compute_scale", "batch")

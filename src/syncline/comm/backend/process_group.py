@@ -165,8 +165,6 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Where the choice of algorithms comes from: built-in, or a date and a file."""
         return self._outer.chooser.source
 
-    # ------------------------------------------------------------------ what it is
-
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Return the name to give to ``init_process_group``."""
         return NAME
@@ -242,8 +240,6 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         for group in (self._inner, self._outer):
             if group is not None:
                 group.close()
-
-    # ------------------------------------------------------------------ collectives
 
     # If ``asyncOp`` says that the caller waits at once, and no preparation is needed, the call
     # waits here and returns no work object, which torch allows: making one takes as long as a
@@ -515,8 +511,6 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
             return other.recv_anysource(tensors, tag)
         begin = partial(self._messages, tensors, None, tag, receives=True)
         return self._begun("recv", tensors, begin, peer=-1)
-
-    # ------------------------------------------------------------------ inside
 
     def _other(self, tensors: Sequence[Tensor]) -> ProcessGroup | None:
         """Return torch's group of another backend for the device of these tensors, if any."""

@@ -107,8 +107,6 @@ class CudaDevice:
         self.device = torch.device("cuda", index)
         self._gpu = _identity(index)
 
-    # ------------------------------------------------------------------ what processes share
-
     def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
         """Return memory, of shape ``(size_bytes,)`` and dtype uint8, for the given streams.
 
@@ -163,8 +161,6 @@ class CudaDevice:
             opened: Event = torch.cuda.Event.from_ipc_handle(device, shared.handle)
         return opened
 
-    # ------------------------------------------------------------------ work
-
     def stream(self) -> Stream:
         """Return a new stream, which does not wait for the default stream."""
         return torch.cuda.Stream(self.device)
@@ -192,8 +188,6 @@ class CudaDevice:
         with torch.cuda.stream(stream):
             # By a tensor: by a number, torch multiplies by the rounded reciprocal on a GPU.
             into.div_(into.new_full((), divisor))
-
-    # ------------------------------------------------------------------ inside
 
     @contextmanager
     def _sharing(self, what: str) -> Iterator[None]:

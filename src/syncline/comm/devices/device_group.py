@@ -135,8 +135,6 @@ class DeviceGroup:
         """Where the tensors of its collectives are."""
         return self._device.device
 
-    # ------------------------------------------------------------------ collectives
-
     def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> None:
         """Reduce a tensor over all ranks, in place; every rank gets the same bits.
 
@@ -207,8 +205,6 @@ class DeviceGroup:
                 )
         return DeviceWork(self._device, events, tensor)
 
-    # ------------------------------------------------------------------ the end
-
     def close(self) -> None:
         """Wait until all ranks' work is done, and stop sharing memory; all ranks must call it.
 
@@ -242,8 +238,6 @@ class DeviceGroup:
             self.close()
         else:  # the other ranks may never close theirs: tell them instead
             self.leave()
-
-    # ------------------------------------------------------------------ inside
 
     def _program(self, call: DeviceCall, element_bytes: int) -> tuple[tuple[Step, ...], list[int]]:
         """Return this rank's steps, and where blocks begin and end."""

@@ -249,8 +249,6 @@ class Group:
             os.close(passed.pop(0))
         self._leave = leaving(self, _leave, self._watch, self._native, self._peers, own)
 
-    # ------------------------------------------------------------------ collectives
-
     def all_reduce(
         self,
         given: Elements,
@@ -420,8 +418,6 @@ class Group:
 
         return self._buffers.allocate(size_bytes, self.timeout_s, close)
 
-    # ------------------------------------------------------------------ the end
-
     @property
     def failed(self) -> bool:
         """Whether collectives in flight will never be done."""
@@ -452,8 +448,6 @@ class Group:
         self._leave()
         with self._lock:
             self._begun.clear()
-
-    # ------------------------------------------------------------------ inside
 
     def _abandon(self, reason: BaseException, own: Sequence[int]) -> None:
         """Close what was opened for a group that cannot be made."""

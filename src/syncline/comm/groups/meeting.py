@@ -222,8 +222,6 @@ class Meeting(Generic[Met]):
     def _advice(self) -> str:
         return "does it hang?"
 
-    # ------------------------------------------------------------------ the protocol
-
     def _calling(self, connection: socket.socket, other: int) -> Talk[Met]:
         mine = secrets.token_bytes(NONCE_BYTES)
         connection.send(HELLO.pack(CALLING, self._rank, mine))
@@ -272,8 +270,6 @@ class Meeting(Generic[Met]):
 
     def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
         return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
-
-    # ------------------------------------------------------------------ connections
 
     def _begin(self, connection: socket.socket, talk: Talk[Met]) -> None:
         connection.setblocking(False)

@@ -126,8 +126,6 @@ class Rendezvous:
     def _agreed(self, own: _Answer, deadline: float) -> Members:
         return self._gathered(own, deadline) if self._rank == 0 else self._answered(own, deadline)
 
-    # ------------------------------------------------------------------ rank 0
-
     def _gathered(self, own: _Answer, deadline: float) -> Members:
         identifier = secrets.token_hex(16)
         prefix = f"{self._name}/{identifier}"
@@ -163,8 +161,6 @@ class Rendezvous:
             for rank, key in keys.items()
             if everybody or self._store.check([key])
         }
-
-    # ------------------------------------------------------------------ the others
 
     def _answered(self, own: _Answer, deadline: float) -> Members:
         """Answer rank 0's call, and every newer one, until a list has this answer."""
@@ -232,8 +228,6 @@ class Rendezvous:
         answers = {rank: f"{prefix}/answer/{rank}" for rank in range(1, call.ranks)}
         late = [rank for rank, key in answers.items() if not self._store.check([key])]
         return _did_not_join(late or [0])
-
-    # ------------------------------------------------------------------ all
 
     def _members_of(self, prefix: str, text: bytes) -> Members:
         result = self._decoded(text, _Result, 0)

@@ -194,9 +194,6 @@ def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
     return msgspec.structs.replace(network, all_reduce=line, pipelined=None)
 
 
-# --- the timeline ---
-
-
 def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> Iterator[Span]:
     """Yield what runs in the window, clipped to it: one period of many."""
     dag, window, begin = steady.dag, steady.window, steady.begin_ns

@@ -6,6 +6,7 @@ from typing import Literal
 
 from syncline.errors import UserError, quoted, require_known
 from syncline.plan.document import Value
+from syncline.plan.quantities import require_count
 
 
 class Strategy(Value, frozen=True, kw_only=True):
@@ -36,11 +37,7 @@ class Strategy(Value, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("loaders", "ahead"):
-            if getattr(self, field) < 1:
-                raise UserError(
-                    f"strategy {quoted(self.name)}: {field} must be at least 1, found "
-                    f"{getattr(self, field)}"
-                )
+            require_count(f"strategy {quoted(self.name)}: {field}", getattr(self, field))
         for idle, field, reason in (
             (self.loaders > 1 and not self.prefetch_data, "loaders", "prefetch_data"),
             (self.one_loader and not self.prefetch_copy, "one_loader", "prefetch_copy"),

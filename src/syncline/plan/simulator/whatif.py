@@ -133,9 +133,6 @@ def changes(
     return made
 
 
-# --- points ---
-
-
 class Planned(NamedTuple):
     """One planner at one point, with all that its figures rest on."""
 
