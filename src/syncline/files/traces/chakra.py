@@ -15,7 +15,9 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
+
+import msgspec
 
 from syncline.errors import UserError, quoted
 from syncline.files.traces.chakra_nodes import (
@@ -39,7 +41,7 @@ from syncline.files.traces.trace import (
     unique_names,
 )
 from syncline.plan.network import Network
-from syncline.plan.profile import Gradient, Operation, Phase, Profile, Resource
+from syncline.plan.profile import Gradient, Operation, Phase, Profile
 from syncline.plan.quantities import bytes_per_element
 
 SCHEMA = "0.0.4"
@@ -85,44 +87,26 @@ def _ours(graph: Graph, about: Mapping[str, AttributeValue]) -> Trace:
         )
     index_of: dict[int, int] = {}  # id -> operation
     operations: list[Operation] = []
+    gradients: list[Gradient] = []
     messages: list[Node] = []
     for node in graph.nodes:
-        if node.type == NodeType.COMM_COLL:
-            messages.append(node)
-            continue
-        phase, resource, duration_s = (
-            node.attributes.get(f"syncline.{k}") for k in ("phase", "resource", "duration_s")
-        )
-        if phase not in get_args(Phase) or resource not in get_args(Resource):
-            raise UserError(f"{node.title} has no phase or resource")
-        if not isinstance(duration_s, float):
-            raise UserError(f"{node.title} has no duration in seconds")
-        index_of[node.id] = len(operations)
-        operations.append(
-            Operation(
-                name=node.name,
-                phase=cast(Phase, phase),
-                duration_s=duration_s,
-                after=tuple(index_of[d] for d in node.data_deps if d in index_of),
-                resource=cast(Resource, resource),
-            )
-        )
-    gradients = []
-    for node in messages:
-        dtype = node.attributes.get("syncline.dtype")
-        needed_by = node.attributes.get("syncline.needed_by")
+        own = {k: v for k, v in node.attributes.items() if k.startswith("syncline.")}
+        fields: dict[str, Any] = {"name": node.name}
+        fields |= {k.removeprefix("syncline."): v for k, v in own.items()}
         ready = [index_of[d] for d in node.data_deps if d in index_of]
-        if not isinstance(dtype, str) or not ready:
-            raise UserError(f"{node.title} has no dtype or nothing to wait for")
-        gradients.append(
-            Gradient(
-                name=node.name,
-                elements=node.integer("comm_size") // bytes_per_element(dtype),
-                dtype=dtype,
-                ready_after=max(ready),
-                needed_by=needed_by if isinstance(needed_by, int) else None,
-            )
-        )
+        try:
+            if node.type != NodeType.COMM_COLL:
+                index_of[node.id] = len(operations)
+                operations.append(msgspec.convert({**fields, "after": ready}, Operation))
+                continue
+            if "dtype" not in fields or not ready:
+                raise UserError(f"{node.title} has no dtype or nothing to wait for")
+            elements = node.integer("comm_size") // bytes_per_element(str(fields["dtype"]))
+            size = {"elements": elements, "ready_after": max(ready)}
+            gradients.append(msgspec.convert(fields | size, Gradient))
+            messages.append(node)
+        except msgspec.ValidationError as error:
+            raise UserError(f"{node.title}: {error}; write the trace again") from None
     workers, iterations, network_workers = (
         value if isinstance(value := about.get(f"syncline.{k}"), int) else None
         for k in ("workers", "iterations", "network_workers")
