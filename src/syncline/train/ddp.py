@@ -81,9 +81,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     A model that cannot be planned (sparse gradients, gradients of several dtypes, torch's
     experimental ``mixed_precision`` argument, optimizers that run in backward, delayed parameters,
     the Python reducer) trains with DDP's own buckets; the reason is logged once. So does every
-    model under a torch newer than those that Syncline was tested with: the class then delegates to
-    torch's, because measuring and overlapping rely on parts of DDP that may have changed. An older
-    torch is refused: it lacks parts that even delegating needs.
+    model under a torch newer than those that Syncline was tested with, whose DDP may have changed.
+    An older torch is refused: it lacks parts that even delegating to torch's class needs.
     """
 
     def __init__(

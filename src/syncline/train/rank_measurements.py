@@ -27,9 +27,8 @@ from syncline.train.stages import Findings, Measurement, Settings, Stage, Typica
 from syncline.train.wrapped import Wrapped
 
 PROBE_ITERATIONS = 2.0
-"""Iterations that the sweeps of the network probe may take."""
 PROBE_S = 0.5
-"""Seconds that the sweeps may take at most."""
+"""The sweeps of the network probe may take this many iterations, and at most these seconds."""
 PROBED_SHARE = 0.7
 LEAST_PROBE_S = 0.3
 """The whole probe may take this share of an iteration, or this long if that is longer."""

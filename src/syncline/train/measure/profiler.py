@@ -292,12 +292,11 @@ def _forward_segments_of_nodes(trace: SegmentTrace, computing: list[Segment]) ->
     assert trace.graph is not None
     forward = [(i, s.first_event) for i, s in enumerate(computing) if s.first_event >= 0]
     begins = [(trace.sequence_at[event], index) for index, event in forward]
-    made_in: dict[int, int] = {}
-    for node, sequence in enumerate(trace.graph.sequence):
-        before = [index for begin, index in begins if begin < sequence]
-        if before:
-            made_in[node] = before[-1]
-    return made_in
+    return {
+        node: before[-1]
+        for node, sequence in enumerate(trace.graph.sequence)
+        if (before := [index for begin, index in begins if begin < sequence])
+    }
 
 
 def _gradients(

@@ -228,11 +228,8 @@ def _scaled(segments: Sequence[Segment], total_ns: int) -> list[Segment]:
 
 def first_forward_segment(trace: SegmentTrace) -> Mapping[str, int]:
     """Return, for each submodule that ran, the first segment in which it was innermost."""
-    first: dict[str, int] = {}
-    for index, segment in enumerate(trace.segments):
-        if segment.first_event >= 0:
-            first.setdefault(segment.name, index)
-    return first
+    forward = [(s.name, i) for i, s in enumerate(trace.segments) if s.first_event >= 0]
+    return dict(reversed(forward))  # of segments with one name, the first one stays
 
 
 def _indices_of(events: Sequence[ObservedEvent], moment: Moment, default: int) -> list[int]:
