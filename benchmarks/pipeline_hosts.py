@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.common import median, save
 from syncline.comm.collectives import Collective
+from syncline.comm.groups import Choice
 from syncline.errors import PeerError
 from syncline.lab.bench.launch import Team, meeting, torch_team
 from syncline.lab.bench.messages import Order, Refused
@@ -84,8 +85,9 @@ def _seconds(team: Team, cell: Cell) -> float:
     order = Order(
         contestant=OURS,
         collective=cell.collective,
-        algorithm=FAMILIES[cell.family],
-        blocks=SIZE_BYTES // BLOCK_BYTES if cell.family == "LP" else None,
+        choice=Choice(
+            FAMILIES[cell.family], SIZE_BYTES // BLOCK_BYTES if cell.family == "LP" else None
+        ),
         size_bytes=SIZE_BYTES,
         iterations=ITERATIONS,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from syncline.comm.collectives import PROGRAMS, Pipelined, best_blocks
+from syncline.comm.groups import Choice
 from syncline.errors import SynclineError, UserError
 from syncline.lab.bench.launch import Team, meeting, mpi_team, torch_team
 from syncline.lab.bench.messages import LapTimes, Order, Refused
@@ -201,13 +202,14 @@ def _measured(
         if any(absent.contestant == contestant for absent in teams.absent):
             return None
         team = teams.present[contestant if contestant in MPIS else "torch"]
-        forced = contestant.startswith(PREFIX)
-        algorithm = contestant.removeprefix(PREFIX) if forced else None
+        choice = None
+        if contestant.startswith(PREFIX):
+            algorithm = contestant.removeprefix(PREFIX)
+            choice = Choice(algorithm, _blocks(request, algorithm, workers, size_bytes))
         order = Order(
-            contestant=OURS if forced else contestant,
+            contestant=contestant if choice is None else OURS,
             collective=request.collective,
-            algorithm=algorithm,
-            blocks=None if algorithm is None else _blocks(request, algorithm, workers, size_bytes),
+            choice=choice,
             size_bytes=size_bytes,
             iterations=iterations,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from syncline.comm.collectives import Collective
-from syncline.comm.groups import Transport
+from syncline.comm.groups import Choice, Transport
 from syncline.comm.groups.site import Site
 from syncline.plan.document import Value
 
@@ -37,9 +37,8 @@ class Order(Value, frozen=True, kw_only=True, tag="lap"):
 
     contestant: str
     collective: Collective
-    algorithm: str | None = None
+    choice: Choice | None = None
     """None: the contestant's own choice."""
-    blocks: int | None = None
     size_bytes: int
     """Of the whole vector, all shards of it."""
     iterations: int

@@ -126,8 +126,8 @@ def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str
     return table(titled, rows, caption=caption)
 
 
-DRAWN = (OURS, ZERO_COPY, GLOO, *MPIS, COPY)
-"""The others are only in the table: their lines would overlap."""
+COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
+"""Of the contestants that are drawn; the lines of the others would overlap."""
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:
@@ -155,7 +155,7 @@ def render(benchmark: Benchmark) -> str:
 
 def _section(benchmark: Benchmark, workers: int) -> Html:
     mine = [entry for entry in benchmark.entries if entry.workers == workers]
-    drawn = [name for name in DRAWN if any(entry.contestant == name for entry in mine)]
+    drawn = [name for name in COLOURS if any(entry.contestant == name for entry in mine)]
     several = len({entry.size_bytes for entry in mine}) > 1
     pictures = []
     compared = [name for name in drawn if name != COPY]
@@ -194,9 +194,6 @@ def versions_section(versions: Mapping[str, str], others: Iterable[str] = ()) ->
     """Return what was measured, by name, and other remarks."""
     lines = (*(f"{name}: {version}" for name, version in versions.items()), *others)
     return section("contestants", "What was measured", *(note(typeset(line)) for line in lines))
-
-
-COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 
 
 def _picture(

@@ -115,8 +115,7 @@ def _measured(
             order = Order(
                 contestant=OURS,
                 collective=collective,
-                algorithm=choice.algorithm,
-                blocks=choice.blocks,
+                choice=choice,
                 size_bytes=size,
                 iterations=iterations,
             )

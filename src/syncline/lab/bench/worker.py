@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.comm.collectives import Collective
-from syncline.comm.groups import Choice, Elements, Group, SharedBuffer
+from syncline.comm.groups import Elements, Group, SharedBuffer
 from syncline.errors import InternalError, SynclineError, UserError
 from syncline.lab.bench.messages import LapTimes, Order, Ready, Refused, Setup
 from syncline.lab.bench.result import COPY, ELEMENT_BYTES, GLOO, OURS, TORCH, ZERO_COPY
@@ -105,10 +105,9 @@ def by_group(group: Group, order: Order, *, zero_copy: bool = False) -> tuple[Ve
     vectors = shared_memory_of(order, group) if zero_copy else memory_of(order, group.ranks)
     collective = getattr(group, order.collective.replace("-", "_"))
     given, result = _elements(vectors.given), _elements(vectors.result)
-    choice = None if order.algorithm is None else Choice(order.algorithm, order.blocks)
     if order.collective in ("reduce-scatter", "all-gather"):
-        return vectors, lambda: collective(given, result, choice=choice, blocking=True).wait()
-    return vectors, lambda: collective(given, choice=choice, blocking=True).wait()
+        return vectors, lambda: collective(given, result, choice=order.choice, blocking=True).wait()
+    return vectors, lambda: collective(given, choice=order.choice, blocking=True).wait()
 
 
 def _elements(vector: Vector) -> Elements:

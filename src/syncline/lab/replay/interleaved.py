@@ -26,6 +26,7 @@ from syncline.lab.replay.model import Replayed, renamed_plan
 from syncline.lab.replay.work import measured_timeline
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm, Profile
+from syncline.plan.quantities import require_count
 from syncline.plan.timeline import COMMUNICATION, Span
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from syncline.train.engine.recording import EngineTimes
@@ -118,11 +119,8 @@ def run_interleaved(
     names = [contestant.name for contestant in contestants]
     if len(set(names)) < len(names) or not names:
         raise UserError(f"interleaving needs contestants of different names, found {names}")
-    if min(rounds, iterations, warmup) < 1:
-        raise UserError(
-            "interleaving needs at least 1 round, 1 iteration and 1 iteration of warm-up, found "
-            f"{rounds}, {iterations} and {warmup}"
-        )
+    for what, count in {"rounds": rounds, "iterations": iterations, "warmup": warmup}.items():
+        require_count(f"interleaving: {what}", count)
     own = [c.name for c in contestants if c.step is not None]
     if (profile.norm is not None or scaled) and own:
         raise UserError(

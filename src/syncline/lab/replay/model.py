@@ -170,10 +170,7 @@ class Replayed(nn.Module):
         token = _applied(_End, torch.zeros((), requires_grad=True), self.work)
         for visit in self._visits:
             self.work.forward(visit.needed_by)
-            if self._in_step:
-                token = visit.owner(token, visit.parts, self._value)
-            else:
-                visit.owner(token, (), self._value)
+            token = visit.owner(token, visit.parts if self._in_step else (), self._value)
             self.work.arrived(visit.needed_by)
         self.work.forward(self.work.turn)
         if not self._in_step:

@@ -284,11 +284,8 @@ class Place:
             UserError: the command cannot be run.
             PeerError: it did not end in time, or the cluster has ended.
         """
-        with (
-            tempfile.TemporaryFile() as given,
-            tempfile.TemporaryFile() as out,
-            tempfile.TemporaryFile() as err,
-        ):
+        with contextlib.ExitStack() as stack:
+            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             given.write(text.encode())
             given.seek(0)
             with self.start(

@@ -246,18 +246,14 @@ class _Server:
             self._forget(process)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                process, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if process == 0:
-                return
-            control = self._controls.get(process)
-            if control is not None:  # otherwise it is an orphan that was handed to process 1
-                code = os.waitstatus_to_exitcode(status)
-                _tell(control, ended=code, at_ns=time.monotonic_ns())
-                self._forget(process)
+        with contextlib.suppress(ChildProcessError):  # there is none
+            while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                process, status = ended
+                control = self._controls.get(process)
+                if control is not None:  # otherwise it is an orphan that was handed to process 1
+                    code = os.waitstatus_to_exitcode(status)
+                    _tell(control, ended=code, at_ns=time.monotonic_ns())
+                    self._forget(process)
 
     def _forget(self, process: int) -> None:
         control = self._controls.pop(process)
