@@ -73,7 +73,6 @@ class Stage(Value, frozen=True, kw_only=True):
 
     at: Literal["host", "switch"]
     bytes_per_s: float
-    """Capacity."""
 
     def __post_init__(self) -> None:
         require_finite(f"stage: the capacity of a {self.at}", self.bytes_per_s, above_0=True)
@@ -190,7 +189,6 @@ def _flat(
 
 
 EXCHANGES = (*DENSE_ALGORITHMS, *TUNED, *SERVER_ALGORITHMS, *SPARSE_ALGORITHMS)
-"""Every algorithm by which gradients can be exchanged."""
 
 
 class Exchange(Value, frozen=True, kw_only=True):

@@ -48,7 +48,6 @@ not show; any number of them run at once. ``peers`` and ``waits`` run beside the
 
 
 STREAMS: tuple[Resource, ...] = ("device", "stream 2", "stream 3", "stream 4")
-"""What the device computes on."""
 PEERS: Resource = "peers"
 WAITS: Resource = "waits"
 UNEXPLAINED = "unexplained wait"

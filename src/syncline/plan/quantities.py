@@ -14,11 +14,8 @@ LARGEST_BYTES = 1 << 62
 LARGEST_CONTENTION = 100.0
 """Factor by which computing and communicating may slow each other."""
 LARGEST_IN_FLIGHT = 64
-"""Messages of a plan that may be in flight at once."""
 LARGEST_JOBS = 64
-"""Jobs that share a network."""
 LARGEST_WORKERS = 1 << 31
-"""Workers of a network."""
 LONGEST_NS = 1 << 46
 """All operations, or all messages, of one iteration together: 19.5 hours."""
 

@@ -45,7 +45,6 @@ class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 
 LATEST_NS = 1 << 62
-"""The latest time of a span."""
 
 
 def _wrong(span: Span) -> str | None:

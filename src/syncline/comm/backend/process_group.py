@@ -112,7 +112,6 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         )
         # Without dumps, nobody reads the records.
         self.flight_recorder = FlightRecorder(entries if prefix is not None else 0)
-        """The last operations."""
         self._on_failure: Callable[[], str] = str
         self._dump_no_more: Callable[[], object] = str
         self._outer = self._joined("calls", partial(_require_alive, rank, ranks))

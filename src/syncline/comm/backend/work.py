@@ -59,7 +59,6 @@ class BackendWork(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         self._error: BaseException | None = None
         self.record: Record | None = None
-        """The record of the flight recorder."""
         self.profiled: torch.futures.Future[None] | None = None
         """Its completion ends the profiler's range. It comes before any wait returns, because the
         program may stop the profiler then, which frees the range."""

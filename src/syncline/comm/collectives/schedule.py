@@ -25,12 +25,10 @@ class Transfers(NamedTuple):
     """Some of a schedule's transfers, column by column; each column of one length."""
 
     step: Indices
-    """When, counted from 0."""
     source: Indices
     destination: Indices
     block_start: Indices
     block_stop: Indices
-    """The block after the last."""
     reduces: Flags
     """Whether the receiver adds the blocks to its own; otherwise they replace them."""
 

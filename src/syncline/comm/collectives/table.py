@@ -22,7 +22,6 @@ from syncline.errors import UserError, require_known
 Collective = Literal["broadcast", "reduce", "all-reduce", "reduce-scatter", "all-gather"]
 
 ROOTED = ("broadcast", "reduce")
-"""Collectives that have a root."""
 
 MOST_BLOCKS = 4096
 """The most blocks that :func:`best_blocks` tries."""

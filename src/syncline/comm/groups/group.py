@@ -118,7 +118,6 @@ class Pending:
 
 
 DONE = Pending(None, None, None)
-"""A collective that was done at once."""
 
 
 class Group:

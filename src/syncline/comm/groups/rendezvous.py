@@ -299,7 +299,6 @@ class Reception:
             self._listening.close()
             raise
         self.cards = self._members.cards
-        """What each rank publishes about itself."""
         self.notes = Notes(store, self._members.prefix, rank, deadline)
 
     def __enter__(self) -> Reception:

@@ -25,7 +25,6 @@ class Watch:
     def __init__(self, peers: Sequence[Introduced], buffers: SharedBuffers) -> None:
         self._buffers = buffers
         self.ended: set[int] = set()
-        """Ranks whose processes have ended."""
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._stop, select.POLLIN)

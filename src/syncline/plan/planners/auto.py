@@ -81,7 +81,6 @@ class ChosenPlan(NamedTuple):
     plan: Plan
     """The plan of ``comparison.chosen``."""
     forecast: Forecast
-    """The forecast of that plan."""
     plans: dict[str, Plan]
     """Every candidate's plan, by planner."""
     deferring: frozenset[str]

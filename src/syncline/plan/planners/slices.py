@@ -23,14 +23,11 @@ class Slice(NamedTuple):
     """A contiguous part of the gradients in ready order, and when it may and must be sent."""
 
     start: int
-    """First gradient element."""
     stop: int
-    """The element after the last."""
     size_bytes: int
     ready_ns: int
     """When its last gradient is ready, on the clock of the bound's ``Terms``."""
     tail_ns: int
-    """The longest tail of its gradients."""
     need: int
     """The first operation of the next iteration that waits for it."""
     tensor: int
