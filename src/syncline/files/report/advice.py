@@ -56,9 +56,8 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
     noise = baseline.noise_s / iteration_s if baseline else 0.0
     # The simulator may miss elsewhere as much as it misses of today's iteration.
     error = math.hypot(MODEL_ERROR, noise, as_it_is_s / iteration_s - 1)
-    simulator = WhatIfSimulator(
-        profile, network, {name: partial(planned, name) for name in ("ddp", "auto")}
-    )
+    planners = {name: partial(planned, name) for name in ("ddp", "auto")}
+    simulator = WhatIfSimulator(profile, network, planners)
     remedies = [
         Remedy(
             name=name,
@@ -88,9 +87,8 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
 
 def _parts(profile: Profile, iteration_s: float) -> tuple[Part, ...]:
     def seconds(*phases: str) -> float:
-        return math.fsum(
-            o.duration_s for o in profile.operations if o.phase in phases and o.name != WAIT
-        )
+        own = (o for o in profile.operations if o.name != WAIT)
+        return math.fsum(o.duration_s for o in own if o.phase in phases)
 
     waiting_s = math.fsum(o.duration_s for o in profile.operations if o.name == WAIT)
     known = {
@@ -135,23 +133,17 @@ def _remedies(
     yield "16-bit gradients", rounded_s, "run --compression bf16"
     if found is not None and found.int8_s is not None:
         yield "8-bit gradients", found.int8_s, "run --compression int8"
-    sizes = {
-        mib: predict_iteration_s(
-            profile,
-            network,
-            Ddp(bucket_bytes=mib << 20, first_bucket_bytes=mib << 20).plan(profile, network),
-        )
-        for mib in BUCKETS_MIB
-    }
-    mib = min(sizes, key=lambda size: sizes[size])
-    yield "bucket size", sizes[mib], f"DistributedDataParallel(..., bucket_cap_mb={mib})"
+
+    def with_buckets_s(mib: int) -> float:
+        buckets = Ddp(bucket_bytes=mib << 20, first_bucket_bytes=mib << 20)
+        return predict_iteration_s(profile, network, buckets.plan(profile, network))
+
+    bucket_s, mib = min((with_buckets_s(mib), mib) for mib in BUCKETS_MIB)
+    yield "bucket size", bucket_s, f"DistributedDataParallel(..., bucket_cap_mb={mib})"
     batch_s = profile.phase_s("data", "copy", *COMPUTING)
     accumulated_s = (ddp_s(Change()) + (ACCUMULATED - 1) * batch_s) / ACCUMULATED
-    yield (
-        f"accumulate {ACCUMULATED} batches",
-        accumulated_s,
-        "with model.no_sync(): for all but the last; the batch grows with it",
-    )
+    how = "with model.no_sync(): for all but the last; the batch grows with it"
+    yield f"accumulate {ACCUMULATED} batches", accumulated_s, how
     if found is not None:
         how = "run --compression gtopk --density 0.001; lossy"
         yield f"sparse, {found.algorithm}", found.iteration_s, how
@@ -257,15 +249,10 @@ def print_advice(console: Console, found: Advice) -> None:
         Column("bus", lambda row: units.bandwidth(row.bus_bytes_per_s), numeric=True),
     ]
     console.print(terminal.below(terminal.table(exchanges, found.exchanges)))
-    for rank in found.ranks[:1]:
-        if rank.interface is not None:
-            speed = rank.interface.bytes_per_s
-            gives = f", {units.bandwidth(speed)}" if speed else ", of unknown speed"
-            console.print(
-                terminal.text(
-                    f"interface {rank.interface.name}{gives}, MTU {rank.interface.mtu_bytes} bytes"
-                )
-            )
+    if found.ranks and (face := found.ranks[0].interface) is not None:
+        gives = units.bandwidth(face.bytes_per_s) if face.bytes_per_s else "of unknown speed"
+        facts = f"interface {face.name}, {gives}, MTU {face.mtu_bytes} bytes"
+        console.print(terminal.text(facts))
     for suspect in found.suspects:
         console.print(terminal.text(f"! {suspect}"))
     worth = [remedy for remedy in found.remedies if remedy.gain >= LEAST_GAIN]
@@ -274,9 +261,7 @@ def print_advice(console: Console, found: Advice) -> None:
             Column("what would help", lambda row: row.name),
             Column("iteration", lambda row: units.duration(row.iteration_s), numeric=True),
             Column(
-                "times as fast",
-                lambda row: f"{row.gain:.2f} ± {row.gain * row.error:.2f}",
-                numeric=True,
+                "times as fast", lambda r: f"{r.gain:.2f} ± {r.gain * r.error:.2f}", numeric=True
             ),
             Column("how", lambda row: row.how),
         ]

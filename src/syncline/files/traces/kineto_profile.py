@@ -249,9 +249,8 @@ def make_profile(
     kept = {moved[g.ready_after] for g in exchange.gradients}
     tasks, merged = _merge(tasks, kept, most_operations)
     place = [merged[at] for at in moved]
-    first = next(
-        (i for i, t in enumerate(tasks) if t.phase == "forward" and t.resource == "device"), None
-    )
+    forward = (i for i, t in enumerate(tasks) if (t.phase, t.resource) == ("forward", "device"))
+    first = next(forward, None)
     return Profile(
         model=model,
         device=device,

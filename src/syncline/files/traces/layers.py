@@ -128,9 +128,8 @@ def layers_of(profile: Profile) -> LayerTable:
         )
     if len(set(owned)) < len(owned):
         lost.append(f"{len(owned)} gradient tensors are those of {len(set(owned))} layers")
-    return LayerTable(
-        data_s=profile.phase_s("data", "copy"), layers=list(layers.values()), lost=lost
-    )
+    data_s = profile.phase_s("data", "copy")
+    return LayerTable(data_s=data_s, layers=list(layers.values()), lost=lost)
 
 
 def _rows(profile: Profile, lane: str) -> list[int]:
