@@ -222,7 +222,10 @@ class Session:
             self.residuals.add(names, remainder)
         else:
             own = Refusal(self.transport.rank, algorithms.OVERFLOW, self._names.index(taken))
-        return partial(self._exchange, gradients, own, quota, wire, require_conserved)
+        rank, ranks = self.transport.rank, self.transport.ranks
+        # Stepping ahead works better if one rank has all of a dropped sum than if each has a part.
+        share = Share(rank, ranks, own, quota, wire.precision, lowest_keeps=bool(self._ahead))
+        return partial(self._exchange, gradients, share, wire, require_conserved)
 
     def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
         """Clip gradients so that the average of independent ones has at most the recipe's norm.
@@ -242,15 +245,11 @@ class Session:
     def _exchange(
         self,
         gradients: Sequence[NamedGradient],
-        own: Content,
-        quota: Quota,
+        share: Share,
         wire: WireFormat,
         require_conserved: Callable[[SparseVector], None] | None,
     ) -> None:
         names = [gradient.name for gradient in gradients]
-        rank, ranks = self.transport.rank, self.transport.ranks
-        # Stepping ahead works better if one rank has all of a dropped sum than if each has a part.
-        share = Share(rank, ranks, own, quota, wire.precision, lowest_keeps=bool(self._ahead))
         outcome = self.transport.run(ALGORITHMS[self.recipe.algorithm], share, wire)
         delivered = outcome.delivered
         if isinstance(delivered, Refusal):
@@ -260,8 +259,8 @@ class Session:
             self._skip_step(gradients, error)
             return
         self.residuals.add(names, outcome.returned)
-        if self.recipe.factor_masking and isinstance(own, SparseVector):
-            self.residuals.mask(names, own, delivered)
+        if self.recipe.factor_masking and isinstance(share.own, SparseVector):
+            self.residuals.mask(names, share.own, delivered)
         if require_conserved is not None:
             require_conserved(delivered)
         averages = delivered.values / np.float32(self.transport.ranks)
