@@ -18,9 +18,8 @@ from syncline.plan.planners import PLANNERS
 from syncline.plan.prediction import Comparison
 from syncline.plan.profile import Profile
 from syncline.torch_private import DDP_ARGUMENTS
-from syncline.train.agreement import COMPARED_ARGUMENTS
 from syncline.train.experiments import DEFERRED
-from syncline.train.requirements import why_not_compiled
+from syncline.train.requirements import COMPARED_ARGUMENTS, why_not_compiled
 from syncline.train.stage_runner import CERTAIN
 from tests.cases import first_few
 from tests.train import jobs

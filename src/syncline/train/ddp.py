@@ -36,7 +36,7 @@ from syncline.train.overlap.averages import average_weights
 from syncline.train.overlap.deferred_optimizer import innermost
 from syncline.train.overlap.sharded_optimizer import ShardedOptimizer
 from syncline.train.planned_training import PlannedTraining, UnplannedTraining
-from syncline.train.requirements import COPIED, require_given_fits, require_same, why_untried
+from syncline.train.requirements import COPIED, require_accepted, require_given_fits, why_untried
 from syncline.train.shutdown import let_gloo_finish
 from syncline.train.stages import Settings
 from syncline.train.wrapped import Wrapped
@@ -109,7 +109,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             compression=compression,
             overlap_optimizers=overlap_optimizers,
         )
-        require_same(module, arguments, settings)
+        require_accepted(module, arguments, settings)
         self._in_torch = True
         with telling_lost_peers("while the model was sent to all ranks"):
             super().__init__(module, *args, **kwargs)
@@ -140,7 +140,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             )
         cache = options.pop("cache", True)
         settings = Settings(**options)
-        require_same(ddp.module, arguments_of(ddp), settings)
+        require_accepted(ddp.module, arguments_of(ddp), settings)
         ddp.__class__ = cls
         assert isinstance(ddp, cls)
         try:

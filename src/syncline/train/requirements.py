@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncline.errors import MismatchError, UserError
+from syncline.plan.document import Document
 from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
 from syncline.plan.planners.ddp import Ddp
@@ -21,7 +24,7 @@ from syncline.torch_private import (
     is_tensor_parallel,
     reducer_parameters,
 )
-from syncline.train.agreement import require_same_training
+from syncline.train.agreement import device_of, require_same
 from syncline.train.engine.compression import require_compression
 from syncline.train.overlap.deferred_optimizer import is_overlapped
 from syncline.train.stages import Settings
@@ -41,16 +44,83 @@ TENSOR_PARALLEL = (
     "the model is tensor-parallel, too: it computes with distributed tensors made of its "
     "parameters' memory, and reads of these cannot be seen"
 )
+COMPARED_ARGUMENTS = (
+    *("find_unused_parameters", "static_graph", "broadcast_buffers", "bucket_cap_mb"),
+    *("gradient_as_bucket_view", "init_sync"),
+)
+"""Arguments of torch's class that change which collectives are issued."""
 
 
-def require_same(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
-    """Raise on all ranks if they differ, or on this rank if its arguments cannot be used."""
+def require_accepted(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
+    """Raise on all ranks if they differ, or on this rank if its arguments cannot be used.
+
+    Call before torch's constructor, which waits for all ranks; ``arguments`` are its own, by name.
+    Without a process group nothing is compared: that constructor reports it.
+    """
     refused = None
     try:
         _require_usable(module, arguments, settings)
     except UserError as error:
         refused = error
-    require_same_training(module, settings, arguments, refused)
+    group = _group_of(arguments)
+    if group is not None:
+        compared = {f.name: getattr(settings, f.name) for f in fields(settings)}
+        compared |= {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
+        items = {
+            "arguments": "accepted" if refused is None else f"refused: {refused}",
+            # With an untested torch, this rank alone would train with DDP's own buckets.
+            "torch": "tried" if untried(torch.__version__) is None else torch.__version__,
+            **{name: _describe(value) for name, value in compared.items()},
+            **dict(_items_of(module)),
+        }
+        advised = "build the same model with the same arguments on every rank"
+        try:
+            require_same(items, group, device_of(module, group), advice=advised)
+        except MismatchError as error:
+            raise refused or error from None
+    if refused is not None:
+        raise refused
+
+
+def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the parameters and buffers that torch's class broadcasts, without the ignored ones."""
+    ignored = ignored_by_ddp(module)
+    for kind, tensors in (
+        ("parameter", module.named_parameters()),
+        ("buffer", module.named_buffers()),
+    ):
+        kept = ((name, tensor) for name, tensor in tensors if name not in ignored)
+        for number, (name, tensor) in enumerate(kept):
+            yield f"{kind} {number}", _describe_tensor(name, tensor)
+
+
+def _describe_tensor(name: str, tensor: torch.Tensor) -> str:
+    lazy = nn.parameter.is_lazy(tensor)
+    shape = "no shape yet" if lazy else f"shape {tuple(tensor.shape)}"
+    frozen = (
+        ", no gradient" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
+    )
+    return f"{name!r} of {shape}, {str(tensor.dtype).removeprefix('torch.')}{frozen}"
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Document):
+        return repr(value)
+    digest = hashlib.sha256(value.to_json().encode()).hexdigest()
+    return f"a {value.KIND} with the SHA-256 {digest[:16]}"
+
+
+def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
+    """Return the group that torch's class will use; None if this rank is in none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group, mesh = arguments.get("process_group"), arguments.get("device_mesh")
+    if group is None and mesh is not None:
+        if mesh.ndim != 1:
+            return None  # torch's constructor raises
+        group = mesh.get_group(mesh_dim=0)
+    group = group if group is not None else dist.group.WORLD
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:
