@@ -66,9 +66,7 @@ class ExecutionTrace(NamedTuple):
 
     source: str
     process: int | None
-    """Process id; None where the trace does not say it."""
     workers: int | None
-    """Size of the process group; None where the trace does not say."""
     iterations: tuple[TracedIteration, ...]
     record_ids: dict[int, SizedNode]
     """Every sized node by record function id, as in a profiler trace of the same run."""
@@ -101,14 +99,8 @@ class ExecutionTrace(NamedTuple):
 
     def trace(self) -> Trace:
         """Return the content in the form that all trace readers share, without a profile."""
-        return Trace(
-            model=MODEL,
-            profile=None,
-            workers=self.workers,
-            steps=len(self.iterations),
-            plan=self.plan(),
-            notes=self.notes,
-        )
+        steps, plan = len(self.iterations), self.plan()
+        return Trace(MODEL, None, workers=self.workers, steps=steps, plan=plan, notes=self.notes)
 
     def join(self, step: StepTasks) -> StepTasks:
         """Return a step of a profiler trace with the sizes from this trace.

@@ -46,12 +46,10 @@ class KinetoTrace(NamedTuple):
     device: str
     """``"cuda"`` where work was launched on a device, else ``"cpu"``."""
     workers: int | None
-    """Workers of the job; None where the trace does not say."""
     steps: tuple[StepTasks, ...]
     points: tuple[Measurement, ...]
     """Measured messages: bytes, and the shortest seconds of this or any larger size."""
     notes: tuple[str, ...]
-    """What could not be recovered and what was assumed, one sentence each."""
 
     def profile(self) -> Profile:
         """Return the medians over those steps that have the same tasks as most steps.

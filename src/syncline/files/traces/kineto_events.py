@@ -43,7 +43,6 @@ class CollectivePayload(msgspec.Struct, frozen=True, gc=False):
     """The arguments that a collective was recorded with."""
 
     collective: str
-    """Its name, such as ``"allreduce"``."""
     elements: int
     dtype: str
     group_size: int | None
@@ -96,7 +95,6 @@ class KinetoEvents(NamedTuple):
     rank: int | None
     workers: int | None
     process: int | None
-    """Process id of the host's operators; None where none is said."""
     ops: list[HostOp]
     calls: list[LaunchCall]
     device: list[DeviceTask]

@@ -281,7 +281,6 @@ class MeasuredCollective(NamedTuple):
     """One exchange of gradients."""
 
     launch_ns: int
-    """When the host had launched it."""
     start_ns: int
     stop_ns: int
     """On the device, or on the host's thread that exchanges; includes waiting for other workers."""
@@ -474,7 +473,6 @@ class StepTasks(NamedTuple):
 
     source: str
     number: int
-    """N of ``ProfilerStep#N``."""
     duration_ns: int
     start_ns: int
     tasks: list[TracedTask]
