@@ -82,8 +82,6 @@ class Executor:
         """Return a context in which the reducer can make buckets without changing gradients."""
         return nullcontext()
 
-    # ------------------------------------------------------------------ what was observed
-
     @property
     def bucket_count(self) -> int:
         """How many buckets the reducer has, as far as known."""

@@ -94,8 +94,6 @@ class MeasuredIterations:
         """Return the time; in the steady state, by the host's clock."""
         return time.perf_counter() if self.stage.is_steady else self._clock.stamp()
 
-    # ------------------------------------------------------------------ an iteration
-
     def leave_training(self) -> None:
         """Call when evaluation begins: the time until a forward pass that trains is not counted."""
         if self.begun and not self._in_iteration and self._left_at is None:
@@ -207,8 +205,6 @@ class MeasuredIterations:
         self._timed = sample
         if self.done > self.stage.warmup + 1:
             self.result.computing_s.append(sample.computation_s)
-
-    # ------------------------------------------------------------------ the end of a stage
 
     def read(self) -> list[float]:
         """Evaluate the records of a stage at its end; return the seconds of its iterations."""

@@ -129,8 +129,6 @@ class ReducerExecutor(Executor):
         # backward pass; a callback queued at that end runs after it.
         queue_callback(lambda: queue_callback(self.look))
 
-    # ------------------------------------------------------------------ what was observed
-
     @property
     def bucket_count(self) -> int:
         """How many buckets the reducer has, as last reported."""

@@ -17,7 +17,6 @@ from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.profile import Profile
 from syncline.plan.recipe import Recipe
-from syncline.plan.run import Rate
 from syncline.plan.simulator.contention import MANY, Measured, fit_contention
 from syncline.train.engine.layout import needs_engine
 from syncline.train.experiments import (
@@ -140,7 +139,8 @@ class Trials:
             return None
         if not self._reads.defers or any(t is None or t.plan.wait == "need" for t in trials):
             return None
-        best_s = min(r.iteration_s for r in (self._experiments.baseline, *_rates(trials)))
+        rates = [trial.rate for trial in trials if trial is not None]
+        best_s = min(rate.iteration_s for rate in (self._experiments.baseline, *rates))
         found = self.forecast(known.profile, _contended(fitted, 0.5), [])
         if found.plan is None or found.plan.wait != "need":
             return None
@@ -281,10 +281,6 @@ def forecast(
 def _contends(forecasts: Forecasts) -> bool:
     found = forecasts.network.contention
     return max(found.computing, found.exchange) >= CONTENDED
-
-
-def _rates(trials: Sequence[Trial | None]) -> list[Rate]:
-    return [trial.rate for trial in trials if trial is not None]
 
 
 def _contended(network: Network, share: float) -> Network:

@@ -222,12 +222,9 @@ class Observer:
         self._note_step(Moment.GATHERED, optimizer)
 
     def _note_step(self, moment: Moment, optimizer: torch.optim.Optimizer) -> None:
-        if self._noting and not self._in_forward and self._owns(optimizer):
+        updated = (id(p) for group in optimizer.param_groups for p in group["params"])
+        if self._noting and not self._in_forward and not self._identities.isdisjoint(updated):
             self._note(moment, "")
-
-    def _owns(self, optimizer: torch.optim.Optimizer) -> bool:
-        groups = optimizer.param_groups
-        return any(id(p) in self._identities for group in groups for p in group["params"])
 
 
 class _ModuleHook:
