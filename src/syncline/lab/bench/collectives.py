@@ -54,16 +54,10 @@ def race(
 ) -> dict[Candidate, tuple[int, list[LapTimes]]]:
     """Return the iterations and times of each candidate that had a turn in every round.
 
-    Each round begins with another candidate.
-
-    Args:
-        candidates: who takes part.
-        lap: measures a candidate over a number of iterations; None if it cannot take part.
-        rounds: how many.
-        lap_s: how long a turn should take.
-        step: called before each round, and before each of :data:`TRIALS`.
-        hopeless: a candidate that takes this many times as long as the fastest in all trials is not
-            measured any further.
+    Each round begins with another candidate. ``lap`` measures one over a number of iterations, or
+    returns None if it cannot take part; a turn should take ``lap_s``. ``step`` is called before
+    each round, and before each of :data:`TRIALS`. A candidate that takes ``hopeless`` times as long
+    as the fastest in all trials is not measured any further.
     """
     least_s: dict[Candidate, float] = {}
 

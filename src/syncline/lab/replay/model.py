@@ -111,13 +111,8 @@ class Replayed(nn.Module):
     them, so that hooks of modules that wait for parameters wait there.
 
     A large gradient is always made in the same memory, and is gone with the next backward pass:
-    set gradients to None before it, as ``zero_grad`` does.
-
-    Args:
-        profile: what to replay; its gradients get the names that :func:`module_names` gives them.
-        clock: the emulated device; by default one of its own.
-        rank: of this worker, which decides the values of its gradients.
-        shapes: of parameters, by name in the profile; the others are vectors.
+    set gradients to None before it, as ``zero_grad`` does. ``rank`` decides their values. Parameters
+    are vectors unless ``shapes`` has their shape, by name in the profile.
 
     Raises:
         UserError: a shape has another number of elements than the gradient.

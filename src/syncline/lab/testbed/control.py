@@ -278,11 +278,8 @@ class Place:
     ) -> Completed:
         """Run a command to its end; return how it ended and what it printed.
 
-        ``environment`` is added to that of this process, and ``text`` is the standard input.
-
-        Raises:
-            UserError: the command cannot be run.
-            PeerError: it did not end in time, or the cluster has ended.
+        ``environment`` is added to that of this process, and ``text`` is the standard input. It
+        raises as :meth:`start` does, and a PeerError if the command does not end in time.
         """
         with contextlib.ExitStack() as stack:
             given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))

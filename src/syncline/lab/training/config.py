@@ -101,9 +101,6 @@ class TrainingConfig(Value, frozen=True):
     """What to train, how, and what to leave behind; the same on every worker.
 
     A field's description is the help of its option.
-
-    Raises:
-        UserError: on construction, if a value is out of its range or two contradict each other.
     """
 
     model: str
@@ -281,9 +278,6 @@ class TrainingConfig(Value, frozen=True):
 
         ``overrides`` are hyper-parameters in place of the defaults, where they are not None, and
         ``options`` the other fields. None as ``report`` is ``runs/<model>-<data>``.
-
-        Raises:
-            UserError: as on construction, and for a precision or device that does not exist.
         """
         choices = {"precision": PRECISIONS, "device": DEVICES}
         for option, known in choices.items():

@@ -107,10 +107,6 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
 
     A process group that is there already is used, and left as it is. ``store`` is a file through
     which the workers find each other; None: at ``MASTER_ADDR`` and ``MASTER_PORT``.
-
-    Raises:
-        UserError: GPUs were asked for and there are too few, or the launcher started another number
-            of workers than was asked for.
     """
     # RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are torchrun's way of passing arguments.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -49,6 +49,14 @@ def _stages(
         yield nn.Sequential(*made)
 
 
+def _normed(
+    channels_in: int, channels: int, kernel: int, stride: int = 1
+) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    """Return a convolution without a bias, which batch norm would cancel, and its batch norm."""
+    conv = nn.Conv2d(channels_in, channels, kernel, stride, padding=kernel // 2, bias=False)
+    return conv, nn.BatchNorm2d(channels)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut without parameters.
 
@@ -60,10 +68,8 @@ class BasicBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv1, self.bn1 = _normed(channels_in, channels, 3, stride)
+        self.conv2, self.bn2 = _normed(channels, channels, 3)
         self.stride = stride
         self.new_channels = channels - channels_in
 
@@ -86,8 +92,7 @@ class ResNet20(_Classifier):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(16)
+        self.conv1, self.bn1 = _normed(3, 16, 3)
         shape = ((16, 3, 1), (32, 3, 2), (64, 3, 2))
         self.stage1, self.stage2, self.stage3 = _stages(BasicBlock, 16, shape)
         self.head = nn.Linear(64, classes)
@@ -113,18 +118,12 @@ class Bottleneck(nn.Module):
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
         channels_out = channels * self.expansion
-        self.conv1 = nn.Conv2d(channels_in, channels, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = nn.Conv2d(channels, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out)
+        self.conv1, self.bn1 = _normed(channels_in, channels, 1)
+        self.conv2, self.bn2 = _normed(channels, channels, 3, stride)
+        self.conv3, self.bn3 = _normed(channels, channels_out, 1)
         self.shortcut = nn.Sequential()
         if stride > 1 or channels_in != channels_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
-                nn.BatchNorm2d(channels_out),
-            )
+            self.shortcut = nn.Sequential(*_normed(channels_in, channels_out, 1, stride))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output; (N, channels_in, H, W) -> (N, 4 channels, H/s, W/s)."""
@@ -142,8 +141,7 @@ class ResNet50(_Classifier):
 
     def __init__(self, classes: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1, self.bn1 = _normed(3, 64, 7, 2)
         shape = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
         self.stages = nn.Sequential(*_stages(Bottleneck, 64, shape))
         self.head = nn.Linear(2048, classes)
@@ -177,9 +175,9 @@ class Vgg16(_Classifier):
         for stage in VGG16_STAGES:
             for original in stage:
                 made = round(original * width)
-                conv = nn.Conv2d(channels, made, 3, padding=1, bias=False)
+                conv, norm = _normed(channels, made, 3)
                 nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
-                layers += [conv, nn.BatchNorm2d(made), nn.ReLU(inplace=True)]
+                layers += [conv, norm, nn.ReLU(inplace=True)]
                 channels = made
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
