@@ -162,19 +162,12 @@ class _Cutter:
             merged((c.start_ns, c.stop_ns) for c in collectives),
             merged((op.start_ns, op.stop_ns) for op in outline.outermost),
         )
-        self._producers = [
-            op
-            for op in outline.ops
-            if op.sequence is not None
-            and op.start_ns >= outline.backward_ns
-            and not op.name.endswith("AccumulateGrad")
-        ]
+        numbered = [op for op in outline.ops if op.sequence is not None]
+        in_backward = [op for op in numbered if op.start_ns >= outline.backward_ns]
+        self._producers = [op for op in in_backward if not op.name.endswith("AccumulateGrad")]
+        in_forward = [op for op in numbered if op.start_ns < outline.backward_ns]
         # Of the operators with a backward node's sequence number, the last one makes that node.
-        self._sources: dict[int | None, int] = {
-            op.sequence: op.start_ns
-            for op in outline.ops
-            if op.sequence is not None and op.start_ns < outline.backward_ns
-        }
+        self._sources = {op.sequence: op.start_ns for op in in_forward}
 
     def cut(self, source: str) -> StepTasks:
         for at_ns, _, cause, launched in self._marks():
