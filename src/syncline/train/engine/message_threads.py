@@ -317,8 +317,9 @@ class MessageThreads:
                 return False
         place = self.layout.places[number]
         given = self._slice(number, self.buffers[place.bucket][place.start : place.stop])
+        shares, marks = self._shares[number], round_.marks[number]
         if compressor is None:
-            transport.prepare(given, message.collective, self._shares[number])
+            transport.prepare(given, message.collective, shares)
         if not self._may_send():
             return False
         held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
@@ -328,15 +329,10 @@ class MessageThreads:
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
         if compressor is not None:
-            work = compressor.send(number, given.elements, round_.marks[number])
+            work = compressor.send(number, given.elements, marks)
         else:
-            work = transport.send(
-                given,
-                message.collective,
-                self._shares[number],
-                round_.marks[number],
-                functools.partial(self._all_sent, number),
-            )
+            all_sent = functools.partial(self._all_sent, number)
+            work = transport.send(given, message.collective, shares, marks, all_sent)
         with self._lock:
             round_.works[number] = work
             round_.unsent -= 1

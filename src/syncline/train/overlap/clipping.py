@@ -208,10 +208,8 @@ def _norm_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     order = args[0] if args else kwargs.get(name, 2)
     if order in ("fro", None):
         order = 2
-    for norm, value in ORDERS.items():
-        if isinstance(order, (int, float)) and order == value:
-            return norm
-    return None
+    is_number = isinstance(order, (int, float))
+    return next((norm for norm, value in ORDERS.items() if is_number and order == value), None)
 
 
 def _is_number(value: Any) -> bool:
