@@ -381,8 +381,7 @@ class CudaDenseTransport(DenseTransport):
         done = torch.cuda.Event()
         done.record(self._stream)
         return Work(
-            done.synchronize,
-            lambda: torch.cuda.current_stream(self._cuda).wait_event(done),
+            done.synchronize, lambda: torch.cuda.current_stream(self._cuda).wait_event(done)
         )
 
 

@@ -102,10 +102,7 @@ LEAVES = (type, types.ModuleType, types.CodeType, logging.Logger, str, bytes, in
 
 
 def find_shared(
-    value: object,
-    owner: Optimizer,
-    *,
-    hyper: Callable[[torch.Tensor], bool] = lambda _: False,
+    value: object, owner: Optimizer, *, hyper: Callable[[torch.Tensor], bool] = lambda _: False
 ) -> str | None:
     """Say what in ``value`` several parameters of the optimizer ``owner`` could share, or None.
 

@@ -43,12 +43,7 @@ class ShardedStep(DeferredStep):
     """One call of ``step`` on this rank's share."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        state: PendingState,
-        sharding: Sharding,
-        *,
-        moves_groups: bool,
+        self, optimizer: Optimizer, state: PendingState, sharding: Sharding, *, moves_groups: bool
     ) -> None:
         super().__init__(optimizer, state, moves_groups=moves_groups)
         self._sharding = sharding
