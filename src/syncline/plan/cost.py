@@ -118,10 +118,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         )
 
     def at_least(self, a_s: float, b_s_per_byte: float) -> CostCurve:
-        """Return the larger of the curve and a line at every size, as one curve.
-
-        If they cross between two whole sizes, the new piece begins at the larger size.
-        """
+        """Return the larger of the curve and a line at every size, as one curve."""
         rows: list[tuple[int, float, float]] = []
         ends = (*(s.start_bytes for s in self.segments[1:]), LARGEST_BYTES)
         for segment, end in zip(self.segments, ends, strict=True):
@@ -191,10 +188,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return CostCurve.in_turn([self, extra])
 
     def never_falling(self) -> CostCurve:
-        """Return the least curve above this one that never falls: the running maximum.
-
-        For planners whose proofs need such curves. O(n) for n segments.
-        """
+        """Return the least curve above this one that never falls, for planners that need one."""
         pieces: list[tuple[int, float, float]] = []
         highest_s = 0.0  # of all smaller messages
         for segment, after in zip(self.segments, [*self.segments[1:], None], strict=True):
@@ -221,20 +215,14 @@ class CostCurve(Value, frozen=True, kw_only=True):
         return self.segments[0].cost_s
 
     def linearised(self, up_to_bytes: int) -> tuple[float, float]:
-        """Return ``(a_s, b_s_per_byte)`` of the line through an empty message and ``up_to_bytes``.
-
-        Exact for a straight curve.
-        """
+        """Return ``(a_s, b_s_per_byte)`` of the line through T(0) and T of ``up_to_bytes``."""
         a_s = self.latency_s
         if len(self.segments) == 1 or up_to_bytes <= 0:
             return a_s, self.segments[0].s_per_byte
         return a_s, (self.seconds(up_to_bytes) - a_s) / up_to_bytes
 
     def cheapest_s(self, total_bytes: int) -> float:
-        """Return a lower bound on the seconds to move ``total_bytes``, however they are cut.
-
-        It is the smallest ``T(M) / M`` over ``0 < M <= total``, which is at an end of a segment.
-        """
+        """Return a lower bound on the seconds to move ``total_bytes``, however they are cut."""
         if total_bytes <= 0:
             return 0.0
         starts = [segment.start_bytes for segment in self.segments[1:]]

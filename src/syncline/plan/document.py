@@ -29,10 +29,7 @@ def described(text: str, metavar: str | None = None) -> msgspec.Meta:
 
 
 class Document(Value, frozen=True, kw_only=True):
-    """A noun that has a versioned JSON file form.
-
-    Subclasses set ``KIND`` (the name in the header) and ``VERSION`` (raised when the form changes).
-    """
+    """A noun that has a versioned JSON file form, named ``KIND`` in its header."""
 
     KIND: ClassVar[str]
     VERSION: ClassVar[int]

@@ -125,18 +125,11 @@ def hierarchical_all_reduce(
     Most algorithms run in three stages, one after another. The L workers of the fullest host
     reduce-scatter round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i
     of the others, by ``algorithm``; the workers of a host all-gather the results. The L all-reduces
-    share the link ``between`` two hosts, so together they load it like one of M bytes; their
-    latencies overlap, and each worker adds only its own part.
+    share the link ``between`` two hosts; their latencies overlap, and each worker adds only its own
+    part. Those of :data:`FLAT` are one pipeline of chunks over all workers, host by host: a chunk
+    takes the sum of its hops, and the slowest link counts. All bytes between hosts pass the switch.
 
-    Those of :data:`FLAT` are one pipeline of chunks over all workers, host by host. A chunk takes
-    the sum of its hops, and the slowest link counts. Source: NCCL's ring and tree, without its
-    protocols.
-
-    With one worker a host, this is the flat all-reduce between hosts; with one host, it is the flat
-    ring inside. All bytes between hosts pass the switch.
-
-    Raises:
-        UserError: a count is below 1, or the algorithm is unknown.
+    Source of the pipelines: NCCL's ring and tree, without its protocols.
     """
     if algorithm in FLAT and workers > hosts:
         return _flat(
@@ -389,16 +382,12 @@ def rescaled(
 ) -> CostCurve:
     """Return a measured curve of the exchange ``before`` for the exchange ``after``.
 
-    A library's own work grows with the rounds and bytes that the formula counts. So the measured
-    curve is multiplied by the ratio of the formulas after and before: one ratio for the latency and
-    one for the rest. If either formula is of a library that chooses by size, or of a pipeline over
-    hosts, each size has its own ratio. A curve that is the formula of ``before`` becomes that of
-    ``after``.
-
-    The measured shape is kept if the same messages cost a straight line in ``after``. Otherwise the
-    formula's shape is taken. The stages of hosts, selecting and merging were not measured; they are
-    added as they are. A curve that is not straight counts as the line through its cost at 0 and
-    ``reference_bytes``.
+    The measured curve is multiplied by the ratio of the formulas after and before: one ratio for
+    the latency and one for the rest. If either formula is of a library that chooses by size, or of
+    a pipeline over hosts, each size has its own ratio. The measured shape is kept if the same
+    messages cost a straight line in ``after``; otherwise the formula's shape is taken. The stages
+    of hosts, selecting and merging were not measured; they are added as they are. A curve that is
+    not straight counts as the line through its cost at 0 and ``reference_bytes``.
     """
     if before == after:
         return curve

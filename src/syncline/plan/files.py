@@ -22,11 +22,7 @@ from syncline.errors import FileError, quoted
 
 
 def open_file(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a regular file or a pipe for reading, unbuffered.
-
-    Raises:
-        FileError: it is missing, a folder or a device, or cannot be opened.
-    """
+    """Open a regular file or a pipe for reading, unbuffered; raise FileError if it is neither."""
     try:
         file = io.FileIO(path, "r")
     except FileNotFoundError:
@@ -45,11 +41,7 @@ def open_file(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
-    """Return the content of a regular file or a pipe.
-
-    Raises:
-        FileError: as for :func:`open_file`, and if it holds more bytes or reading fails.
-    """
+    """Return the content of a regular file or a pipe; raise FileError, also if there is more."""
     content = bytearray()
     with open_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size  # 0 for a pipe
@@ -68,11 +60,7 @@ def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
 
 
 def unique_members(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; ``json`` calls this for each, as its ``object_pairs_hook``.
-
-    Raises:
-        FileError: a name occurs twice, so that one of the values would be lost.
-    """
+    """Return a JSON object as ``object_pairs_hook``; raise FileError if a name occurs twice."""
     found = dict(members)
     if len(found) < len(members):
         twice, _ = Counter(name for name, _ in members).most_common(1)[0]

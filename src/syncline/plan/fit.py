@@ -117,10 +117,7 @@ def _with_errors(curve: CostCurve, points: Sequence[Measurement]) -> Fit:
 def relative_line(
     sizes: Sequence[int], times: Sequence[float], weights: Sequence[float] | None = None
 ) -> tuple[float, float]:
-    """Return ``(a, b)``, both at least 0, with the least ``sum(w ((a + b M) / t - 1)^2)``.
-
-    ``weights`` are the ``w``, all above 0; None: all 1.
-    """
+    """Return ``(a, b)``, both at least 0, with the least ``sum(w ((a + b M) / t - 1)^2)``."""
     scale = min(times)  # squares of very short times would underflow
     shares = [(scale / t) ** 2 for t in times]
     if weights is not None:
@@ -214,10 +211,7 @@ def _with_latency(
 
 
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
-    """Return the points with the nearest times, in absolute logarithms, that never fall.
-
-    An isotonic regression by (lower) medians: a mean would let a slow measurement lift the others.
-    """
+    """Return the points with the nearest never falling times, by (lower) medians of neighbours."""
     ordered = sorted(points, key=lambda point: point.size_bytes)
     pools: list[list[float]] = []  # the value of each is its lower median
     for point in ordered:
@@ -372,10 +366,7 @@ def _never_below_an_empty_one(
 
 
 def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
-    """Return the curve, continued beyond the largest size with the mean cost a byte of its end.
-
-    The last piece alone may be a stair between two jumps, and then says little about larger sizes.
-    """
+    """Return the curve, continued beyond the largest size with the mean cost a byte of its end."""
     last = sizes[-1]
     first = next(size for size in sizes if size * TAIL_FACTOR >= last)
     before, end = curve.segments[-1], curve.seconds(last)

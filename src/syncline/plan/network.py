@@ -209,9 +209,8 @@ class Network(Document, frozen=True, kw_only=True):
     ) -> Network:
         """Return a network whose all-reduce costs what was measured, such as by nccl-tests.
 
-        The curve is fitted as that of a probe (:func:`syncline.plan.fit.fit_cost_curve`). Sizes may
-        be in any order; repeated ones count by their median. ``algorithm`` is the one by which the
-        curve is scaled to other worker counts.
+        The curve is fitted as that of a probe (:func:`syncline.plan.fit.fit_cost_curve`). Repeated
+        sizes count by their median. ``algorithm`` is for other worker counts.
 
         Raises:
             UserError: there are not as many times as sizes, fewer than two sizes or more than

@@ -183,11 +183,7 @@ def of_planner(predictions: Iterable[Prediction], planner: str, where: str) -> P
 
 
 class Comparison(Document, frozen=True, kw_only=True):
-    """The predictions of several planners for one profile and network.
-
-    Raises:
-        UserError: on construction, if the chosen planner has no prediction.
-    """
+    """The predictions of several planners for one profile and network."""
 
     KIND: ClassVar[str] = "comparison"
     VERSION: ClassVar[int] = 1

@@ -322,8 +322,7 @@ class Profile(Document, frozen=True, kw_only=True):
     def gates_ns(self) -> dict[int, int]:
         """Return how long updating takes before each operation if parameters update on need.
 
-        The device then unpacks and updates piece by piece, in proportion to the parameters' bytes
-        (evenly if there are none). Keys are the operations that wait, in order.
+        The update is shared out by the parameters' bytes. Keys are the operations, in order.
         """
         total = self.gradient_bytes
         share_at: dict[int, float] = {}

@@ -115,11 +115,7 @@ def sparse_line(
 def computing_line(
     algorithm: str, *, workers: int, density: float, speeds: SparseSpeeds, element_bytes: float = 4
 ) -> CostCurve:
-    """Return what selecting and merging cost, as a line in the bytes of the dense message.
-
-    ``message_s + latencies round_s + (select + merged rho merge) M / element_bytes``. Arguments and
-    errors are those of :func:`sparse_line`.
-    """
+    """Return what selecting and merging cost, as a line in the bytes of the dense message."""
     work = _work_of(algorithm, workers, density)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)

@@ -27,10 +27,7 @@ Interval = tuple[int, int]
 
 
 class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that ran on one lane from ``start_ns`` to ``stop_ns``.
-
-    A message starts when it is issued.
-    """
+    """One thing that ran on one lane; a message starts when it is issued."""
 
     lane: str
     start_ns: int
@@ -177,10 +174,7 @@ class Row:
 
 
 def rows(timeline: Timeline) -> tuple[Row, ...]:
-    """Return the rows of a timeline: computing first, communication next, then the other lanes.
-
-    Each span goes to the first row of its lane that is free when it starts. O(n log n) for n spans.
-    """
+    """Return the rows of a timeline: computing first, communication next, then the other lanes."""
     lanes = sorted(timeline.lanes(), key=lambda lane: (lane != COMPUTE, lane != COMMUNICATION))
     by_lane: dict[str, list[Span]] = {lane: [] for lane in lanes}
     for span in timeline.spans:

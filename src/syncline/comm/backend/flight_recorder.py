@@ -174,10 +174,7 @@ class Dumper:
         self._wake.set()
 
     def failed(self) -> str:
-        """Dump, give the other ranks time to dump, and return the end of the error message.
-
-        A disk that does not answer does not delay the error any longer.
-        """
+        """Dump, give the other ranks time to dump, and return the end of the error message."""
         until_s = time.monotonic() + LONGEST_WAIT_S
         first = not self._wake.is_set()
         self._wake.set()

@@ -47,10 +47,7 @@ TorchsProcessGroup: Any = dist.ProcessGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What ``pg_options`` of ``init_process_group`` and ``new_group`` may say.
-
-    See :class:`~syncline.comm.groups.Group` for what the values mean.
-    """
+    """What ``pg_options`` may say; :class:`~syncline.comm.groups.Group` says what it means."""
 
     transport: Transport = "auto"
     """Such as ``"tcp"``: no shared memory, also inside a host."""

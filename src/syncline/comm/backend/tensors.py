@@ -52,10 +52,7 @@ def as_dense(tensor: Tensor) -> Tensor:
 
 
 def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
-    """Return the elements of a contiguous, dense tensor on the CPU.
-
-    If ``copies``, they are only moved, so they may be treated as bytes.
-    """
+    """Return the elements of a contiguous CPU tensor; as bytes if they are only copied."""
     if not tensor.is_cpu:
         raise UserError(
             f"expected a tensor on the CPU, found one on {tensor.device}; move it there"

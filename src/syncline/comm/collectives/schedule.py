@@ -56,10 +56,7 @@ class Transfers(NamedTuple):
         return int(self.step.max(initial=-1)) + 1
 
     def backwards(self, *, reduces: bool) -> Transfers:
-        """Return these in reverse: the last step first, from receivers to senders.
-
-        So an all-gather becomes a reduce-scatter, a broadcast a reduce, and a scatter a gather.
-        """
+        """Return these in reverse: the last step first, from receivers to senders."""
         return self._replace(
             step=self.steps - 1 - self.step,
             source=self.destination,

@@ -28,10 +28,7 @@ MOST_BLOCKS = 4096
 
 
 class Fixed(NamedTuple):
-    """An algorithm whose number of blocks follows from the number of ranks, the argument of both.
-
-    A collective with a root has rank 0 as the root.
-    """
+    """An algorithm whose blocks follow from the ranks, the argument of both; the root is rank 0."""
 
     transfers: Callable[[int], Transfers]
     blocks: Callable[[int], int]

@@ -78,17 +78,14 @@ class DeviceGroup:
     As with NCCL, a call puts work into streams and returns: the result comes after the work that is
     on the caller's current stream, and further work there comes after the result. All ranks must
     call the same, in the same order. The hosts of all ranks synchronize in each call, the devices
-    do not. Every wait of a host has the group's timeout. Several ranks may share one device.
+    do not. Several ranks may share one device.
 
     Run so far on one GPU that several ranks shared, and on none of several.
 
-    Args:
-        group: of all ranks. Nothing else may run on it. It is closed with this one, and also when a
-            call fails, so that the other ranks notice.
-        device: this rank's.
-        block_bytes: what is sent at once, a multiple of 16; the same on all ranks.
-        window: how many blocks may be in flight to the next rank, at least 1; the same on all
-            ranks. Twice as many blocks as that are allocated on the device.
+    Nothing else may run on the group. It is closed with this one, and also when a call fails, so
+    that the other ranks notice. ``block_bytes`` are sent at once, a multiple of 16, and ``window``
+    blocks may be in flight to the next rank; twice as many are allocated on the device. Both are
+    the same on all ranks.
 
     Raises:
         UserError: ranks are on several hosts; the block or window is out of range; the device's
@@ -138,13 +135,9 @@ class DeviceGroup:
     def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> None:
         """Reduce a tensor over all ranks, in place; every rank gets the same bits.
 
-        Elements are added up in the order of ranks, those of float16 and bfloat16 rounded after
-        each addition.
-
-        Args:
-            tensor: contiguous, of any shape, on this group's device; dtype float32, float64,
-                float16 or bfloat16. It may be empty.
-            reduction: sum, avg, min, max or product.
+        Elements are added up in the order of ranks. The tensor is contiguous, on this group's
+        device, of dtype float32, float64, or of float16 or bfloat16, which are rounded after each
+        addition. The reduction is sum, avg, min, max or product.
 
         Raises:
             UserError: the tensor or the reduction cannot be used; nothing was done.
@@ -158,10 +151,7 @@ class DeviceGroup:
         self.begin("broadcast", tensor, root=root).wait()
 
     def reduce(self, tensor: Tensor, reduction: str = "sum", *, root: int = 0) -> None:
-        """Reduce a tensor over all ranks, in place; see :meth:`all_reduce`.
-
-        The root gets the result. The other ranks' tensors hold partial results afterwards.
-        """
+        """Reduce to the root, in place; the others' tensors then hold partial results."""
         self.begin("reduce", tensor, reduction, root=root).wait()
 
     def begin(

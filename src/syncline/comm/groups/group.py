@@ -325,11 +325,7 @@ class Group:
         choice: Choice | None = None,
         blocking: bool = False,
     ) -> Pending:
-        """Collect every rank's elements, in the order of ranks, on all ranks.
-
-        All ranks give equally many, and the result has as many for each rank. See
-        :meth:`all_reduce`.
-        """
+        """Collect equally many elements of every rank, in the order of ranks, on all ranks."""
         key = "all-gather", result.count, result.dtype, choice, "sum", given.count, given.dtype
         call = self._calls.get(key)
         if call is None:
@@ -438,10 +434,7 @@ class Group:
             raise PeerError(f"rank {self.rank}: the process of rank {rank} {how}")
 
     def close(self) -> None:
-        """Leave the group; collectives in flight are abandoned.
-
-        In a fork of the process that joined it, this does nothing.
-        """
+        """Leave the group; collectives in flight are abandoned. In a fork this does nothing."""
         if self._native.forked:
             return
         self._leave()
@@ -458,10 +451,7 @@ class Group:
     def _prepared(
         self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
     ) -> PreparedCall:
-        """Prepare a call, of which this rank gets the part ``result``, and keep it in ``_calls``.
-
-        The key begins with collective, count, dtype, choice or None, and reduction.
-        """
+        """Prepare and keep a call, of which this rank gets ``result``, by its arguments."""
         collective, count, dtype, choice, reduction = key[:5]
         self._require_rank(root)
         size_bytes = Elements(0, count, dtype).size_bytes
@@ -516,10 +506,7 @@ class Group:
         other: object = None,
         output: int = 0,
     ) -> Pending:
-        """Begin a program that reads at one address and writes at another, of these two owners.
-
-        The result goes to the address ``output``, if not 0.
-        """
+        """Begin a program on two addresses and their owners; the result goes to ``output``."""
         try:
             native = call.start(given, work, output, blocking)
         except (_native.LinkFailure, _native.Forked) as error:
@@ -597,8 +584,7 @@ def leaving(owner: object, leave: Callable[..., None], *arguments: object) -> Fi
     """Call ``leave`` once: when asked to, when its owner is collected, or when the process ends.
 
     At the end of the process it runs after the exchanges have been finished, also in a child of
-    ``multiprocessing``, when Python runs no ``weakref.finalize`` any more. A fork does not call it.
-    The arguments must not refer to the owner.
+    ``multiprocessing``; a fork does not call it. The arguments must not refer to the owner.
     """
     return Finalize(owner, leave, arguments, exitpriority=LEAVING)
 

@@ -95,8 +95,7 @@ class SharedBuffers:
     ) -> SharedBuffer:
         """Return this rank's buffer, once those of all peers are mapped; see ``Group.allocate``.
 
-        When the buffer is closed, ``close`` is called with a function, which it must call once the
-        collectives begun before are done.
+        ``close`` gets a function to call once the collectives begun before are done.
         """
         if size_bytes < 1:
             raise UserError(f"a shared buffer has at least 1 byte, found {size_bytes}")

@@ -18,19 +18,14 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
 
     The credit is what may be in flight at once. More of it hides latencies, and makes urgent
     messages wait longer. A plan counts it in messages: the partitions that it lasts for.
-    ByteScheduler counts elements, so it keeps more messages in flight if tensors are small.
 
     Args:
         partition_elements: elements of a slice; a tensor's last slice may be smaller.
         credit_elements: elements that may be in flight. The last message may exceed them.
 
-    Raises:
-        UserError: on construction, if a setting is below 1 or the credit lasts for more than 64
-            partitions; when planning, if there would be too many messages.
-
     Source: Y. Peng et al., *A Generic Communication Scheduler for Distributed DNN Training
-    Acceleration*, SOSP 2019, with the sizes that its documentation advises for all-reduce. Tuning
-    the credit while training is not part of this planner. O(S log S) for S slices.
+    Acceleration*, SOSP 2019, with the sizes that its documentation advises for all-reduce.
+    O(S log S) for S slices.
     """
 
     NAME: ClassVar[str] = "bytescheduler"

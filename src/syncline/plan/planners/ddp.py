@@ -17,8 +17,7 @@ class Ddp(MergingPlanner, frozen=True, kw_only=True):
     """Close a bucket once it holds at least its cap; the first cap is smaller.
 
     Source: ``torch.nn.parallel.DistributedDataParallel`` with its default arguments, after it has
-    rebuilt its buckets in the order of the first backward pass. DDP keeps gradients of several
-    dtypes in buckets of their own; they are counted as one here.
+    rebuilt its buckets. DDP keeps gradients of several dtypes apart; they are counted as one here.
     """
 
     NAME: ClassVar[str] = "ddp"

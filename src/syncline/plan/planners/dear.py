@@ -14,21 +14,13 @@ from syncline.plan.profile import Profile
 class Dear(Planner, frozen=True, kw_only=True):
     """Reduce-scatter in the backward pass, all-gather in the next forward pass.
 
-    Buckets are filled from the input on while they stay below their size. In the backward pass each
-    is reduce-scattered as soon as it is ready. When all have been, they are all-gathered in the
-    order in which the forward pass needs them. DeAR fills buckets with whole modules and issues an
-    all-gather when the one before it is used; here they are filled with tensors, and one all-gather
-    follows the other.
-
-    Args:
-        bucket_bytes: a bucket closes before the tensor with which it would reach this size.
-
-    Raises:
-        UserError: on construction, if it is negative.
+    Buckets are filled from the input on while they stay below ``bucket_bytes``. In the backward
+    pass each is reduce-scattered as soon as it is ready. When all have been, they are all-gathered
+    in the order in which the forward pass needs them.
 
     Source: L. Zhang, S. Shi, X. Chu, W. Wang, B. Li, C. Liu, *DeAR: Accelerating Distributed Deep
     Learning with Fine-Grained All-Reduce Pipelining*, ICDCS 2023; the size is the default of its
-    code. Tuning it while training is not part of this planner. O(N log N).
+    code. O(N log N).
     """
 
     NAME: ClassVar[str] = "dear"

@@ -121,11 +121,7 @@ class DecoupledRound(NamedTuple):
         )
 
     def end_ns(self, lasts: Sequence[int], order: Order) -> int:
-        """Return when the round ends, by the model of the simulator (``message_tasks``).
-
-        Raises:
-            ValueError: a group is not summed once, and then gathered once.
-        """
+        """Return when the round ends, by the model of the simulator (``message_tasks``)."""
         return _native.decoupled_end(self._native(), lasts, order)
 
     def search(self) -> tuple[list[int], Order]:
@@ -152,8 +148,8 @@ def with_fewer_groups(
 ) -> tuple[list[int], Order]:
     """Merge neighbouring groups, from the first on, while the round ends hardly later.
 
-    A message also costs processor time, and a wait until the slowest worker begins it, which no
-    model here counts. So a small message that only fills an idle moment delays those behind it.
+    A small message that only fills an idle moment delays those behind it until the slowest worker
+    begins it, which no model here counts.
     """
     latest_ns = round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
     group = 0

@@ -48,25 +48,16 @@ class Horovod(Planner, frozen=True, kw_only=True):
     """At every tick, fuse what has become ready since the last, up to a threshold.
 
     Tensors of one dtype that follow each other join a message while it stays within the threshold;
-    what is left over at a tick makes further messages at once. Every message waits for its tick.
-    The update waits for all of them.
-
-    Ticks are counted from the start of the iteration; in training they drift against it. Left out
-    are the negotiation of which tensors are ready on all workers, and fusing past a tensor of
-    another dtype, as a message is a contiguous slice.
+    what is left over at a tick makes further messages at once. Every message waits for its tick,
+    counted from the start of the iteration, and the update for all of them.
 
     Args:
         cycle_s: seconds between two ticks; 0: tensors leave as soon as they are ready.
         threshold_bytes: bytes of a message; a tensor that is larger goes by itself, and with 0
             every tensor does.
 
-    Raises:
-        UserError: on construction, if the cycle is shorter than a nanosecond but not 0, longer than
-            19.5 hours or not a number, or the threshold is negative.
-
     Source: Horovod's ``FuseResponses`` and the defaults of its current code
-    (``HOROVOD_CYCLE_TIME`` 1 ms, ``HOROVOD_FUSION_THRESHOLD`` 128 MiB; 5 ms and 64 MiB in its first
-    releases). O(N).
+    (``HOROVOD_CYCLE_TIME`` 1 ms, ``HOROVOD_FUSION_THRESHOLD`` 128 MiB). O(N).
     """
 
     NAME: ClassVar[str] = "horovod"

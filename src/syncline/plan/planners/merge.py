@@ -13,16 +13,12 @@ from syncline.plan.profile import Profile
 class Merge(MergingPlanner, frozen=True, kw_only=True):
     """Merge so that the last message finishes as early as any merging allows.
 
-    MG-WFBP weighs each merge alone, so tensors whose gaps are each shorter than the latency
-    chain into one late message. The optimum has a short exact form: with ``f(0) = 0``,
+    MG-WFBP weighs each merge alone, so tensors whose gaps are each shorter than the latency chain
+    into one late message. The optimum has a short exact form: with ``f(0) = 0``,
 
-        ``f(j) = min over i < j of max(f(i), ready(j)) + T(size(i .. j))``,
+        ``f(j) = min over i < j of max(f(i), ready(j)) + T(size(i .. j))``.
 
-    because a prefix that finishes earlier never delays what follows it. This is exact for any
-    non-decreasing cost function ``T``, among plans that send whole tensors in ready order on one
-    channel, if messages do not slow computing. Where the network's curve falls, its running maximum
-    is taken instead. The proof, also where computing slows messages, is in the page "Algorithms and
-    costs". O(N^2) at worst.
+    The conditions and the proof are in the page "Algorithms and costs". O(N^2) at worst.
     """
 
     NAME: ClassVar[str] = "merge"

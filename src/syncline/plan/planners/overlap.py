@@ -81,13 +81,7 @@ class Round(NamedTuple):
         return cls(*([row[column] for row in rows] for column in range(4)))
 
     def end_ns(self, slices: Slices, curve: CostCurve, in_flight: int) -> int:
-        """Return when the round ends: the largest arrival plus tail of these messages.
-
-        The model is that of :func:`syncline.plan.simulator.messages.message_tasks`.
-
-        Raises:
-            ValueError: a slice is empty or ends beyond the gradients, or times are too long.
-        """
+        """Return when the round ends, by the model of the simulator (``message_tasks``)."""
         return _native.round_end(*self, in_flight, curve.rows(), slices)
 
     def search(
@@ -118,11 +112,10 @@ class Overlap(Planner, frozen=True, kw_only=True):
     minimise ``max(base, max over messages (arrival + tail))``
     (:mod:`~syncline.plan.simulator.bound`). The search is native and deterministic:
 
-    1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid, longest tail first;
-       the plans of all other planners, with forward operations that wait for their own gradients
-       only; and a dispatcher with forty rules, each of which aims at the earliest end that it can
-       meet. It sends the most urgent ready tensor, merged with neighbours while nothing comes too
-       late, and cut or held back where a more urgent tensor would.
+    1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid; the plans of all
+       other planners; and a dispatcher with forty rules. It sends the most urgent ready tensor,
+       merged with neighbours while nothing comes too late, and cut or held back where a more urgent
+       tensor would.
     2. Local search on the critical block: the messages that delay the one that ends the round
        (J. Carlier, *The one-machine sequencing problem*, 1982). Its steps move, merge or split
        messages, shift a boundary, or rearrange a few successive messages exactly. A round of at
@@ -131,9 +124,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
 
     The search ends early at a lower bound, or once messages arrive a sixteenth of the computing
     time early. The simulator compares the result with the unchanged plans of all other planners;
-    a tie goes to the least time on the link, then to the fewest messages in flight, then to the
-    fewest in all. Where messages take time from computing, the search runs three times; see
-    :data:`HANDLING`.
+    a tie goes to the least time on the link, then to the fewest messages in flight and in all.
 
     Args:
         in_flight: messages that may be in flight at once, 1 or 2. With two, the latency of one is
@@ -220,10 +211,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
         *,
         handling_s: float = 0.0,
     ) -> Plan:
-        """Return the plan of the search, which improves on ``seeds``, without comparing plans.
-
-        Each message costs ``handling_s`` on top of its time on the link.
-        """
+        """Return the plan of the search, where each message costs ``handling_s`` more."""
         curve = network.collective("all-reduce", in_flight=self.in_flight)
         if handling_s:
             curve = curve.raised(handling_s)

@@ -14,15 +14,8 @@ from syncline.plan.profile import Profile
 class P3(Planner, frozen=True, kw_only=True):
     """Cut tensors into slices; of those that are ready, send the one that is needed first.
 
-    The slices replace interruption: a more urgent tensor waits for one slice at most. Each slice
-    pays the latency. P3 pushes to and pulls from parameter servers; here a slice is an all-reduce.
-
-    Args:
-        slice_elements: elements of a slice; a tensor's last slice may be smaller.
-
-    Raises:
-        UserError: on construction, if a slice has no element; when planning, if there would be too
-            many messages.
+    The slices, of ``slice_elements`` elements and a smaller last one, replace interruption: a more
+    urgent tensor waits for one slice at most. Each slice pays the latency.
 
     Source: A. Jayarajan, J. Wei, G. Gibson, A. Fedorova, G. Pekhimenko, *Priority-Based Parameter
     Propagation for Distributed DNN Training*, SysML 2019; the size is MXNet's default

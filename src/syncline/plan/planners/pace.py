@@ -24,10 +24,9 @@ def preemptive_order(
 ) -> tuple[int, list[tuple[int, int, int]]]:
     """Return the order that minimises ``max(arrival + tail)`` if interruptions cost nothing.
 
-    The problem of PACE, Eq. 10: one channel, release times, free preemption. PACE solves an integer
-    program. None is needed, because Jackson's rule is optimal: the channel always sends the ready
-    job with the longest tail, and interrupts it when a job with a longer tail becomes ready. The
-    proof is in the page "Algorithms and costs".
+    PACE solves an integer program. None is needed, because Jackson's rule is optimal: the channel
+    always sends the ready job with the longest tail, and interrupts it when a job with a longer
+    tail becomes ready. The proof is in the page "Algorithms and costs".
 
     Returns:
         The largest arrival plus tail, exact to the nanosecond, and the pieces (job, start, stop) in
@@ -47,22 +46,13 @@ class Pace(Planner, frozen=True, kw_only=True):
     """Fuse tensors into groups of similar size, and interrupt a group for a more urgent one.
 
     For every number of groups R the chain of tensors is cut so that the smallest group is as large
-    as possible, and the groups are ordered preemptively so that they delay the next iteration
-    least. The R whose iteration ends first is taken. A group is ready with its last tensor, and
-    whatever needs one of its tensors waits for all of it.
-
-    :func:`preemptive_order` finds the order. PACE treats interruptions as free, and so does the
-    choice of R and of the pieces here. The simulator and training pay the latency of every piece,
-    so the plan can lose to one without interruptions.
-
-    Raises:
-        UserError: when planning, if the model has more than 16,384 tensors.
-
-    O(N^2 log N) at worst, in the native core.
+    as possible, and the groups are ordered preemptively (:func:`preemptive_order`). The R whose
+    iteration ends first is taken. PACE treats interruptions as free, and so does the choice of R
+    here. The simulator and training pay the latency of every piece, so the plan can lose to one
+    without interruptions. O(N^2 log N) at worst, in the native core.
 
     Source: Y. Bao, Y. Peng, Y. Chen, C. Wu, *Preemptive All-reduce Scheduling for Expediting
-    Distributed DNN Training*, INFOCOM 2020, Eq. 10 and Algorithm 1. Costs are those of the
-    network, not only of Eq. 1.
+    Distributed DNN Training*, INFOCOM 2020, Eq. 10 and Algorithm 1.
     """
 
     NAME: ClassVar[str] = "pace"

@@ -35,10 +35,7 @@ class Slice(NamedTuple):
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Sort key: the slice needed first comes first; a tie goes to the one that is ready last.
-
-        If it is not known what the forward pass needs, that is the layer nearest to the input.
-        """
+        """Sort key: the slice needed first comes first; a tie goes to the last one to be ready."""
         return (self.need, -self.tensor)
 
     def joined(self, after: Slice) -> Slice:
@@ -53,11 +50,7 @@ class Slice(NamedTuple):
 
 
 def whole_tensors(profile: Profile) -> list[Slice]:
-    """Return a slice for each tensor, in ready order.
-
-    A tensor without elements joins the one before it, or the next if it comes first: no message can
-    hold it by itself.
-    """
+    """Return a slice for each tensor, in ready order; an empty one joins its neighbour."""
     ready_ns, size_bytes, tail_ns, _ = terms(profile)
     stops = list(itertools.accumulate(gradient.elements for gradient in profile.gradients))
     starts, needs = [0, *stops[:-1]], profile.need_operations()

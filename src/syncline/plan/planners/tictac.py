@@ -14,12 +14,8 @@ from syncline.plan.profile import Profile
 class TicTac(Planner, frozen=True, kw_only=True):
     """Send the ready tensor that the next forward pass needs first.
 
-    No fusion, no slices, no interruption: a large tensor holds up those that follow it.
-
-    TicTac orders transfers of parameters from a server by how much computation each of them
-    enables. On a chain that is the order in which the forward pass reads them, which is used here
-    for any profile. The transfers are all-reduces of gradients, as in PACE's comparison
-    (section VI-B).
+    No fusion, no slices, no interruption: a large tensor holds up those that follow it. On a chain
+    TicTac's TIC and TAC both give this order.
 
     Source: S. H. Hashemi, S. A. Jyothi, R. H. Campbell, *TicTac: Accelerating Distributed Deep
     Learning with Communication Scheduling*, SysML 2019. O(N log N).

@@ -119,11 +119,7 @@ def _freed(
 
 
 def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[PathStep]:
-    """Return the critical path of one iteration in the steady state, in the order of time.
-
-    Steps that began in the iteration before are cut at its end, and those without duration are left
-    out, so that the durations add up to the iteration.
-    """
+    """Return the critical path of one iteration in the steady state, in the order of time."""
     dag, begin_ns = steady.dag, steady.begin_ns
     if dag.iterations == 1:
         last = int(np.argmax(steady.stop_ns))
@@ -160,10 +156,7 @@ def _about(
 
 
 def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
-    """Return the path with neighbouring steps of one kind and worker joined, except messages.
-
-    Such a part is named after its first and last step.
-    """
+    """Return the path with neighbouring steps of one kind and worker joined, except messages."""
     parts = []
     for (kind, rank, message), group in itertools.groupby(
         steps, key=lambda step: (step.kind, step.rank, step.message)
@@ -179,11 +172,7 @@ def path_parts(steps: Sequence[PathStep]) -> tuple[PathPart, ...]:
 def waits(
     steady: Steady, classes: Sequence[int], iterations: Sequence[int]
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (slot, class, start_ns, stop_ns) where a lane waited before a slot only for messages.
-
-    A wait begins when the lane's previous slot is done, and everything else that the next slot
-    needs. The iterations must follow one another.
-    """
+    """Yield (slot, class, start_ns, stop_ns) where a lane waited only for messages."""
     dag = steady.dag
     slots = dag.layout.slots
     # Including the previous iteration, for what it left on the lanes.
@@ -210,10 +199,7 @@ def waits(
 
 
 def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int, int]:
-    """Return when each message could have been sent, by the task that begins it.
-
-    An all-gather is ready with the sum that it distributes; a delayed message, before its delay.
-    """
+    """Return when each message could have been sent, before a delay, by its first task."""
     dag = steady.dag
     tasks = dag.message_tasks()[iterations]
     before = _before(dag, tasks)

@@ -84,10 +84,7 @@ MOST_TAILS = 64
 
 
 def least_s_per_byte(curve: CostCurve, total_bytes: int) -> float:
-    """Return the least of ``(T(M) - T(0)) / M`` over the messages of 1 to ``total_bytes`` bytes.
-
-    On a segment the quotient is monotone, so its least value is at an end of one.
-    """
+    """Return the least ``(T(M) - T(0)) / M`` over messages of 1 to ``total_bytes`` bytes."""
     first, *others = curve.segments
     if not others:
         return first.s_per_byte
@@ -105,27 +102,24 @@ def lower_bound_ns(
     """Return a lower bound on the period of any plan, however it merges, splits and orders.
 
     Take any plan on one channel. A message transmits after its latency, for ``T(M) - T(0)`` at
-    least (all of ``T(M)`` with one message in flight). Divide every transmission among the
-    gradients of the message, in proportion to their bytes. Then
+    least. Divide every transmission among the gradients of the message, in proportion to their
+    bytes. Then
 
     - nothing of gradient ``i`` is transmitted before ``ready_i + T(0)``;
     - its shares add up to at least ``p_i = bytes_i * min over M of (T(M) - T(0)) / M``;
     - it arrives when the last message with a share of it has, and its tail still runs after that.
 
     So the transmissions are a preemptive schedule of one machine, and end no earlier than the best
-    such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``. If all-reduces may be decoupled
-    (``decoupled``), the latency of an all-gather may overlap other transmissions: half of ``T(0)``
-    is left, but a gradient arrives no earlier than ``ready_i + T(0)``.
+    such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``. If all-reduces may be
+    ``decoupled``, the latency of an all-gather may overlap other transmissions: half of ``T(0)`` is
+    left, but a gradient arrives no earlier than ``ready_i + T(0)``.
 
     With one in flight (``in_flight=1``, and none decoupled) every message also pays for its
-    latency. Take the gradients whose tails are at least ``q``. Handing all bytes of a gradient to
-    the first message that has some makes no later end. So no plan sends them sooner than the best
-    merge of whole tensors in ready order, which ``merge`` finds exactly; and ``q`` follows. This is
-    done for up to 64 values of ``q``.
+    latency. Then no plan sends the gradients whose tails are at least ``q`` sooner than the best
+    merge of whole tensors in ready order, and ``q`` follows; this is done for up to 64 ``q``.
 
-    The bound, in nanoseconds, is at least ``terms.base_ns``. It holds for every order, number in
-    flight and delays, and under contention, which is not counted. It is for exact costs; the
-    simulator rounds each message to a nanosecond.
+    The bound, in nanoseconds, is at least ``terms.base_ns``. It is for exact costs; the simulator
+    rounds each message to a nanosecond.
 
     O(N log N), and 64 times a merge with one in flight. Source: J. Carlier, *The one-machine
     sequencing problem*, 1982, uses the preemptive schedule in this way.
@@ -166,10 +160,7 @@ def network_bound_ns(
 
 
 def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
-    """Return the bound where every update waits for a norm: after all sums comes the longest tail.
-
-    The sums, half of an all-reduce each, are a preemptive schedule without tails.
-    """
+    """Return the bound where every update waits for a norm: the longest tail follows all sums."""
     end_ns, latency_ns, _ = _sums(terms, curve)
     return max(terms.base_ns, latency_ns + end_ns + max(terms.tail_ns, default=0))
 

@@ -171,10 +171,7 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         return [_slowdown_s(profile, network, plan) for plan, _ in timed]
 
     def by_messages(exchange: float) -> Network:
-        """Return the network that fits the slowdowns under few messages and under many.
-
-        Gauss-Newton: the slowdown grows with both parameters, and a little with their product.
-        """
+        """Return the network that fits the slowdowns under few messages and many (Gauss-Newton)."""
         slower, per_message_s = 0.1, 0.0
         step, step_s = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
         wanted = np.array([slowdown_s for _, slowdown_s in timed])
@@ -223,10 +220,7 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
 
 
 def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
-    """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``.
-
-    A column of zeros gets the coefficient 0.
-    """
+    """Return ``(x, y)``, both at least 0, with the least ``sum((a x + b y - wanted)^2)``."""
     aa, ab, bb, aw, bw = (
         float(p @ q) for p, q in ((a, a), (a, b), (b, b), (a, wanted), (b, wanted))
     )

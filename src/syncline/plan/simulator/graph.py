@@ -67,10 +67,7 @@ class TaskGraph:
         self._edges.extend(after, before)
 
     def hold(self, tasks: ArrayLike, lanes: ArrayLike) -> None:
-        """Make each task hold one more lane beside its own, both at once.
-
-        The lanes that such tasks run on must be limited and not in order.
-        """
+        """Make each task hold one more lane beside its own, both limited and not in order."""
         self._holds.extend(tasks, lanes)
 
     def add_stage(self) -> int:
@@ -79,18 +76,11 @@ class TaskGraph:
         return len(self._stages) - 1
 
     def use(self, tasks: ArrayLike, stage: int, share: float) -> None:
-        """Make each task take a share of a stage's capacity while it runs at full speed.
-
-        Tasks that want more than the capacity together share it max-min fairly. A task uses one
-        stage at most.
-        """
+        """Make each task take a share of one stage, which tasks share max-min fairly."""
         self._uses.extend(tasks, stage, share)
 
     def extend(self, other: TaskGraph) -> int:
-        """Add the lanes and tasks of another graph, and return the index of its first task.
-
-        Its stages become this graph's stages of the same index, which are added if there are none.
-        """
+        """Add another graph, whose stages keep their index; return the index of its first task."""
         self._stages = self._stages or list(other._stages)
         first, lanes = self._count, len(self.lanes)
         self.lanes += other.lanes

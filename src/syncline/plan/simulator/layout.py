@@ -97,11 +97,7 @@ def runs_in_turn(lane: str, strategy: Strategy) -> bool:
 
 
 def _lane(lane: str, strategy: Strategy, *, has_host: bool) -> str:
-    """Return where an operation runs under a strategy.
-
-    The training loop's own work runs in its own thread: on the host's lane if launching is
-    modelled, else on the device's, which then represents both.
-    """
+    """Return where an operation runs; the loop's own work is on the host's lane, if any."""
     if lane == "disk":
         return "disk" if strategy.prefetch_data else "host" if has_host else "device"
     if lane == "copy":

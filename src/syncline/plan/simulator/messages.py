@@ -218,10 +218,7 @@ def _with_server(network: Network, plan: Plan, classes: Sequence[WorkerClass]) -
 
 
 def _push_and_pull(network: Network, *, transmitting: bool = False) -> tuple[CostCurve, CostCurve]:
-    """Return what all pushes and what all pulls of a message cost, or how long links are busy.
-
-    On a network that is not of a parameter server they follow from the link, for one server.
-    """
+    """Return what all pushes and what all pulls of a message cost, or how long links are busy."""
     where = f"network {quoted(network.name)}"
     if network.algorithm in SERVER_ALGORITHMS:
         if transmitting:

@@ -41,10 +41,7 @@ def series(points: Sequence[Point], axis: str) -> list[list[int]]:
 
 
 def crossings(points: Sequence[Point]) -> tuple[Crossing, ...]:
-    """Return where the fastest planner changes, and where each becomes communication-bound or not.
-
-    Along worker counts and bandwidths. Another planner overtakes once it is faster by a thousandth.
-    """
+    """Return where the fastest planner changes, or becomes communication-bound or not."""
     found: list[Crossing] = []
     for axis in AXES:
         for indices in series(points, axis):

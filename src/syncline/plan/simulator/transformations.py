@@ -147,10 +147,7 @@ def without_loading(profile: Profile) -> Profile:
 
 
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
-    """Return the profile for planners, which know neither strategies nor slower workers.
-
-    What the strategy prefetches takes no time. Every worker is as slow as the slowest.
-    """
+    """Return the profile for planners: as slow as the slowest, without what is prefetched."""
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
 
     def factor(operation: Operation) -> float:

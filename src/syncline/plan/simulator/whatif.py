@@ -181,10 +181,7 @@ class WhatIfSimulator:
         return self._profiles[key]
 
     def network_at(self, change: Change) -> Network:
-        """Return the network as it is at a point.
-
-        The cost of a sparse exchange, of elements of 4 bytes, is corrected for another width.
-        """
+        """Return the network at a point, with sparse costs for the width of its elements."""
         profile = self.profile_at(change)
         network = self.network.with_(
             workers=change.workers,
@@ -227,12 +224,9 @@ class WhatIfSimulator:
             yield Planned(run, network, plan, steady, prediction)
 
     def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
-        """Return the iteration time if messages took no time.
-
-        With jitter, workers still wait for one another in each iteration. Otherwise that would
-        count as communication.
-        """
+        """Return the iteration time if messages took no time."""
         options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
+        # With jitter, workers wait for one another in each iteration, which is no communication.
         if not change.behaviour.jitter:
             return predict_computation_s(profile, network, **options)
         free = Network(
