@@ -349,8 +349,9 @@ def _collective(
     those of the first of ``launched_by`` (the innermost first) that has some.
     """
     elements = dtype = group = None
-    payloads = [each.payload for each in (ran, *launched_by) if each.payload is not None]
-    shaped = (each for each in (ran, *launched_by) if isinstance(each, HostOp) and each.shapes)
+    told_by: Sequence[DeviceTask | HostOp] = (ran, *launched_by)
+    payloads = [each.payload for each in told_by if each.payload is not None]
+    shaped = (each for each in told_by if isinstance(each, HostOp) and each.shapes)
     if payloads:
         elements, dtype, group = payloads[0].elements, payloads[0].dtype, payloads[0].group_size
     elif (told := next(shaped, None)) is not None:
