@@ -105,14 +105,18 @@ class Policy:
     def _strategy(self) -> Steps:
         settings = self._settings
         if self._resumed is not None:
-            return self._go_on_as_resumed()
-        if settings.plan is not None:
-            return self._check_given() if settings.check else self._run_given()
-        if not settings.check:
-            return self._run_unchecked()
-        if self._remembered is not None:
-            return self._check_remembered()
-        return self._measure_and_plan()
+            self._go_on_as_resumed(*self._resumed)
+        elif settings.plan is not None and settings.check:
+            yield from self._check_given(settings.plan)
+        elif settings.plan is not None:
+            plan = self._reads.as_it_can_run(settings.plan)
+            self._conclude("planned", "the plan was given, unchecked", plan=plan)
+        elif not settings.check:
+            yield from self._run_unchecked()
+        elif self._remembered is not None:
+            yield from self._check_remembered(self._remembered)
+        else:
+            yield from self._measure_and_plan()
 
     def _steady(self) -> Stage:
         plan = self.findings.plan
@@ -132,25 +136,15 @@ class Policy:
 
     # ------------------------------------------------------------------ strategies
 
-    def _go_on_as_resumed(self) -> Steps:
-        assert self._resumed is not None
-        (plan,), self._resumed = self._resumed, None
+    def _go_on_as_resumed(self, plan: Plan | None) -> None:
+        self._resumed = None
         if plan is None:
             self._conclude("reverted", "DDP's buckets had won before the checkpoint was written")
         else:
             plan = self._reads.as_it_can_run(plan)
             self._conclude("planned", "the checkpoint's plan goes on, unchecked", plan=plan)
-        yield from ()
 
-    def _run_given(self) -> Steps:
-        assert self._settings.plan is not None
-        plan = self._reads.as_it_can_run(self._settings.plan)
-        self._conclude("planned", "the plan was given, unchecked", plan=plan)
-        yield from ()
-
-    def _check_given(self) -> Steps:
-        given = self._settings.plan
-        assert given is not None
+    def _check_given(self, given: Plan) -> Steps:
         yield from self._experiments.measure_baseline()
         trial, deferred = None, None
         while trial is None and deferred != self._reads.defers:
@@ -174,10 +168,9 @@ class Policy:
             forecasts=expected,
         )
 
-    def _check_remembered(self) -> Steps:
+    def _check_remembered(self, then: Findings) -> Steps:
         """Run what an earlier start has decided; measure again if its time has changed."""
-        then, self._remembered = self._remembered, None
-        assert then is not None
+        self._remembered = None
         expected = then.baseline if then.plan is None else then.planned
         assert then.baseline is not None
         assert expected is not None
