@@ -111,8 +111,8 @@ class Replayed(nn.Module):
     them, so that hooks of modules that wait for parameters wait there.
 
     A large gradient is always made in the same memory, and is gone with the next backward pass:
-    set gradients to None before it, as ``zero_grad`` does. ``rank`` decides their values. Parameters
-    are vectors unless ``shapes`` has their shape, by name in the profile.
+    set gradients to None before it, as ``zero_grad`` does. ``rank`` decides their values.
+    Parameters are vectors unless ``shapes`` has their shape, by name in the profile.
 
     Raises:
         UserError: a shape has another number of elements than the gradient.

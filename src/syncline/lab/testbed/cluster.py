@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 import msgspec
@@ -54,8 +54,7 @@ class Cluster(Value, frozen=True, kw_only=True):
     is 95.6 %."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.hosts <= MOST_HOSTS:
-            raise UserError(f"hosts must be from 1 to {MOST_HOSTS}, found {self.hosts}")
+        _require_between("hosts", self.hosts, 1, MOST_HOSTS)
         require_count("workers per host", self.workers_per_host)
         if self.workers > MOST_WORKERS:
             raise UserError(
@@ -63,27 +62,18 @@ class Cluster(Value, frozen=True, kw_only=True):
                 f"processes on one machine, at most {MOST_WORKERS} can be run"
             )
         for rate in (self.rate_bytes_per_s, *self.host_rates_bytes_per_s.values()):
-            low, high = LEAST_RATE_BYTES_PER_S, LARGEST_RATE_BYTES_PER_S
-            if rate is not None and not low <= rate <= high:
-                raise UserError(
-                    f"the rate of a link must be from {bit_rate(low)} to {bit_rate(high)}, found "
-                    f"{bit_rate(rate)}"
-                )
+            if rate is not None:
+                low, high = LEAST_RATE_BYTES_PER_S, LARGEST_RATE_BYTES_PER_S
+                _require_between("the rate of a link", rate, low, high, bit_rate)
         for host in self.host_rates_bytes_per_s:
             if not 0 <= host < self.hosts:
                 raise UserError(
                     f"a rate is given for host {host}, but the {self.hosts} hosts are 0 to "
                     f"{self.hosts - 1}; correct the number, or make more hosts"
                 )
-        if not 0 <= self.latency_s <= LONGEST_LATENCY_S:
-            raise UserError(
-                f"latency must be from 0 s to {LONGEST_LATENCY_S:.0f} s, found {self.latency_s} s"
-            )
-        if not SMALLEST_MTU_BYTES <= self.mtu_bytes <= LARGEST_MTU_BYTES:
-            raise UserError(
-                f"mtu must be from {SMALLEST_MTU_BYTES} to {LARGEST_MTU_BYTES} bytes, found "
-                f"{self.mtu_bytes}"
-            )
+        _require_between("latency", self.latency_s, 0.0, LONGEST_LATENCY_S, lambda s: f"{s:g} s")
+        sizes = self.mtu_bytes, SMALLEST_MTU_BYTES, LARGEST_MTU_BYTES
+        _require_between("mtu", *sizes, lambda size: f"{size} bytes")
 
     @classmethod
     def of(
@@ -187,6 +177,13 @@ class Cluster(Value, frozen=True, kw_only=True):
         )
         latency = f", {self.latency_s * 1e6:g} us one way" if self.latency_s else ""
         return f"{hosts}, {workers}, links {link}{f' ({special})' if special else ''}{latency}"
+
+
+def _require_between(
+    what: str, value: float, low: float, high: float, text: Callable[[float], str] = str
+) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{what} must be from {text(low)} to {text(high)}, found {text(value)}")
 
 
 def bit_rate(bytes_per_s: float) -> str:
