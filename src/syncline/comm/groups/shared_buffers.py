@@ -179,7 +179,7 @@ def _new_memory(size_bytes: int, rank: int) -> int:
     """Return a descriptor of memory without a name, all of it allocated."""
     where = f"rank {rank}: no memory for a shared buffer of {size_bytes} bytes"
     do = "free some, raise the container's limit, or allocate less"
-    available = _available_bytes()
+    available = available_bytes()
     if size_bytes > available:  # the kernel would overcommit, and kill processes
         raise UserError(f"{where}: {available} are free; {do}")
     descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -203,7 +203,8 @@ def _mapped(descriptor: int, size_bytes: int, rank: int) -> _native.SharedMemory
         ) from error
 
 
-def _available_bytes() -> int:
+def available_bytes() -> int:
+    """Return how much memory this machine has left."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
