@@ -83,11 +83,8 @@ class Memory:
 
     def keep(self, findings: Findings) -> None:
         """Save the decision for this training, unless it is the one that was recalled."""
-        same = self._kept is not None and (self._kept.plan, self._kept.planned) == (
-            findings.plan,
-            findings.planned,
-        )
-        path = self._path
+        kept, path = self._kept, self._path
+        same = kept is not None and (kept.plan, kept.planned) == (findings.plan, findings.planned)
         if path is None or same or findings.baseline is None or findings.decision == "undecided":
             return
         self._kept = findings
