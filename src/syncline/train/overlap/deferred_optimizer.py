@@ -187,19 +187,23 @@ class DeferredOptimizer:
         """Note why this call must make the whole step at once, if it must."""
         if self._never:
             return
-        optimizer = self.optimizer
-        scaled = (getattr(optimizer, name, None) for name in ("grad_scale", "found_inf"))
-        if compiled:
-            self.why_not = STEP_COMPILED
-        elif any(value is not None for value in (*args, *kwargs.values())):
-            self.why_not = "step was called with arguments, or a closure that it may call again"
-        elif foreign_hooks(optimizer):
-            self.why_not = "hooks are registered on its step"
-        elif any(value is not None for value in scaled):
+        self.why_not = self._why_not_plain(args, kwargs, compiled=compiled)
+        scaled = (getattr(self.optimizer, name, None) for name in ("grad_scale", "found_inf"))
+        if self.why_not is None and any(value is not None for value in scaled):
             self.why_not = "a gradient scaler passes its scale to the optimizer"
-        else:
-            self.why_not = None
         self._say_why_not()
+
+    def _why_not_plain(
+        self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
+    ) -> str | None:
+        """Say why a call is more than a plain step of each parameter, if it is."""
+        if compiled:
+            return STEP_COMPILED
+        if any(value is not None for value in (*args, *kwargs.values())):
+            return "step was called with arguments, or a closure that it may call again"
+        if foreign_hooks(self.optimizer):
+            return "hooks are registered on its step, and expect whole updates"
+        return None
 
     def _may_wait(self, deferrals: Sequence[Deferral]) -> bool:
         """Say whether gradients are in flight and each parameter is still updated independently."""

@@ -12,7 +12,6 @@ from syncline.errors import FileError, UserError
 from syncline.torch_private import disable_dynamo
 from syncline.train.measure.step_hooks import after_gathers, after_steps, before_steps
 from syncline.train.overlap.deferred_optimizer import CurrentDeferral, DeferredOptimizer
-from syncline.train.overlap.deferred_step import foreign_hooks
 from syncline.train.overlap.pending import UPDATES, is_pending
 from syncline.train.overlap.separable import separability
 from syncline.train.overlap.sharded_checkpoint import REST, as_dtensors, load
@@ -68,7 +67,14 @@ class ShardedOptimizer(DeferredOptimizer):
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
         """Make the update of this rank's share, or raise a UserError; always True."""
         self.updates += 1
-        self._require_plain(args, kwargs, compiled=compiled)
+        reason = self._why_not_plain(args, kwargs, compiled=compiled)
+        if reason is None and getattr(self.optimizer, "found_inf", None) is None:
+            reason = self._check.why_not()  # otherwise a scaler makes this step
+        if reason is not None:
+            raise UserError(
+                f"overlap(shard=True): {type(self.optimizer).__name__} cannot make step "
+                f"{self.updates} on a share of the parameters: {reason}"
+            )
         deferrals = self._deferrals()
         deferral = deferrals[0] if deferrals else None
         if deferral is not None:
@@ -79,24 +85,6 @@ class ShardedOptimizer(DeferredOptimizer):
             deferral.synchronize()
         self._step_at_once()
         return True
-
-    def _require_plain(
-        self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
-    ) -> None:
-        reason = None
-        if compiled:
-            reason = "the step is called from compiled code"
-        elif any(value is not None for value in (*args, *kwargs.values())):
-            reason = "step was called with arguments, or a closure that it may call again"
-        elif foreign_hooks(self.optimizer):
-            reason = "hooks are registered on its step, and expect whole updates"
-        elif getattr(self.optimizer, "found_inf", None) is None:  # else a scaler makes this step
-            reason = self._check.why_not()
-        if reason is not None:
-            raise UserError(
-                f"overlap(shard=True): {type(self.optimizer).__name__} cannot make step "
-                f"{self.updates} on a share of the parameters: {reason}"
-            )
 
     def _update_share(self, deferral: ShardedDeferral) -> bool:
         """Update this rank's share under a sharded plan; False if the gradients are whole."""
