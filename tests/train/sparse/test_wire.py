@@ -10,15 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import InternalError, MismatchError
+from syncline.plan.quantities import BYTES_PER_ELEMENT
 from syncline.train.sparse.algorithms import Refusal
-from syncline.train.sparse.vector import (
-    PRECISIONS,
-    Precision,
-    SparseVector,
-    rounded,
-    total,
-    value_bytes,
-)
+from syncline.train.sparse.vector import PRECISIONS, Precision, SparseVector, rounded, total
 from syncline.train.sparse.wire import HEADER_BYTES, WireFormat
 from tests.train.sparse.vectors import assert_same, entries_of, sparse_vectors
 
@@ -63,9 +57,9 @@ def test_there_and_back(precision: Precision, drawn: tuple[SparseVector, int], d
 def test_bytes_an_entry(precision: Precision, k: int, length: int) -> None:
     wire = WireFormat(k=k, length=length, precision=precision, digest=0)
     body = wire.message_bytes - HEADER_BYTES
-    assert body <= max(8, (4 + value_bytes(precision)) * k)
+    assert body <= max(8, (4 + BYTES_PER_ELEMENT[precision]) * k)
     if length <= 65_536 * k // 16:
-        assert body <= max(8, (2.25 + value_bytes(precision)) * k)
+        assert body <= max(8, (2.25 + BYTES_PER_ELEMENT[precision]) * k)
 
 
 @given(st.binary(max_size=120), st.sampled_from(PRECISIONS), st.integers(0, 12))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncline import _native
 from syncline.errors import InternalError
+from syncline.plan.recipe import Wire
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,16 +112,10 @@ def total(length: int, vectors: Iterable[SparseVector]) -> SparseVector:
     return result
 
 
-Precision = Literal["float32", "bfloat16", "float16"]
-
-PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "float16")
+Precision = Wire
+PRECISIONS: tuple[Precision, ...] = get_args(Wire)
 NATIVE = {"bfloat16": 2, "float16": 3}
 """The core's numbers of the types of 16 bits."""
-
-
-def value_bytes(precision: Precision) -> int:
-    """Return the bytes of a value."""
-    return 4 if precision == "float32" else 2
 
 
 def to_wire(values: NDArray[np.float32], precision: Precision) -> NDArray[np.uint8]:

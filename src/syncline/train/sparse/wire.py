@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from syncline import _native
 from syncline.errors import InternalError, MismatchError
+from syncline.plan.quantities import BYTES_PER_ELEMENT
 from syncline.train.sparse import vector
 from syncline.train.sparse.algorithms import Content, Refusal
 from syncline.train.sparse.vector import PRECISIONS, Precision, SparseVector
@@ -49,7 +50,7 @@ class WireFormat:
     def message_bytes(self) -> int:
         """Bytes of every message of this exchange."""
         indices = min(4 * self.k, _native.longest_code(self.k, self.length))
-        values = vector.value_bytes(self.precision) * self.k
+        values = BYTES_PER_ELEMENT[self.precision] * self.k
         return HEADER_BYTES + max(REASON.size, indices + values)
 
     def write(self, content: Content) -> NDArray[np.uint8]:
@@ -114,7 +115,7 @@ class WireFormat:
                 raise MismatchError(
                     "a broken message: indices that do not ascend within the vector"
                 )
-        end = taken + vector.value_bytes(self.precision) * entries
+        end = taken + BYTES_PER_ELEMENT[self.precision] * entries
         if len(indices) != entries or end > len(body):
             raise MismatchError("a broken message: it ends early")
         values = vector.from_wire(body[taken:end].copy(), self.precision)
