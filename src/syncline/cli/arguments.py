@@ -160,10 +160,8 @@ class GroupedCommand(click.Command):
     ) -> None:
         super().__init__(**others)
         self._groups, self._details, self._shown = groups, details, ["Options"]
-        shows_all = click.help_option(
-            "--help-all", callback=self._show_all, help="Show all options."
-        )
-        shows_all(self)
+        option = click.help_option("--help-all", callback=self._show_all, help="Show all options.")
+        option(self)
 
     def _show_all(self, context: click.Context, _: click.Parameter, is_asked: bool) -> None:
         if is_asked and not context.resilient_parsing:
@@ -177,9 +175,7 @@ class GroupedCommand(click.Command):
         """Write the options of the groups that are shown."""
         options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         rows = {str(each.name): each.get_help_record(ctx) for each in options}
-        groups = {
-            title: [rows.pop(name) for name in names] for title, names in self._groups.items()
-        }
+        groups = {key: [rows.pop(name) for name in names] for key, names in self._groups.items()}
         for title, found in {"Options": rows.values(), **groups}.items():
             if title in self._shown:
                 with formatter.section(title):

@@ -128,15 +128,10 @@ def _points(text: str) -> Network:
             "say how many workers measured them"
         )
     path = values["points"]
-    sizes_bytes, times_s = _columns(path)
+    points = _columns(path)
+    workers, algorithm = values["workers"], values.get("algorithm", "ring")
     try:
-        network = Network.from_points(
-            sizes_bytes,
-            times_s,
-            workers=values["workers"],
-            name=text,
-            algorithm=values.get("algorithm", "ring"),
-        )
+        network = Network.from_points(*points, workers=workers, name=text, algorithm=algorithm)
         return _with_beside(network, values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -253,6 +248,7 @@ def _link(text: str) -> Network:
     )
     density = values.get("density")
     hosts, workers, inside = _hosts(text, values)
+    stages = (Stage(at=at, bytes_per_s=values[k]) for k, at in STAGES.items() if k in values)
     network = Network.of_link(
         link,
         workers=workers,
@@ -262,9 +258,7 @@ def _link(text: str) -> Network:
         inside=inside,
         servers=values.get("servers"),
         colocated=values.get("servers-on", False),
-        stages=tuple(
-            Stage(at=at, bytes_per_s=values[key]) for key, at in STAGES.items() if key in values
-        ),
+        stages=tuple(stages),
         name=text,
     )
     return _with_beside(network, values)
@@ -285,11 +279,8 @@ def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | N
             f"network {text!r}: {hosts} hosts of at most {workers_a_host} are {most} workers or a "
             f"few less; found workers={workers}"
         )
-    inside = INSIDE.with_(
-        bandwidth_bytes_per_s=values.get("inside-bandwidth"),
-        latency_s=values.get("inside-latency"),
-    )
-    return hosts, workers, inside
+    rate, latency_s = values.get("inside-bandwidth"), values.get("inside-latency")
+    return hosts, workers, INSIDE.with_(bandwidth_bytes_per_s=rate, latency_s=latency_s)
 
 
 def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> dict[str, Any]:

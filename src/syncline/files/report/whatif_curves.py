@@ -96,8 +96,13 @@ class Panel:
         points, colours = self.points, coloured(self.what_if)
         by_speed = sorted(points[-1].predictions, key=lambda p: (p.iteration_s, p.messages))
         gathered: list[list[str]] = []
+
+        def alike(one: str, other: str) -> bool:
+            pairs = ((point.of(one).iteration_s, point.of(other).iteration_s) for point in points)
+            return all(math.isclose(a, b, rel_tol=ALIKE) for a, b in pairs)
+
         for planner in (prediction.planner for prediction in by_speed):
-            group = next((g for g in gathered if _alike(points, g[0], planner)), [])
+            group = next((g for g in gathered if alike(g[0], planner)), [])
             if not group:
                 gathered.append(group)
             group.append(planner)
@@ -116,25 +121,14 @@ def coloured(what_if: WhatIf) -> dict[str, str]:
 
     def rank(planner: str) -> tuple[bool, int, float]:
         wanted = planner in leads or planner == DDP
-        behind = math.fsum(
-            math.log(
-                max(point.of(planner).iteration_s, TINY_S) / max(point.best.iteration_s, TINY_S)
-            )
-            for point in points
-        )
-        return not wanted, -leads[planner], behind
+        times_s = ((point.of(planner).iteration_s, point.best.iteration_s) for point in points)
+        ratios = (max(own_s, TINY_S) / max(best_s, TINY_S) for own_s, best_s in times_s)
+        return not wanted, -leads[planner], math.fsum(map(math.log, ratios))
 
     ranked = sorted(what_if.planners, key=rank)
     few = ranked if len(ranked) <= COLOURS else ranked[:NAMED]
     named = [p for p in ranked[:COLOURS] if p in few or p in leads or p == DDP]
     return {planner: f"c-{index}" for index, planner in enumerate(named)}
-
-
-def _alike(points: Sequence[Point], one: str, other: str) -> bool:
-    return all(
-        math.isclose(point.of(one).iteration_s, point.of(other).iteration_s, rel_tol=ALIKE)
-        for point in points
-    )
 
 
 MOST_PANELS = 12
@@ -170,18 +164,14 @@ def _panel(panel: Panel) -> list[Html | None]:
     charts = (first(panel), _efficiency(panel), _exposed(panel), _parts(panel))
     sentences = (crossing_text(crossing) for crossing in panel.crossings)
     listed = [tag("li", typeset(text[0].upper() + text[1:] + ".")) for text in sentences]
+    entries = [(group.css, group.names) for group in panel.groups if group.css != "pale"]
+    if pale := ", ".join(group.names for group in panel.groups if group.css == "pale"):
+        entries.append(("pale", pale))
     return [
-        _legend(panel.groups),
+        legend(entries, "stroke"),
         tag("div", charts, class_="charts"),
         tag("ol", listed, class_="crossings") if listed else None,
     ]
-
-
-def _legend(groups: Sequence[PlannerGroup]) -> Html:
-    entries = [(group.css, group.names) for group in groups if group.css != "pale"]
-    if pale := ", ".join(group.names for group in groups if group.css == "pale"):
-        entries.append(("pale", pale))
-    return legend(entries, "stroke")
 
 
 # --- the charts ---

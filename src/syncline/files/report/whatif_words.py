@@ -60,10 +60,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "algorithm": ("algorithm", str),
     "density": ("density", lambda value: "dense" if value is None else f"{value:g}"),
     "jobs": ("jobs", str),
-    "latency_s": (
-        "latency",
-        lambda value: "as is" if value is None else units.duration(value) if value else "0 s",
-    ),
+    "latency_s": ("latency", lambda value: "as is" if value is None else units.duration(value)),
     "bandwidth_bytes_per_s": (
         "bandwidth",
         lambda value: "as is" if value is None else units.bandwidth(value),

@@ -382,9 +382,7 @@ def _phases(tasks: _Tasks, last_ready: int) -> list[Phase]:
     on_threads = [n for n in nodes if n.on_cpu and "tid" in n.attributes]
     threads = {n.attributes["tid"] for n in on_threads if _BACKWARD.search(n.name)}
     threads -= {n.attributes["tid"] for n in on_threads[:1]}
-    backward = [
-        bool(_BACKWARD.search(node.name)) or node.attributes.get("tid") in threads for node in nodes
-    ]
+    backward = [bool(_BACKWARD.search(n.name)) or n.attributes.get("tid") in threads for n in nodes]
     updating = [bool(_UPDATE.search(node.name)) for node in nodes]
     for index, waits_for in enumerate(tasks.after):
         launcher = max((before for before in waits_for if nodes[before].on_cpu), default=index)

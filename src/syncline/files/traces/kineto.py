@@ -66,7 +66,7 @@ class KinetoTrace(NamedTuple):
         )
 
     def plan(self) -> Plan | None:
-        """Return the messages that were exchanged; None if there were none. Fails as `profile`."""
+        """Return the messages that were exchanged, if any; it fails where `profile` does."""
         last = _exchange(alike_steps(self.steps)[0]).last_of_message
         if not last:
             return None
