@@ -314,29 +314,32 @@ class Plan(Document, frozen=True, kw_only=True):
             return names[0]
         return f"{names[0]} .. {names[-1]} ({len(names)})"
 
-    def difference(self, tensors: Sequence[Tensor], workers: int) -> str | None:
-        """Return how a job's gradients, in any order, differ from the plan's; None: they agree."""
+    def difference(self, tensors: Sequence[Tensor], workers: int, noun: str = "plan") -> str | None:
+        """Return how a job's gradients, in any order, differ from the plan's; None: they agree.
+
+        ``noun`` is what the plan is called: one is made of a profile to compare that.
+        """
         if workers != self.workers:
-            return f"the plan is for {self.workers} workers, this job has {workers}"
+            return f"the {noun} is for {self.workers} workers, this job has {workers}"
         planned = {t.name: t for t in self.tensors}
         present = {t.name: t for t in tensors}
         if len(planned) != len(present):
             extra = sorted(present.keys() - planned) or sorted(planned.keys() - present)
             return (
-                f"the plan has {len(planned)} gradients of {quoted(self.model)}, this model has "
+                f"the {noun} has {len(planned)} gradients of {quoted(self.model)}, this model has "
                 f"{len(present)}; the first difference is {quoted(extra[0])}"
             )
         for name, tensor in present.items():
             if name not in planned:
                 return (
-                    f"the plan for {quoted(self.model)} has no gradient {quoted(name)}, this model "
-                    "does"
+                    f"the {noun} for {quoted(self.model)} has no gradient {quoted(name)}, this "
+                    "model does"
                 )
             expected = planned[name]
             if (tensor.elements, tensor.dtype) != (expected.elements, expected.dtype):
                 return (
                     f"gradient {quoted(name)} has {expected.elements} elements of "
-                    f"{expected.dtype} in the plan, {tensor.elements} of {tensor.dtype} in this "
+                    f"{expected.dtype} in the {noun}, {tensor.elements} of {tensor.dtype} in this "
                     "model"
                 )
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
-from syncline.errors import FileError, MismatchError, PeerError, quoted
+from syncline.errors import FileError, MismatchError, PeerError
 from syncline.lab.processes import ended_by_signals, place_variables, run_folder, threads_a_worker
 from syncline.lab.training.checkpoint import load_checkpoint
 from syncline.lab.training.config import TrainingConfig
@@ -20,7 +20,7 @@ from syncline.lab.workers import ThisHost, WorkerGroup, module_command
 from syncline.plan.files import require_own_folder
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan, Tensor
-from syncline.plan.profile import Gradient, Profile
+from syncline.plan.profile import Profile
 from syncline.train.measure.profiler import dtype_name, trainable_parameters
 
 
@@ -61,12 +61,17 @@ def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
         Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
         for name, p in trainable_parameters(module).items()
     ]
-    if config.plan is not None:
-        plan = Plan.load(config.plan)
-        _refuse(config.plan, plan.difference(tensors, config.workers), "plan")
+    plan = None if config.plan is None else Plan.load(config.plan)
+    noun, path = "plan", config.plan
     if config.profile is not None:
-        gradients = Profile.load(config.profile).gradients
-        _refuse(config.profile, _difference(gradients, tensors), "profile")
+        noun, path = "profile", config.profile
+        found = Profile.load(path)
+        plan = Plan.merging(config.planner, found, config.workers, [len(found.gradients) - 1])
+    difference = None if plan is None else plan.difference(tensors, config.workers, noun)
+    if difference is not None:
+        raise MismatchError(
+            f"{path}: {difference}; leave out --{noun} to have the model measured and planned anew"
+        )
     if config.network is not None:
         network = Network.load(config.network)
         if network.workers != config.workers:
@@ -74,25 +79,6 @@ def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
                 f"{config.network}: the network is of {network.workers} workers, this job has "
                 f"{config.workers}; measure this one with syncline.probe(), or leave it out"
             )
-
-
-def _difference(gradients: tuple[Gradient, ...], tensors: list[Tensor]) -> str | None:
-    profiled = {g.name: (g.elements, g.dtype) for g in gradients}
-    present = {t.name: (t.elements, t.dtype) for t in tensors}
-    for name in sorted(profiled.keys() | present.keys()):
-        if profiled.get(name) != present.get(name):
-            return (
-                f"gradient {quoted(name)} is {profiled.get(name)} in the profile, "
-                f"{present.get(name)} in this model (elements, dtype; None: it has none)"
-            )
-    return None
-
-
-def _refuse(path: str, difference: str | None, noun: str) -> None:
-    if difference is not None:
-        raise MismatchError(
-            f"{path}: {difference}; leave out --{noun} to have the model measured and planned anew"
-        )
 
 
 ADVICE = "all workers were stopped; start again, with --resume if there is a checkpoint"
