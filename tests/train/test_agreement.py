@@ -13,8 +13,8 @@ from torch import nn
 
 from syncline.errors import MismatchError, SynclineError
 from syncline.plan.network import Network
-from syncline.train.agreement import require_same
 from syncline.train.ddp import DistributedDataParallel
+from syncline.train.measure.exchange import require_same
 from tests.train.jobs import plain_plan
 from tests.train.models import Plain
 from tests.workers import WorkerPool

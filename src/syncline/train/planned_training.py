@@ -14,7 +14,6 @@ import torch
 
 from syncline.errors import UserError
 from syncline.torch_private import disable_dynamo, is_compiled, is_joining, is_tensor_parallel
-from syncline.train.agreement import require_same_ranks
 from syncline.train.executor import Executor
 from syncline.train.log import warn
 from syncline.train.measure.exchange import telling_lost_peers
@@ -32,6 +31,7 @@ from syncline.train.reducer import Reducer
 from syncline.train.requirements import (
     TENSOR_PARALLEL,
     require_outermost,
+    require_same_ranks,
     require_shardable,
     why_not_compiled,
 )
@@ -253,9 +253,7 @@ class PlannedTraining(UnplannedTraining):
     def _require_same_ranks(self) -> None:
         """Check that all ranks have begun the same training."""
         self._consistency_checks_left -= 1
-        wrapped, compressing = self.wrapped, self.wrapped.compressing
-        state = None if compressing is None else compressing.description()
-        require_same_ranks(wrapped.optimizers, state, wrapped.module, wrapped.group)
+        require_same_ranks(self.wrapped)
 
     def _is_exchanged(self) -> bool:
         """Whether torch prepares the reducer for a backward pass after this forward pass."""

@@ -1,4 +1,4 @@
-"""Checks whether a model and its arguments can be wrapped, and says why some are not planned."""
+"""Checks what ranks were given: whether it is usable and the same, and why it is not planned."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from syncline.torch_entry import advice, untried
 from syncline.torch_private import (
     TorchDDP,
     active_ddp,
+    device_types,
     ignored_by_ddp,
     is_tensor_parallel,
     reducer_parameters,
 )
-from syncline.train.agreement import device_of, require_same
 from syncline.train.engine.compression import require_compression
+from syncline.train.measure.exchange import require_same
 from syncline.train.overlap.deferred_optimizer import is_overlapped
 from syncline.train.stages import Settings
 from syncline.train.wrapped import Wrapped
@@ -75,11 +76,31 @@ def require_accepted(module: nn.Module, arguments: Mapping[str, Any], settings: 
         }
         advised = "build the same model with the same arguments on every rank"
         try:
-            require_same(items, group, device_of(module, group), advice=advised)
+            require_same(items, group, _device_of(module, group), advice=advised)
         except MismatchError as error:
             raise refused or error from None
     if refused is not None:
         raise refused
+
+
+def require_same_ranks(wrapped: Wrapped) -> None:
+    """Raise on all ranks if what was given to ``overlap``, or to continue from, differs."""
+    group, compressing = wrapped.group, wrapped.compressing
+    device = _device_of(wrapped.module, group)
+    items = {
+        f"call {number} of overlap": (
+            f"for {type(o.optimizer).__name__} with "
+            f"{sum(len(g['params']) for g in o.optimizer.param_groups)} parameters, "
+            + ("deferred" if o.why_not is None else f"synchronous: {o.why_not}")
+        )
+        for number, o in enumerate(wrapped.optimizers, 1)
+    }
+    advised = "call overlap on every rank, with the same optimizers"
+    require_same(items, group, device, advice=advised)
+    if compressing is not None:
+        state = {"the compression's state": compressing.description()}
+        advised = "load the states of one checkpoint on all ranks"
+        require_same(state, group, device, advice=advised)
 
 
 def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
@@ -121,6 +142,16 @@ def _group_of(arguments: Mapping[str, Any]) -> dist.ProcessGroup | None:
         group = mesh.get_group(mesh_dim=0)
     group = group if group is not None else dist.group.WORLD
     return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _device_of(module: nn.Module, group: dist.ProcessGroup) -> torch.device:
+    """Return a device on which the group's backend can exchange a few bytes."""
+    if any(device.type == "cpu" for device in device_types(group)):
+        return torch.device("cpu")
+    first = next(module.parameters(), None)
+    if first is not None and first.device.type == "cuda":
+        return first.device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _require_usable(module: nn.Module, arguments: Mapping[str, Any], settings: Settings) -> None:

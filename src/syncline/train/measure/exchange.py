@@ -1,10 +1,13 @@
-"""Small values exchanged by all ranks of a group, its timeout, and reports of lost peers."""
+"""Small values exchanged and compared by all ranks of a group, and reports of lost peers."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -13,7 +16,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from syncline.errors import PeerError, SynclineError
+from syncline.errors import MismatchError, PeerError, SynclineError
 from syncline.torch_private import set_group_count, timeout_of_backend
 from syncline.train.measure.keepalive import keepalive
 
@@ -79,6 +82,40 @@ def _naming_the_rank(group: dist.ProcessGroup, doing: str = "") -> Iterator[None
             f"rank {dist.get_rank(group)} lost a peer{doing}: {describe_error(error)}; see the "
             "other ranks' output"
         ) from error
+
+
+def require_same(
+    items: Mapping[str, str], group: dist.ProcessGroup, device: torch.device, *, advice: str
+) -> None:
+    """Raise on all ranks if any rank's items differ; all ranks of the group must call.
+
+    One collective of 32 bytes; the items themselves are sent only if they differ. They are ordered
+    descriptions by names such as ``"parameter 3"``. ``advice`` tells the user what to do.
+
+    Raises:
+        MismatchError: names a rank that differs from most, and the first difference.
+        PeerError: a rank did not take part within the group's timeout.
+    """
+    text = "\0".join(itertools.chain.from_iterable(items.items()))
+    own_digest = bytearray(hashlib.sha256(text.encode()).digest())
+    own = torch.frombuffer(own_digest, dtype=torch.uint8).to(device)
+    everyone = gathered(own, group, " while the ranks compared what they were given")
+    digests = [bytes(other.tolist()) for other in everyone]
+    if len(set(digests)) == 1:
+        return
+    listed = gather_json(dict(items), group, device)
+    ranks = dist.get_process_group_ranks(group)
+    usual = digests.index(Counter(digests).most_common(1)[0][0])
+    odd, *others = [n for n, digest in enumerate(digests) if digest != digests[usual]]
+    one, other = listed[odd], listed[usual]
+    place = {name: at for items in (one, other) for at, name in enumerate(items)}
+    name = min((n for n in place if one.get(n) != other.get(n)), key=place.__getitem__)
+    raise MismatchError(
+        f"{name} is {one.get(name, 'missing')} on rank {ranks[odd]} and "
+        f"{other.get(name, 'missing')} on rank {ranks[usual]}"
+        + (f"; ranks {', '.join(str(ranks[n]) for n in others)} differ too" if others else "")
+        + f"; {advice}"
+    )
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
