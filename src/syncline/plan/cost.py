@@ -1,9 +1,4 @@
-"""``CostCurve``: the cost of a collective as a piecewise linear function of the message size.
-
-Planners and the simulator read no other form. A straight line ``a + b M`` (MG-WFBP, Eq. 10) is a
-curve with a single segment; a measured network has several, and so has the best of several
-algorithms (:func:`lower_envelope`).
-"""
+"""``CostCurve``: the cost of a collective as a piecewise linear function of the message size."""
 
 from __future__ import annotations
 

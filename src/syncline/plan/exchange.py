@@ -1,9 +1,4 @@
-"""``Exchange``: the algorithm and the workers of a gradient exchange, and its cost.
-
-The bytes of an exchange pass links between workers or hosts (:class:`Link`), links inside a host,
-the ports of parameter servers, and hosts and switches (:class:`Stage`), one after another or at the
-same time. Each has a capacity that its users share equally.
-"""
+"""``Exchange``: the algorithm and the workers of a gradient exchange, and its cost."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The costs of sparse exchanges: gTop-k, Table I, Eq. 6 and 7, as functions of the dense message.
 
-Each of P workers keeps the k largest of m elements, ``k = rho m``, and sends values and indices; k
-is not rounded to whole elements. Per kept byte of value ``w = 1 + index width / value width`` bytes
-travel. The paper does not count selecting and merging; with :class:`SparseSpeeds` they are counted,
-on the worker on which they take longest, and so is our coding of the indices. The page "Algorithms
-and costs" has the formulas, the units and what the paper leaves open.
+Each of P workers keeps the k largest of m elements, ``k = rho m``, and sends values and indices.
+The paper does not count selecting and merging; with :class:`SparseSpeeds` they are counted, on the
+worker on which they take longest. The page "Algorithms and costs" has the formulas and units.
 """
 
 from __future__ import annotations

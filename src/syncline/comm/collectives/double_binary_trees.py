@@ -1,4 +1,7 @@
-"""Double binary trees: two trees, each for half of the blocks, so that no link idles."""
+"""Double binary trees: two trees, each for half of the blocks, so that no link idles.
+
+Source: Sanders, Speck and Traeff (2009), sections 2 to 4.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,8 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
     Even blocks go over the first tree, odd ones over the second. A rank with children in one tree
     is a leaf in the other, so in both together it has at most two children. The edges are coloured
     with two colours such that the two edges on which a rank receives differ, and so do the two on
-    which it sends. Then in every step each rank sends and receives at most one block, and none of
-    its links idles. First blocks are reduced towards the roots. The broadcast follows as soon as
-    the links are free, before the last ranks have finished the reduction.
-
-    Source: Sanders, Speck and Traeff (2009), sections 2 to 4.
+    which it sends. Then in every step each rank sends and receives at most one block. First blocks
+    are reduced towards the roots. The broadcast follows as soon as the links are free.
     """
     edges = _timed(*_trees(ranks))
     turn = _broadcast_from(edges, ranks, blocks)
@@ -28,20 +28,12 @@ def all_reduce(ranks: int, blocks: int) -> Transfers:
 
 
 def broadcast(ranks: int, blocks: int) -> Transfers:
-    """Return the broadcast from rank 0 over two binary trees of the other ranks.
-
-    Rank 0 sends even blocks to the first tree's root and odd ones to the second's.
-
-    Source: Sanders, Speck and Traeff (2009), section 3.
-    """
+    """Return the broadcast from rank 0 over two binary trees of the other ranks."""
     return _down(_edges_from_root(ranks), blocks)
 
 
 def reduce(ranks: int, blocks: int) -> Transfers:
-    """Return the reduction to rank 0 over the two trees of :func:`broadcast`.
-
-    Source: Sanders, Speck and Traeff (2009), section 4.
-    """
+    """Return the reduction to rank 0 over the two trees of :func:`broadcast`."""
     return _up(_edges_from_root(ranks), blocks)
 
 

@@ -1,6 +1,9 @@
 """Recursive halving and doubling: few steps, in each of which a rank's data halves or doubles.
 
 With a tree at the root's end it is linear-pipeline's bidirectional exchange (BE).
+
+Source: Thakur, Rabenseifner and Gropp (2005), section 4; Rabenseifner (2004), section 3;
+linear-pipeline, section 3.2 and Table 1 (BE).
 """
 
 from __future__ import annotations
@@ -34,10 +37,7 @@ def fold(ranks: int, blocks: int) -> Fold:
     """Reduce any number of ranks, whose vectors have ``blocks`` blocks, to a power of two.
 
     With P = 2^k + r, the odd ones of the first 2 r ranks send their whole vector to the rank before
-    them and get the sums at the end. The partner is a neighbour, so that it is often on the same
-    host.
-
-    Source: Rabenseifner (2004), section 3.
+    them and get the sums at the end. A neighbour is often on the same host.
     """
     remainder = ranks - folded_blocks(ranks)
     others = np.arange(1, 2 * remainder, 2)
@@ -66,8 +66,6 @@ def doubling_all_reduce(ranks: int) -> Transfers:
     In step k each rank exchanges its whole vector with the rank whose number differs in bit k, and
     both add what they get. Both compute the same sum of the same two values, and a sum of two does
     not depend on their order, so all ranks agree bit for bit.
-
-    Source: Thakur, Rabenseifner and Gropp (2005), section 4; cost in MG-WFBP, Table 2.
     """
     folded = fold(ranks, 1)
     number = np.arange(len(folded.core))
@@ -86,12 +84,7 @@ def doubling_all_reduce(ranks: int) -> Transfers:
 
 
 def doubling_all_gather(ranks: int) -> Transfers:
-    """Return the all-gather of a block a rank by recursive doubling.
-
-    Surplus ranks hand in their shards first, and get all of them in the end.
-
-    Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, section 3.2 (BE).
-    """
+    """Return the all-gather of a block a rank by recursive doubling."""
     folded = fold(ranks, ranks)
     exchanges = doubling(folded.core, np.append(folded.core, ranks))
     return in_turn(folded.shards, exchanges, folded.vectors.backwards(reduces=False))
@@ -126,12 +119,7 @@ def _log2(power: int) -> int:
 
 
 def halving_reduce_scatter(ranks: int) -> Transfers:
-    """Return the reduce-scatter of a block a rank by recursive halving.
-
-    Surplus ranks hand in their whole vectors first, and get their shards in the end.
-
-    Source: Thakur, Rabenseifner and Gropp (2005), section 4; linear-pipeline, section 3.2 (BE).
-    """
+    """Return the reduce-scatter of a block a rank by recursive halving."""
     folded = fold(ranks, ranks)
     exchanges = halving(folded.core, np.append(folded.core, ranks))
     return in_turn(folded.vectors, exchanges, folded.shards.backwards(reduces=False))
@@ -141,43 +129,28 @@ def halving(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None
     """Return the reduce-scatter among a power of two of ranks.
 
     First each sends half of the vector to the one whose number differs in the highest bit, keeps
-    the other half and adds what it gets; then a quarter, and so on, until it has the sum of its own
-    blocks. Arguments as for :func:`doubling`.
+    the other half and adds what it gets; then a quarter, and so on. Arguments as for
+    :func:`doubling`.
     """
     return doubling(members, borders).backwards(reduces=True)
 
 
 def all_reduce(ranks: int) -> Transfers:
-    """Return Rabenseifner's all-reduce: a reduce-scatter by halving, an all-gather by doubling.
-
-    The vector has a block for each of the 2^k ranks that exchange. linear-pipeline's Table 1 calls
-    this bidirectional exchange (BE).
-
-    Source: Rabenseifner (2004); cost in MG-WFBP, Table 2.
-    """
+    """Return Rabenseifner's all-reduce: a reduce-scatter by halving, an all-gather by doubling."""
     folded = fold(ranks, folded_blocks(ranks))
     exchanged = in_turn(halving(folded.core), doubling(folded.core))
     return in_turn(folded.vectors, exchanged, folded.vectors.backwards(reduces=False))
 
 
 def exchange_broadcast(ranks: int) -> Transfers:
-    """Return BE's broadcast from rank 0: a tree scatter, then an all-gather by doubling.
-
-    Table 1 prints ``(log p + p - 1) alpha``, which is that of
-    :mod:`~syncline.comm.collectives.ring`.
-
-    Source: linear-pipeline, section 3.2 and Table 1 (BE).
-    """
+    """Return BE's broadcast from rank 0: a tree scatter, then an all-gather by doubling."""
     folded = fold(ranks, folded_blocks(ranks))
     results = folded.vectors.backwards(reduces=False)
     return in_turn(scatter(folded.core), doubling(folded.core), results)
 
 
 def exchange_reduce(ranks: int) -> Transfers:
-    """Return BE's reduction to rank 0: a reduce-scatter by halving, then a tree gather.
-
-    Source: linear-pipeline, section 3.2 and Table 1 (BE).
-    """
+    """Return BE's reduction to rank 0: a reduce-scatter by halving, then a tree gather."""
     folded = fold(ranks, folded_blocks(ranks))
     gathered = scatter(folded.core).backwards(reduces=False)
     return in_turn(folded.vectors, halving(folded.core), gathered)

@@ -1,4 +1,7 @@
-"""Linear pipeline: blocks flow along a chain, filled once for reduction and broadcast."""
+"""Linear pipeline: blocks flow along a chain, filled once for reduction and broadcast.
+
+Source: linear-pipeline, section 3 and Fig. 2.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,22 @@ from syncline.comm.collectives.schedule import Transfers, together
 
 
 def broadcast(ranks: int, blocks: int) -> Transfers:
-    """Return the broadcast from rank 0: block after block goes down the chain 0, 1, ... P - 1.
-
-    Each rank sends one block while it receives the next.
-
-    Source: linear-pipeline, section 3 and Fig. 2a.
-    """
+    """Return the broadcast from rank 0: block after block goes down the chain 0, 1, ... P - 1."""
     return _chain(np.arange(ranks), blocks, reduces=False)
 
 
 def reduce(ranks: int, blocks: int) -> Transfers:
-    """Return the reduction to rank 0: blocks go down the chain 1, 2, ... P - 1, 0 and are added up.
-
-    Source: linear-pipeline, section 3 and Fig. 2b.
-    """
+    """Return the reduction to rank 0: blocks are added up down the chain 1, 2, ... P - 1, 0."""
     return _chain(np.roll(np.arange(ranks), -1), blocks, reduces=True)
 
 
 def all_reduce(ranks: int, blocks: int) -> Transfers:
-    """Return the all-reduce, for any number of ranks, which fills the pipe once.
+    """Return the all-reduce, which fills the pipe once.
 
     Block after block goes down the chain 0, 1, ... P - 1 and is added up on its way; the last rank
     has the sums. They go on in the same direction: from the last rank to rank 0, and down the chain
-    again as soon as rank 0 has sent all its own blocks. Each rank sends and receives at most one
-    block a step, and data flow in one direction, as section 3.1 asks for.
-
-    Source: linear-pipeline, section 3 and Fig. 2c, without the step that sends the last sum to the
-    rank that formed it.
+    again as soon as rank 0 has sent all its own blocks. Unlike Fig. 2c, the last sum is not sent to
+    the rank that formed it.
     """
     rank = np.arange(ranks)
     again = max(ranks, blocks)  # rank 0 has sent its own blocks, and the first sum has come

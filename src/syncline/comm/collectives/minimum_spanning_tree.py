@@ -1,4 +1,7 @@
-"""Minimum spanning tree: a binomial tree; each step doubles the ranks that have the vector."""
+"""Minimum spanning tree: a binomial tree; each step doubles the ranks that have the vector.
+
+Source: linear-pipeline, section 3.2 and Table 1 (MST).
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,13 @@ def broadcast(ranks: int) -> Transfers:
 
     In each step every rank that has the vector sends it to one that has not: first to rank
     2^(k-1), then from both to those 2^(k-2) further on, and so on.
-
-    Source: linear-pipeline, section 3.2 and Table 1 (MST).
     """
     whole = np.zeros(ranks, dtype=np.int64)
     return _down(np.arange(ranks), whole, whole + 1)
 
 
 def reduce(ranks: int) -> Transfers:
-    """Return the reduction of one block to rank 0: :func:`broadcast` backwards.
-
-    Source: linear-pipeline, section 3.2 and Table 1 (MST).
-    """
+    """Return the reduction of one block to rank 0: :func:`broadcast` backwards."""
     return broadcast(ranks).backwards(reduces=True)
 
 
@@ -33,8 +31,6 @@ def all_reduce(ranks: int) -> Transfers:
 
     MG-WFBP's Table 2 calls this a binary tree. A tree in which every rank has two children would
     take longer than that row says: a parent would receive from one child after the other.
-
-    Source: linear-pipeline, Table 1 (MST); MG-WFBP, Table 2, row 1.
     """
     return in_turn(reduce(ranks), broadcast(ranks))
 
@@ -43,9 +39,7 @@ def scatter(members: NDArray[np.int64]) -> Transfers:
     """Return the scatter of one block a member: the nth to the nth, all from the first member.
 
     A member, one of the ranks in an array of shape ``(P,)``, gets the blocks of all below it in the
-    tree. Backwards it is a gather.
-
-    Source: linear-pipeline, section 3.2 (Chan et al., 2007).
+    tree. Backwards it is a gather (Chan et al., 2007).
     """
     number = np.arange(len(members))
     lowest_bit = number & -number

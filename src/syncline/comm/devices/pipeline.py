@@ -1,10 +1,9 @@
 """Runs a rank's steps of a linear pipeline on three streams: in, out, and the reduction between.
 
 Two neighbours share a window of slots. The sender copies a block into a slot of its own staging
-buffer and records that the slot is ``ready``; the receiver, which has opened the buffer, pulls the
-block from there and records that the slot was ``taken``. Each records its own events, and its
-streams wait for the other's. Their hosts notify each other only that an event was recorded, since a
-stream does not wait for an event that is not recorded yet. So no host ever waits for a device.
+buffer and records that the slot is ``ready``; the receiver pulls the block from there and records
+that the slot was ``taken``. The streams wait for each other's events. The hosts notify each other
+only that an event was recorded, so no host ever waits for a device.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``auto``: simulate the planners and take the best, or DDP's buckets if none gains enough.
-
-Also predicts what compression would gain; it is only suggested, never chosen.
-"""
+"""``auto``: simulate the planners and take the best, or DDP's buckets if none gains enough."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A whole what-if: its points, where they cross, and what limits one of them.
 
-Points that differ only in the worker count, or only in the bandwidth, form a series. A crossing
-lies between two neighbours where a difference changes its sign: one planner overtakes another, or
-computing gives way to communication.
+A crossing lies between two points that differ only in the worker count, or only in the bandwidth.
 """
 
 from __future__ import annotations
