@@ -164,9 +164,14 @@ def shares_of(plan: Plan) -> tuple[Shares, ...]:
 
 def sum_shares(message: Message, workers: int) -> list[tuple[int, int]]:
     """Return the elements ``[start, stop)`` of the gradients that each worker has after a sum."""
-    chunk = -(-(message.stop - message.start) // workers)
-    starts = [min(message.start + worker * chunk, message.stop) for worker in range(workers)]
-    return [(start, min(start + chunk, message.stop)) for start in starts]
+    parts = [even_part(message.stop - message.start, workers, worker) for worker in range(workers)]
+    return [(message.start + start, message.start + stop) for start, stop in parts]
+
+
+def even_part(elements: int, parts: int, number: int) -> tuple[int, int]:
+    """Return the elements of one part of an even cut, as ``torch.chunk`` makes it."""
+    size = -(-elements // parts)
+    return min(number * size, elements), min((number + 1) * size, elements)
 
 
 def _shares(message: Message, sources: list[Message], workers: int) -> Shares:

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import FileError
-from syncline.train.overlap.sharding import even_part, unpacked
+from syncline.train.engine.layout import even_part
+from syncline.train.overlap.sharding import unpacked
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader

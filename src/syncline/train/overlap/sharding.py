@@ -20,7 +20,7 @@ from syncline.errors import UserError
 from syncline.plan.plan import Plan, Tensor
 from syncline.torch_private import all_gather_base
 from syncline.train.engine.dense_transport import places_in
-from syncline.train.engine.layout import sum_shares
+from syncline.train.engine.layout import even_part, sum_shares
 from syncline.train.measure.exchange import gather_numbers, telling_lost_peers
 from syncline.train.measure.keepalive import keepalive
 from syncline.train.overlap.trial import is_of_elements
@@ -289,12 +289,6 @@ def in_batches(parameters: Iterable[nn.Parameter], elements: int) -> Iterator[li
     numbered = zip((end // elements for end in ends), listed, strict=True)
     for _, batch in itertools.groupby(numbered, key=lambda row: row[0]):
         yield [parameter for _, parameter in batch]
-
-
-def even_part(elements: int, parts: int, number: int) -> Span:
-    """Return the elements of one part of an even cut, as ``torch.chunk`` makes it."""
-    size = -(-elements // parts)
-    return min(number * size, elements), min((number + 1) * size, elements)
 
 
 def _is_share(value: Any, elements: int) -> bool:

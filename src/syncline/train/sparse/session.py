@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from syncline.errors import InternalError, MismatchError, UserError
+from syncline.errors import InternalError, MismatchError, UserError, shortened
 from syncline.plan.recipe import Recipe
 from syncline.train.measure.exchange import gather_json, timeout_of
 from syncline.train.sparse import algorithms
@@ -388,9 +388,10 @@ class Session:
                 raise UserError(f"rank {rank} cannot exchange sparsely: {other['refused']}")
             for what in ("recipe", "parameters"):
                 if other[what] != found[0][what]:
+                    theirs, first = (shortened(str(each[what])) for each in (other, found[0]))
                     raise MismatchError(
-                        f"rank {rank} differs from rank 0 in its {what}: {_short(other[what])} "
-                        f"instead of {_short(found[0][what])}; give all ranks the same"
+                        f"rank {rank} differs from rank 0 in its {what}: {theirs} instead of "
+                        f"{first}; give all ranks the same"
                     )
 
 
@@ -414,8 +415,3 @@ def require_place(state: Mapping[str, Any], rank: int, ranks: int) -> None:
 def _digest_of(*what: object) -> int:
     text = "\0".join(map(str, what)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 300 else text[:300] + " ..."
