@@ -24,11 +24,7 @@ def doubling_rounds(workers: int) -> int:
 
 
 def folded_rounds(workers: int) -> int:
-    """Return the rounds of a butterfly in which surplus workers send first and receive last.
-
-    ``log2 workers`` for a power of two, else ``floor(log2 workers) + 2``. Needed where partial
-    results must not overlap.
-    """
+    """Return the rounds of a butterfly in which surplus workers send first and receive last."""
     exact = workers.bit_length() - 1
     return exact if workers == 1 << exact else exact + 2
 
@@ -117,13 +113,9 @@ def server_line(
 ) -> CostCurve:
     """Return the cost of sending all gradients to the servers and adding them there.
 
-    ``max(P, S) (alpha + beta M / S) + (P - 1) gamma M / S`` for P workers and S servers, over which
-    gradients are spread evenly; the page "Algorithms and costs" says why. Fetching the sums costs
-    the same without the adding. ``colocated``: servers are on the hosts of as many workers, whose
+    ``max(P, S) (alpha + beta M / S) + (P - 1) gamma M / S`` for P workers and S servers; see the
+    page "Algorithms and costs". ``colocated``: servers are on the hosts of as many workers, whose
     own shares cross no link, so ``P - 1`` rounds are enough. One worker needs no server.
-
-    Raises:
-        UserError: there is no worker or no server.
     """
     require_workers(workers)
     require_count("parameter servers", servers)

@@ -72,11 +72,8 @@ def write_atomically(path: Path, content: bytes | str, *, regular: bool = False)
     """Write ``content``, text as UTF-8, to ``path`` through a temporary file in the same folder.
 
     A file that is replaced keeps its mode. A pipe or a device such as ``/dev/stdout`` is written to
-    directly, which waits for a reader; with ``regular`` it is refused.
-
-    Raises:
-        FileError: the folder does not exist or cannot be written, the disk is full, or somebody
-            else's link or pipe is in the way.
+    directly, which waits for a reader; with ``regular`` it is refused. Raise FileError if it cannot
+    be written, or somebody else's link or pipe is in the way.
     """
     content = content.encode() if isinstance(content, str) else content
     with writing(path, lambda: len(content)), _place_of(path) as (folder, name, status):

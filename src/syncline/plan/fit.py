@@ -71,13 +71,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
 
 
 def curve_through(points: Sequence[Measurement]) -> Fit:
-    """Return the curve that is exact at every measured size, and straight between neighbours.
-
-    Beyond the largest size it continues like that of :func:`fit_cost_curve`.
-
-    Raises:
-        UserError: as for :func:`fit_cost_curve`, but any number of sizes may be given.
-    """
+    """Return the curve that is exact at every measured size, and straight between neighbours."""
     sizes, times = _times_by_size(points)
     rates = [
         max((after - before) / (larger - smaller), 0.0)  # no piece falls, but the next may be lower
@@ -166,8 +160,8 @@ def without_bursts(
 def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
     """Return ``(alpha, beta)`` of a link from messages of at least two sizes, in order.
 
-    A line by relative error. If it misses the largest message, as where a token bucket passes small
-    ones for free, beta is the slope between the two largest sizes, and alpha the least time.
+    A line by relative error or, if it misses the largest message, the slope between the two largest
+    sizes and the least time.
     """
     a, b = relative_line(sizes, times)
     if a + b * sizes[-1] >= BURST_SHARE * times[-1]:
@@ -181,10 +175,8 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     ``points`` are seconds a message, of messages two at a time without gaps: the time for which
     each occupies the channel. Cutting a message is assumed to gain nothing, unless pieces are
     cheaper than the largest message by ``CREDIBLE_GAIN``. The extra time of a message ``alone`` is
-    the latency that the other message hides: its median over the sizes at which it is visible.
-
-    If a larger message took less time, that counts as noise. Otherwise the fit could miss where the
-    latency ends and the rate begins. Errors are those of :func:`fit_cost_curve`.
+    the latency that the other message hides: its median over the sizes at which it is visible. A
+    larger message that took less time counts as noise.
     """
     occupied = fit_cost_curve(_non_decreasing(points)).curve
     largest_bytes = max(p.size_bytes for p in points)
@@ -229,8 +221,7 @@ def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
 def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
     """Return the times, with each isolated outlier replaced by the nearer neighbour's time.
 
-    A line ``a + b M`` with ``a, b >= 0`` neither falls nor grows faster than the size. A time that
-    is on no such line with either of its neighbours, above both or below both, is noise.
+    An outlier is on no line ``a + b M`` with ``a, b >= 0`` through a neighbour, above both or below.
     """
     found = list(times)
     for i in range(1, len(times) - 1):

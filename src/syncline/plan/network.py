@@ -304,11 +304,10 @@ class Network(Document, frozen=True, kw_only=True):
     def casting(self, wire: Rounded) -> Network:
         """Return the costs of messages that travel in 16 or 8 bits, by their bytes on the wire.
 
-        In addition to the exchange, each costs passes over its float32 elements, as fast as adding
-        (gamma; free if that is unknown): one to cast 16 bits back, two for 8 bits, which are added,
-        rounded anew and decoded. 8 bits are not summed hop by hop: every worker sends directly to
-        every other. So on H hosts of L workers, a host sends ``L^2 (H - 1) / (H L - 1)`` times the
-        bytes of a ring.
+        Each also costs passes over its float32 elements, as fast as adding (gamma; free if that is
+        unknown): one to cast 16 bits back, two for 8 bits. Those are not summed hop by hop: every
+        worker sends directly to every other. So on H hosts of L workers, a host sends
+        ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring.
         """
         passes, longer = 1, 1.0
         if wire == "int8":

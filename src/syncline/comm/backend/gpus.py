@@ -34,9 +34,8 @@ class Gpus:
 
     Ranks of one host run all-reduce, broadcast and reduce as linear pipelines between their GPUs.
     All ranks must decide alike, so the decision depends only on the call, its dtype and the hosts.
-    Everything else passes through host memory. In a group made as ``"cpu:syncline,cuda:nccl"``,
-    torch's group of the other backend takes the tensors on its device. ``owner`` refers to the
-    process group, which must not be kept alive.
+    Everything else passes through host memory. ``owner`` refers to the process group, which must
+    not be kept alive.
 
     Run so far on one GPU that several ranks shared, and on none of several.
     """

@@ -15,13 +15,8 @@ def hierarchical(hosts: Sequence[Sequence[int]]) -> Schedule:
     The vector has W shards, W being the ranks of the smallest host, and each shard has one block
     per host. On every host the first W ranks sum one shard each, reading from all their neighbours.
     Ranks with the same shard then form a ring between the hosts. Last, all ranks read the sums from
-    their neighbours. A ring over all ranks sends nearly as little over each link, but takes
-    2 (W H - 1) latencies for H hosts, not 2 (H - 1).
-
-    ``hosts`` are the ranks of each host; each rank from 0 to P - 1 once.
-
-    Raises:
-        UserError: a rank is missing, or named twice, or a host has none.
+    their neighbours. A ring over all ranks would take 2 (W H - 1) latencies for H hosts, not
+    2 (H - 1). Raise UserError unless ``hosts`` hold each rank from 0 to P - 1 once.
     """
     ranks = sorted(rank for host in hosts for rank in host)
     if not hosts or not all(hosts) or ranks != list(range(len(ranks))):

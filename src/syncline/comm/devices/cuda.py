@@ -83,12 +83,9 @@ class CudaDevice:
 
     All methods only enqueue work. The work of a stream runs in order; streams are not ordered among
     each other, except where one waits for an event that another records. A wait is for the event's
-    last recording before it, so a host must have recorded it already, in whichever process.
-
-    The device is such as ``"cuda:1"``, or its number; without a number, torch's current one.
-
-    Raises:
-        UserError: there is no such GPU, or it cannot be shared in this way.
+    last recording before it, so a host must have recorded it already, in whichever process. The
+    device is such as ``"cuda:1"``, or its number; without a number, torch's current one. Raise
+    UserError if there is no such GPU, or it cannot be shared in this way.
     """
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:

@@ -257,15 +257,11 @@ class Group:
         choice: Choice | None = None,
         blocking: bool = False,
     ) -> Pending:
-        """Reduce elements over all ranks; every rank gets the result.
+        """Reduce elements over all ranks; every rank gets the same result, in place by default.
 
-        Args:
-            given: this rank's elements.
-            result: where the result goes, as many elements; None: in place.
-            reduction: sum, avg, min, max, product, band, bor or bxor.
-            choice: the algorithm; None: what :attr:`chooser` says for the size.
-            blocking: whether the caller will wait at once. Otherwise a thread of the group works
-                on it.
+        The reduction is sum, avg, min, max, product, band, bor or bxor. ``choice`` is the
+        algorithm; None: what :attr:`chooser` says for the size. ``blocking``: the caller will wait
+        at once; otherwise a thread of the group works on it.
 
         Raises:
             UserError: the dtype, the reduction or the algorithm is unknown, or counts do not fit.
@@ -345,11 +341,7 @@ class Group:
         choice: Choice | None = None,
         blocking: bool = False,
     ) -> Pending:
-        """Reduce over all ranks; rank r gets the r-th of equal parts.
-
-        The given elements are not changed; the result is one of P equal parts of them. See
-        :meth:`all_reduce`.
-        """
+        """Reduce over all ranks; rank r gets the r-th of equal parts. ``given`` is not changed."""
         counts = given.count, given.dtype, choice, reduction, result.count, result.dtype
         key = "reduce-scatter", *counts
         call = self._calls.get(key)
@@ -391,12 +383,8 @@ class Group:
     def allocate(self, size_bytes: int) -> SharedBuffer:
         """Return memory that the other ranks of this host read in place, without a copy.
 
-        All ranks must call it, with the same size, in the same order.
-
-        Raises:
-            UserError: the size is not above 0, or there is less memory.
-            MismatchError: another rank allocates another size.
-            PeerError: a rank of this host has ended, or did not allocate in time.
+        All ranks must call it, with the same size, in the same order. Raise UserError if there is
+        less memory, MismatchError for another size, and PeerError if a rank here is missing.
         """
         if self._native.forked:
             raise _forked(

@@ -269,11 +269,8 @@ class Reception:
     """Where ranks of one host meet this one and exchange memory.
 
     A Unix socket does not leave a host, and the kernel attests the process and user of a rank. The
-    deadline is on the monotonic clock, in seconds.
-
-    Raises:
-        PeerError: on construction, if a rank does not join.
-        UserError: on construction, if processes may not meet here, or open too few files.
+    deadline is on the monotonic clock. Raise PeerError if a rank does not join, and UserError if
+    processes may not meet here, or open too few files.
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:

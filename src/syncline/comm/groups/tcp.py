@@ -67,12 +67,7 @@ def connect(
 
     ``names`` are those of each rank's host, for errors, and ``boot`` is the identity of this
     machine since it was started. This rank listens at ``interface``; None: that of Gloo's variable,
-    else all.
-
-    Raises:
-        UserError: the interface has no address.
-        PeerError: a rank does not come in time, or cannot be reached.
-        OSError: this process cannot listen, or has run out of descriptors.
+    else all. Raise PeerError if a rank cannot be reached, or the errors of :func:`own_addresses`.
     """
     own = own_addresses(notes.rank, interface)
     with _listening(own) as listening:

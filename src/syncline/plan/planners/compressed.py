@@ -55,12 +55,9 @@ def compressing(network: Network, compression: Compression) -> Network:
 def compressed(plan: Plan, compression: Compression) -> Plan:
     """Return the plan with its messages compressed, with as few other changes as possible.
 
-    In 8 bits all-reduces are decoupled; each all-gather follows the next sum, so that its latency
-    is hidden. Sparse messages become messages of whole tensors (:func:`uncut`); those of tensors
-    that the recipe exchanges whole stay dense.
-
-    Raises:
-        UserError: the recipe selects from the whole model, and the plan has several messages.
+    In 8 bits all-reduces are decoupled. Sparse messages hold whole tensors (:func:`uncut`); those
+    of tensors that the recipe exchanges whole stay dense. Raise UserError if the recipe selects
+    from the whole model, and the plan has several messages.
     """
     if plan.is_lossy:
         payloads = {m.payload for m in plan.messages} - {"dense"}
@@ -126,11 +123,7 @@ def planned_in(planner: Planner, profile: Profile, network: Network, wire: Round
 
 
 def uncut(plan: Plan) -> Plan:
-    """Return the plan in the form in which its messages can be sparse.
-
-    Decoupled all-reduces become whole, and messages begin and end with tensors: a cut goes to the
-    nearest end of a tensor. One message travels at a time.
-    """
+    """Return the plan as sparse messages need it: of whole tensors, all-reduced one at a time."""
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
 
     def nearest(at: int) -> int:

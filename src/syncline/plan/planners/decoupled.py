@@ -38,13 +38,11 @@ def plan_decoupled(
 ) -> Plan:
     """Return a plan of early reduce-scatters, with all-gathers that fill the channel around them.
 
-    The norm, or an update of a share, needs only the sums, so reduce-scatters go in the order in
-    which gradients become ready. An all-gather goes before the last reduce-scatter only where the
-    channel would be idle, and not if it carries updated parameters; the others follow in the order
-    of need. How the native search groups gradients is in the page "Algorithms and costs". It is
-    deterministic, and evaluates :data:`BUDGET` orders. A reduce-scatter right before its own
-    all-gather becomes an all-reduce, except for the last, which the norm follows. 1 or 2 messages
-    are in flight, and each costs ``handling_s`` on top of its time on the network.
+    The norm, or an update of a share, needs only the sums, so reduce-scatters go in ready order. An
+    all-gather goes before the last reduce-scatter only where the channel would be idle, and not if
+    it carries updated parameters; the others follow in the order of need. The search is in the page
+    "Algorithms and costs". A reduce-scatter right before its own all-gather becomes an all-reduce,
+    except for the last. 1 or 2 messages are in flight, and each costs ``handling_s`` more.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:

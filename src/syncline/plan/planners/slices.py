@@ -128,10 +128,9 @@ def most_urgent_first(
 ) -> list[Slice]:
     """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
-    A plan is fixed beforehand, the same on every rank, so the queue runs here, on the profile's
-    clock and the network's costs. Whenever another message may be handed over, the most urgent
-    ready one is. Communication is assumed not to slow computation. Latencies of messages in flight
-    overlap; transmissions are one at a time, in order. O(N log N).
+    A plan is fixed beforehand, so the queue runs here, on the profile's clock and the network's
+    costs. Whenever another message may be handed over, the most urgent ready one is. Latencies of
+    messages in flight overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

@@ -74,8 +74,8 @@ def _causes(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, for each task, one whose end let it begin, and one whose beginning did; or -1.
 
-    Walking back terminates. A cause that began earlier is earlier. Of tasks that begin together,
-    one can only be the cause if it takes no time; then it comes first on its lane or in the list.
+    Walking back terminates: of tasks that begin together, one can only be the cause if it takes no
+    time; then it comes first on its lane or in the list.
     """
     cause = np.full(len(graph), NONE, dtype=np.int64)
     begun_with = np.full(len(graph), NONE, dtype=np.int64)

@@ -51,11 +51,10 @@ def as_under_stock(
 ) -> tuple[Profile, Network, Measured]:
     """Return the profile and the network, corrected by stock DDP's iterations, and these.
 
-    The machine may have been faster or slower while they were measured. If forward and backward
-    pass took less time beside messages than alone, or more than contention explains, they are
-    scaled to the time beside messages. The wait for the slowest worker, which every plan has, is
-    set so that the iteration is predicted. If it was faster even without a wait, messages cost less
-    in training than in the probe, which waits for each. Their cost is then scaled, unless even a
+    If forward and backward pass took less time beside messages than alone, or more than contention
+    explains, they are scaled to the time beside messages. The wait for the slowest worker is set so
+    that the iteration is predicted. If it was faster even without a wait, messages cost less in
+    training than in the probe, which waits for each. Their cost is then scaled, unless even a
     quarter of it is too much. The network's contention is left out.
     """
     contention = fit_contention(profile, network, [stock]).contention
@@ -113,17 +112,13 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
     The first of those under the reducer are stock DDP's. The engine sends the messages of plans
     that wait on need, and the reducer all others. So each kind is fitted by itself; a kind that was
-    not measured keeps the network's contention.
+    not measured keeps the network's contention. Each factor is between 1 and 4.
 
-    The slowdown of computing follows from how much longer the passes took than in the profile. The
-    slowdown of messages follows from the iterations' remaining extra time, as the mean of the
-    relative differences. If the passes were not timed under any plan, both factors are the same.
-    Each is between 1 and 4.
-
-    If plans with few messages and with many were timed, the computing time that each message takes
-    follows too, by least squares. The reducer's timers leave out what its messages take after the
-    backward pass, so for its plans it follows from how much longer whole iterations with more than
-    :data:`MANY` times stock DDP's messages take than the other plans imply.
+    The slowdown of computing follows from how much longer the passes took than in the profile, and
+    that of messages from the iterations' remaining extra time. If the passes were not timed, both
+    are the same. If plans with few messages and with many were timed, the computing time that each
+    message takes follows too: by least squares or, under the reducer, from whole iterations with
+    more than :data:`MANY` times stock DDP's messages.
     """
     by_need = [m for m in measured if m.plan.wait == "need"]
     others = [m for m in measured if m.plan.wait != "need"]

@@ -115,11 +115,8 @@ def build(
 ) -> Dag:
     """Build the graph of ``iterations`` iterations; ``profile`` is that of a worker of factor 1.
 
-    Workers that are equal are simulated as one. Without a plan nothing is exchanged.
-
-    Raises:
-        UserError: all tasks together take more than a year or are more than a billion, or a
-            straggler's rank is not in the network.
+    Workers that are equal are simulated as one. Without a plan nothing is exchanged. Raise
+    UserError for more than a year or a billion tasks, or a straggler that is not in the network.
     """
     classes = tuple(workers.classes(network.workers))
     on_need = plan is not None and plan.wait == "need"

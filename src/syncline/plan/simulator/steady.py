@@ -72,9 +72,6 @@ def steady_state(
     Jobs that share links are simulated beside one another; the period is the mean over evenly
     spread offsets. If nothing overlaps the next iteration or is prefetched for it, one is enough.
     With jitter, or if 64 iterations do not settle, the period is a mean.
-
-    Raises:
-        UserError: see :func:`syncline.plan.simulator.dag.build`.
     """
     settled = partial(_settled, profile, plan, strategy, workers)
     if plan is None or network.jobs == 1:
