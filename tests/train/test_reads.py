@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from syncline.train.reads import Reads
-from syncline.train.stages import Deferring, Measurement
+from syncline.train.stages import Deferring, Findings, LogLine, Measurement, Notebook, Settings
 from tests.train.jobs import plain_plan
 
 NEED = msgspec.structs.replace(plain_plan(), wait="need")
@@ -17,9 +17,9 @@ EARLY = Measurement(read_early="why", deferring=DEFERRING)
 CLIPPING = Measurement(read_early="why", norm="2", deferring=DEFERRING)
 
 
-def reads(deferring: Deferring = DEFERRING, **more: Any) -> tuple[Reads, list[tuple[str, int]]]:
-    said: list[tuple[str, int]] = []
-    return Reads(deferring, lambda text, level: said.append((text, level)), **more), said
+def reads(deferring: Deferring = DEFERRING, **more: Any) -> tuple[Reads, list[LogLine]]:
+    notes = Notebook(Findings())
+    return Reads(Settings(**more), deferring, notes), notes.log_lines
 
 
 def test_nothing_is_given_up_while_nothing_is_read() -> None:
@@ -35,7 +35,7 @@ def test_reads_that_wait_for_all_are_said_once() -> None:
     assert found.learn(EARLY)
     assert (found.defers, found.watches) == (False, False)
     assert not found.learn(EARLY)
-    ((text, level),) = said
+    ((text, level, _),) = said
     assert text.startswith("overlap gains nothing here: why; ")
     assert level == logging.WARNING
 
@@ -46,18 +46,18 @@ def test_a_norm_is_planned_for_once_and_then_reads_are_given_up_for() -> None:
     assert found.state == (True, "2")
     assert found.learn(CLIPPING)
     assert found.state == (False, "2")
-    assert [level for _, level in said] == [logging.INFO, logging.WARNING]
+    assert [line.level for line in said] == [logging.INFO, logging.WARNING]
 
 
 def test_a_plan_that_is_given_gets_no_norm() -> None:
-    found, said = reads(plans_norm=False)
+    found, said = reads(plan=NEED)
     assert found.learn(CLIPPING)
     assert found.state == (False, None)
     assert len(said) == 1
 
 
 def test_a_plan_that_is_not_checked_stays() -> None:
-    found, said = reads(heed=False)
+    found, said = reads(check=False)
     assert not found.learn(EARLY)
     assert (found.defers, found.watches) == (True, False)
     assert found.as_it_can_run(NEED) is NEED
@@ -79,7 +79,7 @@ def test_what_defers_may_change_while_training() -> None:
     assert not found.learn(Measurement(deferring=compiled))
     assert not found.defers
     assert found.as_it_can_run(NEED) == plain_plan()
-    ((_, level),) = said
+    ((_, level, _),) = said
     assert level == logging.INFO  # the wrapper has said why
 
 
@@ -89,6 +89,6 @@ def test_without_an_optimizer_it_is_said_once_what_is_missing() -> None:
     assert found.as_it_can_run(plain_plan()) == plain_plan()
     assert said == []
     assert found.as_it_can_run(NEED) == found.as_it_can_run(NEED) == plain_plan()
-    ((text, level),) = said
+    ((text, level, _),) = said
     assert text.startswith("the plan of by hand overlaps messages with the next forward pass, ")
     assert level == logging.WARNING

@@ -60,13 +60,7 @@ class Policy:
         self._known: Known | None = None
         self._forecasts: Forecasts | None = None
         """The predictions for the running plan, from before it was tried."""
-        self._reads = Reads(
-            deferring,
-            self.notes.say,
-            norm=None if settings.profile is None else settings.profile.norm,
-            plans_norm=settings.plan is None and not isinstance(settings.compression, Recipe),
-            heed=settings.check,
-        )
+        self._reads = Reads(settings, deferring, self.notes)
         self._experiments = Experiments(settings, single, self._reads, self.notes)
         self._trials = Trials(self._experiments)
 

@@ -8,40 +8,26 @@ for their norm, as for clipping, need not wait if the plan exchanges the norm.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Norm
-from syncline.train.stages import Deferring, Measurement
+from syncline.plan.recipe import Recipe
+from syncline.train.stages import Deferring, Measurement, Notebook, Settings
 
 
 class Reads:
-    """What is known of a program's reads so far.
+    """What is known of a program's reads so far."""
 
-    Args:
-        deferring: whether updates can be deferred at all.
-        say: logs a text at a level.
-        norm: the norm that every update waits for, if known.
-        plans_norm: whether a norm that is detected later can be planned for.
-        heed: stop deferring if it gains nothing; otherwise only report that.
-    """
-
-    def __init__(
-        self,
-        deferring: Deferring,
-        say: Callable[[str, int], None],
-        *,
-        norm: Norm | None = None,
-        plans_norm: bool = True,
-        heed: bool = True,
-    ) -> None:
+    def __init__(self, settings: Settings, deferring: Deferring, notes: Notebook) -> None:
         self.deferring = deferring
-        self.norm = norm
-        self._say = say
-        self._plans_norm = plans_norm
-        self._heed = heed
+        self.norm = None if settings.profile is None else settings.profile.norm
+        """The norm that every update waits for, if known."""
+        self._say = notes.say
+        self._plans_norm = settings.plan is None and not isinstance(settings.compression, Recipe)
+        self._heed = settings.check
+        """Whether to stop deferring if it gains nothing; otherwise that is only reported."""
         self._given_up = False
         self._reported = False
         self._held_back_reported = False
