@@ -55,7 +55,7 @@ def test_json(tmp_path: Path) -> None:
         (("--contestants", "gloo,gloo"), "name each contestant once"),
         (("--workers", "1"), "a collective needs 2 to"),
         (("--rounds", "4"), "rounds must be at least 5, found 4"),
-        (("--lap", "0"), "lap_s must be a finite number above 0"),
+        (("--lap", "0"), "lap_s must be finite and above 0"),
         (("--sizes", "4MB"), "write 4, 64KiB or 4..256MiB"),
         (("--sizes", "2GiB"), "sizes must be from 1 to"),
         (("--rate", "1gbit"), "say how many with --hosts"),

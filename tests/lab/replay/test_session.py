@@ -133,8 +133,8 @@ def test_signals_end_it(number: int, check: Callable[[BaseException], bool]) -> 
         ({"iterations": -1}, "iterations must be at least 1, found -1"),
         ({"warmup": 0}, "warmup must be at least 1, found 0"),
         ({"cluster": Cluster.of(hosts=1)}, "at least 2 workers"),
-        ({"timeout_s": 0.0}, "seconds of the timeout must be finite and above 0"),
-        ({"timeout_s": float("inf")}, "seconds of the timeout must be finite and above 0"),
+        ({"timeout_s": 0.0}, "the timeout must be finite and above 0"),
+        ({"timeout_s": float("inf")}, "the timeout must be finite and above 0"),
     ],
 )
 def test_what_cannot_be_asked_for(changes: dict[str, object], said: str) -> None:

@@ -89,7 +89,7 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
                 "cluster"
             )
         if self.timeout_s is not None:
-            require_finite("the seconds of the timeout", self.timeout_s, above_0=True)
+            require_finite("the timeout", self.timeout_s, above_0=True)
 
 
 class ReplayOutcome(NamedTuple):
