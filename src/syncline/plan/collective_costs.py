@@ -137,8 +137,7 @@ SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
 def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
     """Return the steps of an all-reduce in which blocks are added, and only passed on.
 
-    Blocks travel in one direction round a ring of at least 2 workers. Source: linear-pipeline,
-    section 3, with the errata in the page "Algorithms and costs".
+    Source: linear-pipeline, section 3, with the errata in the page "Algorithms and costs".
     """
     # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
     return workers - 2 + blocks, 1 if workers == 2 else max(blocks, workers) - 1

@@ -158,11 +158,7 @@ def without_bursts(
 
 
 def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Return ``(alpha, beta)`` of a link from messages of at least two sizes, in order.
-
-    A line by relative error or, if it misses the largest message, the slope between the two largest
-    sizes and the least time.
-    """
+    """Return ``(alpha, beta)`` of a link from messages of at least two sizes, in order."""
     a, b = relative_line(sizes, times)
     if a + b * sizes[-1] >= BURST_SHARE * times[-1]:
         return a, b
@@ -221,7 +217,7 @@ def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
 def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
     """Return the times, with each isolated outlier replaced by the nearer neighbour's time.
 
-    An outlier is on no line ``a + b M`` with ``a, b >= 0`` through a neighbour, above both or below.
+    An outlier is on no line ``a + b M``, ``a, b >= 0``, through a neighbour, above both or below.
     """
     found = list(times)
     for i in range(1, len(times) - 1):

@@ -109,10 +109,7 @@ class Gradient(Tensor, frozen=True, kw_only=True):
 
 
 def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
-    """Raise :class:`UserError` if a name, type or size of tensors is wrong, or their total size.
-
-    ``where`` names the list, ``kind`` one of them.
-    """
+    """Raise UserError if tensors of a ``kind``, in a list, have a wrong name, type or size."""
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         wrong = None

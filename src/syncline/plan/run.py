@@ -26,10 +26,7 @@ class Event(Value, frozen=True, kw_only=True):
 
 
 class PhaseSpan(Value, frozen=True, kw_only=True):
-    """Successive iterations in one phase of training.
-
-    Iterations that the program made slow, such as a phase's first, count as a few usual ones.
-    """
+    """Successive iterations in one phase of training; slow ones count as a few usual ones."""
 
     name: str
     start: int

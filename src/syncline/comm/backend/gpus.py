@@ -50,8 +50,7 @@ class Gpus:
     def other(self, device: torch.device) -> Any:
         """Return the process group of another backend for a device, or None if it is this one's.
 
-        The first call makes it, so all ranks must make it together. Raise UserError if the group
-        was made without a backend for the device.
+        All ranks must make the first call together. Raise UserError if there is no backend.
         """
         kind = device.type
         if kind not in self._others:

@@ -84,8 +84,7 @@ def created(group: Any, options: Options | None) -> ProcessGroup:
 class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
     """A process group of torch that runs on a :class:`~syncline.comm.groups.Group`.
 
-    Its ranks meet in the store, of which torch gives each group a part of its own. ``ranks`` are
-    their numbers in the default group; empty for that group itself.
+    ``ranks`` are their numbers in the default group; empty for that group itself.
     """
 
     def __init__(

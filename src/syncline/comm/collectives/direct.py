@@ -21,10 +21,7 @@ def all_gather(ranks: int) -> Transfers:
 
 
 def reduce_scatter(ranks: int) -> Transfers:
-    """Return the reduce-scatter of a block a rank: :func:`all_gather` backwards.
-
-    Rank r adds to its own block those of ranks r + 1, r + 2 and so on, in that order.
-    """
+    """Return the reduce-scatter of a block a rank: :func:`all_gather` backwards."""
     return all_gather(ranks).backwards(reduces=True)
 
 

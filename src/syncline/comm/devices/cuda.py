@@ -116,10 +116,7 @@ class CudaDevice:
         return memory
 
     def share(self, memory: Tensor) -> bytes:
-        """Return a handle of memory of :meth:`allocate`.
-
-        Only one other process may open it, because torch counts how often it is opened.
-        """
+        """Return a handle of memory of :meth:`allocate`, which one other process may open."""
         with self._sharing("memory"):
             _, values = reduce_tensor(memory)
         sent = dict(zip(_fields(), values, strict=True))

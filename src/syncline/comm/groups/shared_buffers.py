@@ -49,11 +49,7 @@ class SharedBuffer:
         return memoryview(self._bytes).cast("B")
 
     def elements(self, dtype: str, count: int | None = None, *, start: int = 0) -> Elements:
-        """Return ``count`` elements, or all, from the number ``start`` on, for collectives.
-
-        Raises:
-            UserError: the dtype is unknown, or there are fewer elements.
-        """
+        """Return ``count`` elements, or all, from ``start`` on; raise UserError beyond them."""
         dtype_code(dtype)
         element_bytes = SIZES_BYTES[dtype]
         room = self.size_bytes // element_bytes

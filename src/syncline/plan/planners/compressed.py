@@ -152,8 +152,8 @@ def choose_compressed(
 ) -> CompressedChoice:
     """Simulate compressed plans and take the fastest, or that of ``planner``.
 
-    Compression was asked for, so a compressed plan is taken even if DDP's dense buckets are
-    predicted to be as fast; the reason says so. ``network`` is what dense messages cost.
+    Compression was asked for, so one is taken even if DDP's dense buckets, on ``network``, are
+    predicted to be as fast; the reason says so.
     """
     costs = compressing(network, compression)
     if isinstance(compression, Recipe):

@@ -18,11 +18,7 @@ FIRST_THRESHOLD_BYTES = 64 * 1024 * 1024
 
 
 class Buckets(MergingPlanner, frozen=True, kw_only=True):
-    """Add tensors to a message while it stays within the threshold.
-
-    Unlike DDP's buckets, a message never exceeds the threshold unless a single tensor does.
-    Horovod's cycle time is not part of this planner.
-    """
+    """Add tensors to a message while it stays within the threshold, unless one exceeds it alone."""
 
     NAME: ClassVar[str] = "buckets"
 

@@ -67,11 +67,7 @@ def whole_tensors(profile: Profile) -> list[Slice]:
 
 
 def slices(profile: Profile, most_elements: int, planner: str) -> list[Slice]:
-    """Cut every tensor into slices of ``most_elements`` elements and a smaller last one.
-
-    Raises:
-        UserError: there would be more than :data:`MOST_SLICES`; the message names ``planner``.
-    """
+    """Cut tensors into slices of ``most_elements`` elements; raise UserError for too many."""
     tensors = whole_tensors(profile)
     count = sum(max(-(-(t.stop - t.start) // most_elements), 1) for t in tensors)
     if count > MOST_SLICES:

@@ -143,7 +143,6 @@ def network_bound_ns(
 ) -> int:
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
-    If the cost of two messages at once was measured, the lower of both bounds holds for all plans.
     With ``norm``, every update waits for a norm of all gradients; if plans are ``sharded``, all
     gathers follow all sums.
     """
@@ -183,10 +182,7 @@ def _sums(terms: Terms, curve: CostCurve) -> tuple[int, int, list[int]]:
 def _preemptive_end_ns(
     ready_ns: Sequence[int], transmission_ns: Sequence[int], tail_ns: Sequence[int]
 ) -> int:
-    """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
-
-    Neighbours are then joined into one job, ready with the first and with the shortest tail.
-    """
+    """Return the end of the best preemptive schedule; of many jobs, of neighbours joined."""
     share = -(-len(ready_ns) // MOST_JOBS)
     if share > 1:
         parts = [slice(i, i + share) for i in range(0, len(ready_ns), share)]

@@ -43,10 +43,9 @@ class MessageTask(NamedTuple):
 
 
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
-    """Return the cost of each message alone, in nanoseconds.
+    """Return the cost of each message alone, in nanoseconds; raise UserError if it is not known.
 
-    Dense messages on a sparse network have the dense cost only in plans that also have sparse
-    ones. Raise UserError if that is unknown, or all together take longer than 19.5 hours.
+    On a sparse network only plans that also have sparse messages have dense ones.
     """
     sparse, sizes = plan.is_sparse, plan.message_bytes()
     # By collective, whether a message is dense in a plan that also has sparse ones, and the type in

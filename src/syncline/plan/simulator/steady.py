@@ -29,10 +29,7 @@ OFFSETS = 8
 
 
 class Steady(NamedTuple):
-    """A simulated run, and the period that it settled to.
-
-    If jobs share links, it is the first job's, with the offsets of the most average period.
-    """
+    """A simulated run, of the first job with the most average offsets, and its period."""
 
     dag: Dag
     start_ns: Times

@@ -69,9 +69,8 @@ def exchanges(
 ) -> list[tuple[str | None, float | None]]:
     """Return the (algorithm, density) pairs that two lists stand for.
 
-    Each density goes with each sparse algorithm or, if none is named, with the one that
-    :meth:`Network.with_` takes. A None among the densities asks for the network's own exchange,
-    unless a dense algorithm is named.
+    Each density goes with each sparse algorithm, or with the one that :meth:`Network.with_` takes.
+    A None asks for the network's own exchange, unless a dense algorithm is named.
     """
     sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
     pairs: list[tuple[str | None, float | None]]
@@ -154,10 +153,7 @@ class WhatIfSimulator:
         *,
         replans: bool = True,
     ) -> None:
-        """Take the profile and network that the points change, and planners by name.
-
-        ``replans``: they plan for each point, unlike a fixed plan, which fits one worker count.
-        """
+        """Take what the points change; ``replans``: planners plan anew for each point."""
         self.network = network
         self.replans = replans
         self.planners = dict(planners)
