@@ -48,11 +48,8 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     """Fit a piecewise linear curve by relative error, each octave of sizes counting alike.
 
     A library switches algorithm at certain sizes, so no single line fits an all-reduce over six
-    decades. Dynamic programming over the points finds the likeliest number of pieces and where they
-    begin. No piece falls, but the next may begin lower. The page "Algorithms and costs" has the
-    steps.
-
-    Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
+    decades. No piece falls, but the next may begin lower. The page "Algorithms and costs" has the
+    steps. Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 
     Raises:
         UserError: there are fewer than two sizes or more than 4,096, a size is below 0, or a time

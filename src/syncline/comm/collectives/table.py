@@ -95,19 +95,12 @@ minimum spanning tree, and its halving and doubling is the other's bidirectional
 def program(
     collective: Collective, algorithm: str, ranks: int, *, blocks: int | None = None, root: int = 0
 ) -> Schedule:
-    """Return the program of a collective.
+    """Return the program of a collective, on a vector of the same length on every rank, in place.
 
-    What the collectives promise, on a vector of the same length on every rank, in place:
-
-    - broadcast: every rank ends with the root's vector;
-    - reduce: the root ends with the sum of all;
-    - all-reduce: every rank ends with the sum of all;
-    - reduce-scatter: rank r ends with the sum of shard r, the rth of P equal parts of the vector;
-    - all-gather: every rank ends with shard r of rank r, for all r.
-
-    The rest of a rank's vector is undefined at the end. Collectives with shards have P blocks,
-    which are equal if P divides the length. ``blocks``, into which the vector is cut, are only for
-    :class:`Pipelined` algorithms, and ``root`` only for a broadcast or reduce.
+    What each collective promises is in the page "Algorithms and costs"; the rest of a rank's vector
+    is undefined at the end. Collectives with shards have P blocks, which are equal if P divides the
+    length. ``blocks`` are only for :class:`Pipelined` algorithms, and ``root`` only for a broadcast
+    or reduce.
 
     Raises:
         UserError: one of these does not exist, is out of range, or is missing or given where it

@@ -1,7 +1,7 @@
 """Messages between the hosts of ranks, over a native group on which nothing else may run.
 
-None of them waits for a device. Before the next :func:`gather`, every message must have been
-received. Calls that wait raise PeerError if a rank has ended, or did not answer in time.
+Before the next :func:`gather`, every message must have been received. Calls raise PeerError if a
+rank has ended, or did not answer in time.
 """
 
 from __future__ import annotations

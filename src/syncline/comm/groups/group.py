@@ -127,16 +127,10 @@ class Group:
     Elements must be left alone until the collective is done. Results have the same bits on all
     ranks.
 
-    Args:
-        store: where all ranks look for each other.
-        rank: this rank, of ``ranks``.
-        name: of the group, the same on all its ranks. An earlier group may have had it.
-        timeout_s: deadline for meeting, and for every wait that is not given its own.
-        transport: how ranks are joined; see :data:`Transport`.
-        interface: the network device at which ranks of other hosts reach this one over TCP; None:
-            that of the variable ``GLOO_SOCKET_IFNAME``, else any with a route between the two.
-        choices: which algorithm is taken for which size; see :data:`~.choices.Wanted`. Those of
-            rank 0 count.
+    The ranks look for each other in the store, under a name that an earlier group may have had.
+    The timeout is for meeting, and for every wait that is not given its own. ``interface`` is the
+    device at which ranks of other hosts reach this one over TCP; None: that of
+    ``GLOO_SOCKET_IFNAME``, else any with a route between the two. The ``choices`` of rank 0 count.
 
     Raises:
         PeerError: a rank did not come.

@@ -1,12 +1,10 @@
 """How ranks find each other, prove that they share a host, and exchange memory.
 
-Rank 0 invites the others, and then lists which processes are the members of a group.
-
 A store may hold notes of processes that have ended: of a job before a restart, or of an earlier
 group of the same name. So rank 0 draws a new identifier for each rendezvous and leaves it in the
 store; every other rank answers under that identifier with a nonce; and rank 0 writes the list of
 members from the answers. A rank accepts only a list with its own nonce, and polls for a newer
-invitation until then. So all ranks that accept a list have read the same one, and have answered.
+invitation until then.
 """
 
 from __future__ import annotations
