@@ -19,14 +19,9 @@ __all__ = ["GTopKState", "Recipe", "gtopk", "resharded"]
 
 
 def gtopk(state: GTopKState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket's gradients sparsely; a communication hook.
+    """Average a bucket's gradients sparsely: a communication hook, with one state for each model.
 
-    Args:
-        state: one for each model.
-        bucket: of torch's reducer.
-
-    Returns:
-        A future of the bucket's buffer with the averages.
+    The future's value is the bucket's buffer with the averages.
 
     Raises:
         SynclineError: an earlier exchange failed. ``backward()`` raises the errors of this one.

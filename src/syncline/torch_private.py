@@ -319,15 +319,11 @@ def has_comm_hook(ddp: TorchDDP) -> bool:
 
 def arguments_of(ddp: TorchDDP) -> dict[str, Any]:
     """Return by name those constructor arguments of a wrapper that Syncline reads."""
-    own_cap = (
-        {} if ddp.bucket_bytes_cap_default else {"bucket_cap_mb": ddp.bucket_bytes_cap / 2**20}
-    )
-    return own_cap | {
-        "process_group": ddp.process_group,
-        "find_unused_parameters": ddp.find_unused_parameters,
-        "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
-        "static_graph": ddp.static_graph,
-    }
+    names = ("process_group", "find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+    arguments = {name: getattr(ddp, name) for name in names}
+    if not ddp.bucket_bytes_cap_default:
+        arguments["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
+    return arguments
 
 
 def is_joining(ddp: TorchDDP) -> bool:

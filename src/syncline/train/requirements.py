@@ -27,6 +27,7 @@ from syncline.torch_private import (
 )
 from syncline.train.engine.compression import require_compression
 from syncline.train.measure.exchange import require_same
+from syncline.train.measure.profiler import dtype_name
 from syncline.train.overlap.deferred_optimizer import is_overlapped
 from syncline.train.stages import Settings
 from syncline.train.wrapped import Wrapped
@@ -106,10 +107,8 @@ def require_same_ranks(wrapped: Wrapped) -> None:
 def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Yield the parameters and buffers that torch's class broadcasts, without the ignored ones."""
     ignored = ignored_by_ddp(module)
-    for kind, tensors in (
-        ("parameter", module.named_parameters()),
-        ("buffer", module.named_buffers()),
-    ):
+    kinds = {"parameter": module.named_parameters(), "buffer": module.named_buffers()}
+    for kind, tensors in kinds.items():
         kept = ((name, tensor) for name, tensor in tensors if name not in ignored)
         for number, (name, tensor) in enumerate(kept):
             yield f"{kind} {number}", _describe_tensor(name, tensor)
@@ -118,10 +117,8 @@ def _items_of(module: nn.Module) -> Iterator[tuple[str, str]]:
 def _describe_tensor(name: str, tensor: torch.Tensor) -> str:
     lazy = nn.parameter.is_lazy(tensor)
     shape = "no shape yet" if lazy else f"shape {tuple(tensor.shape)}"
-    frozen = (
-        ", no gradient" if isinstance(tensor, nn.Parameter) and not tensor.requires_grad else ""
-    )
-    return f"{name!r} of {shape}, {str(tensor.dtype).removeprefix('torch.')}{frozen}"
+    is_frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+    return f"{name!r} of {shape}, {dtype_name(tensor.dtype)}{', no gradient' if is_frozen else ''}"
 
 
 def _describe(value: Any) -> str:
