@@ -49,7 +49,7 @@ def average(
 
 
 def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight: float) -> None:
-    """Move averages, which must fit, towards a module's parameters by a part of the difference."""
+    """Move averages towards a module's parameters by ``weight``; a UserError if they do not fit."""
     averages, parameters = list(averages), list(module.parameters())
     if len(averages) != len(parameters):
         raise UserError(

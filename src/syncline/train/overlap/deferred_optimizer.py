@@ -138,7 +138,7 @@ class DeferredOptimizer:
 
     @disable_dynamo
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
-        """Defer updates in flight, and make the rest; False if the caller must make all."""
+        """Defer updates in flight and make the rest; False if the caller must make the step."""
         self.updates += 1
         self._note(args, kwargs, compiled=compiled)
         deferrals = self._deferrals()

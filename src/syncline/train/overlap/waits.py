@@ -53,7 +53,8 @@ class Waits:
     def forced_syncs(self, *, always: bool) -> tuple[str, Norm | None] | None:
         """Say why hardly anything overlapped with forward passes since the last call, if so.
 
-        Return the reason, in every round if ``always`` or else in most, and the norm asked for.
+        The reason holds in most rounds or, with ``always``, in all. With it comes the norm that was
+        last asked for, if any.
         """
         rounds, early, forced = self._rounds, self._early_reads, self._forced_syncs
         self._rounds = self._early_reads = self._forced_syncs = 0

@@ -55,8 +55,9 @@ class Memory(ABC):
         yield
 
     def future(self) -> torch.futures.Future[Tensor]:
-        """Return a future of a tensor of the device."""
-        return torch.futures.Future()
+        """Return a future; on a GPU the waiting thread's stream waits for its values."""
+        on_gpu = self.device.type == "cuda"
+        return torch.futures.Future(devices=[self.device] if on_gpu else None)
 
     @abstractmethod
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:

@@ -146,10 +146,6 @@ class CudaMemory(TorchMemory):
             yield
             self._stream.synchronize()
 
-    def future(self) -> torch.futures.Future[Tensor]:
-        """Return a future that makes the waiting thread's stream wait for its values."""
-        return torch.futures.Future(devices=[self.device])
-
 
 def selection_on(device: torch.device) -> TorchMemory:
     """Return the selection for a GPU: Triton's kernels, or operations of torch, which are slower.
