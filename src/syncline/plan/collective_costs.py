@@ -83,12 +83,9 @@ def all_reduce_line(
     more than two workers, no all-reduce over one full-duplex port a worker is that fast: each
     receives and sends ``2 M`` bytes. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
 
-    Args:
-        algorithm: a key of :data:`ALL_REDUCE_ALGORITHMS`.
-        workers: ``N``, at least 1; one worker exchanges nothing and costs nothing.
-        alpha_s: latency between two nodes, in seconds.
-        beta_s_per_byte: transmission time between two nodes, in seconds a byte.
-        gamma_s_per_byte: summation time in one node, in seconds a byte of result.
+    The algorithm is a key of :data:`ALL_REDUCE_ALGORITHMS`. alpha is the latency between two nodes,
+    beta the transmission time of a byte, and gamma the time to sum up a byte of result. One worker
+    exchanges nothing and costs nothing.
 
     Raises:
         UserError: the algorithm is unknown, or the number of workers is out of range.

@@ -111,19 +111,12 @@ def choose(
     The fastest is taken; of equals, the one whose messages take the link for the least time, then
     the one with the fewest. But DDP's own buckets are kept unless the predicted gain over them
     exceeds twice the standard error of the measured iteration time (when the profile has one). What
-    compression would gain is predicted too, but never taken.
+    compression would gain is predicted too (``suggests``), but never taken.
 
-    Args:
-        profile: what the worker computes.
-        network: what messages cost.
-        ddp: DDP's buckets where they are not the default ones.
-        others: planners beside those of :func:`candidates`.
-        defers: whether the forward pass can wait for single gradients, as with
-            ``model.overlap(optimizer)``; if not, plans that say so are run with an update that
-            waits for all.
-        suggests: whether to predict what compression would gain.
-
-    O(N^2) for N tensors.
+    ``ddp`` are DDP's buckets where they are not the default ones, and ``others`` planners beside
+    those of :func:`candidates`. If the forward pass cannot wait for single gradients, as it does
+    with ``model.overlap(optimizer)`` (``defers``), plans that say so are run with an update that
+    waits for all. O(N^2) for N tensors.
     """
     planners = {p.NAME: p for p in (*candidates(defers=defers), *others)}
     if ddp is not None:

@@ -131,10 +131,6 @@ class Overlap(Planner, frozen=True, kw_only=True):
             hidden behind the transmission of another.
         budget: messages that local search looks at, at most 200,000 a tensor; 10 million take
             about 0.1 s.
-
-    Raises:
-        UserError: on construction, for a setting out of range; when planning, if all gradients take
-            longer than 19.5 hours.
     """
 
     NAME: ClassVar[str] = "overlap"

@@ -48,12 +48,8 @@ def predict(
 ) -> Forecast:
     """Simulate iterations until their period settles.
 
-    Args:
-        profile: what the worker computes.
-        network: what messages cost.
-        plan: the messages.
-        strategy: what runs beside what.
-        workers: how much slower or faster than the profile each worker is.
+    ``strategy`` says what runs beside what, and ``workers`` how much slower or faster than the
+    profile each worker is.
 
     Returns:
         The iteration time with its bounds, and the timeline of one iteration in the steady state.
