@@ -52,7 +52,6 @@ class _Conversion:
         """Models that were not converted and train as before."""
         self._converted = 0
         self._observation: Observation | None = None
-        self._observed: TorchDDP | None = None
         self._reported: list[Any] = []
 
     def prepare(self) -> None:
@@ -62,14 +61,14 @@ class _Conversion:
         @disable_dynamo(recursive=False)  # as torch's own: only the module is compiled
         @functools.wraps(stock)
         def forward(wrapper: TorchDDP, *inputs: Any, **kwargs: Any) -> Any:
-            if not (hasattr(wrapper, "_training") or wrapper in self._left) and self._trains(
-                wrapper
-            ):
+            is_known = hasattr(wrapper, "_training") or wrapper in self._left
+            if not is_known and self._trains(wrapper):
                 if self._convert(wrapper):
                     return wrapper.forward(*inputs, **kwargs)
                 self._left.add(wrapper)
-            if self._observed is wrapper and self._trains(wrapper):
-                self._observe()
+            observation = self._observation
+            if observation is not None and observation.model is wrapper and self._trains(wrapper):
+                self._observe(observation)
             return stock(wrapper, *inputs, **kwargs)
 
         Ddp.forward = forward
@@ -93,7 +92,7 @@ class _Conversion:
             if asked.advises:
                 from syncline.train.launched.observation import Observation
 
-                self._observation, self._observed = Observation(wrapper, asked), wrapper
+                self._observation = Observation(wrapper, asked)
             else:
                 DistributedDataParallel.convert(
                     wrapper,
@@ -113,11 +112,10 @@ class _Conversion:
         return True
 
     @disable_dynamo
-    def _observe(self) -> None:
-        assert self._observation is not None
-        self._observation.look()
-        if self._observation.is_over:
-            self._observation = self._observed = None
+    def _observe(self, observation: Observation) -> None:
+        observation.look()
+        if observation.is_over:
+            self._observation = None
 
     def _end(self) -> None:
         """Write the reports; say if no model was wrapped. On rank 0."""

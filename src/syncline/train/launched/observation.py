@@ -59,7 +59,7 @@ class Observation:
         self._link_s = self._time_link()
         sent, again = (now - was for now, was in zip(segments(), before, strict=True))
         self._retransmitted = again / sent if sent else 0.0
-        self._model = DistributedDataParallel.convert(
+        self.model = DistributedDataParallel.convert(
             wrapper, planner="ddp", cache=False, network=self._network
         )
 
@@ -89,7 +89,7 @@ class Observation:
 
     def look(self) -> None:
         """Call before each training pass: in the end, advise, and exit unless training goes on."""
-        runner = self._model._training.runner
+        runner = self.model._training.runner
         if runner is None:
             self._finish()
             return
@@ -97,7 +97,7 @@ class Observation:
         if iteration == self._seen:
             return
         self._seen = iteration
-        timed = self._model._training.executor.sample(0.0)
+        timed = self.model._training.executor.sample(0.0)
         if timed is not None:
             self._computing_s.append(timed.computation_s)
         is_over = runner.stage.is_steady
@@ -141,7 +141,7 @@ class Observation:
         }
 
     def _say(self, ranks: list[RankFacts]) -> None:
-        model, folder = self._model, Path(self._request.folder)
+        model, folder = self.model, Path(self._request.folder)
         profile, network = model.profile, model.network
         if profile is None or network is None:
             folder.mkdir(parents=True, exist_ok=True)
