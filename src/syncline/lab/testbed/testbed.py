@@ -167,7 +167,7 @@ class Testbed:
             command: and its arguments.
             environment: variables besides those of this process and those that torchrun sets.
             timeout_s: the job is stopped after this long; None lets it run.
-            grace_s: see above.
+            grace_s: how long workers may go on, and again after SIGTERM.
             output: gets every line as it comes; by default output is kept for the result.
             notice: gets a sentence when a worker fails and when a signal is passed on.
             signals: numbers of signals to pass on are read from here, one a byte; on the first,

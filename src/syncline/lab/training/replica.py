@@ -55,9 +55,7 @@ class Replica:
     times: list[StepTime] = field(init=False, default_factory=list)
     synchronizing_s: float = field(init=False, default=0.0)
     """Seconds spent on finishing a turn's last update, so that the next turn does not pay for it.
-
-    They are not part of a step: each step but a turn's first finishes the update before it.
-    """
+    Each step but a turn's first finishes the update before it, too."""
     _memory: Memory = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -205,10 +203,8 @@ def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
 
 
 DROPS = (0.5, 0.75)
-"""Parts of the training after which the step schedule divides the learning rate by ten.
-
-Source: He et al., section 4.2: after 32 and 48 of 64 thousand iterations.
-"""
+"""Parts of the training after which the step schedule divides the learning rate by ten, as in He et
+al., section 4.2: after 32 and 48 of 64 thousand iterations."""
 
 
 def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters) -> float:

@@ -21,10 +21,7 @@ from syncline.train.measure.statistics import median, standard_error
 
 SYNCLINE = "syncline"
 BASELINE = "torch ddp"
-"""Names of the rates of the replicas under our DistributedDataParallel and under torch's.
-
-The constants below are names of results.
-"""
+"""Names of the rates of the replicas under our class and torch's; those below are of results."""
 DIFFERENCE = "largest parameter difference"
 """Between the replicas; 0 means that they are identical bit by bit."""
 SYNCHRONIZING = "synchronizing seconds"
