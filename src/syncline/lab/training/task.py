@@ -23,7 +23,7 @@ EVALUATION_BATCH = 128
 """Images a forward pass in evaluation, where no gradients take memory."""
 
 Memory = Any
-"""The state that a recurrent model, in its own form, carries from one window to the next, or None."""
+"""What a recurrent model carries from one window to the next, in its own form; or None."""
 
 
 def _shape(config: TrainingConfig) -> sampling.StepShape:

@@ -37,8 +37,8 @@ class TextModel:
 
     name: str
     build: Callable[[int], nn.Module]
-    """(vocabulary) -> module; (N, T) tokens -> (N, T, vocabulary) logits. With ``carries_state`` the
-    module takes ``(tokens, state)`` and returns ``(logits, state)``."""
+    """(vocabulary) -> module; (N, T) tokens -> (N, T, vocabulary) logits. With ``carries_state``
+    the module takes ``(tokens, state)`` and returns ``(logits, state)``."""
     carries_state: bool
     """Whether the state after one window is the start of the next."""
     window: int
