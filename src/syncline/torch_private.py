@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from operator import attrgetter, methodcaller
 from types import FunctionType
 from typing import Any, NoReturn, TypeVar
 
@@ -102,16 +103,10 @@ queue_callback: Callable[[Callable[[], None]], None] = _ENGINE.queue_callback
 """Runs a function at the end of the running backward pass. DDP's reducer uses it too."""
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the running backward pass; -1 outside. It tells nested passes apart."""
-
-
 unsafe_preserve_version_counter = _unsafe_preserve_version_counter
 """An update made inside an operator must not change the versions that autograd has just noted."""
-
-
-def sequence_number_of(node: Any) -> int:
-    """Return a node's place in the order of creation, which tells which submodule made it."""
-    return int(node._sequence_nr())
-
+sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""A node's place in the order of creation, which tells which submodule made it."""
 
 # ------------------------------------------------------------------ switches of torch
 
@@ -159,16 +154,13 @@ def dispatch_keys() -> tuple[Any, Any]:
     return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place, by an update among others."""
-    return tensor._version
-
-
 def storage_use_count(storage: torch.UntypedStorage) -> int:
     """Return how many references C++ holds to a storage, to know whether anyone else uses it."""
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""How often a tensor was changed in place, by an update among others."""
 tree_leaves: Callable[[Any], list[Any]] = _tree_leaves
 """The leaves of any nested structure that torch knows, such as named tuples."""
 # One call for many tensors. The optimizers of torch use these; they have no public names.
@@ -242,16 +234,13 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Mapping[int,
 
 # ------------------------------------------------------------------ process groups
 
+device_types: Callable[[dist.ProcessGroup], list[torch.device]] = attrgetter("_device_types")
+"""The kinds of devices that a group has backends for."""
+
 
 def all_gather_base(group: dist.ProcessGroup, gathered: torch.Tensor, own: torch.Tensor) -> Any:
     """Begin an all-gather into one tensor; a group has no public method for it."""
     return group._allgather_base(gathered, own)
-
-
-def device_types(group: dist.ProcessGroup) -> list[torch.device]:
-    """Return the kinds of devices that a group has backends for."""
-    types: list[torch.device] = group._device_types
-    return types
 
 
 def timeout_of_backend(group: dist.ProcessGroup) -> timedelta:
@@ -285,12 +274,14 @@ DDP_ARGUMENTS = (
 )
 """The arguments of its constructor after the module, in order, as far as Syncline reads them. The
 signature does not tell them if a tracer has replaced the constructor by a function of its own."""
-
-
-def logging_data(ddp: TorchDDP) -> dict[str, Any]:
-    """Return what the reducer has measured: its buckets, and the times of sampled iterations."""
-    data: dict[str, Any] = ddp._get_ddp_logging_data()
-    return data
+logging_data: Callable[[TorchDDP], dict[str, Any]] = methodcaller("_get_ddp_logging_data")
+"""What the reducer has measured: its buckets, and the times of sampled iterations."""
+active_ddp: Callable[[], TorchDDP | None] = TorchDDP._get_active_ddp_module
+"""The innermost wrapper whose forward pass is running, or None."""
+is_joining: Callable[[TorchDDP], bool] = attrgetter("_join_config.enable")
+"""Whether ``join`` was entered; torch does not reset this when the context ends."""
+has_final_buckets: Callable[[TorchDDP], bool] = attrgetter("_has_rebuilt_buckets")
+"""Whether the reducer has rebuilt its buckets after its first backward pass."""
 
 
 def bucket_sizes(data: Mapping[str, Any]) -> list[int]:
@@ -306,12 +297,6 @@ def exposed_communication_ns(data: Mapping[str, Any]) -> int | None:
     return max(int(data["backward_comm_time_end"] - data["backward_compute_time_end"]), 0)
 
 
-def active_ddp() -> TorchDDP | None:
-    """Return the innermost wrapper whose forward pass is running, or None."""
-    active: TorchDDP | None = TorchDDP._get_active_ddp_module()
-    return active
-
-
 def has_comm_hook(ddp: TorchDDP) -> bool:
     """Say whether a communication hook was registered."""
     return bool(ddp._comm_hooks)
@@ -324,11 +309,6 @@ def arguments_of(ddp: TorchDDP) -> dict[str, Any]:
     if not ddp.bucket_bytes_cap_default:
         arguments["bucket_cap_mb"] = ddp.bucket_bytes_cap / 2**20
     return arguments
-
-
-def is_joining(ddp: TorchDDP) -> bool:
-    """Say whether ``join`` was entered; torch does not reset this when the context ends."""
-    return bool(ddp._join_config.enable)
 
 
 def why_no_buckets(ddp: TorchDDP, parameters: Sequence[nn.Parameter]) -> str | None:
@@ -353,11 +333,6 @@ def reducer_parameters(ddp: TorchDDP) -> tuple[list[nn.Parameter], list[bool], d
     """Return what DDP gives its reducer: parameters, whether their gradients are sparse, names."""
     parameters, sparse = ddp._build_params_for_reducer()
     return parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters)
-
-
-def has_final_buckets(ddp: TorchDDP) -> bool:
-    """Say whether the reducer has rebuilt its buckets after its first backward pass."""
-    return bool(ddp._has_rebuilt_buckets)
 
 
 def make_final_buckets(ddp: TorchDDP) -> None:

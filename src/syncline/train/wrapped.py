@@ -35,6 +35,7 @@ class Wrapped:
         self.backend = str(dist.get_backend(self.group))
         """The backend's name, which torch no longer knows once the group is destroyed."""
         self.parameters = parameters
+        self.parameter_ids = frozenset(map(id, parameters.values()))
         self.wants_views: bool = ddp.gradient_as_bucket_view
         """Whether the user asked for gradients that are views of the buckets."""
         self.compressing: Compressing | None = None
@@ -63,11 +64,6 @@ class Wrapped:
     def clock(self) -> Clock:
         """The clock of the parameters' device."""
         return clock_for(self.device)
-
-    @cached_property
-    def parameter_ids(self) -> frozenset[int]:
-        """The identities of the exchanged parameters."""
-        return frozenset(id(parameter) for parameter in self.parameters.values())
 
     def tensors(self) -> list[Tensor]:
         """Return the exchanged parameters as a plan lists them, in the order of the module."""
