@@ -36,7 +36,10 @@ LEAST_PROBE_S = 0.3
 
 @dataclass(slots=True, kw_only=True)
 class StageResult:
-    """What this rank measured in a stage; :class:`Measurement` is that of all ranks."""
+    """What this rank measured in each iteration of a stage, and then in all.
+
+    :class:`Measurement` says what the fields mean: it is that of all ranks.
+    """
 
     iteration_s: list[float] = field(default_factory=list)
     lean: list[SegmentTrace] = field(default_factory=list)
@@ -45,12 +48,8 @@ class StageResult:
     """Durations of iterations in which nothing was observed."""
     recorded: list[tuple[ObservedIteration, Recorded]] = field(default_factory=list)
     computing_s: list[float] = field(default_factory=list)
-    """Seconds of forward plus backward pass, for each iteration that the reducer has timed."""
     active_s: list[float] = field(default_factory=list)
-    """Seconds per iteration in which the processor was not waiting for the engine's messages or
-    for buffers."""
     broadcast_s: list[float] = field(default_factory=list)
-    """Seconds per iteration that DDP spent broadcasting buffers."""
     mismatch: str | None = None
     read_early: str | None = None
     norm: Norm | None = None
