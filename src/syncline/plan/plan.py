@@ -36,11 +36,9 @@ Payload = Literal["dense", "sparse", "bfloat16", "float16", "int8"]
 every element rounded to 16 or 8 bits. All but ``dense`` are lossy."""
 
 Wait = Literal["update", "need"]
-"""What waits for the messages. ``update``: the update waits for all of them (as in DDP, whose
-``backward`` ends when everything has arrived). ``need``: each forward operation of the next
-iteration waits for the messages with gradients of the parameters that it reads; these are updated
-just before it.
-"""
+"""What waits for the messages. ``update``: the update waits for all of them, as in DDP. ``need``:
+each forward operation of the next iteration waits for the messages with gradients of the parameters
+that it reads; these are updated just before it."""
 
 BYTES_PER_NORM = 8
 """Norms are sent as float64."""

@@ -183,7 +183,11 @@ def of_planner(predictions: Iterable[Prediction], planner: str, where: str) -> P
 
 
 class Comparison(Document, frozen=True, kw_only=True):
-    """The predictions of several planners for one profile and network."""
+    """The predictions of several planners for one profile and network.
+
+    Raises:
+        UserError: on construction, if the chosen planner has no prediction.
+    """
 
     KIND: ClassVar[str] = "comparison"
     VERSION: ClassVar[int] = 1

@@ -30,7 +30,11 @@ PAPER_WARMUP = (0.25, 0.0725, 0.015, 0.004)
 
 
 class Recipe(Value, frozen=True, kw_only=True):
-    """Which part of the gradients is exchanged, and how the rest is kept for later."""
+    """Which part of the gradients is exchanged, and how the rest is kept for later.
+
+    Raises:
+        UserError: on construction, if a value is out of its range or has no effect.
+    """
 
     density: float
     """rho: the share of elements that each worker sends; above 0, at most 1."""

@@ -554,10 +554,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         ordered: bool = True,
         linear: Linear | None = None,
     ) -> BackendWork:
-        """Start a collective or a message on each tensor, in place if it changes them.
-
-        On GPUs the collective is ``linear``, if the ranks are on one host.
-        """
+        """Start a collective or a message on each tensor; GPUs of one host run it as ``linear``."""
         finishes: list[Callable[[], None]] = []
         pending: list[Pending | DeviceWork] = []
         for tensor in tensors:

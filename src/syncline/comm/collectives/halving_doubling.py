@@ -126,12 +126,7 @@ def halving_reduce_scatter(ranks: int) -> Transfers:
 
 
 def halving(members: NDArray[np.int64], borders: NDArray[np.int64] | None = None) -> Transfers:
-    """Return the reduce-scatter among a power of two of ranks.
-
-    First each sends half of the vector to the one whose number differs in the highest bit, keeps
-    the other half and adds what it gets; then a quarter, and so on. Arguments as for
-    :func:`doubling`.
-    """
+    """Return the reduce-scatter among a power of two of ranks: :func:`doubling` backwards."""
     return doubling(members, borders).backwards(reduces=True)
 
 

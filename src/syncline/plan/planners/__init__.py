@@ -52,11 +52,7 @@ def planner_named(text: str) -> Planner:
 
 
 def planned(text: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
-    """Return the plan of a planner, as training runs it before it has tried any.
-
-    The text names the planner (:func:`planner_named`), and becomes the name of the plan.
-    ``defers``: the forward pass can wait for single gradients.
-    """
+    """Return the plan of the planner that a text names, as training runs it before it tries any."""
     if text == Auto.NAME:
         return choose(profile, network, defers=defers).plan
     plan = planner_named(text).plan(profile, network)

@@ -40,12 +40,11 @@ class CompressedChoice(NamedTuple):
 def compressing(network: Network, compression: Compression) -> Network:
     """Return the network on which a plan's compressed messages are simulated.
 
-    With 16 or 8 bits it is the same: a plan says what its messages put on the wire. The naive
-    algorithm's merge costs as much as the all-gather before it.
+    With 16 or 8 bits it is the same: a plan says what its messages put on the wire.
     """
     if network.workers == 1 or not isinstance(compression, Recipe):
         return network
-    known = compression.algorithm in SPARSE_ALGORITHMS
+    known = compression.algorithm in SPARSE_ALGORITHMS  # the naive one gathers like top-k
     sparse = network.with_(
         algorithm=compression.algorithm if known else "top-k", density=compression.density
     )

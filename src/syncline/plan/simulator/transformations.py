@@ -92,11 +92,7 @@ def with_batch(profile: Profile, factor: float, fixed: float = 0.0) -> Profile:
 
 
 def with_accumulation(profile: Profile, batches: int) -> Profile:
-    """Return the profile of one update after ``batches`` micro-batches like the profiled one.
-
-    Everything between the first one's forward pass and the last one's backward pass becomes one
-    operation. Batches are read and copied before.
-    """
+    """Return the profile of one update after ``batches`` micro-batches like the profiled one."""
     require_count("micro-batches to accumulate", batches)
     if batches == 1:
         return profile
