@@ -196,7 +196,7 @@ def _with_latency(
 
 
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
-    """Return the points with the nearest never falling times, by (lower) medians of neighbours."""
+    """Return the points with the nearest times that never fall: medians of those out of order."""
     ordered = sorted(points, key=lambda point: point.size_bytes)
     pools: list[list[float]] = []  # the value of each is its lower median
     for point in ordered:

@@ -109,7 +109,7 @@ class Gradient(Tensor, frozen=True, kw_only=True):
 
 
 def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
-    """Raise UserError if tensors of a ``kind``, in a list, have a wrong name, type or size."""
+    """Raise UserError for a wrong name, type or size of tensors; ``where`` names their list."""
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         wrong = None

@@ -186,7 +186,7 @@ class Schedule:
 
 
 def require_ranks(algorithm: str, ranks: int, *, blocks: int = 1) -> None:
-    """Raise UserError for too few or too many ranks, or blocks, each sent twice by a rank."""
+    """Raise UserError for too few or too many ranks or blocks, which a rank sends twice at most."""
     if not 1 <= ranks <= LARGEST_RANKS:
         raise UserError(
             f"the program of {algorithm!r} needs 1 to {LARGEST_RANKS} ranks, found {ranks}; "

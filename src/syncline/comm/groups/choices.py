@@ -306,7 +306,7 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
 
 
 def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
-    """Return the chooser for all ranks, that of rank 0, since caches may differ, or its error."""
+    """Return the chooser of rank 0, since caches may differ; raise the error that it has left."""
     if notes.rank != 0:
         try:
             note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)

@@ -433,7 +433,7 @@ class Group:
     def _prepared(
         self, key: tuple[Any, ...], root: int = 0, result: tuple[int, int] = (0, 0)
     ) -> PreparedCall:
-        """Prepare and keep a call, of which this rank gets ``result``, by its arguments."""
+        """Prepare a call, of which this rank gets the part ``result``, and keep it by its key."""
         collective, count, dtype, choice, reduction = key[:5]
         self._require_rank(root)
         size_bytes = Elements(0, count, dtype).size_bytes
@@ -488,7 +488,7 @@ class Group:
         other: object = None,
         output: int = 0,
     ) -> Pending:
-        """Begin a program on two addresses and their owners; the result goes to ``output``."""
+        """Begin a program that reads at ``given`` and writes at ``work``, memory of two owners."""
         try:
             native = call.start(given, work, output, blocking)
         except (_native.LinkFailure, _native.Forked) as error:

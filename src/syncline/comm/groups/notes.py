@@ -107,7 +107,7 @@ class Notes:
         self._store.set(f"{self.prefix}/{name}", text)
 
     def read(self, name: str, other: int) -> bytes:
-        """Return a note of rank ``other``; raise PeerError if it does not come, or join."""
+        """Return a note of another rank; raise PeerError if it, or the rank, does not come."""
         key = f"{self.prefix}/{name}"
         while not arrived(self._store, [key], self.deadline, self.rank):
             self.require_joining(other)

@@ -92,7 +92,7 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
 
 
 def decoupled(messages: Iterable[Message], *, at_once: bool = False) -> list[Message]:
-    """Return messages with all-reduces in two parts: gathers follow the next sum, or theirs."""
+    """Return messages with all-reduces in two parts: gathers after the next sum or their own."""
     found: list[Message] = []
     gathers: list[Message] = []
     for message in messages:

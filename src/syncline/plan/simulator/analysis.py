@@ -47,7 +47,7 @@ class PathStep(NamedTuple):
 
 
 def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int) -> list[int]:
-    """Return the tasks of the path that ends with ``last``, in the order of the graph."""
+    """Return the tasks of the path that ends with ``last``, the earliest first."""
     cause, begun_with = _causes(graph, start_ns, stop_ns)
     path = [last]
     task = last

@@ -182,7 +182,10 @@ def _sums(terms: Terms, curve: CostCurve) -> tuple[int, int, list[int]]:
 def _preemptive_end_ns(
     ready_ns: Sequence[int], transmission_ns: Sequence[int], tail_ns: Sequence[int]
 ) -> int:
-    """Return the end of the best preemptive schedule; of many jobs, of neighbours joined."""
+    """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
+
+    Neighbours are then joined into one job, ready with the first and with the shortest tail.
+    """
     share = -(-len(ready_ns) // MOST_JOBS)
     if share > 1:
         parts = [slice(i, i + share) for i in range(0, len(ready_ns), share)]

@@ -45,7 +45,7 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds; raise UserError if it is not known.
 
-    On a sparse network only plans that also have sparse messages have dense ones.
+    Dense messages on a sparse network have the dense cost only beside sparse ones.
     """
     sparse, sizes = plan.is_sparse, plan.message_bytes()
     # By collective, whether a message is dense in a plan that also has sparse ones, and the type in

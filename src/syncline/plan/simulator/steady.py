@@ -29,7 +29,7 @@ OFFSETS = 8
 
 
 class Steady(NamedTuple):
-    """A simulated run, of the first job with the most average offsets, and its period."""
+    """A simulated run and its period; of jobs that share links, the first job's run."""
 
     dag: Dag
     start_ns: Times

@@ -39,7 +39,7 @@ def series(points: Sequence[Point], axis: str) -> list[list[int]]:
 
 
 def crossings(points: Sequence[Point]) -> tuple[Crossing, ...]:
-    """Return where the fastest planner changes, or becomes communication-bound or not."""
+    """Return where the fastest planner changes and where one becomes communication-bound or not."""
     found: list[Crossing] = []
     for axis in AXES:
         for indices in series(points, axis):
