@@ -39,8 +39,8 @@ class EngineExecutor(Executor):
 
     A round is a backward pass whose forward pass :meth:`expect` was called for. In the first two
     rounds the reducer makes its buckets (:class:`FirstRounds`); the engine runs from the third on.
-    ``group`` is the engine's own. ``updates`` is how many the optimizers had made when the ranks
-    agreed on the plan: the desync check counts from there, as they differ under join.
+    The desync check counts ``updates`` from when the ranks agreed on the plan: under join, they
+    have made different numbers before.
     """
 
     needs_views = True
@@ -169,14 +169,10 @@ class EngineExecutor(Executor):
         return has_final_buckets(self._wrapped.ddp)
 
     def _before(self, *_: Any) -> None:
-        """Begin a round before its first gradient is accumulated, and finish the previous one.
-
-        Raises:
-            PeerError: the previous backward pass broke off. If a gradient had reached the reducer,
-                torch's own check in the forward pass finds this first.
-        """
+        """Begin a round before its first gradient is accumulated, and finish the previous one."""
         if self._backward is not None:
             if self._expected:
+                # If a gradient had reached the reducer, torch's forward pass would have raised.
                 raise PeerError(
                     "the last backward pass broke off while gradients were exchanged, so the ranks "
                     "are desynchronized; resume all of them from the last checkpoint"

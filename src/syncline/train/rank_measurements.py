@@ -138,9 +138,8 @@ class RankMeasurements:
     def _profile(self, result: StageResult, sent_s: float) -> Profile:
         """Build the profile from iterations in which everything was sent after the last gradient.
 
-        The time between the last gradient and the update is the exchange. Messages account for
-        ``sent_s`` of it. The rest is waiting for the slowest worker and unpacking the buckets, as
-        under every plan.
+        From there to the update, messages take ``sent_s``. The rest is waiting for the slowest
+        worker and unpacking the buckets, as under every plan.
         """
         job = self._job
         own = median_trace(result.lean or result.detailed, result.detailed, result.quiet_ns)
@@ -180,10 +179,8 @@ class RankMeasurements:
     def shared(self, conclude: Callable[[], Any]) -> Any:
         """Return rank 0's result of ``conclude`` on every rank, or raise on every rank.
 
-        Raises:
-            UserError: on all ranks, if rank 0 raised an error of ours.
-            InternalError: on the other ranks, if rank 0 raised any other error, which it re-raises.
-                Otherwise they would wait for rank 0 until the group's timeout.
+        Otherwise the others would wait for rank 0 until the group's timeout. An error of ours is a
+        UserError on all ranks; any other an InternalError on the others, while rank 0 re-raises it.
         """
         outcome: dict[str, Any] = {}
         bug: Exception | None = None

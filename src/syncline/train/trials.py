@@ -192,9 +192,8 @@ class Trials:
         """Return the plans under which to measure the engine before a trial, if any.
 
         No earlier measurement shows how much the engine slows computing, as stock DDP's messages
-        use another library. If those show no contention, hosts have cores to spare for messages.
-        They may also overlap too little to show what overlapping costs. So the engine is also
-        measured if it would gain much at no cost.
+        use another library. If those show no contention, they may overlap too little to show it.
+        So the engine is also measured if it would gain much at no cost.
         """
         plan = first.plan
         # Unless updates can wait, no plan of the engine can run.

@@ -3,8 +3,8 @@
 ``syncline advise`` observes the first of them instead.
 
 Only ``forward`` of torch's ``DistributedDataParallel`` is replaced, in this process alone. Its
-first call that trains converts the wrapper to ours, in place. Until then it is torch's, so anything
-that a script or framework does to it first, such as registering a communication hook, is known.
+first call that trains converts the wrapper to ours, in place. So what was done to it before, such
+as registering a communication hook, is known.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A thread of Gloo releases a collective's tensors just after it has woken the waiting thread, and
 needs the interpreter for that. If the interpreter exits at that moment, the process is aborted:
-"terminate called without an active exception". So a process ends only after its backends have
-released all tensors.
+"terminate called without an active exception".
 """
 
 from __future__ import annotations

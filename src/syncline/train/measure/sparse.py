@@ -27,9 +27,8 @@ SEED = 6
 def sparse_speeds() -> SparseSpeeds:
     """Measure selecting and merging on this worker, in some hundredths of a second.
 
-    These steps of an exchange are measured: a gradient is checked for values that are not finite
-    and added to its residual, the largest elements are taken out, the average is written; two
-    vectors are encoded, decoded and merged. The network and the interpreter are not measured.
+    A gradient is checked for values that are not finite and added to its residual, the largest
+    elements are taken out, the average is written; two vectors are encoded, decoded and merged.
     """
     random = np.random.default_rng(SEED)
     return SparseSpeeds(

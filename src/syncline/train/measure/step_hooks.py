@@ -1,9 +1,8 @@
 """Hooks on the steps of all optimizers; they keep no object alive.
 
-Torch keeps such hooks until they are removed, and a step that goes through them fails if one is
-removed meanwhile. The garbage collector may free an object in the middle of a step, so objects
-cannot remove hooks of their own when they are freed. Instead, torch gets one hook of ours for each
-moment, which calls the objects that are still alive.
+Torch keeps such hooks until they are removed, and a step fails if one is removed meanwhile. So
+objects, which the garbage collector may free in the middle of a step, cannot remove hooks of their
+own. Instead, torch gets one hook of ours for each moment, which calls the objects still alive.
 """
 
 from __future__ import annotations
