@@ -40,6 +40,9 @@ __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement",
 
 ETHERNET_LATENCY_S = 20e-6
 """Latency of a message on a link that was not measured: TCP inside a rack."""
+SEGMENT_BYTES = 256 * 1024
+"""A share in 8 bits travels in segments of at most so many bytes
+(:data:`syncline.train.engine.ring.SEGMENT_BYTES` of float32)."""
 REFERENCE_BYTES = 64 * 1024 * 1024
 """A curve without measured points is linearised up to this size."""
 
@@ -259,11 +262,7 @@ class Network(Document, frozen=True, kw_only=True):
         sparse: SparseSpeeds | None = None,
         name: str = "link",
     ) -> Network:
-        """Return a network whose exchange costs what a formula says; see the fields.
-
-        Raises:
-            UserError: as for :class:`Network` and :class:`syncline.plan.exchange.Exchange`.
-        """
+        """Return a network whose exchange costs what a formula says; see the fields."""
         network = cls(
             name=name,
             workers=workers,
@@ -307,26 +306,42 @@ class Network(Document, frozen=True, kw_only=True):
         Each also costs passes over its float32 elements, as fast as adding (gamma; free if that is
         unknown): one to cast 16 bits back, two for 8 bits. Those are not summed hop by hop: every
         worker sends directly to every other. So on H hosts of L workers, a host sends
-        ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring.
+        ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring. Flows to several workers do not end
+        at the same time, which costs about the time of a segment more than a ring.
         """
-        passes, longer = 1, 1.0
+        passes, longer, direct = 1, 1.0, False
         if wire == "int8":
-            passes = 2
+            passes, direct = 2, self.workers > 2
             if self.hosts is not None and 1 < self.hosts < self.workers:
                 local = self.exchange.workers_a_host
                 sent = local**2 * (self.hosts - 1) / (self.hosts * local - 1)
                 longer = (1 + max(sent, 1.0)) / 2  # the all-gather is a ring
         gamma = 0.0 if self.link is None else self.link.gamma_s_per_byte
         cast = CostCurve.line(0.0, passes * 4 / bytes_per_element(wire) * gamma)
-        if self.workers == 1 or (not gamma and longer == 1):
+
+        def rounded(curve: CostCurve) -> CostCurve:
+            parts = [curve.rebased(curve.latency_s, longer), cast]
+            if direct:
+                parts.append(self._uneven_end(curve))
+            return CostCurve.in_turn(parts)
+
+        if self.workers == 1 or (not gamma and longer == 1 and not direct):
             return self
         all_reduce, pipelined = (
-            None
-            if curve is None
-            else CostCurve.in_turn((curve.rebased(curve.latency_s, longer), cast))
-            for curve in (self.all_reduce, self.pipelined)
+            None if curve is None else rounded(curve) for curve in (self.all_reduce, self.pipelined)
         )
         return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
+
+    def _uneven_end(self, curve: CostCurve) -> CostCurve:
+        """Return what sending shares directly costs more than a ring.
+
+        A worker's flows to the others end up to a segment apart, and its link idles meanwhile. A
+        share may be less than a segment. All-reduces of ``curve`` send 2 (P - 1) / P times their
+        bytes.
+        """
+        whole = SEGMENT_BYTES * self.workers
+        per_byte = curve.segments[-1].s_per_byte / (2 * (self.workers - 1))
+        return CostCurve.of_rows([(0, 0.0, per_byte), (whole, whole * per_byte, 0.0)])
 
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
         """Return this network's prediction for another worker count; see :meth:`with_`."""

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.plan.network import Link, Network
+from syncline.plan.network import SEGMENT_BYTES, Link, Network
 from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.planners.compressed import (
     choose_compressed,
@@ -178,6 +178,18 @@ def test_a_rounded_message_costs_its_bytes_on_the_wire_and_a_pass_over_its_eleme
         each = msgspec.structs.replace(rounded, in_flight=in_flight)
         sent_s = network.all_reduce.seconds(100_000)
         assert message_costs_ns(network, each)[0] == round((sent_s + 200_000e-9) * 1e9)
+
+
+def test_shares_sent_directly_end_about_a_segment_apart() -> None:
+    link = Link(alpha_s=1e-5, beta_s_per_byte=1e-9, gamma_s_per_byte=0.0)
+    for workers, sizes in ((4, (1 << 12, 1 << 20, 1 << 24)), (2, (1 << 20,))):
+        network = Network.of_link(link, workers=workers)
+        cast = network.casting("int8")
+        assert network.all_reduce is not None and cast.all_reduce is not None
+        for size in sizes:
+            idle_bytes = min(size / workers, SEGMENT_BYTES) if workers > 2 else 0
+            found_s = cast.all_reduce.seconds(size) - network.all_reduce.seconds(size)
+            assert found_s == pytest.approx(idle_bytes * 1e-9)
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "int8"])
