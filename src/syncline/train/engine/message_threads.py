@@ -217,15 +217,15 @@ class MessageThreads:
             ours.__cause__ = error
             self.fail(ours)
 
-    def close(self) -> None:
-        """End the threads, and wait :data:`CLOSING_S` for each; abandon messages in flight."""
+    def close(self, patience_s: float = CLOSING_S) -> None:
+        """End the threads, and wait so long for each; abandon messages in flight."""
         if os.getpid() != self._process:
             return  # the threads run in the parent only
         with self._lock:
             self._closing = True
             self._for_issuer.notify()
         for thread in self.threads:
-            thread.join(CLOSING_S)
+            thread.join(patience_s)
 
     def drain(self) -> None:
         """Let the threads end by themselves once they have sent all messages that they can."""
