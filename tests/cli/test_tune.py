@@ -121,7 +121,7 @@ def test_a_damaged_file_is_named(cache: Path, refused: Callable[..., str]) -> No
         (("--hosts", "2", "--place", "tcp"), "leave one out"),
         (("--page", "folder"), "expected the name of a page, such as choices.html"),
         (("--page", "missing/page.html"), "there is no folder missing"),
-        (("--deadline", "0"), "deadline_s must be a finite number above 0"),
+        (("--deadline", "0"), "deadline_s must be finite and above 0"),
     ],
 )
 @pytest.mark.usefixtures("cache")
