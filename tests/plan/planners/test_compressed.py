@@ -185,7 +185,8 @@ def test_shares_sent_directly_end_about_a_segment_apart() -> None:
     for workers, sizes in ((4, (1 << 12, 1 << 20, 1 << 24)), (2, (1 << 20,))):
         network = Network.of_link(link, workers=workers)
         cast = network.casting("int8")
-        assert network.all_reduce is not None and cast.all_reduce is not None
+        assert network.all_reduce is not None
+        assert cast.all_reduce is not None
         for size in sizes:
             idle_bytes = min(size / workers, SEGMENT_BYTES) if workers > 2 else 0
             found_s = cast.all_reduce.seconds(size) - network.all_reduce.seconds(size)
