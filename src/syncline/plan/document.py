@@ -1,4 +1,4 @@
-"""Syncline's JSON files: one header, strict validation, atomic writes; see docs/architecture.md."""
+"""Syncline's JSON files: one header, strict validation, atomic writes."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_bad_contests(workers: WorkerPool) -> None:
     assert len(said) == 3
     assert "different names, found []" in said[0]
     assert "different names, found ['ddp', 'ddp']" in said[1]
-    assert "found 1, 1 and 0" in said[2]
+    assert "warmup must be at least 1, found 0" in said[2]
 
 
 def test_a_contestant_that_does_not_get_ready(workers: WorkerPool) -> None:
