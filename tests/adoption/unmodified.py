@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import io
 import json
@@ -122,4 +123,6 @@ if __name__ == "__main__":
         torch.manual_seed(0)
         outcome = {"gan": gan, "compiled": compiled}.get(name, plain)(name)
         Path(folder, f"{name}-{dist.get_rank()}.json").write_text(json.dumps(outcome))
+    # Models keep Gloo's threads, which abort an interpreter that exits while they release tensors.
+    gc.collect()
     dist.destroy_process_group()
