@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line, of this process by default; exit with 0 only on success."""
+    """Run the command line (None: this process's); exit 0 on success, 2 on a user's mistake."""
     if arguments is None:
         signal.signal(signal.SIGINT, _stop)
     # Imported after the line above, without which Ctrl-C would end an import with a traceback.
@@ -37,10 +37,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _stop(number: int, _: FrameType | None) -> None:
-    """End this process, which has nothing to clean up, at once, with the exit code of a shell.
+    """Exit at once with a shell's exit code for the signal; there is nothing to clean up.
 
-    A KeyboardInterrupt could be lost instead: modules in C drop exceptions while they are imported.
+    A KeyboardInterrupt could get lost: C modules may swallow exceptions while they are imported.
     """
-    with contextlib.suppress(OSError):  # nobody reads any more
-        os.write(2, b"stopped\n")  # print() could be interrupted print()
+    with contextlib.suppress(OSError):  # standard error is closed
+        os.write(2, b"stopped\n")  # print() must not interrupt itself
     os._exit(128 + number)

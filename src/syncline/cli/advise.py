@@ -18,7 +18,7 @@ from syncline.files.report.advice import advice, print_advice
     epilog=NETWORK_HELP, context_settings={"allow_interspersed_args": False, "show_default": True}
 )
 @click.option("-o", "--output", default="runs/advice", help="Folder for what was measured.")
-@click.option("--seconds", default=60.0, help="Observe for so long at most.")
+@click.option("--seconds", default=60.0, help="Observe for at most this long.")
 @click.option("--continue", "goes_on", is_flag=True, help="Let the training go on afterwards.")
 @click.option("--profile", metavar="FILE", help="Advise on this profile; COMMAND is a NETWORK.")
 @json_option
@@ -35,13 +35,13 @@ def advise(
 ) -> None:
     """Observe an unmodified script for a while, and say what limits it and what would help.
 
-    COMMAND is the script or what launches it, as for 'syncline run'. It trains under stock DDP; the
-    network between its ranks is probed, and a few iterations send all gradients in one message, to
-    time the computing. Then rank 0 says what it found, and the script ends with exit code 0.
+    COMMAND is the script or what launches it, as for 'syncline run'. It trains under torch's own
+    DDP. The network between its ranks is probed, and a few iterations send all gradients in one
+    message, to time the computation. Rank 0 prints the advice; the script ends with exit code 0.
     """
     if profile is not None:
         if len(command) != 1:
-            raise UserError(f"with --profile there is one NETWORK, found {' '.join(command)}")
+            raise UserError(f"--profile takes one NETWORK, found {' '.join(command)}")
         read, network = profile_argument(profile).known_profile(), network_argument(command[0])
         if not network.points or network.workers != read.workers:
             # The baseline was measured on another network.
@@ -51,7 +51,7 @@ def advise(
         return
     if not seconds > 0:
         raise UserError(f"--seconds must be above 0, found {seconds:g}")
-    # Imported here, so that calls that need no training need not wait for torch.
+    # Imported here: advice on a profile need not wait for torch.
     from syncline.train.launched.request import Request
 
     request = Request(

@@ -29,7 +29,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def profile_argument(path: str) -> Trace:
-    """Return a trace, or a file of a profile as a trace that holds nothing else."""
+    """Read a trace; a profile file is a trace that holds nothing but the profile."""
     form = detect(path)
     if form.name == "json":
         profile = Profile.load(path)
@@ -54,7 +54,7 @@ def fields_of(of: type[msgspec.Struct]) -> dict[str, FieldInfo]:
 
 
 def with_options(*options: Decorator) -> Decorator:
-    """Give a command options, in the order of the help."""
+    """Return a decorator that adds options to a command, in the order of its help."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -65,7 +65,7 @@ def with_options(*options: Decorator) -> Decorator:
 
 
 def field_options(fields: Mapping[str, FieldInfo], *names: str) -> Decorator:
-    """Give a command options for fields, in the order of the names; they describe themselves."""
+    """Return a decorator that adds an option for each named field, with the field's own help."""
     return with_options(*(_field_option(fields[name]) for name in names))
 
 
@@ -85,7 +85,7 @@ def _field_option(field: FieldInfo) -> Decorator:
     else:
         settings["type"] = TYPES.get(field.name, str if isinstance(kinds[0], str) else kinds[0])
     if field.default not in (None, (), "") and field.default is not False:
-        settings["default"] = field.default  # help texts describe empty ones
+        settings["default"] = field.default  # the help text describes an empty default
     return click.option(f"--{flag}", field.name, **settings)
 
 
@@ -121,11 +121,11 @@ shard_option = click.option(
 
 
 def require_shardable(profile: Profile, density: float | None) -> None:
-    """Refuse sharded updates from gradients of which only a part is exchanged."""
+    """Raise a UserError for sharded updates with sparse messages."""
     if profile.sharded and density is not None:
         raise UserError(
-            "--shard updates shares from whole gradients; leave --shard out, or --density and "
-            "what else makes messages sparse"
+            "--shard needs dense messages; leave out --shard, or --density and any other sparse "
+            "option"
         )
 
 
@@ -137,7 +137,7 @@ def with_clipping(profile: Profile, *, clip: bool) -> Profile:
 def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float) -> None:
     """Print how a predicted iteration compares with DDP's default buckets.
 
-    If the network has the cost of sparse messages, DDP's own cost is not known.
+    Prints nothing if the network has the cost of sparse messages, because DDP sends dense ones.
     """
     if network.density is not None:
         return
@@ -151,8 +151,8 @@ def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float)
 class GroupedCommand(click.Command):
     """A command whose ``--help`` shows everyday options, and ``--help-all`` all of them.
 
-    ``groups`` gives the other parameters by the name of their group; ``details`` follows the epilog
-    where all options are shown.
+    ``groups`` maps each title in ``--help-all`` to the names of its parameters. Those in no group
+    are everyday options. ``details`` is shown after the epilog by ``--help-all`` alone.
     """
 
     def __init__(

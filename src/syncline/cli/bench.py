@@ -1,4 +1,4 @@
-"""``syncline bench``: measure in comparison with others."""
+"""``syncline bench``: measure Syncline beside other libraries."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Examples:
   syncline bench collectives --place tcp --sizes 4..1MiB
   syncline bench collectives --hosts 4 --rate 1gbit --report measured
 
-Contestants take turns: each has one in every round. Open MPI and MPICH take part where
-tools/bench-mpi has set them up, or --mpi names an interpreter that has mpi4py. Emulated hosts need
-what 'syncline emulate' needs.
+Contestants are interleaved: each takes one turn in every round. Open MPI and MPICH take part if
+tools/bench-mpi has set them up, or if --mpi names an interpreter that has mpi4py. Emulated hosts
+need what 'syncline emulate' needs.
 """
 WORKERS = (2, 3, 4)
 FIELDS = fields_of(BenchmarkRequest)
@@ -47,15 +47,15 @@ def bench() -> None:
     "--sizes",
     default="4,4KiB,64KiB,1MiB,16MiB",
     metavar="SIZE,...",
-    help="Of the vector; 4..256MiB: from 4 bytes, every fourfold.",
+    help="Sizes of the vector; 4..256MiB is 4, 16, 64 bytes and so on.",
 )
-@click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,3,4]")
+@click.option("--workers", metavar="P,...", help="Worker counts.  [default: 2,3,4]")
 @place_options
 @click.option(
     "--contestants",
     default=",".join(DEFAULT),
     metavar="NAME,...",
-    help=f"Who takes part; {OURS}:ALGORITHM forces one of ours, 'all' is every one there is.",
+    help=f"Libraries to compare; {OURS}:ALGORITHM forces one of ours, 'all' is every one.",
 )
 @field_options(FIELDS, "rounds", "lap_s")
 @click.option(
@@ -63,7 +63,7 @@ def bench() -> None:
     "mpis",
     multiple=True,
     metavar="NAME=PYTHON",
-    help="Where an MPI's mpi4py is, such as mpich=env/bin/python; may be repeated.",
+    help="Interpreter with an MPI's mpi4py, such as mpich=env/bin/python; may be repeated.",
 )
 @field_options(FIELDS, "timeout_s")
 @report_option

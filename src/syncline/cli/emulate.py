@@ -28,8 +28,8 @@ Examples:
 
 COMMAND runs once for every worker, with the variables that torchrun sets: RANK, LOCAL_RANK,
 WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT. The hosts are
-network namespaces on this machine: they share its files, processors (in equal shares, where they
-can be cut) and GPUs, and reach each other and nothing else.
+network namespaces on this machine. They share its files, its GPUs and its processors (in equal
+shares, if these come out even). They can reach each other and no other network.
 
 Needs ip and tc of iproute2, and root or user namespaces.
 """
@@ -88,7 +88,7 @@ def _say(text: str) -> None:
 
 
 def _summary(result: JobResult, timeout_s: float | None) -> str:
-    """Return how the job ended, and whose fault it was."""
+    """Return how the job ended, and which worker failed first."""
     workers = counted(len(result.ends), "worker")
     cause = result.cause
     if result.signal is not None:
@@ -98,9 +98,9 @@ def _summary(result: JobResult, timeout_s: float | None) -> str:
         others = [end for end in result.ends if end is not cause]
         well = _ranks([end for end in others if end.code == 0], "ended well")
         later = _ranks([e for e in others if e.code and not e.stopped], "failed later")
-        told = _ranks([e for e in others if e.code and e.stopped], "had to be stopped")
+        stopped = _ranks([e for e in others if e.code and e.stopped], "had to be stopped")
         first = f"error: {name_of(cause)} {end_of(cause.code)} after {cause.after_s:.1f} s"
-        return "; ".join([first, *well, *later, *told])
+        return "; ".join([first, *well, *later, *stopped])
     if result.timed_out:
         return f"error: the job was stopped after {timeout_s:g} s (--timeout)"
     return f"{workers} ended well after {result.wall_s:.1f} s"
@@ -115,7 +115,7 @@ def _ranks(ends: Sequence[WorkerEnd], what: str) -> list[str]:
 
 
 def _show(cluster: Cluster, traffic: Sequence[Traffic], wall_s: float) -> None:
-    """Print what has passed each link, which shows whether the network was the limit."""
+    """Print each link's traffic, which shows whether the network was the limit."""
     if not any(passed.sent_bytes for passed in traffic):
         _say("nothing was sent from host to host")
         return

@@ -29,11 +29,11 @@ ALGORITHM_ALIASES = {
     "ps": "parameter-server",
     **SPARSE_NAMES,
 }
-"""Short names by which algorithms may be given; the sparse ones are those of training."""
+"""Short name -> algorithm; the sparse ones are those of training."""
 
 NETWORK_HELP = (
     "NETWORK is a network file, a preset such as 10gbit, or the rate of a link such as 100mbit; "
-    "'syncline help network' says what else."
+    "'syncline help network' lists all forms."
 )
 
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
@@ -47,17 +47,17 @@ LINK_FORM = (
     "[,staging=RATE][,switch=RATE][,jobs=N][,contention=FACTOR]"
 )
 POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME][,jobs=N][,contention=FACTOR]"
-PRINTED = re.compile(r"#\s*size\s+(count\s+type|avg latency\s*\(us\))", re.IGNORECASE)
-"""The comment over the columns that nccl-tests and OSU's benchmarks print."""
+BENCHMARK_HEADER = re.compile(r"#\s*size\s+(count\s+type|avg latency\s*\(us\))", re.IGNORECASE)
+"""The comment with which nccl-tests and OSU's benchmarks name their columns."""
 MOST_POINTS_BYTES = 1 << 20  # the largest file of points that is read
 
 
 def network_argument(
     text: str, *, workers: int | None = None, algorithm: str | None = None
 ) -> Network:
-    """Return the network that a text names, as ``network.txt`` says.
+    """Return the network that a text describes in one of the forms of ``network.txt``.
 
-    ``workers`` and ``algorithm``, which may be a short name, replace its own where they are given.
+    ``workers`` and ``algorithm`` (or its short name) replace the network's own.
     """
     name = None if algorithm is None else algorithm_named(algorithm)
     return _read(text).with_(workers=workers, algorithm=name)
@@ -76,7 +76,7 @@ def algorithm_named(name: str) -> str:
 
 
 def density_of(text: str) -> float:
-    """Return the share of the elements that is sent; a ValueError if it is no number."""
+    """Read a density, above 0 and at most 1; raises a ValueError if it is no number."""
     density = float(text)
     if not 0 < density <= 1:  # nan, too
         raise UserError(f"a density must be above 0 and at most 1, found {text}")
@@ -132,7 +132,7 @@ def _points(text: str) -> Network:
     workers, algorithm = values["workers"], values.get("algorithm", "ring")
     try:
         network = Network.from_points(*points, workers=workers, name=text, algorithm=algorithm)
-        return _with_beside(network, values)
+        return _with_common_properties(network, values)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -140,11 +140,11 @@ def _points(text: str) -> Network:
 def _columns(path: str) -> tuple[list[int], list[float]]:
     """Return the bytes and seconds of a file of two columns, with commas or spaces between.
 
-    The output of nccl-tests (its times out of place) and of OSU's benchmarks is read as well: their
-    comments name the columns, whose times are microseconds. Other text after a ``#`` is left out,
-    and so are the lines that a launcher prints before such a comment. Otherwise a first line of
-    words is a header, whose second must name seconds: a column of microseconds would be off by a
-    million.
+    A first line of words is a header. Its second word must name seconds: a column of microseconds
+    would be off by a million. Text after a ``#`` is ignored.
+
+    The output of nccl-tests (out-of-place times) and of OSU's benchmarks is read as well. A comment
+    names its columns, whose times are microseconds; lines of a launcher before it are ignored.
     """
     try:
         lines = read_bytes(path, most_bytes=MOST_POINTS_BYTES).decode("utf-8-sig").splitlines()
@@ -153,7 +153,7 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
     sizes_bytes: list[int] = []
     times_s: list[float] = []
     headed = False
-    printed = next((i for i, line in enumerate(lines) if PRINTED.match(line)), None)
+    printed = next((i for i, line in enumerate(lines) if BENCHMARK_HEADER.match(line)), None)
     if printed is not None:
         names = lines[printed].strip("# \t").lower().split()
         column = names.index("time") if "time" in names else 1
@@ -200,8 +200,8 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
     return sizes_bytes, times_s
 
 
-def _with_beside(network: Network, values: dict[str, Any]) -> Network:
-    """Return the network with the properties that were given besides its cost."""
+def _with_common_properties(network: Network, values: dict[str, Any]) -> Network:
+    """Return the network with the jobs and contention that were given."""
     changes: dict[str, Any] = {"jobs": values.get("jobs", network.jobs)}
     if "contention" in values:
         changes["contention"] = Contention.of_both(values["contention"])
@@ -219,7 +219,7 @@ def _line(text: str) -> Network:
         name=text,
         algorithm=values.get("algorithm", "ring"),
     )
-    return _with_beside(line, values)
+    return _with_common_properties(line, values)
 
 
 def _link(text: str) -> Network:
@@ -234,7 +234,7 @@ def _link(text: str) -> Network:
             "inside-bandwidth": parse_bandwidth,
             "inside-latency": parse_duration,
             "servers": _count,
-            "servers-on": _place,
+            "servers-on": _is_colocated,
             "staging": parse_bandwidth,
             "switch": parse_bandwidth,
         },
@@ -261,7 +261,7 @@ def _link(text: str) -> Network:
         stages=tuple(stages),
         name=text,
     )
-    return _with_beside(network, values)
+    return _with_common_properties(network, values)
 
 
 def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | None]:
@@ -286,7 +286,7 @@ def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | N
 def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
     """Read ``key=value`` pairs, each key at most once; ``form`` is what errors say is expected.
 
-    ``readers`` are those besides what every network may state.
+    ``readers`` maps a key to what reads its value; the keys of every network are added.
     """
     readers = readers | {
         "workers": _count,
@@ -327,7 +327,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _place(text: str) -> bool:
+def _is_colocated(text: str) -> bool:
     if text not in ("own", "workers"):
         raise ValueError
     return text == "workers"

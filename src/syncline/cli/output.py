@@ -1,4 +1,4 @@
-"""Failures to write standard output, raised as our own error whichever library was writing."""
+"""Failures to write standard output raise an error of ours, whichever library was writing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OutputError(SynclineError):
 
 
 class _Output(io.FileIO):
-    """The file of standard output; click and rich end silently if a pipe's reader has gone."""
+    """Raises :class:`OutputError`; click and rich would exit silently on a broken pipe."""
 
     def write(self, data: object, /) -> int | None:  # type: ignore[override]
         try:
@@ -39,7 +39,7 @@ class _Output(io.FileIO):
 def checked_output() -> Iterator[None]:
     """Raise :class:`OutputError` if standard output cannot be written, at the latest at the end."""
     before = sys.stdout
-    if before is None:  # the next file that is opened would take its place
+    if before is None:  # the next file that is opened would get its descriptor
         raise UserError("standard output is closed; send it to a file, or to /dev/null")
     if not (before is sys.__stdout__ and isinstance(before, io.TextIOWrapper)):
         yield  # within a test, or a program that calls this one
@@ -62,7 +62,7 @@ def checked_output() -> Iterator[None]:
         try:
             output.flush()
         except OutputError:
-            # The rest has nowhere to go; Python would try once more when it ends.
+            # Python flushes once more at exit: let that succeed.
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, before.fileno())
             os.close(nothing)
@@ -70,7 +70,7 @@ def checked_output() -> Iterator[None]:
 
 
 def _open_standard_descriptors() -> None:
-    """Open standard input and error if closed: a file of ours would take their place."""
+    """Open standard input and error if closed: a file of ours would get their descriptors."""
     for descriptor in (0, 2):
         try:
             os.fstat(descriptor)

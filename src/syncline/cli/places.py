@@ -1,4 +1,4 @@
-"""Where several commands measure: on this host, or on emulated hosts."""
+"""Options that say where to measure: on this host, or on emulated hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ place_options = with_options(
         help="On this host: shared memory, or TCP on the loopback device.  [default: shared]",
     ),
     click.option("--hosts", type=int, help="On this many emulated hosts instead."),
-    click.option("--rate", help="Rate of every link of theirs, such as 1gbit."),
+    click.option("--rate", help="Rate of every link between emulated hosts, such as 1gbit."),
 )
 """Give a command the options that :func:`place_of` reads."""
 
@@ -30,7 +30,7 @@ cluster_options = with_options(
         metavar="HOST:RATE",
         help="Rate of one host's link, such as 0:100mbit; may be repeated.",
     ),
-    click.option("--latency", help="Added on the way between two hosts, such as 20us."),
+    click.option("--latency", help="Latency added between two hosts, such as 20us."),
     click.option("--workers-per-host", type=int, default=1, help="Workers on each host."),
     click.option("--mtu", "mtu_bytes", type=int, default=9000, help="Largest packet in bytes."),
 )
@@ -44,7 +44,7 @@ def place_of(
     if hosts is None:
         for option, value in (("--rate", rate), ("--workers-per-host", workers_per_host)):
             if value is not None:
-                raise UserError(f"{option} is of emulated hosts; say how many with --hosts")
+                raise UserError(f"{option} needs emulated hosts; say how many with --hosts")
         return place or PLACES[0]
     if place is not None:
         raise UserError(f"--place {place} is on this host, --hosts {hosts} is not; leave one out")
@@ -55,7 +55,7 @@ def place_of(
 def worker_counts(
     text: str | None, place: Local | Cluster, usual: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return how many workers take part: as asked, else all of a cluster, or the usual counts."""
+    """Return the worker counts: those in ``text``, else a cluster's workers, else ``usual``."""
     if text is not None:
         return parse_workers(text)
     return (place.workers,) if isinstance(place, Cluster) else usual

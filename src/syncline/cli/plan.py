@@ -22,11 +22,11 @@ from syncline.plan.simulator.transformations import with_sharding
 @click.option(
     "--planner",
     default="auto",
-    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run the plans of all. Settings "
+    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run every one's plan. Settings "
     "follow the name: horovod:cycle_s=0.005.",
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")
-@click.option("--algorithm", help="Exchange by this instead of what the network has.")
+@click.option("--algorithm", help="All-reduce algorithm, instead of the network's own.")
 @arguments.overlap_option
 @arguments.clip_option
 @arguments.shard_option

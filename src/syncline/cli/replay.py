@@ -27,9 +27,9 @@ Examples:
   syncline replay profile.json --hosts 4 --rate 1gbit
   syncline replay trace.json.gz --planner ddp,merge,overlap --rate 10gbit --report replayed
 
-Gradients, messages and the network are real; computing is waiting, on hosts that share this
-machine. A time is that of the slowest worker in the steady state. Needs what 'syncline emulate'
-needs.
+Gradients, messages and the network are real. Workers wait instead of computing, because the hosts
+share this machine. A time is that of the slowest worker in the steady state. Needs what 'syncline
+emulate' needs.
 """
 
 FIELDS = arguments.fields_of(ReplayRequest)
@@ -114,7 +114,7 @@ def replay(
 
 
 def _network(text: str, workers: int) -> Network:
-    """Return a network carried over to the workers of the cluster."""
+    """Read a network, and carry it over to as many workers as the cluster has."""
     network = network_argument(text)
     if network.link is not None and network.workers != workers and states_workers(text):
         raise UserError(

@@ -24,7 +24,7 @@ Under a launcher, either works:
   torchrun --nproc-per-node 2 -m syncline.run train.py ARGS
   syncline run -- torchrun --nproc-per-node 2 train.py ARGS
 
-What was started so trains as without 'syncline run' if SYNCLINE=0 is set.
+If SYNCLINE=0 is set, such a job trains as without 'syncline run'.
 """
 
 
@@ -35,7 +35,7 @@ What was started so trains as without 'syncline run' if SYNCLINE=0 is set.
 @click.option(
     "--cache",
     metavar="DIR",
-    help="Keep plans for the next start here; none: nowhere.  [default: the user's cache]",
+    help="Keep plans here for the next start; none: keep none.  [default: the user's cache]",
 )
 @click.option(
     "--compile-blocks",

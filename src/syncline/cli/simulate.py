@@ -37,7 +37,7 @@ from syncline.plan.whatif import WhatIf
 
 WHAT_IF_HELP = """\b
 What if: every option of this kind takes a list, such as 1gbit,10gbit; all
-combinations are simulated. Worker counts may go on: 4,8,...,2048."""
+combinations are simulated. Worker counts may be a series: 4,8,...,2048."""
 
 GROUPS = {
     "What if the network": ("algorithm", "wire", "density", "jobs"),
@@ -76,7 +76,7 @@ def _what_if(name: str, metavar: str, text: str) -> arguments.Decorator:
     "--calibrate",
     metavar="N=TIME,...",
     help="Iterations measured with N workers, such as 8=350ms,16=0.41s, under DDP or the one "
-    "planner that is named: NETWORK's link is made to explain them.",
+    "planner that is named: NETWORK's link is fitted to them.",
 )
 @_what_if("--workers", "N,...", "other worker counts, such as 4,8,...,2048.")
 @_what_if("--bandwidth", "RATE,...", "links of another rate, such as 10gbit,25gbit.")
@@ -96,7 +96,7 @@ def _what_if(name: str, metavar: str, text: str) -> arguments.Decorator:
 @_what_if("--compute-scale", "FACTOR,...", "the device takes this many times as long; 0.5: half.")
 @_what_if("--batch", "FACTOR,...", "a worker's batch has this many times the samples; 0.5: half.")
 @_what_if("--batch-fixed", "SHARE,...", "this share of its time does not depend on its size.")
-@_what_if("--accumulate", "N,...", "one exchange and update for so many micro-batches.")
+@_what_if("--accumulate", "N,...", "one exchange and update for this many micro-batches.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")
 @_what_if("--jitter", "SIGMA,...", "the same, drawn anew for every iteration.")
@@ -139,8 +139,8 @@ def simulate(
         plan = Plan.load(plan_file)
         plan = plan if overlap else plan.waiting_for_all()
         planners = {plan.planner: lambda *_: plan}
-    told = plan is not None or asked["workers"] is not None
-    base, notes = _network(network, read, told=told)
+    fixes_workers = plan is not None or asked["workers"] is not None
+    base, notes = _network(network, read, fixes_workers=fixes_workers)
     if calibrate is not None:
         if plan is not None:
             raise UserError("--calibrate plans for other worker counts; leave --plan out")
@@ -211,14 +211,14 @@ def _print(output: Comparison | WhatIf) -> None:
             console.print(Text(terminal.plain(text), style="dim"))
 
 
-def _network(text: str, read: Trace, *, told: bool) -> tuple[Network, tuple[str, ...]]:
+def _network(text: str, read: Trace, *, fixes_workers: bool) -> tuple[Network, tuple[str, ...]]:
     """Return the network, and notes on it and on the profile.
 
-    It has as many workers as a trace says, unless its text or the command (``told``) states some.
+    Its worker count is the trace's, unless ``text`` or another option (``fixes_workers``) has one.
     """
     network = network_argument(text)
     own = network.workers
-    if told or read.workers in (None, own) or states_workers(text):
+    if fixes_workers or read.workers in (None, own) or states_workers(text):
         return network, read.notes
     if read.workers == 1:
         note = f"one worker, as in the trace, exchanges nothing: simulated for the {own} of {text}"
@@ -247,7 +247,7 @@ def _by_name(names: Iterable[str], overlap: bool) -> Planners:
 
 
 def _require_priced(plan: Plan | None, profile: Profile, densities: Sequence[float | None]) -> None:
-    """Refuse sparse messages at the cost of dense ones, and sharded updates from sparse ones."""
+    """Raise a UserError for sparse messages at the cost of dense ones, or with sharded updates."""
     for density in densities:
         arguments.require_shardable(profile, density)
     if plan is not None and plan.is_sparse and None in densities:

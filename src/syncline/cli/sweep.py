@@ -43,18 +43,18 @@ def is_plain(asked: Asked) -> bool:
 
 
 def worker_counts(asked: Asked) -> tuple[int, ...]:
-    """Return the worker counts."""
+    """Return the worker counts asked for."""
     text = asked.get("workers")
     return () if text is None else parse_workers(text)
 
 
 def algorithms(asked: Asked) -> list[str]:
-    """Return the algorithms under their own names."""
+    """Return the algorithms asked for, by their full names."""
     return _values(asked, "algorithm", algorithm_named, "ring,double-tree")
 
 
 def points_of(asked: Asked, own_workers: int) -> list[Change]:
-    """Return the points of the sweep; ``own_workers`` are the network's, if none are asked for."""
+    """Return the points of the sweep; ``own_workers`` is the network's own worker count."""
     named = asked.get("strategy")
     if named != "all" and "all" in (named or "").split(","):
         raise UserError("--strategy all stands alone; leave the other names out")
@@ -96,7 +96,7 @@ def measured_iterations(text: str) -> dict[int, float]:
         count, _, duration = part.partition("=")
         workers, seconds = _count("workers", LARGEST_WORKERS, count), parse_duration(duration)
         if seconds <= 0:
-            raise UserError(f"an iteration takes longer than {duration}")
+            raise UserError(f"an iteration's time must be above 0 s, found {duration}")
         return workers, seconds
 
     found = _values({"calibrate": text}, "calibrate", read, "8=350ms,16=410ms")

@@ -77,8 +77,8 @@ _reading_options = with_options(
 def info(files: tuple[str, ...], as_json: bool, **reading: Any) -> None:
     """Show what a trace holds, and what could not be recovered from it.
 
-    Several FILEs are one trace: profiler traces of several ranks, or with their execution traces. A
-    profiler trace is also simulated from its own profile and messages, beside what it measured.
+    Several FILEs form one trace: profiler traces of several ranks, or a profiler trace with its
+    execution trace. A profiler trace's step is also simulated, beside what was measured.
     """
     form, found, _ = _read(files, **reading)
     if as_json:
@@ -96,7 +96,7 @@ def info(files: tuple[str, ...], as_json: bool, **reading: Any) -> None:
 @click.option("--network-out", help="Write the network of the timed messages here.")
 @click.option("--plan-out", help="Write the messages that were sent here, as a plan.")
 @click.option("--network", help="What messages cost, for formats that hold it.  [default: FILE's]")
-@click.option("--workers", type=int, help="Workers that exchanged the messages, if FILE is silent.")
+@click.option("--workers", type=int, help="Workers that exchanged the messages, if FILE lacks it.")
 @_reading_options
 def convert(
     files: tuple[str, ...],
@@ -119,7 +119,7 @@ def convert(
         except UserError as error:
             if found.has_network:
                 raise
-            missing = error  # the trace lacks it: the rest is written all the same
+            missing = error  # the trace has no network: the rest is written all the same
     if plan_out is not None:
         if found.plan is None:
             raise UserError(

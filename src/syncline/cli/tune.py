@@ -1,4 +1,4 @@
-"""``syncline tune``: measure which algorithm is fastest, and keep that for groups."""
+"""``syncline tune``: measure which algorithm is fastest, and keep the choice for later groups."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ WORKERS = (2, 4)
     "--sizes",
     default="256..16MiB",
     metavar="SIZE,...",
-    help="Of the vector; 256..16MiB: from 256 bytes, every fourfold.",
+    help="Sizes of the vector; 256..16MiB is 256, 1024, 4096 bytes and so on.",
 )
-@click.option("--workers", metavar="P,...", help="How many take part.  [default: 2,4]")
+@click.option("--workers", metavar="P,...", help="Worker counts.  [default: 2,4]")
 @place_options
 @click.option(
     "--workers-per-host", type=int, help="Workers on each of the emulated hosts.  [default: 1]"
@@ -56,7 +56,7 @@ WORKERS = (2, 4)
     metavar="FILE",
     help="Write there instead of to the cache; for one worker count.",
 )
-@click.option("--page", metavar="FILE.html", help="Write a page with pictures.")
+@click.option("--page", metavar="FILE.html", help="Write an HTML page with charts.")
 @click.option("--json", "as_json", is_flag=True, help="Print an array of JSON documents.")
 @click.option("--show", is_flag=True, help="Print what the cache has, and measure nothing.")
 @click.pass_context
@@ -131,7 +131,7 @@ def _require_alone(context: click.Context) -> None:
 
 
 def _kept() -> list[tuple[Choices, Path]]:
-    """Return what the cache has, the latest first."""
+    """Return all choices in the cache, the latest first."""
     folder, files, unread = choices_folder(), [], ""
     try:
         if folder is not None:
