@@ -1,1 +1,1 @@
-"""Syncline's nouns: plain, frozen, validated data with a versioned JSON form."""
+"""Profiles, networks, plans and results: frozen, validated records with a versioned JSON form."""

@@ -24,7 +24,7 @@ def doubling_rounds(workers: int) -> int:
 
 
 def folded_rounds(workers: int) -> int:
-    """Return the rounds of a butterfly in which surplus workers send first and receive last."""
+    """Return a butterfly's rounds; workers beyond a power of two send first and receive last."""
     exact = workers.bit_length() - 1
     return exact if workers == 1 << exact else exact + 2
 
@@ -128,15 +128,16 @@ def server_line(
 
 
 SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
-"""One server unless more are named; and one for each worker or, with hosts, for each host."""
+"""The first has one server unless more are given; the second one per worker or, with hosts, per
+host."""
 
 
 def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:
-    """Return the steps of an all-reduce in which blocks are added, and only passed on.
+    """Return how many steps of an all-reduce add blocks, and how many only forward them.
 
     Source: linear-pipeline, section 3, with the errata in the page "Algorithms and costs".
     """
-    # Of two workers the first has nothing to pass on, so its own blocks delay nothing.
+    # With two workers, the first forwards no sums, so its own blocks delay nothing.
     return workers - 2 + blocks, 1 if workers == 2 else max(blocks, workers) - 1
 
 
@@ -147,10 +148,10 @@ def pipeline_line(
     beta_s_per_byte: float,
     gamma_s_per_byte: float = 0.0,
 ) -> CostCurve:
-    """Return the cost of a message in blocks, of which every step adds or passes on one."""
-    adding, passing = steps
-    moved = adding * (beta_s_per_byte + gamma_s_per_byte) + passing * beta_s_per_byte
-    return CostCurve.line((adding + passing) * alpha_s, moved / blocks)
+    """Return the cost of a message cut into blocks; each step adds or forwards one block."""
+    adding, forwarding = steps
+    moved = adding * (beta_s_per_byte + gamma_s_per_byte) + forwarding * beta_s_per_byte
+    return CostCurve.line((adding + forwarding) * alpha_s, moved / blocks)
 
 
 BLOCK_COUNTS = (1, *(half << i for i in range(20) for half in (2, 3)))
@@ -168,7 +169,7 @@ def pipeline_curve(
     """Return the cost of a linear pipeline's collective in the cheapest number of equal blocks.
 
     It tries 1, 2, 3, 4, 6, 8, 12, ... blocks, and one for each worker, where the cost of an
-    all-reduce has a kink: at most 2.1 % more than with the best number.
+    all-reduce has a kink. That costs at most 2.1 % more than the best number of blocks.
     """
     require_workers(workers)
     if workers == 1:

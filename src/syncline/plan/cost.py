@@ -90,7 +90,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
     @classmethod
     def in_turn(cls, curves: Iterable[CostCurve]) -> CostCurve:
-        """Return the cost of collectives of the same message, one after another; 0 without any."""
+        """Return the cost of one collective after another on the same message; 0 without any."""
         parts = tuple(curves)
         starts = sorted({0, *(s.start_bytes for part in parts for s in part.segments)})
         return cls.of_rows(
@@ -103,7 +103,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
         )
 
     def less(self, line: CostCurve) -> CostCurve:
-        """Return the curve minus a straight line that :meth:`in_turn` has added, at least 0."""
+        """Return the curve minus a line that :meth:`in_turn` added; no slope or cost is below 0."""
         a_s, b = line.linearised(0)
         if a_s == b == 0:
             return self
@@ -147,18 +147,18 @@ class CostCurve(Value, frozen=True, kw_only=True):
         )
 
     def without_gain_from_cutting(self) -> CostCurve:
-        """Return the least curve above this one whose cost a byte nowhere rises with the size.
+        """Return the least curve above this one whose cost per byte never rises with the size.
 
-        Then no message is cheaper in pieces. A measured curve may violate that by a per cent of
-        noise, and a search would then cut messages into hundreds of pieces. O(n) for n segments.
+        On such a curve no message is cheaper in pieces. On a measured one, a per cent of noise can
+        make a search cut messages into hundreds of pieces. O(n) for n segments.
         """
         pieces: list[CostSegment] = []  # from the last to the first
-        rate = 0.0  # the largest cost a byte of any larger message
+        rate = 0.0  # the largest cost per byte of any larger message
         stop: float = math.inf  # where the piece ends
         for segment in reversed(self.segments):
             start, slope = segment.start_bytes, segment.s_per_byte
             intercept_s = segment.cost_s - slope * start
-            if intercept_s <= 0:  # the cost a byte is largest at the end of the piece
+            if intercept_s <= 0:  # the cost per byte is largest at the end of the piece
                 last = stop - 1
                 rate = max(rate, slope + intercept_s / last if last else slope)
             stop = start

@@ -74,13 +74,13 @@ class Stage(Value, frozen=True, kw_only=True):
 
 
 FLAT = {"flat-ring": "ring", "flat-tree": "two-tree"}
-"""All-reduces over all workers as one pipeline of chunks, whatever their hosts -> the formula over
-one link. The bytes pass hosts, links and staging at the same time, so the slowest counts."""
+"""All-reduces that pipeline chunks over all workers, whatever their hosts; with the formula of each
+over one link. Hosts, links and staging work at the same time, so the slowest one counts."""
 TUNED = {
     "tuned": ("ring", "halving-doubling", "recursive-doubling"),
     "nccl": tuple(FLAT),
 }
-"""Algorithms among which MPI and NCCL choose by the size of the message; the cheapest counts."""
+"""Algorithms among which MPI and NCCL choose by message size; the cheapest one counts."""
 DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
 """All-reduces of whole messages between equal workers."""
 
@@ -121,8 +121,8 @@ def hierarchical_all_reduce(
     reduce-scatter round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i
     of the others, by ``algorithm``; the workers of a host all-gather the results. The L all-reduces
     share the link ``between`` two hosts; their latencies overlap, and each worker adds only its own
-    part. Those of :data:`FLAT` are one pipeline of chunks over all workers, host by host: a chunk
-    takes the sum of its hops, and the slowest link counts. All bytes between hosts pass the switch.
+    part. Those of :data:`FLAT` pipeline chunks over all workers, host by host: latencies add up over
+    a chunk's hops, the slowest link limits the rate. All bytes between hosts pass the switch.
 
     Source of the pipelines: NCCL's ring and tree, without its protocols.
     """
@@ -155,8 +155,8 @@ def _flat(
     across = all_reduce_curve(algorithm, workers, between)
     rates = [curve.segments[0].s_per_byte for curve in (within, across)]
     if algorithm == "flat-ring":
-        # The critical path through the hops of all chunks. A chunk waits behind others for the
-        # slowest link at every hop, at none, or where its way ends between two hosts.
+        # The critical path through the hops of all chunks: a chunk queues for the slowest link at
+        # every hop, at none, or at those after the last host but one.
         hops = 2 * (workers - 1)
         out = -(-hops * hosts // workers)
         last = hops - (out - 1) * local - 1  # hops after the last host but one, on the longest way
@@ -189,7 +189,7 @@ class Exchange(Value, frozen=True, kw_only=True):
     hosts: int | None = None
     inside: Link | None = None
     speeds: SparseSpeeds | None = None
-    """Of selecting and merging, if the cost of a sparse algorithm includes them."""
+    """Set if the cost of a sparse algorithm includes selecting and merging."""
     servers: int | None = None
     colocated: bool = False
     stages: tuple[Stage, ...] = ()
@@ -219,8 +219,8 @@ class Exchange(Value, frozen=True, kw_only=True):
             return
         if not 1 <= self.hosts <= self.workers:
             raise UserError(
-                f"{self.workers} workers cannot be on {self.hosts} hosts, of which each has one at "
-                "least"
+                f"{self.workers} workers cannot be on {self.hosts} hosts; each host needs at least "
+                "one"
             )
         if self.inside is None:
             raise UserError("workers on hosts need a link inside a host; give its costs too")
@@ -278,11 +278,11 @@ class Exchange(Value, frozen=True, kw_only=True):
         """Return the costs of sending all gradients to parameter servers and of fetching the sums.
 
         With hosts, the push begins with a reduce-scatter round a ring inside each host, and the
-        pull ends with an all-gather. Each has half of the hosts' time for a message.
+        pull ends with an all-gather. Each includes half of the time of the hosts' stages.
         """
         require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
         link, inside = self.link, self.inside or _FREE
-        return self._one_way(link, inside), self._one_way(_not_adding(link), _not_adding(inside))
+        return self._one_way(link, inside), self._one_way(_no_gamma(link), _no_gamma(inside))
 
     def _one_way(self, link: Link, inside: Link) -> CostCurve:
         local, ends = self.workers_a_host, self._ends
@@ -303,7 +303,7 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     @property
     def workers_a_host(self) -> int:
-        """Of the fullest host."""
+        """Workers on the fullest host."""
         return -(-self.workers // self._ends)
 
     @property
@@ -313,13 +313,13 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     @property
     def _host_s_per_byte(self) -> float:
-        """Seconds a byte that the stages of a host take while links wait."""
+        """Seconds per byte that the stages of a host take while links wait."""
         flat = self.algorithm in (*FLAT, "nccl")
         return 0.0 if flat else self._staging_s_per_byte
 
     @property
     def _staging_s_per_byte(self) -> float:
-        """Seconds a byte of the stages of a host, which its workers share."""
+        """Seconds per byte of the stages of a host, which its workers share."""
         if self.workers == 1:
             return 0.0
         users = self.workers_a_host
@@ -327,7 +327,7 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     def transmitting(self) -> Exchange:
         """Return the exchange whose :meth:`links_curve` is how long links and switches are busy."""
-        link = msgspec.structs.replace(_not_adding(self.link), alpha_s=0.0)
+        link = msgspec.structs.replace(_no_gamma(self.link), alpha_s=0.0)
         inside = None if self.inside is None else _FREE
         stages = tuple(stage for stage in self.stages if stage.at == "switch")
         return msgspec.structs.replace(self, link=link, inside=inside, stages=stages)
@@ -350,7 +350,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return INDEX_BYTES if self.speeds is None else coded_index_bytes(self.density)
 
     def computing_curve(self, *, element_bytes: float = 4) -> CostCurve:
-        """Return the cost of the hosts' stages, and of selecting and merging dense elements."""
+        """Return the cost of the hosts' stages and, where known, of selecting and merging."""
         staged = CostCurve.line(0.0, self._host_s_per_byte)
         if self.speeds is None:
             return staged
@@ -365,7 +365,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         return CostCurve.in_turn((selected, staged))
 
 
-def _not_adding(link: Link) -> Link:
+def _no_gamma(link: Link) -> Link:
     return msgspec.structs.replace(link, gamma_s_per_byte=0.0)
 
 
@@ -378,10 +378,10 @@ def rescaled(
     """Return a measured curve of the exchange ``before`` for the exchange ``after``.
 
     The measured curve is multiplied by the ratio of the formulas after and before: one ratio for
-    the latency and one for the rest. If either formula is of a library that chooses by size, or of
-    a pipeline over hosts, each size has its own ratio. The measured shape is kept if the same
-    messages cost a straight line in ``after``; otherwise the formula's shape is taken. The stages
-    of hosts, selecting and merging were not measured; they are added as they are. A curve that is
+    the latency and one for the rest. For algorithms of :data:`FLAT` and :data:`TUNED`, each size
+    has its own ratio. The measured shape is kept if the formula after is a straight line and the
+    density is the same; otherwise the formula's shape is taken. The cost of hosts' stages and of
+    selecting and merging was not measured; it is added unscaled. For the ratios, a curve that is
     not straight counts as the line through its cost at 0 and ``reference_bytes``.
     """
     if before == after:
@@ -403,7 +403,7 @@ def _link_rescaled(
         return new  # a single worker before: there is nothing to scale
     if not {before.algorithm, after.algorithm}.isdisjoint((*FLAT, *TUNED)):
         return _times_ratio(curve, old, new, reference_bytes)
-    # A link that was inferred from a flat stretch takes no time for a byte, before or after.
+    # A link inferred from a flat curve takes no time per byte, before or after.
     slower = new.segments[0].s_per_byte / old_b if old_b else 1.0
     a_s, b = curve.linearised(reference_bytes)
     new_a_s = new.latency_s
@@ -415,7 +415,7 @@ def _link_rescaled(
 
 
 SIZES_A_DOUBLING = 4
-"""At this many sizes per doubling of the bytes, a ratio of curves is taken."""
+"""Sizes per doubling of the bytes at which the ratio of two curves is taken."""
 
 
 def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: int) -> CostCurve:
@@ -452,7 +452,7 @@ def _same(one: CostCurve, other: CostCurve) -> bool:
 
 
 def difference(before: Exchange, after: Exchange, *, inferred: bool) -> str:
-    """Return the difference in a few words, for the name of a network."""
+    """Return what changed, in a few words, for the name of a network."""
     details = [after.algorithm]
     if after.density is not None:
         details.append(f"density {after.density:g}")

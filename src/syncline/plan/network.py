@@ -39,10 +39,10 @@ from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds
 __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement", "Network"]
 
 ETHERNET_LATENCY_S = 20e-6
-"""Latency of a message on a link that was not measured: TCP inside a rack."""
+"""Latency that a link is assumed to have if it was not measured: TCP inside a rack."""
 SEGMENT_BYTES = 256 * 1024
-"""A share in 8 bits travels in segments of at most so many bytes
-(:data:`syncline.train.engine.ring.SEGMENT_BYTES` of float32)."""
+"""Largest segment of an int8 message: as many elements as a float32 segment of
+:data:`syncline.train.engine.ring.SEGMENT_BYTES`."""
 REFERENCE_BYTES = 64 * 1024 * 1024
 """A curve without measured points is linearised up to this size."""
 
@@ -50,8 +50,8 @@ REFERENCE_BYTES = 64 * 1024 * 1024
 class Contention(Value, frozen=True, kw_only=True):
     """How many times slower computing and exchanging messages run while both are active.
 
-    1: the other does not slow it. 2 for both: they share one resource evenly, so that overlapping
-    them gains nothing, as on a host whose every core computes.
+    A factor of 1 is no slowdown. With 2 for both, they share one resource evenly and overlapping
+    gains nothing, as on a host whose every core computes.
     """
 
     computing: float = 1.0
@@ -59,12 +59,12 @@ class Contention(Value, frozen=True, kw_only=True):
     exchange: float = 1.0
     """Slowdown of messages while the worker computes."""
     per_message_s: float = 0.0
-    """Extra seconds of computing for each message: the library that sends it runs on a processor
-    that computes as well."""
+    """Extra computing time per message: the processor that computes also runs the library that
+    sends it."""
     free_messages: int = 0
-    """This many cost nothing extra, because the factors, or the profile, include their cost."""
+    """Messages without that extra time: the factors, or the profile, already include it."""
     fitted: bool = False
-    """Fitted to iterations of a training; otherwise measured by the probe, or given."""
+    """Whether it was fitted to training iterations; otherwise measured by the probe, or given."""
 
     def __post_init__(self) -> None:
         for name in ("computing", "exchange"):
@@ -81,12 +81,12 @@ class Contention(Value, frozen=True, kw_only=True):
             )
 
     def handling_s(self, messages: int) -> float:
-        """Return the seconds that a worker computes longer for so many messages an iteration."""
+        """Return the extra computing time of an iteration with this many messages."""
         return self.per_message_s * max(messages - self.free_messages, 0)
 
     @classmethod
     def of_both(cls, factor: float) -> Contention:
-        """Return one factor for computing and for messages."""
+        """Return a contention that slows computing and messages by the same factor."""
         return cls(computing=factor, exchange=factor)
 
     @property
@@ -111,16 +111,16 @@ class Network(Document, frozen=True, kw_only=True):
     workers: int
     all_reduce: CostCurve
     pipelined: CostCurve | None = None
-    """Cost of an all-reduce while another is in flight. The other one hides the value at 0 bytes;
-    the rest occupies the channel. None: ``all_reduce``, with all of its latency hidden."""
+    """Cost of an all-reduce while another is in flight. The value at 0 bytes is hidden behind the
+    other one; the rest occupies the channel. None: ``all_reduce``, its whole latency hidden."""
     issue_gap_s: float = msgspec.field(default=0.0, name="handing_over_s")
-    """Extra time per message when messages are sent back to back, one at a time: until a thread has
-    noticed that one has arrived and issued the next. Files call it ``handing_over_s``."""
+    """Extra time per message when messages are sent one at a time, back to back: until a thread
+    notices that one has arrived and issues the next. Files call it ``handing_over_s``."""
     backend: str = "unknown"
     """The communication library, such as ``"gloo"`` or ``"nccl"``."""
     contention: Contention = Contention()
     contention_by_need: Contention | None = None
-    """Under plans that wait on need, whose messages the engine sends; None: as ``contention``."""
+    """The same under plans that wait on need, whose messages the engine sends; None: equal."""
     link: Link | None = None
     """Between two workers or, with ``hosts``, between two hosts."""
     algorithm: str = "ring"
@@ -132,18 +132,18 @@ class Network(Document, frozen=True, kw_only=True):
     inside: Link | None = None
     """Link between two workers of one host."""
     servers: int | None = None
-    """Of ``parameter-server``: how many share every message evenly; None: one."""
+    """Number of parameter servers, among which each message is split evenly; None: one."""
     colocated: bool = False
     """Servers are on the workers' hosts, so that pushes and pulls share their links."""
     stages: tuple[Stage, ...] = ()
-    """Resources that the bytes of an exchange pass besides the links."""
+    """Resources other than links that the bytes of an exchange pass through."""
     jobs: int = 1
     """How many equal jobs share the links and switches, each with its own servers, if any. The
     curve is that of one job alone: how the others slow it depends on when they send, which only the
     simulator knows."""
     sparse: SparseSpeeds | None = None
-    """How fast the workers select and merge, if that was measured. The curve of a sparse algorithm
-    then includes it."""
+    """How fast the workers select and merge, if that was measured. A sparse algorithm's curve then
+    includes the time for it."""
     whole: CostCurve | None = None
     """If ``all_reduce`` is the cost of a compressed exchange: the cost of exchanging every element,
     for the dense messages among compressed ones."""
@@ -174,7 +174,7 @@ class Network(Document, frozen=True, kw_only=True):
 
     @classmethod
     def _from_fields(cls, fields: dict[str, msgspec.Raw], source: str) -> Self:
-        if bytes(fields.get("version", b"")) == b"1":  # which had one factor for both
+        if bytes(fields.get("version", b"")) == b"1":  # version 1 had one factor for both
             fields = {**fields, "version": msgspec.Raw(b"2")}
             if "contention" in fields:
                 factor = bytes(fields["contention"])
@@ -183,7 +183,7 @@ class Network(Document, frozen=True, kw_only=True):
         return super()._from_fields(fields, source)
 
     def contention_under(self, *, by_need: bool) -> Contention:
-        """Return the contention under a plan that waits on need, or for all messages."""
+        """Return the contention under plans that wait on need, or under all others."""
         return (self.contention_by_need if by_need else None) or self.contention
 
     @classmethod
@@ -301,13 +301,12 @@ class Network(Document, frozen=True, kw_only=True):
         raise UserError(unknown("collective", kind, ("all-reduce", "reduce-scatter", "all-gather")))
 
     def casting(self, wire: Rounded) -> Network:
-        """Return the costs of messages that travel in 16 or 8 bits, by their bytes on the wire.
+        """Return the network whose curves are for messages rounded to 16 or 8 bits.
 
-        Each also costs passes over its float32 elements, as fast as adding (gamma; free if that is
-        unknown): one to cast 16 bits back, two for 8 bits. Those are not summed hop by hop: every
-        worker sends directly to every other. So on H hosts of L workers, a host sends
-        ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring. Flows to several workers do not end
-        at the same time, which costs about the time of a segment more than a ring.
+        Casting adds passes over the float32 elements, each as fast as summation (gamma; free if
+        unknown): one for 16 bits, two for 8. Messages in 8 bits are not summed hop by hop; each
+        worker sends its shares directly to all others. So on H hosts of L workers, a host sends
+        ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring.
         """
         passes, longer, direct = 1, 1.0, False
         if wire == "int8":
@@ -333,11 +332,10 @@ class Network(Document, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
 
     def _uneven_end(self, curve: CostCurve) -> CostCurve:
-        """Return what sending shares directly costs more than a ring.
+        """Return the extra cost, beyond a ring's, of sending shares directly.
 
-        A worker's flows to the others end up to a segment apart, and its link idles meanwhile. A
-        share may be less than a segment. All-reduces of ``curve`` send 2 (P - 1) / P times their
-        bytes.
+        A worker's flows to the others end up to a segment (or a whole share) apart; meanwhile its
+        link is partly idle. An all-reduce of ``curve`` sends 2 (P - 1) / P times its bytes.
         """
         whole = SEGMENT_BYTES * self.workers
         per_byte = curve.segments[-1].s_per_byte / (2 * (self.workers - 1))
@@ -361,7 +359,7 @@ class Network(Document, frozen=True, kw_only=True):
         stages: tuple[Stage, ...] | None = None,
         jobs: int | None = None,
     ) -> Network:
-        """Return this network with something changed; None keeps a value.
+        """Return this network with some values changed; None keeps a value.
 
         The cost is rescaled by the ratio of the formulas after and before the change
         (:func:`syncline.plan.exchange.rescaled`). For a network without a link, the link is
@@ -453,10 +451,10 @@ class Network(Document, frozen=True, kw_only=True):
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange of which the curve is the cost, with an inferred link if there is none.
+        """The exchange whose cost is the curve, with an inferred link if none is known.
 
-        That is the link over which the exchange costs as much as the curve's line. Gamma is
-        unknown, so summation is part of beta. Source: MG-WFBP, section 6.4.
+        Over the inferred link, the formula costs as much as the curve's line. Gamma is unknown, so
+        summation is part of beta. Source: MG-WFBP, section 6.4.
 
         Raises:
             UserError: no link can be inferred.

@@ -1,4 +1,4 @@
-"""Quantities: their limits, the bytes of element types, and parsing of values with units."""
+"""Limits of quantities, bytes of element types, and parsing of values with units."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fractions import Fraction
 from syncline.errors import UserError, quoted, require_known
 
 LARGEST_BYTES = 1 << 62
-"""Bytes of all gradients together."""
+"""Most bytes of all gradients together."""
 LARGEST_CONTENTION = 100.0
-"""Factor by which computing and communicating may slow each other."""
+"""Largest factor by which computing and communicating may slow each other."""
 LARGEST_IN_FLIGHT = 64
 LARGEST_JOBS = 64
 LARGEST_WORKERS = 1 << 31
 LONGEST_NS = 1 << 46
-"""All operations, or all messages, of one iteration together: 19.5 hours."""
+"""Longest that all operations, or all messages, of one iteration may take: 19.5 hours."""
 
 
 def require_finite(what: str, value: float, *, above_0: bool = False) -> None:
@@ -57,7 +57,7 @@ BYTES_PER_ELEMENT = {
 
 
 def bytes_per_element(dtype: str) -> int:
-    """Return the bytes of an element of ``dtype``; raise UserError if gradients have none."""
+    """Return the bytes per element; raise UserError for a dtype that no gradient can have."""
     if dtype not in BYTES_PER_ELEMENT:
         require_known("gradient dtype", dtype, BYTES_PER_ELEMENT)
     return BYTES_PER_ELEMENT[dtype]
@@ -68,7 +68,7 @@ NS_PER_S = 1_000_000_000
 NUMBER = r"\s*(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)\s*"
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_PREFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
-PER_SECOND = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}
+UNITS_PER_S = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}
 MOST_COUNTS = 1000
 """Most worker counts that one list may stand for."""
 BANDWIDTH_HELP = "write bits as 10gbit or 10Gbps, and bytes as 1.25GB/s or 1.25GiB/s"
@@ -79,11 +79,11 @@ def parse_bandwidth(text: str) -> float:
     """Return a bandwidth in bytes a second.
 
     Bits: ``10gbit``, ``100mbit/s``, ``10Gbps``. Bytes: ``1.25GB/s``, ``900MB/s``, ``1GiB/s``. The
-    prefixes k, M, G and T are powers of 1000 and may be small in bits; Ki, Mi, Gi, Ti are of 1024.
-    Ambiguous units, such as ``10gb`` or ``1GBps``, are refused.
+    prefixes k, M, G and T are powers of 1000, lower case allowed for bits; Ki, Mi, Gi and Ti are
+    powers of 1024. Ambiguous units, such as ``10gb`` or ``1GBps``, are refused.
 
     Raises:
-        UserError: it is no bandwidth, is ambiguous, or is not above 0.
+        UserError: the text is not a bandwidth, is ambiguous, or is not above 0.
     """
     match = re.fullmatch(NUMBER + r"([a-zA-Z/]*)\s*", text)
     if match is None:
@@ -111,22 +111,22 @@ def parse_bandwidth(text: str) -> float:
 def parse_duration(text: str) -> float:
     """Return the seconds of a text such as ``1.5ms`` or ``2s``; raise UserError for others."""
     match = re.fullmatch(NUMBER + r"([a-zµμ]*)\s*", text)
-    if match is None or match[2] not in PER_SECOND or not math.isfinite(float(match[1])):
+    if match is None or match[2] not in UNITS_PER_S or not math.isfinite(float(match[1])):
         raise UserError(
             f"duration {text!r} is not a number with a unit; write it as 20us, 1.5ms, 300ns or 2s"
         )
-    return float(match[1]) / PER_SECOND[match[2]]
+    return float(match[1]) / UNITS_PER_S[match[2]]
 
 
 def parse_workers(text: str) -> tuple[int, ...]:
     """Return worker counts in the order of the text.
 
-    ``16``; ``4,8,16``; ``2..64`` (doubling); ``4,8,...,2048``. A list with an ellipsis goes on as
-    it began: by the same factor if that reaches the end, otherwise by the same difference.
+    ``16``; ``4,8,16``; ``2..64`` (doubling); ``4,8,...,2048``. A list with an ellipsis continues
+    by the same factor if that reaches the last count, otherwise by the same difference.
 
     Raises:
-        UserError: it is no list of different counts of at least 1, does not reach its end, or
-            stands for more than 1000.
+        UserError: the text is not a list of distinct counts of at least 1, the series does not
+            reach its last count, or it has more than 1000.
     """
     stripped = text.replace(" ", "").replace("…", "...")
     if match := re.fullmatch(r"(\d+)\.\.(\d+)", stripped):
@@ -138,10 +138,10 @@ def parse_workers(text: str) -> tuple[int, ...]:
     elif re.fullmatch(r"\d+(?:,\d+)*", stripped):
         counts = _counts(stripped.split(","), text)
     else:
-        raise UserError(f"workers {text!r} is no list of counts; {WORKERS_HELP}")
+        raise UserError(f"workers {text!r} is not a list of counts; {WORKERS_HELP}")
     if not counts:
         raise UserError(
-            f"workers {text!r}: going on as it began does not reach the end exactly; {WORKERS_HELP}"
+            f"workers {text!r}: continued as begun, it misses the last count; {WORKERS_HELP}"
         )
     if len(set(counts)) < len(counts):
         raise UserError(f"workers {text!r} names a count twice; {WORKERS_HELP}")
@@ -168,7 +168,7 @@ def _continued(begun: Sequence[int], last: int, text: str) -> tuple[int, ...]:
 
 
 def _series(first: int, last: int, ratio: Fraction, step: int, text: str) -> tuple[int, ...]:
-    """Return ``x, ratio x + step, ...`` from ``first`` to ``last``; () if it does not get there."""
+    """Return ``x, ratio x + step, ...`` from ``first`` to ``last``; () if that misses ``last``."""
     counts = [Fraction(first)]
     while counts[-1] < last:
         following = counts[-1] * ratio + step

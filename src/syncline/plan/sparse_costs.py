@@ -19,21 +19,22 @@ from syncline.plan.quantities import require_finite
 
 INDEX_BYTES = VALUE_BYTES = 4
 CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
-"""An index coded as a distance; a distance of ``ESCAPE`` elements or more takes 4 bytes more."""
+"""An index is coded as its distance from the one before; one of ``ESCAPE`` elements or more takes 4
+more bytes."""
 
 
 class SparseSpeeds(Value, frozen=True, kw_only=True):
     """How fast a worker selects and merges; see ``train.measure.sparse``."""
 
     select_s_per_element: float
-    """For an element of the dense message: to check it, add it to its residual, perhaps select it,
+    """Per element of the dense message: to add it to its residual, compare it, perhaps select it,
     and write the average into its place."""
     merge_s_per_entry: float
-    """For an entry that is merged, including writing it to the wire and reading it."""
+    """Per merged entry, including coding it for the wire and decoding it."""
     message_s: float = 0.0
-    """For a message of any size."""
+    """Per message, whatever its size."""
     round_s: float = 0.0
-    """For a round of any size, in addition to the link's latency."""
+    """Per round, whatever its size, in addition to the link's latency."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -44,13 +45,13 @@ class SparseWork(NamedTuple):
     """The work of an exchange on its slowest worker, in vectors of k entries."""
 
     latencies: int
-    """Rounds one after another."""
+    """Rounds, one after another."""
     vectors: int
-    """How many pass its link one after another."""
+    """Vectors that pass its link, one after another."""
     merged: int
-    """How many its merges take as input."""
+    """Input vectors of its merges."""
     sent: int
-    """How many all workers send together."""
+    """Vectors that all workers send together."""
 
 
 def _top_k(workers: int) -> SparseWork:
@@ -81,7 +82,7 @@ SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
 
 
 def coded_index_bytes(density: float) -> float:
-    """Return the most bytes of an index in our coding (``train.sparse.wire``)."""
+    """Return an upper bound on the mean bytes of a coded index (``train.sparse.wire``)."""
     return min(float(INDEX_BYTES), CODED_INDEX_BYTES + 4 / (ESCAPE * density))
 
 
