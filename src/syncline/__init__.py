@@ -7,8 +7,8 @@
     ...                                                  # train as before
     model.save_report("report")                          # what was measured, planned and gained
 
-``Profile + Network -> Plan -> Timeline`` are plain data that need no torch; whatever trains or
-measures imports torch when it is first used.
+``Profile + Network -> Plan -> Timeline`` are plain data, without torch. Names that train or measure
+import torch when they are first used.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FIRST_TORCH, FIRST_UNTRIED_TORCH = (2, 11), (2, 16)
 TORCH = ">={}.{},<{}.{}".format(*FIRST_TORCH, *FIRST_UNTRIED_TORCH)
 """The releases of torch that Syncline was tested with, as in ``pyproject.toml``."""
 LAUNCHED = "SYNCLINE_RUN"
-"""Environment variable by which ``syncline run`` tells the processes it starts what to do."""
+"""Environment variable with the options of ``syncline run``, for the processes it starts."""
 
 
 def autoload() -> None:
@@ -73,7 +73,7 @@ def create(options: Any, given: Any) -> Any:
 
 
 def load(module: str, wanted: str) -> Any:
-    """Import a module that may need torch and the native core, for what is ``wanted``.
+    """Import a module that may need torch and the native core; errors name the ``wanted`` feature.
 
     Raises:
         ImportError: it cannot be imported; the message says what is installed and what to do.
@@ -113,10 +113,10 @@ def advice() -> str:
 def untried(version: str) -> Literal["older", "newer"] | None:
     """Return whether a version of torch is older or newer than those tested, or None if neither.
 
-    Versions are ordered as pip orders them, without the part after a ``+``: 2.11.0rc1 is older than
-    any tested, and 2.16.0a0 is newer, since pip does not accept it for ``<2.16`` either.
+    Versions are ordered as pip orders them; the part after a ``+`` is ignored. So 2.11.0rc1 is
+    older than any tested, and 2.16.0a0 is newer, since pip does not accept it for ``<2.16`` either.
     Pre-releases in between, such as 2.13.0a0 in vendors' containers, count as their release. A
-    string that is no version is newer.
+    string that is no version counts as newer.
     """
     import re
 

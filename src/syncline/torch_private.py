@@ -104,7 +104,7 @@ queue_callback: Callable[[Callable[[], None]], None] = _ENGINE.queue_callback
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the running backward pass; -1 outside. It tells nested passes apart."""
 unsafe_preserve_version_counter = _unsafe_preserve_version_counter
-"""An update made inside an operator must not change the versions that autograd has just noted."""
+"""An update made inside an operator must not change the versions that autograd has just saved."""
 sequence_number_of: Callable[[Any], int] = methodcaller("_sequence_nr")
 """A node's place in the order of creation, which tells which submodule made it."""
 
@@ -179,9 +179,9 @@ unscale_: Callable[..., None] = torch._amp_foreach_non_finite_check_and_unscale_
 def set_failed(
     future: torch.futures.Future[Any], value: Any, raised: Callable[[Any], NoReturn]
 ) -> None:
-    """Complete a future: C++ gets the value, Python's waiters get the error of ``raised``.
+    """Complete a future as failed: C++ gets ``value``, and waits in Python raise as ``raised`` does.
 
-    Torch's ``set_exception`` does the same, with the exception as the value.
+    Torch's ``set_exception`` does the same, but with the exception as the value.
     """
     future._set_unwrap_func(raised)
     future.set_result(value)
@@ -272,8 +272,8 @@ DDP_ARGUMENTS = (
     *("bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
     "static_graph",
 )
-"""The arguments of its constructor after the module, in order, as far as Syncline reads them. The
-signature does not tell them if a tracer has replaced the constructor by a function of its own."""
+"""The constructor's arguments after the module, in order, up to the last that Syncline reads. They
+are not taken from its signature, because a tracer may have replaced the constructor."""
 logging_data: Callable[[TorchDDP], dict[str, Any]] = methodcaller("_get_ddp_logging_data")
 """What the reducer has measured: its buckets, and the times of sampled iterations."""
 active_ddp: Callable[[], TorchDDP | None] = TorchDDP._get_active_ddp_module

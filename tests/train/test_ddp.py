@@ -20,7 +20,7 @@ from syncline.plan.profile import Profile
 from syncline.torch_private import DDP_ARGUMENTS
 from syncline.train.experiments import DEFERRED
 from syncline.train.requirements import COMPARED_ARGUMENTS, why_not_compiled
-from syncline.train.stage_runner import CERTAIN
+from syncline.train.stage_runner import SYNCS_CERTAIN_AFTER
 from tests.cases import first_few
 from tests.train import jobs
 from tests.train.test_buckets import FEATURES
@@ -166,7 +166,7 @@ def test_deferring_is_given_up_where_all_is_read_at_every_step(
         (said,) = result["said"]
         assert reason in said
         if "later" not in kind:  # not only when the trial is over
-            assert result["tried"] == DEFERRED + CERTAIN
+            assert result["tried"] == DEFERRED + SYNCS_CERTAIN_AFTER
         assert "from here on messages run under the backward pass only" in said
 
 

@@ -45,7 +45,7 @@ class Compressible:
             return
         if training.tuning.settings.check:
             raise UserError(
-                "with a scaler, what sparse exchange has left over could be lost with a dense step "
+                "with a scaler, residuals of the sparse exchange could be lost in a dense step "
                 "that is skipped; make the wrapper with check=False, so that no step is dense"
             )
         compressing.follow(scaler)
@@ -71,13 +71,13 @@ class Compressible:
         training, compressing = self._compressed("step_ahead")
         synchronize = weakly(training.synchronize)
         compressing.step_ahead(training.wrapped.module, optimizer, synchronize=synchronize)
-        training.stop_deferring("step_ahead puts the weights back before each of them")
+        training.stop_deferring("step_ahead restores the weights before each of them")
 
     def compression_state_dict(self) -> dict[str, Any]:
         """Return this rank's state of a compressed training; every rank must save its own.
 
         It holds the residuals, the step (for the warm-up), the recipe, and the plan once decided.
-        :meth:`state_dict` is that of torch's class.
+        :meth:`state_dict` holds none of these.
 
         Raises:
             UserError: no compression was asked for.
@@ -103,8 +103,8 @@ class Compressible:
         decided, plan = compressing.load_state_dict(state)
         if plan is not None:
             require_fitting(plan, training.wrapped, "plan of the state")
-        # With check=False no step is dense, so a saved decision for dense buckets is ignored. With
-        # 16 or 8 bits, too: it may have been for torch's hook.
+        # A decision for DDP's own buckets is ignored with check=False, where no step is dense, and
+        # with 16 or 8 bits, where it may have been for DDP with torch's hook.
         settings = training.tuning.settings
         if decided and (plan is not None or (settings.check and settings.wire is None)):
             training.tuning.resume(plan)

@@ -65,9 +65,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         network: use this network instead of probing.
         check: go back to DDP's own buckets if the plan is slower than they are.
         compression: exchange gradients lossily: a ``Recipe`` for sparse exchange, or
-            ``"bfloat16"`` or ``"float16"`` for values of 16 bits, or ``"int8"`` for 8 bits, whose
-            errors are added to later gradients. Measured and checked like any plan, so the first
-            steps are dense; with ``check=False`` every step is compressed.
+            ``"bfloat16"`` or ``"float16"`` for values of 16 bits, or ``"int8"`` for 8 bits with
+            error feedback. Measured and checked like any plan, so the first steps are dense; with
+            ``check=False`` every step is compressed.
         overlap_optimizers: call :meth:`overlap` for every optimizer of this model's parameters
             when it makes its first step.
         cache: the folder in which rank 0 saves the decision for the next start; ``True`` for the
@@ -174,13 +174,13 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     @disable_dynamo(recursive=False)  # as torch's own forward: only the module is compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module; measure, if this is the start of a measured iteration."""
+        """Run the module as torch's class does, and measure and exchange as the stage says."""
         training = self._training
         if training.runner is not None and training.wrapped.ddp is not self and not training.begun:
             wrapped = Wrapped(self, training.wrapped.parameters)
             training = UnplannedTraining(wrapped, COPIED, training.wrapped.compressing)
             self._training = training
-        # Checked here, because it would be None in any function called from here.
+        # Not asked in begin_forward: inside a function that is not compiled, it returns None.
         compiled = eval_frame_callback() is not None
         training.begin_forward((inputs, kwargs), compiled=compiled)
         try:
@@ -191,7 +191,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         return output
 
     def expect_backward(self, loss: torch.Tensor) -> None:
-        """Prepare to exchange the next backward pass, if the forward pass did not prepare that.
+        """Exchange the next backward pass even if the forward pass has not prepared that.
 
         For frameworks that switch ``require_backward_grad_sync`` off in the forward pass and
         prepare torch's reducer right before ``backward()`` is called on ``loss``.
@@ -247,8 +247,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def full_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Collect the state of a sharded optimizer, in the format of its own ``state_dict``.
 
-        Call on all ranks. Load it with ``optimizer.load_state_dict`` on all ranks. Their number and
-        whether the optimizer is sharded may differ then.
+        Call on all ranks. Load it with ``optimizer.load_state_dict`` on all ranks; then the number
+        of ranks may differ, and the optimizer need not be sharded.
 
         Args:
             optimizer: given to :meth:`overlap` with ``shard=True``.
@@ -316,11 +316,11 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         self._training.synchronize()
 
     def average(self, averages: Iterable[torch.Tensor], weight: float) -> None:
-        """Move averages of the weights towards the weights by a fraction of the difference.
+        """Update moving averages of the weights (EMA) without waiting for the whole exchange.
 
-        Other code that averages reads all parameters, and so waits for the whole exchange. This
-        method moves each average right after the deferred update of its parameter.
-        ``torch.optim.swa_utils.AveragedModel`` does so without this call.
+        Each average moves by a fraction of its difference from the weight, right after the deferred
+        update of that parameter. Averaging code of your own would read, and so wait for, all
+        parameters. ``torch.optim.swa_utils.AveragedModel`` needs no such call.
 
         Args:
             averages: a tensor for each of ``module.parameters()``, in their order. A read of one
@@ -347,10 +347,10 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
             self._training.end_join()
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Prepare for uneven inputs, as torch's ``join_hook``; the engine is off until they end.
+        """Prepare for uneven inputs, as torch's ``join_hook``; DDP's reducer exchanges meanwhile.
 
-        The engine is left in the first forward pass, since torch does not say here whether the
-        context is enabled. A rank without inputs leaves it before answering another's pass.
+        It replaces the engine in the first forward pass, since torch does not say here whether the
+        context is enabled; on a rank without inputs, before that shadows another rank's pass.
         """
         training = self._training
         training.begin_join()
@@ -443,7 +443,7 @@ def exchanged_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
 
 
 def planned_training(model: DistributedDataParallel) -> PlannedTraining:
-    """Return the planned training of a model; a UserError if it is not, or no longer, planned."""
+    """Return a model's planned training; raise UserError if it is not planned, or no longer."""
     training = model._training
     if not isinstance(training, PlannedTraining):
         raise UserError(f"this training is not planned: {training.why or 'it is a copy'}")

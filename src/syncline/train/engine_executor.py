@@ -1,4 +1,4 @@
-"""``EngineExecutor``: our engine exchanges a plan's messages, fed from backward passes."""
+"""``EngineExecutor``: the engine exchanges a plan's messages as backward passes fill them."""
 
 # No "from __future__ import annotations" here: DDP checks the hook's annotations as objects.
 import functools
@@ -39,8 +39,8 @@ class EngineExecutor(Executor):
 
     A round is a backward pass whose forward pass :meth:`expect` was called for. In the first two
     rounds the reducer makes its buckets (:class:`FirstRounds`); the engine runs from the third on.
-    The desync check counts ``updates`` from when the ranks agreed on the plan: under join, they
-    have made different numbers before.
+    ``updates`` is how often the optimizers had been stepped when the ranks agreed on the plan. The
+    desync check counts from there: under join, ranks have made different numbers of steps before.
     """
 
     needs_views = True
@@ -239,7 +239,7 @@ class EngineExecutor(Executor):
         return self.deferral.waits.stall_ns / NS_PER_S
 
     def recorded(self) -> EngineTimes:
-        """Return the messages that have finished in the last two rounds, and the waits since."""
+        """Return the finished messages of the last two rounds, and waits since the last call."""
         return EngineTimes(self._engine.times(), self.deferral.waits.take_waits())
 
     def forced_syncs(self, *, always: bool = False) -> tuple[str, Norm | None] | None:

@@ -16,9 +16,9 @@ from syncline.train.wrapped import Wrapped
 class Executor:
     """Runs one plan, or DDP's own buckets, from :meth:`start` to :meth:`stop`.
 
-    This base does nothing. There are two: DDP's reducer by itself (:mod:`.reducer_executor`), and
-    our engine over the reducer's buckets (:mod:`.engine_executor`). Both are made before torch's
-    reducer is constructed with their buckets and hook. They call ``finished`` at the end of every
+    This base exchanges nothing. Subclasses use DDP's reducer alone (:mod:`.reducer_executor`), or
+    our engine over the reducer's buckets (:mod:`.engine_executor`). Each is made before torch's
+    reducer is constructed with its buckets and hook. It calls ``finished`` at the end of every
     backward pass whose gradients were exchanged.
     """
 

@@ -1,4 +1,4 @@
-"""Generators of steps that measure stock DDP, a job and plans as long as noise requires. Pure."""
+"""Generators of steps that measure the DDP baseline, the job and plans until noise is low. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFERRED = REBUILT + 1
 """The same if updates are deferred: an iteration must also begin with a deferred update."""
 STARTING_S = 1.0
 MOST_STARTING = 16
-"""A program's first second is slower than the rest; at most this many iterations warm up then."""
+"""A program's first STARTING_S are slow, so they are warm-up: at most MOST_STARTING iterations."""
 LEAST_COMPARED = 3
 COMPARED_S = 1.0
 COMPARED_NOISE = 0.01
@@ -40,8 +40,8 @@ MOST_COMPARED = (12, 48)
 until their error is COMPARED_NOISE and the difference is significant. Its limit is
 LONGEST_COMPARED_S, but at least 12 and at most 48 iterations."""
 DETAILED_FROM_S = 0.5
-"""Recording every operation takes some ms. All iterations longer than this are observed so. Some
-shorter ones are, and some are not observed at all, to subtract the cost of observing."""
+"""Recording every operation takes some ms. From this length on, all profiled iterations do so.
+Shorter ones take turns, and some record nothing, which shows the cost of recording."""
 PROFILED = (2, 9)
 """Iterations observed at first, of long iterations and of short ones."""
 MOST_PROFILED = (6, 18)
@@ -165,7 +165,7 @@ class Experiments:
 
         If 16 or 8 bits were asked for, the alternative to Syncline is DDP with torch's hook of 16
         bits. So ``anew`` also measures that, and the faster of the two is the baseline from then
-        on. The result is then that of DDP without the hook.
+        on. What is returned is always DDP without the hook.
         """
         self.hook = None if anew else self.hook
         warmup = REBUILT  # the buckets of a plan ran before
@@ -239,7 +239,7 @@ class Experiments:
         )
         found = yield stage
         count = stage.iterations
-        while count < MOST_PROFILED[is_short] and not _is_even(found.passes_s):
+        while count < MOST_PROFILED[is_short] and not _is_precise(found.passes_s):
             more = min(max(count // 2, 1 + 2 * is_short), MOST_PROFILED[is_short] - count)
             found = yield replace(stage, warmup=0, iterations=more, goes_on=True)
             count += more
@@ -257,7 +257,7 @@ class Experiments:
         return True
 
     def try_plan(self, plan: Plan, forecasts: Forecasts | None, name: str = "trying") -> Tried:
-        """Train under a plan; None if the reducer refuses it, or if no such plan can run."""
+        """Train under a plan; None if the reducer refuses it, or the program's reads prevent it."""
         stage = self.stage(f"{name} {plan.planner}", plan)
 
         def is_decided(found: Measurement) -> bool:
@@ -267,7 +267,7 @@ class Experiments:
         return self.trial_of(plan, found, forecasts)
 
     def trial_of(self, plan: Plan, found: Measurement, forecasts: Forecasts | None) -> Trial | None:
-        """Return the trial that a measurement amounts to; None if no such plan can run."""
+        """Return a measurement under a plan as a trial; None in the cases of :meth:`try_plan`."""
         if self.mismatches(plan, found) or self.reads.learn(found):
             return None
         slowdown_s, profile = None, self.notes.findings.profile
@@ -278,7 +278,7 @@ class Experiments:
         return Trial(plan, found, found.rate(plan.planner), forecasts, slowdown_s)
 
 
-def _is_even(values: Sequence[float]) -> bool:
+def _is_precise(values: Sequence[float]) -> bool:
     """Whether the standard error of a few values is small, leaving out interrupted ones."""
     values = uninterrupted(values)
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf

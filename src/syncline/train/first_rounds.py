@@ -77,7 +77,7 @@ class FirstRounds:
         return None
 
     def exchange(self, bucket: GradBucket) -> Future[torch.Tensor]:
-        """Exchange a bucket; an error is raised when backward ends, as C++ code would wrap it."""
+        """Exchange a bucket. Errors are raised when backward ends: here, C++ would wrap them."""
         if self._engine.plan.is_lossy:
             return self._hold(bucket)
         buffer: torch.Tensor = bucket.buffer()

@@ -33,7 +33,7 @@ class GradientViews:
         self._addresses: dict[int, int] = {}
         self._foreign: dict[int, torch.Tensor] = {}
         """The user's own tensors that receive the result of this backward pass."""
-        self._alone = _counts_alone()
+        self._unshared = _unshared_counts()
 
     @property
     def foreign(self) -> list[int]:
@@ -57,9 +57,9 @@ class GradientViews:
                 self._renew(index)
             if self._as_views or parameter.grad is self._views.get(index):
                 continue
-            if index in self._views and _held(self._views, index) != self._alone[0]:
-                self._part_with(index)
-            if parameter.grad is not None and _watched(parameter) != self._alone[1:]:
+            if index in self._views and _view_references(self._views, index) != self._unshared[0]:
+                self._move_out(index)
+            if parameter.grad is not None and _gradient_references(parameter) != self._unshared[1:]:
                 self._foreign[index] = parameter.grad
 
     def _is_elsewhere(self, index: int) -> bool:
@@ -67,7 +67,7 @@ class GradientViews:
         view = self._views.get(index)
         return view is not None and view.data_ptr() != self._addresses[index]
 
-    def _part_with(self, index: int) -> None:
+    def _move_out(self, index: int) -> None:
         """Copy a gradient out of its bucket, because the user has kept it."""
         kept = self._views[index]
         kept.data = kept.clone()
@@ -120,12 +120,12 @@ class GradientViews:
         self._views.clear()
 
 
-def _held(views: Mapping[int, torch.Tensor], index: int) -> int:
+def _view_references(views: Mapping[int, torch.Tensor], index: int) -> int:
     """Return the number of references to a view, including the mapping's."""
     return sys.getrefcount(views[index])
 
 
-def _watched(parameter: nn.Parameter) -> tuple[int, int]:
+def _gradient_references(parameter: nn.Parameter) -> tuple[int, int]:
     """Return the numbers of references to a gradient and to its memory."""
     gradient = parameter.grad
     assert gradient is not None
@@ -133,9 +133,9 @@ def _watched(parameter: nn.Parameter) -> tuple[int, int]:
     return sys.getrefcount(gradient), storage_use_count(memory)
 
 
-def _counts_alone() -> tuple[int, int, int]:
-    """Return what :func:`_held` and :func:`_watched` return without other references."""
+def _unshared_counts() -> tuple[int, int, int]:
+    """Return both functions' counts for tensors to which nothing else refers."""
     parameter = nn.Parameter(torch.zeros(1))
     views = {0: parameter.detach().clone()}
     parameter.grad = torch.zeros(1)
-    return (_held(views, 0), *_watched(parameter))
+    return (_view_references(views, 0), *_gradient_references(parameter))

@@ -24,7 +24,7 @@ class Forward(Enum):
     ACCUMULATED = auto()
     """They are only accumulated."""
     OTHER = auto()
-    """There are none, or ranks may run different numbers of iterations: nothing is measured."""
+    """There are none, or ranks may run different numbers of iterations (join). Not measured."""
 
 
 class MeasuredIterations:
@@ -195,9 +195,9 @@ class MeasuredIterations:
         self.done += 1
 
     def _note_computing(self) -> None:
-        """Keep the computing time beside the reducer's own messages, from its timers.
+        """Keep the computing time that the reducer measured while its messages were in flight.
 
-        They time only some iterations, and report each of them in the next one.
+        It times only some iterations, and reports each of them in the next one.
         """
         sample = self._reducer.executor.sample(0.0)
         if sample is None or sample == self._timed:

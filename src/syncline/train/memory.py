@@ -54,8 +54,8 @@ class Memory:
         if folder is None:
             cache = user_cache()
             folder = None if cache is None else cache / "syncline" / "plans"
-        # A plan that was given or is not checked is not a measured decision, and the first steps of
-        # a compressed training are dense.
+        # A plan that was given or is not checked is no measured decision. With compression the
+        # first steps are to be dense, as measuring makes them.
         decides = settings.check and settings.plan is None and settings.compression is None
         if folder is None or not decides:
             return None

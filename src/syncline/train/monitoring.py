@@ -38,11 +38,11 @@ def with_own_errors(cls: Class) -> Class:
     for name, member in list(vars(cls).items()):
         if isinstance(member, property):
             assert member.fget is not None
-            setattr(cls, name, property(_told(member.fget), member.fset, member.fdel))
+            setattr(cls, name, property(_with_own_error(member.fget), member.fset, member.fdel))
     return cls
 
 
-def _told(getter: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_own_error(getter: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(getter)
     def get(self: Any) -> Any:
         try:

@@ -45,7 +45,8 @@ from syncline.train.wrapped import Wrapped
 class UnplannedTraining:
     """Training by torch's class alone: nothing is measured, planned or deferred.
 
-    ``why`` says so in the log; None for a copy. If compression was asked for, it is refused.
+    ``why`` is the reason, which is logged; None for a copy. If compression was asked for, raise
+    UserError.
     """
 
     runner: StageRunner | None = None
@@ -59,7 +60,7 @@ class UnplannedTraining:
         self.wrapped = wrapped
         self.why = why
         self._nothing = Executor(wrapped, lambda: None)
-        self._joined = False
+        self._join_ended = False
         """Whether our ``join`` context has ended, and no other one has begun since."""
         self._unexchanged = UnexchangedWatch(wrapped)
         if why is not None:
@@ -119,11 +120,11 @@ class UnplannedTraining:
 
     def begin_join(self) -> None:
         """Call when uneven inputs are prepared for."""
-        self._joined = False
+        self._join_ended = False
 
     def end_join(self) -> None:
         """Call when uneven inputs are over."""
-        self._joined = True
+        self._join_ended = True
         if self.runner is not None:
             self.runner.return_to_engine()
 
@@ -181,7 +182,7 @@ class PlannedTraining(UnplannedTraining):
             wrapped.will_overlap = True
             before_steps.add(self._overlap_at_first_step)
         if settings.plan is not None and not settings.check:
-            self.reducer.meet(settings.plan)
+            self.reducer.make_group(settings.plan)
 
     @property
     def executor(self) -> Executor:
@@ -200,7 +201,7 @@ class PlannedTraining(UnplannedTraining):
             self.stop_deferring(why_not_compiled(self.wrapped.module))
         super().begin_forward(batch, compiled=compiled)
         self.executor.look()
-        if self._joins():
+        if self._is_joining():
             if self.wrapped.sharding is not None:
                 raise UserError(
                     "join cannot be used with overlap(shard=True): every rank must make every "
@@ -211,7 +212,7 @@ class PlannedTraining(UnplannedTraining):
             runner.return_to_engine()
         if compressing is not None:
             compressing.forget_delivered()
-        if not self.begun and torch.is_grad_enabled() and not self._joins():
+        if not self.begun and torch.is_grad_enabled() and not self._is_joining():
             # Also under no_sync(): a reducer notes there, too, which parameters are used, so it
             # must not be replaced between that backward pass and the one that is exchanged.
             if compressing is not None:
@@ -232,7 +233,7 @@ class PlannedTraining(UnplannedTraining):
 
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
-        # A backward pass exchanged before a pending change is no iteration of the next stage.
+        # While a change of buckets is pending, a backward pass is no iteration of the next stage.
         if not self.reducer.changes:
             self.executor.expect(loss)
             if self._forward_now() is Forward.EXCHANGED:
@@ -241,7 +242,7 @@ class PlannedTraining(UnplannedTraining):
     @disable_dynamo
     def _end_iteration(self) -> None:
         """Call at the end of a backward pass, once its gradients are exchanged, on all ranks."""
-        if not self.begun or self._joins():
+        if not self.begun or self._is_joining():
             return
         with telling_lost_peers("at the end of a backward pass"):
             self.reducer.make_final()
@@ -261,17 +262,17 @@ class PlannedTraining(UnplannedTraining):
 
     def _forward_now(self) -> Forward:
         """What becomes of the gradients of a forward pass made now."""
-        if not torch.is_grad_enabled() or self._joins():
+        if not torch.is_grad_enabled() or self._is_joining():
             return Forward.OTHER
         return Forward.EXCHANGED if self._is_exchanged() else Forward.ACCUMULATED
 
-    def _joins(self) -> bool:
+    def _is_joining(self) -> bool:
         """Whether ranks may run different numbers of iterations; if so, measure and change nothing.
 
         torch leaves its join configuration enabled when the context ends. We only see the end of
         our own context, so after a bare ``Join`` context the buckets never change again.
         """
-        return is_joining(self.wrapped.ddp) and not self._joined
+        return is_joining(self.wrapped.ddp) and not self._join_ended
 
     # ------------------------------------------------------------------ the update
 

@@ -36,9 +36,9 @@ LEAST_PROBE_S = 0.3
 
 @dataclass(slots=True, kw_only=True)
 class StageResult:
-    """What this rank measured in each iteration of a stage, and then in all.
+    """What this rank measured: lists by iteration of a stage, then values for the whole stage.
 
-    :class:`Measurement` says what the fields mean: it is that of all ranks.
+    :class:`Measurement`, which is that of all ranks, says what the fields mean.
     """
 
     iteration_s: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class StageResult:
     read_early: str | None = None
     norm: Norm | None = None
     drifted: bool = False
-    """On this the ranks agree already, as on ``slower``."""
+    """The same on all ranks already, as is ``slower``."""
     slower: bool = False
 
 
@@ -179,8 +179,9 @@ class RankMeasurements:
     def shared(self, conclude: Callable[[], Any]) -> Any:
         """Return rank 0's result of ``conclude`` on every rank, or raise on every rank.
 
-        Otherwise the others would wait for rank 0 until the group's timeout. An error of ours is a
-        UserError on all ranks; any other an InternalError on the others, while rank 0 re-raises it.
+        If rank 0 alone raised, the others would wait until the group's timeout. A SynclineError
+        becomes a UserError on all ranks. Rank 0 re-raises any other error, and the others raise
+        InternalError.
         """
         outcome: dict[str, Any] = {}
         bug: Exception | None = None

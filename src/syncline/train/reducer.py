@@ -46,7 +46,7 @@ class Reducer:
         self.executor: Executor = ReducerExecutor(wrapped, None, self._finished)
         self.executor.start(self._names_in_order())
         self._is_ours = False
-        """Whether the reducer is one that was made here."""
+        """Whether the reducer was made here rather than by torch's constructor."""
         self.changes: list[Callable[[], None]] = []
         """Changes to make before the next forward pass whose gradients will be exchanged."""
 
@@ -69,7 +69,7 @@ class Reducer:
         for change in changes:
             change()
 
-    def meet(self, plan: Plan) -> None:
+    def make_group(self, plan: Plan) -> None:
         """Create the process group that a plan needs, if any; call on all ranks."""
         if needs_engine(plan) and self._engine_group is None:
             with telling_lost_peers("while the engine's process group was made"):
@@ -77,9 +77,9 @@ class Reducer:
             self._engine_group = group
 
     def make_final(self) -> None:
-        """Let the reducer agree on its final buckets, after its first backward pass.
+        """Rebuild the reducer's buckets on all ranks, after its first backward pass.
 
-        torch's class does so in the next forward pass, of which ranks may run different ones.
+        torch's class does so in its next forward pass, which may be in evaluation on some ranks.
         """
         ddp = self._wrapped.ddp
         if self._is_ours and not has_final_buckets(ddp):
@@ -100,7 +100,7 @@ class Reducer:
         if wrapped.compressing is not None and not (plan is not None and plan.is_lossy):
             wrapped.compressing.deliver_residuals()
         if plan is not None and needs_engine(plan):
-            assert self._engine_group is not None  # made by :meth:`meet`
+            assert self._engine_group is not None  # made by :meth:`make_group`
             if plan.sharded:
                 assert wrapped.sharding is not None
                 wrapped.sharding.follow(plan)
@@ -146,7 +146,7 @@ class Reducer:
             )
 
     def close(self) -> None:
-        """End the engine and its process group, and let the reducer go: training is over."""
+        """End the engine and its process group, and free the reducer: training is over."""
         self.executor.stop()
         if self._engine_group is not None:
             dist.destroy_process_group(self._engine_group)

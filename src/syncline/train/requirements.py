@@ -1,4 +1,4 @@
-"""Checks what ranks were given: whether it is usable and the same, and why it is not planned."""
+"""Checks of arguments: whether they are usable and the same on all ranks, and allow planning."""
 
 from __future__ import annotations
 

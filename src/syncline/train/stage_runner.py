@@ -28,10 +28,10 @@ from syncline.train.wrapped import Wrapped
 HISTORY = 1000
 STARTING = Stage(name="starting", iterations=1)
 """Before the first iteration, until all optimizers are known."""
-ASKED = 2
+NORM_CERTAIN_AFTER = 2
 """A trial ends after this many iterations if every step asked for a norm. If some later step asks
 for none, a plan with the norm still costs little."""
-CERTAIN = 5
+SYNCS_CERTAIN_AFTER = 5
 """A trial ends after this many iterations if every step forced a synchronization."""
 LONGEST_WARMUP = 5.0
 """A warm-up iteration counts as at most this many usual ones: the rest is not our cost."""
@@ -137,8 +137,8 @@ class StageRunner:
         if self.iterations.done < last and not self._gains_nothing():
             return
         times = self.iterations.read()
-        # The first iterations are slow under any wrapper, and the user's program may do
-        # other work now and then. Neither is our cost; hence the median and the limit.
+        # Not our cost: the first iterations are slow under any wrapper, hence the limit, and the
+        # user's program may do other work now and then, hence the median.
         usual_s = median(self.iterations.result.iteration_s)
         warming = times[: stage.warmup] if self.tuning.iteration > len(times) else []
         measured = len(times) - stage.warmup
@@ -184,12 +184,14 @@ class StageRunner:
         """Return, alike on all ranks, whether deferring has gained nothing in this stage."""
         plan, measured = self.stage.plan, self.iterations.done - self.stage.warmup
         defers = plan is not None and plan.wait == "need" and self.stage.watches_reads
-        looks = (ASKED, CERTAIN) if self.stage.plans_norm else (CERTAIN,)
-        if not defers or measured not in looks:
+        checked_after = [SYNCS_CERTAIN_AFTER]
+        if self.stage.plans_norm:
+            checked_after.append(NORM_CERTAIN_AFTER)
+        if not defers or measured not in checked_after:
             return False
         self._note_forced_syncs(always=True)
         result = self.iterations.result
-        if measured == ASKED and result.norm is None:
+        if measured == NORM_CERTAIN_AFTER and result.norm is None:
             result.read_early = None
         own = [float(result.read_early is not None)]
         return any(flag for (flag,) in gather_numbers(own, self._job.group, self._job.device))
@@ -237,7 +239,7 @@ class StageRunner:
 
     def _change_buckets(self, plan: Plan | None, hook: Rounded | None, *, record: bool) -> None:
         if plan is not None:
-            self._reducer.meet(plan)  # on all ranks; the change itself may come later on one
+            self._reducer.make_group(plan)  # on all ranks; one may make the change itself later
         updates = self._job.updates
 
         def change() -> None:

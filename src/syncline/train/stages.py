@@ -49,8 +49,8 @@ class Settings:
 
 
 MOST_NOISE = 0.005
-"""Upper limit of the passes' error, as a share of their time. For two that differ by 2 %, Student's
-t gives 6 %, which would hide that messages slow computing, and make the messages seem slow."""
+"""Upper limit of the passes' error, as a share of their time. From two timings that differ by 2 %,
+Student's t gives 6 %. That would hide a slowdown of computing, and make messages seem slow."""
 
 Turn = Literal["quiet", "lean", "detailed"]
 """How closely an iteration is observed: as a whole, by gradients and modules, by operations."""
@@ -165,9 +165,9 @@ class Measurement(Value, frozen=True, kw_only=True):
         """Return how much longer forward and backward pass took than the profile says, seconds.
 
         0 if they were slower by noise alone, which is limited to :data:`MOST_NOISE`; the profile's
-        error is assumed to equal that of the stage. Negative if they were faster beside messages
-        than alone, however little: these are the iterations to be predicted.
-        None if some rank's reducer has not timed them.
+        error is assumed to equal that of the stage. Negative if they were faster, however little:
+        iterations with messages are what is to be predicted. None if some rank's reducer has not
+        timed them.
         """
         if self.computing is None:
             return None

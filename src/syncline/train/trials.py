@@ -1,4 +1,4 @@
-"""Generators of steps that decide which plans are worth a trial, and measure before. Pure."""
+"""Generators of steps that calibrate predictions, then try the most promising plans. Pure."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ many only, or under more if the DDP baseline has as many."""
 LEAST_CALIBRATED = 3
 MOST_CALIBRATED = 12
 CALIBRATED_S = 0.5
-"""Calibrating evaluates the iterations of CALIBRATED_S, at least LEAST_CALIBRATED, then up to
-MOST_CALIBRATED until their error is COMPARED_NOISE. Of only two, an interrupted one counts half."""
+"""Calibrating measures for CALIBRATED_S, at least LEAST_CALIBRATED iterations, then up to
+MOST_CALIBRATED until their error is COMPARED_NOISE. With only two, an interruption would count."""
 CONTENDED = 1.1
 """If long iterations of stock DDP show less contention than this, the engine is not calibrated
 before a trial: calibrating costs most there, and factors from few iterations are uncertain."""
 AS_PREDICTED = 0.03
-"""A trial whose time is within this share of the prediction teaches nothing."""
+"""A trial confirms its prediction if its time is within this share of it."""
 CALIBRATION_GAIN = 0.05
 """Overlapping is calibrated, or tried again, only if it may gain this share of an iteration."""
 LEAST_GAIN = 0.01
 """A plan that is predicted to gain this share is tried, however noisy the DDP baseline is: a trial
 costs almost nothing if the plan is as fast."""
 TRIALS = 3
-"""At most this many plans are tried, another only if the previous one has taught something; and one
-more where the fitted contention alone speaks against it."""
+"""At most this many plans are tried, each only if the previous trial differed from its prediction.
+Then one more may be tried that only the fitted contention speaks against."""
 
 
 class Known(NamedTuple):
@@ -90,7 +90,7 @@ class Trials:
     def try_best(
         self, first: Forecasts, known: Known, measured: Sequence[Measured]
     ) -> Generator[Step, Measurement, list[Trial | None]]:
-        """Try the plan that is expected to be the best, and another if that teaches something."""
+        """Try the plan that is expected to be the best; if its prediction was wrong, another."""
         settings, baseline, expected = self._settings, self._experiments.baseline, first
         trials: list[Trial | None] = []
         measured = list(measured)
@@ -148,7 +148,7 @@ class Trials:
         return found if gain_s >= CALIBRATION_GAIN * best_s else None
 
     def _is_as_predicted(self, trial: Trial) -> bool:
-        """Whether a trial teaches nothing: the plan takes as long as the model says."""
+        """Whether the plan took as long as predicted, so that no prediction changes."""
         assert trial.forecasts is not None
         predicted_s = trial.forecasts.predicted_s(trial.plan.planner)
         error_s = abs(trial.rate.iteration_s - predicted_s)
@@ -193,7 +193,7 @@ class Trials:
 
         No earlier measurement shows how much the engine slows computing, as stock DDP's messages
         use another library. If those show no contention, they may overlap too little to show it.
-        So the engine is also measured if it would gain much at no cost.
+        So the engine is also measured if it would gain much without any contention.
         """
         plan = first.plan
         # Unless updates can wait, no plan of the engine can run.

@@ -87,7 +87,7 @@ class Tuning:
         """Return the stage that follows a finished one; all ranks call it."""
         found = self._measurements.measurement(stage, result, self.settings, self.findings)
         if stage.record:
-            self._show(result)
+            self._keep_timeline(result)
         next_stage = self._follow(found)
         if next_stage.is_steady and self._memory is not None and self._policy is not None:
             self._memory.keep(self._policy.findings)
@@ -133,8 +133,8 @@ class Tuning:
                 else:
                     logger.log(level, "iteration %d: %s", self.iteration, text)
 
-    def _show(self, result: StageResult) -> None:
-        """Keep this rank's timeline of the most typical iteration: one may have had other work."""
+    def _keep_timeline(self, result: StageResult) -> None:
+        """Keep this rank's timeline of the most typical recorded iteration."""
         running = self.findings.running_plan(self.settings.ddp)
         if running is None:
             return

@@ -183,7 +183,7 @@ def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
         ("ahead of another model", "UserError: step_ahead: the optimizer updates no parameter"),
         ("late ahead", "UserError: step_ahead was called after training had begun"),
         ("late scaler", "UserError: scaled_by was called after training had begun"),
-        ("checked scaler", "UserError: with a scaler, what sparse exchange has left over could be"),
+        ("checked scaler", "UserError: with a scaler, residuals of the sparse exchange could be"),
         ("nan", "UserError: the gradient of parameter 'wide.weight' on rank 1 is infinite or NaN"),
         ("late nan", "UserError: the gradient of parameter 'wide.weight' on rank 1 is infinite"),
     ],

@@ -33,7 +33,7 @@ PROBED_S = 5.0
 LINK_BYTES = 1 << 20
 LINK_REPETITIONS = 5
 ASK_EVERY = 5
-"""Iterations between two joint checks of the ranks whether the time is over."""
+"""Iterations between the ranks' joint checks of whether the time is over."""
 
 
 class Observation:
@@ -57,8 +57,8 @@ class Observation:
         self._device = device if device.type == "cuda" else torch.device("cpu")
         self._network = probe(self._group, device=self._device, limit_s=PROBED_S)
         self._link_s = self._time_link()
-        sent, again = (now - was for now, was in zip(segments(), before, strict=True))
-        self._retransmitted = again / sent if sent else 0.0
+        sent, resent = (now - was for now, was in zip(segments(), before, strict=True))
+        self._retransmitted = resent / sent if sent else 0.0
         self.model = DistributedDataParallel.convert(
             wrapper, planner="ddp", cache=False, network=self._network
         )
@@ -110,7 +110,7 @@ class Observation:
     def end(self) -> None:
         """Call when the script ends: if no advice was given, report what is known, on rank 0."""
         if not self.is_over and self._rank == 0:
-            self._say([])
+            self._advise([])
 
     def _tell(self, text: str) -> None:
         if self._rank == 0:
@@ -125,7 +125,7 @@ class Observation:
         self._seen = -1
         everyone = gather_json(self._facts(), self._group, self._device)
         if self._rank == 0:
-            self._say(msgspec.convert(everyone, list[RankFacts]))
+            self._advise(msgspec.convert(everyone, list[RankFacts]))
         if not self._request.goes_on:
             sys.exit(0)
 
@@ -140,7 +140,7 @@ class Observation:
             "retransmitted": self._retransmitted,
         }
 
-    def _say(self, ranks: list[RankFacts]) -> None:
+    def _advise(self, ranks: list[RankFacts]) -> None:
         model, folder = self.model, Path(self._request.folder)
         profile, network = model.profile, model.network
         if profile is None or network is None:

@@ -89,8 +89,9 @@ def require_same(
 ) -> None:
     """Raise on all ranks if any rank's items differ; all ranks of the group must call.
 
-    One collective of 32 bytes; the items themselves are sent only if they differ. They are ordered
-    descriptions by names such as ``"parameter 3"``. ``advice`` tells the user what to do.
+    ``items`` describe what is compared, in order, by names such as ``"parameter 3"``. The ranks
+    exchange a digest of 32 bytes, and the items only if it differs. ``advice`` tells the user what
+    to do.
 
     Raises:
         MismatchError: names a rank that differs from most, and the first difference.
@@ -147,13 +148,13 @@ def new_group_like(
     return group
 
 
-SIGNS = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
+LOST_PEER_WORDS = ("gloo", "connection closed", "connection reset", "timed out", "nccl")
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
     """Return whether an error of torch says that a peer has ended or does not answer."""
     text = str(error).lower()
-    return isinstance(error, dist.DistError) or any(sign in text for sign in SIGNS)
+    return isinstance(error, dist.DistError) or any(word in text for word in LOST_PEER_WORDS)
 
 
 def describe_error(error: Exception, timeout_s: float | None = None) -> str:

@@ -35,7 +35,7 @@ longest on a slow network."""
 IN_FLIGHT = 2
 ROW_BYTES = 12 * 1024 * 1024
 SHORTEST_ROW, LONGEST_ROW = 3, 16
-"""A row has as many messages as make up ROW_BYTES, within these limits."""
+"""A row of back-to-back messages has as many as make up ROW_BYTES, within these limits."""
 ROW_SWEEPS = 3
 SHORT_ROW_BYTES = 4 * 1024 * 1024
 SHORT_ROW = 6
@@ -82,8 +82,8 @@ def probe(
     are selected and merged. Each sweep measures all sizes, so that a disturbance of some
     milliseconds affects one repetition of many sizes, not all repetitions of one. A size's time is
     the lower quartile over the sweeps of the slowest rank's time. The curve is fitted piecewise by
-    relative error (:func:`syncline.plan.fit.fit_cost_curve`). If single small messages are faster
-    than the sustained rate, as on shaped links, rows of messages give that rate, and no message is
+    relative error (:func:`syncline.plan.fit.fit_cost_curve`). On shaped links, single small
+    messages may exceed the sustained rate. Back-to-back messages give that rate, and no message is
     assumed to be faster (:func:`syncline.plan.fit.without_bursts`).
 
     Args:
@@ -92,8 +92,7 @@ def probe(
         largest_bytes: largest message of the sweep.
         seconds: repeat a size until it and all smaller ones have taken about this long, but at
             least 4 times and at most 15 (twice above 8 MiB): small messages vary most.
-        pipelined: also measure rows of messages: with two in flight at once, and one after the
-            other.
+        pipelined: also measure back-to-back messages, with two in flight and with one.
         contention: estimate the slowdown of computing and communicating at once, from matrix
             products beside a message; training iterations show it more exactly.
         name: name of the resulting network.
@@ -218,7 +217,7 @@ class _Session:
         return self._measurements(times, lower_quartile)
 
     def two_at_once(self, sizes: Sequence[int]) -> list[Measurement]:
-        """Return the seconds per message in rows with two always in flight; see :meth:`rows`."""
+        """Return the seconds per message with two always in flight; see :meth:`rows`."""
         if self._limit_s is not None:
             chosen = [size for size in IN_SHORT_ROWS if size <= sizes[-1]]
             return self.rows(chosen if len(chosen) > 1 else sizes, IN_FLIGHT)
@@ -227,11 +226,11 @@ class _Session:
         return self.rows(sorted(chosen), IN_FLIGHT)
 
     def rows(self, sizes: Sequence[int], in_flight: int) -> list[Measurement]:
-        """Return the seconds per message in rows with ``in_flight`` messages always in flight.
+        """Return the seconds per message of back-to-back messages, ``in_flight`` always in flight.
 
-        One thread issues and another waits, as in the engine that sends such rows: switching
-        between them is much of the cost of small messages. The median counts, not the lower
-        quartile: a row is as long as all of its messages.
+        One thread issues and another waits, as in the engine: switching between them is much of the
+        cost of small messages. The median over the rows counts, not the lower quartile, because a
+        row's time is the sum of its messages' times.
         """
         buffers = [
             torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)

@@ -13,35 +13,36 @@ from syncline.plan.sparse_costs import SparseSpeeds
 
 ELEMENTS = 1 << 22
 """Gradient, residual and average then take 50 MB, more than most caches, as a model's do."""
-DRAWN = 1 << 16
-"""Distinct random numbers among them: drawing all would take longer than the measurement."""
+DISTINCT_VALUES = 1 << 16
+"""Random numbers, repeated to fill them: drawing all would take longer than the measurement."""
 ENTRIES = 20_000
-FEW = 64
+OVERHEAD_ELEMENTS = 64
 """Elements, and entries, of a message whose time is all overhead."""
 REPETITIONS = 3
 DENSITY = 0.001
-WIDEST = -1
+WIDEST_VECTORS = -1
+"""The native core's code for the widest vector instructions that the processor has."""
 SEED = 6
 
 
 def sparse_speeds() -> SparseSpeeds:
     """Measure selecting and merging on this worker, in some hundredths of a second.
 
-    A gradient is checked for values that are not finite and added to its residual, the largest
-    elements are taken out, the average is written; two vectors are encoded, decoded and merged.
+    Selecting checks a gradient for values that are not finite, adds it to its residual, takes out
+    the largest elements and writes the average. Merging encodes, decodes and merges two vectors.
     """
     random = np.random.default_rng(SEED)
     return SparseSpeeds(
         select_s_per_element=_selecting_s(random, ELEMENTS) / ELEMENTS,
         merge_s_per_entry=_merging_s(random, ENTRIES) / (2 * ENTRIES),
-        message_s=_selecting_s(random, FEW),
-        round_s=_merging_s(random, FEW),
+        message_s=_selecting_s(random, OVERHEAD_ELEMENTS),
+        round_s=_merging_s(random, OVERHEAD_ELEMENTS),
     )
 
 
 def _selecting_s(random: np.random.Generator, elements: int) -> float:
     gradient, residual = (
-        torch.from_numpy(np.resize(random.standard_normal(DRAWN, np.float32), elements))
+        torch.from_numpy(np.resize(random.standard_normal(DISTINCT_VALUES, np.float32), elements))
         for _ in range(2)
     )
     average = torch.empty(elements)
@@ -49,8 +50,8 @@ def _selecting_s(random: np.random.Generator, elements: int) -> float:
     k = max(1, round(DENSITY * elements))
 
     def select() -> None:
-        _native.first_not_finite(gradient.data_ptr(), elements, WIDEST)
-        indices, values, *_ = _native.select([part], 0.0, k, k, k, 0, True, WIDEST)
+        _native.first_not_finite(gradient.data_ptr(), elements, WIDEST_VECTORS)
+        indices, values, *_ = _native.select([part], 0.0, k, k, k, 0, True, WIDEST_VECTORS)
         average.zero_().numpy()[indices] = values
 
     return _least_s(select)

@@ -14,8 +14,8 @@ ERROR_PER_SIGMA = 1.2533
 """Standard error of a median over that of a mean: sqrt(pi / 2)."""
 INTERRUPTED = 2.0
 """A timing of more than this many medians includes other work."""
-FEW = 8
-"""For fewer values the median absolute deviation is too coarse: standard deviation is used."""
+LEAST_FOR_MAD = 8
+"""With fewer values the median absolute deviation is too coarse: standard deviation is used."""
 QUANTILES_97_5 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
 """Of Student's t by degrees of freedom, from 1 on. For a normal distribution it is 1.96."""
 QUANTILES_99_5 = (
@@ -40,7 +40,7 @@ def standard_error(values: Sequence[float]) -> float:
     Twice this on either side of the median is its 95 % interval, so for few values it is enlarged
     by Student's t. A single value says nothing, and its error is 0.
     """
-    if 1 < len(values) < FEW:
+    if 1 < len(values) < LEAST_FOR_MAD:
         return stdev(values) / math.sqrt(len(values)) * QUANTILES_97_5[len(values) - 2] / 1.96
     centre = median(values)
     mad = median(abs(value - centre) for value in values)
@@ -63,9 +63,9 @@ def uninterrupted(values: Sequence[float]) -> list[float]:
 def compare(times_s: Sequence[float], others_s: Sequence[float]) -> int:
     """Return 1 if iterations are significantly faster than others, -1 if slower, 0 if open.
 
-    Welch's t-test on their means, one-sided at 0.5 %. A caller may look again and again while more
-    iterations are measured: over eight looks the error is at most 4 % (Bonferroni's inequality).
-    Fewer than three of a kind decide nothing.
+    Welch's t-test on their means, one-sided at 0.5 %. A caller may repeat it as more iterations are
+    measured: over eight tests the error is at most 4 % (Bonferroni's inequality). With fewer than
+    three of either, the result is 0.
 
     Source: B. L. Welch, The generalization of Student's problem when several different population
     variances are involved, Biometrika 34 (1947), with its degrees of freedom.
