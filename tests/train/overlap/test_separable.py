@@ -380,12 +380,12 @@ WHY_NOT: dict[str, tuple[Make, str]] = {
     "needs-loss": (NeedsLoss, "NeedsLoss.step needs the argument 'loss'"),
     "clipping": (
         Clipping,
-        "Clipping, tried on a small example, updates a parameter otherwise when it is stepped "
+        "Clipping, tried on a small example, updates a parameter differently when it is stepped "
         "without the others (parameter ",
     ),
     "clipping-rarely": (
         lambda p: Clipping(p, threshold=500.0),
-        "Clipping, tried on a small example, updates a parameter otherwise when it is stepped ",
+        "Clipping, tried on a small example, updates a parameter differently when it is stepped ",
     ),
     "neighbours": (OfNeighbours, "OfNeighbours, tried on a small example, updates a parameter "),
     "noisy": (Noisy, "Noisy, tried on a small example, updates a parameter otherwise "),

@@ -211,7 +211,7 @@ def test_an_optimizer_that_looks_at_whole_parameters_is_found() -> None:
         assert trial_of_slices(kind(parameters, lr=0.1)).why_not is None
     reason = trial_of_slices(TrustRatio(parameters)).why_not
     assert reason is not None
-    assert "updates a part of a parameter otherwise" in reason
+    assert "updates a part of a parameter differently" in reason
 
 
 def test_common_elements() -> None:

@@ -73,10 +73,10 @@ def average_weights(module: nn.Module, averages: Iterable[torch.Tensor], weight:
 
 
 def average_with_torch() -> None:
-    """Let ``AveragedModel.update_parameters`` average each parameter after its update.
+    """Patch ``AveragedModel.update_parameters`` to average each parameter after its update.
 
-    Torch's own code runs, for some parameters at a time. It runs for all at once, and so waits, in
-    compiled code and with an averaging function of the user's, which may depend on anything.
+    Torch's own code is called for a few parameters at a time. In compiled code, and with the user's
+    own averaging function, it is called once for all, and so waits for all updates.
     """
     own: Any = AveragedModel.update_parameters
     if own.__module__ == __name__:
@@ -86,7 +86,7 @@ def average_with_torch() -> None:
     @functools.wraps(own)
     def update_parameters(self: Any, model: nn.Module) -> None:
         # Checked here: in any function called from here, the callback would be None.
-        if eval_frame_callback() is not None or not _divide(own, self, model):
+        if eval_frame_callback() is not None or not _average_in_parts(own, self, model):
             own(self, model)
 
     update_parameters.__module__ = __name__
@@ -94,8 +94,8 @@ def average_with_torch() -> None:
 
 
 @disable_dynamo
-def _divide(own: Any, mean: Any, model: nn.Module) -> bool:
-    """Average parameter by parameter; return False if that is not allowed."""
+def _average_in_parts(own: Any, mean: Any, model: nn.Module) -> bool:
+    """Average each parameter once it is updated; False if all must be averaged at once."""
     functions = (mean.avg_fn, mean.multi_avg_fn)
     known = all(f is None or f.__module__ == AveragedModel.__module__ for f in functions)
     if not known or not any(map(is_pending, model.parameters())):

@@ -1,8 +1,8 @@
 """Clipping and unscaling of gradients that are being exchanged, without waiting for them.
 
 Gradient clipping and loss scaling read every gradient between the backward pass and the step. But
-the sums that a norm needs arrive before the gradients (:mod:`.norms`), and elementwise changes can
-be deferred until a gradient has arrived.
+norms can be computed from the sums, which arrive before the gradients
+(:mod:`syncline.train.engine.norms`). Elementwise changes can be deferred until a gradient arrives.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Owner(Protocol):
         """Wait for the exchange of the gradients."""
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Set gradients to zero once used; another thread may have read them already."""
+        """Set gradients to zero once their update is made; another thread may have read them."""
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return norms of pending gradients; None if they are not exchanged."""
@@ -98,7 +98,7 @@ class Owner(Protocol):
         """Return a bool tensor: whether all elements are finite; None if that is not exchanged."""
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> None:
-        """Change gradients once they have arrived; another thread may have read them already."""
+        """Change gradients once they have arrived; another thread may have read them."""
 
 
 INPLACE: dict[Any, str] = {
@@ -126,11 +126,11 @@ MERGING = (torch.float32, torch.float64)
 
 Owned = tuple[Owner, list[int], list[torch.Tensor]]
 """An owner, and the indices and tensors that are pending for it."""
-Groups = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
+Owners = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
 """Returns the owners of some gradients, or None if some are not pending."""
 
 
-def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups: Groups) -> Any:
+def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], owners: Owners) -> Any:
     """Apply a torch function to pending gradients without waiting for them, if possible.
 
     Its first argument is a gradient, or a list of them. Return a tuple with its result; None if the
@@ -146,7 +146,7 @@ def clipped(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], groups
         is_known = all(map(_is_number, (*args[1:], *kwargs.values())))
     else:
         is_known = norm is not None or function is unscale_
-    owned = groups(gradients) if is_known else None
+    owned = owners(gradients) if is_known else None
     if owned is None:
         return None
     if norm is not None:
@@ -225,5 +225,5 @@ def _inverse(number: Any) -> Any:
 
 
 def _kept(value: Any) -> Any:
-    """Return an argument that nobody else can modify before the change is made."""
+    """Return a copy of a tensor, which nobody else can modify before the change is made."""
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -57,11 +57,11 @@ class Deferral(PendingGradients):
 
     @property
     def anything_deferred(self) -> bool:
-        """Whether any update was asked for and is not complete yet."""
+        """Whether any update is deferred and not complete yet."""
         return bool(self._deferred)
 
     def is_deferred(self, parameter: torch.Tensor) -> bool:
-        """Say whether a parameter's update was asked for and is not complete yet."""
+        """Say whether a parameter's update is deferred and not complete yet."""
         return self.index_of.get(id(parameter)) in self._deferred
 
     def defer(self, step: DeferredStep, parameters: Iterable[nn.Parameter]) -> None:
@@ -125,11 +125,11 @@ class Deferral(PendingGradients):
                     return
                 engine.check()
                 arrived_ns, round_ = time.perf_counter_ns(), engine.round
-                # On CUDA only this thread's stream waited, so arrived() may still be False. The
-                # wait does not count if another thread has begun the next round.
-                here = set(deferred) if waited is round_ else set()
+                # On CUDA only this thread's stream has waited, so arrived() may still be False. A
+                # wait for an earlier round does not count: another thread has begun this one.
+                waited_for = set(deferred) if waited is round_ else set()
                 # One call of the optimizer costs as much for many parameters as for one.
-                ready = [i for i in self._deferred if i in here or engine.arrived(i)]
+                ready = [i for i in self._deferred if i in waited_for or engine.arrived(i)]
                 if ready:
                     with self._in_order():
                         engine.wait(ready)  # on CUDA, also for norms that are only issued

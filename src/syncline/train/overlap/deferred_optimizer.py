@@ -65,12 +65,11 @@ class DeferredOptimizer:
         """How often ``step`` was called; all ranks must agree."""
         self._models: list[weakref.ref[CurrentDeferral]] = []
         """Each returns a model's current deferral; None if nothing is ever pending in the model."""
-        self._said: set[str] = set()
+        self._warned_of: set[str] = set()
         found = separability(optimizer)
         self.why_not: str | None = found.why_not
-        """Why steps are synchronous, if they are; one that lies in a call holds until the next."""
-        self._never = self.why_not is not None
-        """Whether all steps are synchronous."""
+        """Why steps are synchronous; None if they are not. Each call of ``step`` may change it."""
+        self._always_synchronous = self.why_not is not None
         self._closure_first: bool | None = None
         """Whether a closure may be called before the step; None until a closure is given."""
         self._moves_groups = found.moves_groups
@@ -83,11 +82,11 @@ class DeferredOptimizer:
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._before_save())
         optimizer.register_load_state_dict_pre_hook(lambda _, state: self._before_load(state))
-        self._say_why_not()
+        self._warn_why_not()
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, model: weakref.ref[CurrentDeferral]) -> Self:
-        """Defer an optimizer's updates for one more model; a UserError if called before for it."""
+        """Defer an optimizer's updates of one more model; a UserError if that was done before."""
         mark = getattr(optimizer, _MARK, None)
         deferred = cls(optimizer) if mark is None else mark()
         if any(known() == model() for known in deferred._models):
@@ -128,7 +127,7 @@ class DeferredOptimizer:
         """Return the closure of a call, if the step can be deferred once the closure has run."""
         given = [*args, *kwargs.values()]
         closure = given[0] if len(given) == 1 and not kwargs.keys() - {"closure"} else None
-        if closure is None or not callable(closure) or self._never or compiled:
+        if closure is None or not callable(closure) or self._always_synchronous or compiled:
             return None
         if foreign_hooks(self.optimizer):  # they see the closure
             return None
@@ -138,7 +137,7 @@ class DeferredOptimizer:
 
     @disable_dynamo
     def defer(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> bool:
-        """Defer updates in flight and make the rest; False if the caller must make the step."""
+        """Update what has arrived and defer the rest; False if the caller must make the step."""
         self.updates += 1
         self._note(args, kwargs, compiled=compiled)
         deferrals = self._deferrals()
@@ -152,12 +151,12 @@ class DeferredOptimizer:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for deferral in deferrals:
             if deferral.anything_deferred and any(map(deferral.is_deferred, parameters)):
-                deferral.synchronize()  # the second step on one exchange
+                deferral.synchronize()  # a second step on the same gradients
         if self.why_not is None:
             with UPDATES:  # another thread may finish gradients and read the optimizer meanwhile
                 if self._may_wait(deferrals):
                     return self._defer(deferrals, parameters)
-            self._say_why_not()
+            self._warn_why_not()
         for deferral in deferrals:
             deferral.synchronize()
         self._check.skip()
@@ -184,19 +183,19 @@ class DeferredOptimizer:
         return True
 
     def _note(self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool) -> None:
-        """Note why this call must make the whole step at once, if it must."""
-        if self._never:
+        """Set ``why_not``: why this call must make the whole step at once, if it must."""
+        if self._always_synchronous:
             return
         self.why_not = self._why_not_plain(args, kwargs, compiled=compiled)
         scaled = (getattr(self.optimizer, name, None) for name in ("grad_scale", "found_inf"))
         if self.why_not is None and any(value is not None for value in scaled):
             self.why_not = "a gradient scaler passes its scale to the optimizer"
-        self._say_why_not()
+        self._warn_why_not()
 
     def _why_not_plain(
         self, args: Sequence[Any], kwargs: dict[str, Any], *, compiled: bool
     ) -> str | None:
-        """Say why a call is more than a plain step of each parameter, if it is."""
+        """Return why a call is more than a plain step of each parameter; None if it is not."""
         if compiled:
             return STEP_COMPILED
         if any(value is not None for value in (*args, *kwargs.values())):
@@ -212,7 +211,7 @@ class DeferredOptimizer:
         found = self._check.why_not()
         if found is None:
             return True
-        self.why_not, self._never = f"found before step {self.updates}: {found}", True
+        self.why_not, self._always_synchronous = f"found before step {self.updates}: {found}", True
         return False
 
     def _deferrals(self) -> list[Deferral]:
@@ -234,9 +233,9 @@ class DeferredOptimizer:
         # The wrapper may have been dropped.
         finish_all([group["params"] for group in self.optimizer.param_groups])
 
-    def _say_why_not(self) -> None:
+    def _warn_why_not(self) -> None:
         """Warn once why steps are synchronous; not under the lock, as logging takes locks too."""
         reason = self.why_not
-        if reason is not None and reason not in self._said:
-            self._said.add(reason)
+        if reason is not None and reason not in self._warned_of:
+            self._warned_of.add(reason)
             warn(f"overlap: {type(self.optimizer).__name__} makes synchronous steps: {reason}")

@@ -18,8 +18,8 @@ from syncline.train.overlap.trial import hyperparameters, move_groups
 class DeferredStep:
     """One call of ``step``: the hyper-parameters and torch's switches at the time of the call.
 
-    If a step changes numbers in the parameter groups, such as a count of steps, they change here,
-    once. Each part of the step then begins with the old numbers.
+    If steps change numbers in the parameter groups, such as a count of steps, the constructor
+    changes them, once. Each part of the step then begins with the old numbers.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class DeferredStep:
             move_groups(optimizer.param_groups, self._step_on)
 
     def suspend(self, parameters: int) -> None:
-        """Note that the updates of so many more parameters are deferred."""
+        """Note that this many more updates are deferred."""
         self._deferred += parameters
         if self._deferred:
             self._state.hide()
 
     def made(self, parameters: int) -> None:
-        """Note that so many of them have been made."""
+        """Note that this many deferred updates have been made."""
         self._deferred -= parameters
         if not self._deferred:
             self._state.show()
@@ -166,7 +166,7 @@ def _copied(value: Any) -> Any:
 
 
 def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:
-    """Return the hooks that may expect whole steps, as our own do not, and where each is."""
+    """Return the step hooks that are not Syncline's, each with where it is registered."""
     return [
         (where, hook)
         for where, registered in torch_private.step_hooks(optimizer)

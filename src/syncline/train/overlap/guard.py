@@ -39,7 +39,7 @@ HOOKS = (
     torch.Tensor.register_hook,
     torch.Tensor.register_post_accumulate_grad_hook,
 )
-"""They change both the Python object and its C++ tensor, so these must belong together."""
+"""They change both a Python object and its C++ tensor, so the stand-in must be gone by then."""
 
 
 class Guard:
@@ -49,7 +49,7 @@ class Guard:
     """
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._warned_of: set[str] = set()
 
     def suspend(self, tensor: torch.Tensor, owner: Owner, index: int) -> None:
         """Make every read of a plain parameter or gradient wait for ``owner``."""
@@ -64,13 +64,13 @@ class Guard:
             fields[_GUARD] = self
             tensor.__class__ = GuardedParameter if plain is nn.Parameter else GuardedGradient
         else:
-            self._say(
+            self._warn_once(
                 reason,
                 "overlap: C++ code does not wait for a pending parameter or gradient, in spite of "
                 f"the guard: {reason}",
             )
 
-    def found(self, operator: str, tensor: torch.Tensor) -> None:
+    def warn_of_read(self, operator: str, tensor: torch.Tensor) -> None:
         """Warn about code that reads a pending tensor in C++; once for each place."""
         frame: Any = sys._getframe(1)
         inside = ("torch", "syncline")
@@ -78,15 +78,15 @@ class Guard:
             frame = frame.f_back
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         what = "parameter" if isinstance(tensor, nn.Parameter) else "gradient"
-        self._say(
+        self._warn_once(
             place,
             f"overlap: {place} reads a pending {what} in C++ ({operator}); it waited because of "
             "the guard and would see old values without it",
         )
 
-    def _say(self, key: str, text: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
+    def _warn_once(self, key: str, text: str) -> None:
+        if key not in self._warned_of:
+            self._warned_of.add(key)
             warn(text)
 
 
@@ -103,7 +103,7 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
     is_parameter = isinstance(tensor, nn.Parameter)
     reason = _swapped(tensor, twin)
     if reason is not None:
-        guard._say(
+        guard._warn_once(
             "kept",
             "overlap: a parameter or gradient keeps the stand-in of the guard until it is pending "
             f"again, and is slower until then: {reason}",
@@ -120,8 +120,8 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
 def lifted(tensors: Sequence[tuple[torch.Tensor, nn.Parameter | None]]) -> Iterator[None]:
     """Let this thread work on pending tensors while all others wait; call under the lock.
 
-    Gradients come with their parameters, and after them. A tensor that keeps its stand-in has its
-    own class meanwhile, so other threads do not wait for it.
+    List parameters before gradients, and each gradient with its parameter. Other threads do not
+    wait for a tensor that keeps its stand-in: it has its own class meanwhile.
     """
     for tensor, parameter in tensors:
         lift(tensor, parameter)
@@ -187,7 +187,7 @@ class _Guarded:
             guards = [tensor.__dict__[_GUARD] for tensor in guarded]
             twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
         if guarded:
-            guards[0].found(str(func), guarded[0])
+            guards[0].warn_of_read(str(func), guarded[0])
         with (
             # The update must not be part of this operator.
             torch_private.force_dispatch_keys(*_OUTSIDE),

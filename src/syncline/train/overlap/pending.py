@@ -9,7 +9,7 @@ Any thread may read at any time. The thread that needs an update makes it. Leavi
 training thread would deadlock if that thread waits for the reader, as in
 ``pool.submit(save).result()`` between a step and the next forward pass. So the rules are:
 
-- Pending tensors change only under the lock :data:`UPDATES`; nobody waits for messages under it.
+- Pending tensors change only under the lock :data:`UPDATES`. No thread waits for messages under it.
 - A tensor stays pending until its update is complete. The thread that makes the update sees a plain
   tensor meanwhile (``without_torch_function`` is thread-local); all others wait for the lock.
 - The optimizer's step sees only the parameters being updated. All other threads see the optimizer
@@ -92,7 +92,7 @@ METADATA = frozenset(
 """Functions that do not read the values of any argument."""
 _GRAD: Any = torch.Tensor.grad
 GRADIENT = frozenset({_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__})
-"""These do not wait: the gradient itself is pending, and the exchange keeps a replaced one."""
+"""These do not wait: the gradient itself is pending, and its owner keeps it if it is replaced."""
 ZEROING = frozenset({torch.Tensor.zero_, foreach_zero_, torch.zero_})
 
 
@@ -109,10 +109,10 @@ class _Pending:
             with without_torch_function():
                 return func(*args, **kwargs)
         if func in GRADIENT:
-            with UPDATES, without_torch_function():  # a step sees gradients of its own
+            with UPDATES, without_torch_function():  # a running step replaces gradients
                 return func(*args, **kwargs)
         if func in CLIPPING:
-            # First, because recipes call these for each gradient at every step.
+            # First, because training scripts call these for each gradient at every step.
             answer = clipped(func, args, kwargs, _owned)
             if answer is not None:
                 return answer[0]
@@ -328,7 +328,7 @@ class PendingState:
     def __init__(self, optimizer: torch.optim.Optimizer, synchronize: Callable[[], None]) -> None:
         self._optimizer = optimizer
         self._own = type(optimizer)
-        self._hidden = _guarded(self._own, self)
+        self._hidden = _class_that_waits(self._own, self)
         self._synchronize = synchronize
         self._stand_in: _StandIn | None = None
         self._hides = False
@@ -412,14 +412,8 @@ class _StandIn(UserDict[Any, Any]):
         return self.data.__reduce_ex__(protocol)
 
 
-def _guarded(own: type[Any], pending: PendingState) -> type[Any]:
-    def groups(_: Any) -> Any:
-        return pending.fields()["param_groups"]
-
-    def set_groups(_: Any, groups: Any) -> None:
-        pending.fields()["param_groups"] = groups
-
-    def settled() -> dict[str, Any]:
+def _class_that_waits(own: type[Any], pending: PendingState) -> type[Any]:
+    def synchronized() -> dict[str, Any]:
         pending.synchronize()
         return pending.fields()
 
@@ -432,11 +426,14 @@ def _guarded(own: type[Any], pending: PendingState) -> type[Any]:
         "__qualname__": own.__qualname__,
         "__doc__": own.__doc__,
         "__reduce_ex__": reduce,
-        "param_groups": property(groups, set_groups),
+        "param_groups": property(
+            lambda _: pending.fields()["param_groups"],
+            lambda _, groups: pending.fields().update(param_groups=groups),
+        ),
         "state": property(
-            lambda _: settled()["state"],
-            lambda _, state: settled().update(state=state),
-            lambda _: settled().pop("state"),
+            lambda _: synchronized()["state"],
+            lambda _, state: synchronized().update(state=state),
+            lambda _: synchronized().pop("state"),
         ),
     }
     return types.new_class(own.__name__, (own,), exec_body=lambda names: names.update(members))

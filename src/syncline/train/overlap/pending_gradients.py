@@ -53,11 +53,11 @@ class PendingGradients(Owner):
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients, each the view of its bucket."""
         self._deferred: dict[int, DeferredStep] = {}
-        """By parameter: the update that was asked for and is not complete yet."""
+        """By parameter: the step whose update of it is not complete yet."""
         self._read: set[int] = set()
         """Pending gradients that have arrived; see :func:`own_class`."""
         self._changes: dict[int, list[Change]] = {}
-        """By pending gradient: changes to be made before its update, in this order."""
+        """By pending gradient: the changes to make before its update, in this order."""
         self._norms: torch.Tensor | None = None
         """The norms of this round, once asked for."""
         self._zeroed: set[int] = set()
@@ -96,8 +96,8 @@ class PendingGradients(Owner):
                 gradient = parameter.grad
                 if gradient is None or is_pending(gradient):
                     continue
-                # Ranks differ in which gradients have arrived, but must compute norms in the same
-                # way. On CUDA too, the host has waited for a gradient that has arrived.
+                # With norms even those that have arrived: all ranks must compute norms in the same
+                # way, and ranks differ in what has arrived.
                 if engine.plan.norm is None and engine.arrived(index):
                     continue
                 self._suspend(gradient, index)
@@ -179,7 +179,8 @@ class PendingGradients(Owner):
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return the norms of pending gradients, in their dtype; None if they are not exchanged.
 
-        Ranks differ in which gradients have been read, so their norms are computed in the same way.
+        The norm of a gradient that was read is computed as the exchange does, to give the same on
+        ranks that have not read it.
         """
         if not self._deferred.keys().isdisjoint(indices):
             return None
@@ -208,7 +209,7 @@ class PendingGradients(Owner):
         return found
 
     def all_finite(self, indices: Sequence[int]) -> torch.Tensor | None:
-        """Return whether pending gradients have finite elements only; None if they must be read."""
+        """Return whether pending gradients are finite throughout; None if they must be read."""
         if self.engine.plan.norm is None:
             self.waits.asked_norm = self.waits.asked_norm or "2"
             return None
@@ -234,7 +235,7 @@ class PendingGradients(Owner):
         return self._norms
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> None:
-        """Change gradients: before their update or, if that is deferred, after it."""
+        """Change gradients once they arrive; if their update is already deferred, make it first."""
         with UPDATES:
             indices = [index_of(gradient) for gradient in filter(is_pending, gradients)]
             deferred = not self._deferred.keys().isdisjoint(indices)

@@ -104,7 +104,7 @@ class _PreForwardHook:
             deferral.make_updates(self._label, self._own if torch.is_grad_enabled() else self._held)
 
     def compile(self) -> None:
-        """Let parameters be finished before each forward pass; called when code is compiled."""
+        """Called while code is compiled: finish the parameters now and before each forward pass."""
         deferral = self._deferral()
         if deferral is not None:
             deferral.note_compiled(self._own)

@@ -26,7 +26,7 @@ OTHERS_SCALE = 1e3
 CYCLE = 8
 """In every eighth check the others' gradients are infinite; some optimizers then skip a step."""
 MOST_TRIALS = 32
-"""The most kinds of settings that are tried: some settings, such as a label, never repeat."""
+"""The most kinds of settings that are tried: some, such as a label, differ at every step."""
 MOST_ITEMS = 16
 """For longer containers only the length counts."""
 
@@ -44,7 +44,7 @@ class StepCheck:
         self._tried = {_kinds(optimizer)}
         self._known = _is_of_torch(optimizer)
         self.why_inseparable: Callable[[], str | None] = lambda: separability(optimizer).why_not
-        """Repeats the trial."""
+        """Repeats the trial; the sharded optimizer tries slices too."""
         self._probes: ProbeParameters | None = None
 
     def skip(self) -> None:
@@ -52,7 +52,7 @@ class StepCheck:
         self._probes = None
 
     def why_not(self) -> str | None:
-        """Say why not to step parameter by parameter, or None; earlier updates must be made."""
+        """Return why this step must be whole, or None; all earlier updates must be complete."""
         kinds = _kinds(self._optimizer)
         if kinds not in self._tried:
             self._probes = None
@@ -104,8 +104,8 @@ class ProbeParameters:
     stepped by itself, the other together with parameters of far larger gradients. If updates depend
     on other parameters, the two sets differ. No update of the model has been made by then.
 
-    With ``with_state`` they begin with a corner of the real state: behaviour that begins at a
-    certain step is then seen in that step. All earlier updates must have been made.
+    With ``with_state`` they begin with a corner of the real state, including its count of steps,
+    so they show what begins at a certain step. All earlier updates must have been made.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ProbeParameters:
                     self._state[parameter] = trial.corner(optimizer.state[real], device)
 
     def why_coupled(self) -> str | None:
-        """Step the probe parameters; say how others affect the update of one, or None."""
+        """Step the probe parameters; return how others affect the update of one, or None."""
         self._checks += 1
         infinite = self._checks % CYCLE == 0
         values = self._values[2 if infinite else self._checks % 2]

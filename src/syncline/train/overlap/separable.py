@@ -2,8 +2,8 @@
 
 An overlapped update applies the user's optimizer to a few parameters at a time, in the order in
 which the forward pass needs them. That is the user's step only if each parameter's update depends
-on nothing but its own gradient, its own state and the hyper-parameters. A list of known optimizers
-cannot say so of a new one. So its own step is run on two small copies.
+on nothing but its own gradient, its own state and the hyper-parameters. To find out for any
+optimizer, its step is tried on two small copies.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from syncline.torch_private import COMPILED_FROM
 from syncline.train.overlap.deferred_step import foreign_hooks
 from syncline.train.overlap.trial import Trial, hyperparameters, own_attributes, trial
 
-STEP_COMPILED = "its step is compiled, which rounds otherwise for a part of the parameters"
+STEP_COMPILED = "its step is compiled, which rounds differently for a part of the parameters"
 WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
 """Modules whose wrappers call ``step`` once and do not change its meaning. The wrapper of
 ``torch._compile`` keeps the compiler out."""
@@ -33,24 +33,24 @@ WRAPPERS = ("torch.optim.lr_scheduler", "torch._compile", "syncline.")
 def separability(optimizer: Optimizer) -> Trial:
     """Say whether an optimizer's step can be run parameter by parameter.
 
-    Nothing is changed, neither parameters nor state are copied, and steps with a closure are not
-    tried. The trial cannot see effects of sizes above three elements per dimension, of more than
-    five steps, or of hyper-parameters that are not set yet: ``probe_parameters.StepCheck`` looks
-    for these before each step. In the trial, ``step`` uses the same global variables as ever.
+    The optimizer is only read. Steps with a closure are not tried. The trial makes five steps on
+    parameters of up to three elements per dimension. What depends on more, or on hyper-parameters
+    that are not set yet, is left to ``probe_parameters.StepCheck``, which runs before each step.
+    Global variables are not copied, so the trial's steps share them with the real ones.
     """
     why_not = _why_not_called_alone(optimizer) or _why_sharing(optimizer)
     return Trial(why_not) if why_not else trial(optimizer)
 
 
 def _why_not_called_alone(optimizer: Optimizer) -> str | None:
-    """Say why an update is more than a call of the class's ``step()``, if it is."""
+    """Return why an update is more than a call of the class's ``step()``; None if it is not."""
     for needed in ("param_groups", "state", "defaults"):
         if needed not in vars(optimizer):
             return f"its {needed} are not its own: it seems to wrap another optimizer"
     try:
         parameters = inspect.signature(type(optimizer).step).parameters.values()
     except (TypeError, ValueError) as error:  # of compiled code
-        return f"what its step takes cannot be seen: {error}"
+        return f"the signature of its step cannot be read: {error}"
     for parameter in list(parameters)[1:]:
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not variadic:
@@ -62,7 +62,7 @@ def _why_not_called_alone(optimizer: Optimizer) -> str | None:
 
 
 def _why_step_replaced(optimizer: Optimizer) -> str | None:
-    """Say how an object's own ``step`` differs from its class's, if it does."""
+    """Return how an object's own ``step`` differs from its class's; None if it does not."""
     layer = vars(optimizer).get("step")
     while layer is not None:
         function = getattr(layer, "__func__", layer)
@@ -98,7 +98,7 @@ def _why_sharing(optimizer: Optimizer) -> str | None:
 
 MOST_OBJECTS = 100_000
 LEAVES = (type, types.ModuleType, types.CodeType, logging.Logger, str, bytes, int, float, complex)
-"""Not looked into: these belong to the program, not to the value."""
+"""Types that are not searched: their contents belong to the program, not to the value."""
 
 
 def find_shared(
@@ -106,15 +106,15 @@ def find_shared(
 ) -> str | None:
     """Say what in ``value`` several parameters of the optimizer ``owner`` could share, or None.
 
-    Looks into containers, objects, closures and weak references. Tensors of one element that are
-    hyper-parameters, as ``hyper`` says, are skipped.
+    Looks into containers, objects, closures and weak references. Skips a tensor of one element if
+    ``hyper`` says that it is a hyper-parameter.
     """
     seen = {id(owner)}
     # Held until the end: the next object could get the id of a freed one.
     held: list[object] = []
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
+    unseen = [value]
+    while unseen:
+        found = unseen.pop()
         if id(found) in seen or isinstance(found, LEAVES):
             continue
         if isinstance(found, torch.Tensor):
@@ -129,7 +129,7 @@ def find_shared(
             return "too much to look through"
         seen.add(id(found))
         held.append(found)
-        waiting += _parts(found)
+        unseen += _parts(found)
     return None
 
 

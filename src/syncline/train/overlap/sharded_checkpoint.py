@@ -31,8 +31,8 @@ def as_dtensors(
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Return states of even parts as DTensors, by number of the parameter; all ranks call.
 
-    ``elements`` are of whole parameters. States of this rank's parts are of shape ``(part,)``;
-    values of other shapes are left out. The group's ranks hold the parts, in order.
+    ``elements`` are the sizes of the whole parameters. ``states`` are of this rank's parts, in the
+    order of the group's ranks. Values that are not one number per element are left out.
     """
     found: dict[str, dict[str, torch.Tensor]] = {}
     whole_of = _whole_of(group)
@@ -72,7 +72,7 @@ def load(
 ) -> tuple[dict[int, dict[str, torch.Tensor]], Any]:
     """Read what :func:`as_dtensors` returned for this rank, and the rest; all ranks call.
 
-    The checkpoint is a folder or a reader of it. Elements and devices of parameters come by number.
+    ``key`` is where the optimizer was saved. ``elements`` and ``devices`` are by parameter number.
 
     Raises:
         FileError: there is no such state, or it is of other parameters.

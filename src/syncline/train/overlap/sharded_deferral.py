@@ -100,8 +100,8 @@ class ShardedStep(DeferredStep):
                 sharding.put(sharding.index_of[id(parameter)], share.detach())
                 if state.get(share):
                     real[parameter] = state[share]
-                share.grad = None  # memory that somebody else watches
-            # PendingState refers to both until the next step.
+                share.grad = None  # it may be a view of the parameter's own gradient
+            # PendingState refers to state and groups until the next step.
             state.clear()
             for group in groups:
                 group["params"] = []
@@ -138,14 +138,14 @@ class ShardedDeferral(Deferral):
         """Of each parameter: all of its elements."""
         for number in engine.gathers:
             message, place = plan.messages[number], layout.places[number]
-            moved = place.start - message.start
+            offset = place.start - message.start
 
             def places(begin: int, end: int) -> Iterable[_Place]:
                 for index in layout.tensors[number]:  # noqa: B023
                     start, stop = max(begin, first[index]), min(end, first[index + 1])
                     if start < stop:
                         within = start - first[index], stop - first[index]
-                        yield _Place(index, *within, place.bucket, start + moved)  # noqa: B023
+                        yield _Place(index, *within, place.bucket, start + offset)  # noqa: B023
 
             for each in places(message.start, message.stop):
                 self._whole[each.parameter].append(each)
@@ -162,7 +162,7 @@ class ShardedDeferral(Deferral):
         return self._stalled_by(self.engine.wait_for_sums)
 
     def update(self, step: ShardedStep) -> None:
-        """Update the share once sums are there, and let it be gathered; call under the lock."""
+        """Update and send this rank's share, after :meth:`wait_for_sums`; call under the lock."""
         engine = self.engine
         updated = [p for p in self.parameters if step.holds(p) and p.grad is not None]
         left = {self.index_of[id(parameter)] for parameter in updated}
@@ -215,7 +215,7 @@ class ShardedDeferral(Deferral):
         super().read_gradients(indices)
 
     def zero_gradients(self, gradients: list[torch.Tensor]) -> None:
-        """Set gradients to zero; those whose updates were made are zeroed in place."""
+        """Set gradients to zero: at once if their update was made, else as the base class does."""
         with UPDATES:
             numbers = {index_of(g) for g in gradients if is_pending(g)} & self._spent.keys()
             self._set_spent(numbers, 0.0)

@@ -26,7 +26,7 @@ def why_not_shardable(optimizer: Optimizer) -> str | None:
 
 
 class ShardedOptimizer(DeferredOptimizer):
-    """Replaces an optimizer's step by an update of this rank's share; cuts its state to that.
+    """Replaces an optimizer's step by an update of this rank's share, and keeps only its state.
 
     Under a sharded plan, the step updates the share and returns, and the parameters are gathered
     under the next forward pass (:class:`ShardedDeferral`). Otherwise, as in the DDP baseline,
@@ -59,7 +59,7 @@ class ShardedOptimizer(DeferredOptimizer):
     def attach(
         self, model: weakref.ref[CurrentDeferral], mixed: weakref.ref[Callable[[], bool]]
     ) -> None:
-        """Take gradients from a model; ``mixed`` says whether ranks may have added local ones."""
+        """Update a model; ``mixed`` says whether unexchanged gradients may have been added."""
         self._models.append(model)
         self._mixed = mixed
 
@@ -87,9 +87,9 @@ class ShardedOptimizer(DeferredOptimizer):
         return True
 
     def _update_share(self, deferral: ShardedDeferral) -> bool:
-        """Update this rank's share under a sharded plan; False if the gradients are whole."""
+        """Update this rank's share under a sharded plan; False if ranks have whole gradients."""
         if deferral.anything_deferred:
-            deferral.synchronize()  # the second step on one exchange
+            deferral.synchronize()  # a second step on the same gradients
         if not deferral.pending_gradients or len(self.sharding.optimizers) > 1:
             return False
         deferral.engine.ask(whole=False)
@@ -112,7 +112,7 @@ class ShardedOptimizer(DeferredOptimizer):
                     "overlap(shard=True): a second step was made on the gradients of one backward "
                     "pass, of which no rank has the whole after the first; make one step"
                 )
-            # Hooks of the step itself would see shares, which are not the model's parameters.
+            # Hooks of the step itself would see shares instead of the model's parameters.
             before_steps.call(self.optimizer, (), {})
             step.update_rest()
             # In batches: a step makes temporary tensors as large as the parameters it updates.

@@ -40,8 +40,8 @@ Spans = list[list[Span]]
 class Sharding:
     """Shares of a model's exchanged parameters, and the state of the optimizers that update them.
 
-    The parameters come by name, and as a plan lists them. All ranks of the group call every method
-    that says so, in the same order.
+    ``parameters`` are the exchanged ones by name, ``tensors`` the same as a plan lists them. All
+    ranks of the group must call the methods that say so, in the same order.
 
     Raises:
         UserError: a parameter's memory has gaps.
@@ -68,11 +68,11 @@ class Sharding:
         self._share_out(Plan.cut("", "", self._workers, tuple(tensors), stops))
 
     def _share_out(self, plan: Plan) -> None:
-        """Note which elements of each of a plan's sums and of each parameter every rank has."""
+        """Give each rank its share of every all-reduce or reduce-scatter of a plan."""
         order = [self.names.index(tensor.name) for tensor in plan.tensors]
         first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
         self._blocks: list[list[list[tuple[int, int, int]]]] = []
-        """Of each sum and rank: parameters, with the elements ``[start, stop)`` of each."""
+        """Of each such message and rank: elements ``(parameter, start, stop)``."""
         self._spans: list[Spans] = [[[] for _ in order] for _ in range(self._workers)]
         for message, tensors in zip(plan.messages, plan.message_tensors(), strict=True):
             if message.collective == "all-gather":
@@ -91,12 +91,12 @@ class Sharding:
             some.sort()
 
     def own(self, index: int, values: torch.Tensor) -> torch.Tensor:
-        """Return this rank's share of a parameter's values: a view if it is one span, or a copy."""
+        """Return this rank's share of a parameter's values: a view if one span, else a copy."""
         parts = [flat(values)[start:stop] for start, stop in self._spans[self.rank][index]]
         return parts[0] if len(parts) == 1 else torch.cat([*parts, flat(values)[:0]])
 
     def put(self, index: int, share: torch.Tensor) -> None:
-        """Write a share that is a copy back into its parameter."""
+        """Write a share back into its parameter, if :meth:`own` has copied it."""
         spans, offset = self._spans[self.rank][index], 0
         for start, stop in spans if len(spans) > 1 else ():
             flat(self.parameters[index].detach())[start:stop] = share[offset:][: stop - start]
@@ -106,7 +106,7 @@ class Sharding:
 
     @torch.no_grad()
     def gather(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Gather all ranks' shares of parameters, which are the same on all; all ranks call."""
+        """Gather all ranks' shares of some parameters; all ranks call with the same ones."""
         chosen = {self.index_of[id(parameter)] for parameter in parameters}
         for block in self._blocks:
             parts = [
@@ -129,17 +129,18 @@ class Sharding:
                         part.copy_(place)
 
     def require_same(self, gradients: Iterable[torch.Tensor], *, look: bool) -> None:
-        """Raise a UserError if ranks' gradients differ and any sets ``look``; all ranks call."""
+        """Raise a UserError if any rank sets ``look`` and gradients differ; all ranks call."""
         own = sum(float(g.detach().to(torch.complex128).abs().sum()) for g in gradients if look)
         everyone = gather_numbers([look, own], self.group, self.parameters[0].device)
         if any(look for look, _ in everyone) and any(row != everyone[0] for row in everyone):
             raise UserError(
                 "overlap(shard=True): the ranks' gradients differ at a step, as after a backward "
-                "pass under no_sync() that follows the exchanged one; exchange the last one"
+                "pass under no_sync() that follows the exchanged one; make the last backward pass "
+                "before a step without no_sync()"
             )
 
     def follow(self, plan: Plan) -> None:
-        """Give each rank the shares, and their state, that a plan's sums leave it; all call."""
+        """Share out by another plan, and move the optimizers' state to match; all ranks call."""
         old = self._spans
         self._share_out(plan)
         for optimizer in self.optimizers if self._spans != old else ():
@@ -175,7 +176,7 @@ class Sharding:
         ]
 
     def full_state(self, optimizer: Optimizer) -> dict[int, dict[str, Any]]:
-        """Return the whole state by index, on the CPU of rank 0 and empty on others; all call."""
+        """Return the whole state by parameter, on rank 0's CPU; empty elsewhere; all ranks call."""
         everything: Spans = [[(0, p.numel())] for p in self.parameters]
         nothing: Spans = [[] for _ in self.parameters]
         to = [everything, *[nothing] * (self._workers - 1)]
@@ -189,7 +190,7 @@ class Sharding:
         }
 
     def cut_state(self, index: int, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this rank's share of a parameter's whole state, which must have its shape."""
+        """Return this rank's share of a parameter's whole state; UserError if shapes differ."""
         parameter, found = self.parameters[index], {}
         for name, value in state.items() if self._spans[self.rank][index] else ():
             if not is_of_elements(name, value, parameter):
@@ -213,7 +214,7 @@ class Sharding:
         *,
         whole: bool = False,
     ) -> dict[int, dict[str, Any]]:
-        """Return the state of this rank's new spans, on the CPU if whole; all ranks call."""
+        """Return the state of this rank's ``new`` spans, on the CPU if ``whole``; all call."""
         present = [p for group in optimizer.param_groups for p in group["params"]]
         members = [p for p in present if id(p) in self.index_of]
         found: dict[int, dict[str, Any]] = {self.index_of[id(p)]: {} for p in members}

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 MOST_PARAMETERS = 8
-"""The most parameters in a group of a twin, unless it has more kinds of parameters."""
+"""The most parameters in a group of a small copy, unless it has more kinds of parameters."""
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
 """The scale of the gradients in each step: some are above, some below a clipping threshold. In the
 last step one parameter's gradient is infinite; some optimizers then skip the whole step."""
@@ -50,10 +50,10 @@ def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def trial(optimizer: Optimizer) -> Trial:
     """Compare stepping parameter by parameter with one whole step.
 
-    Two twins with small parameters on the devices of the real ones, so that the same device code
-    runs, take the same five steps. Parameters and state must agree to the last bit after each.
-    Steps must leave hyper-parameters alone, except for numbers that a whole step, every part of
-    one, and a step without parameters change in the same way.
+    Two copies of the optimizer, with small parameters on the same devices, take the same five
+    steps. Parameters and state must agree to the last bit after each. A step may change numbers
+    among the hyper-parameters if every part of it, and a step without parameters, changes them in
+    the same way.
 
     The optimizer is only read; its own attributes must hold no tensor.
     """
@@ -64,7 +64,8 @@ def trial_of_slices(optimizer: Optimizer) -> Trial:
     """Compare stepping slices of flat parameters with one whole step, as :func:`trial` does.
 
     A slice may end in the middle of a vector instruction's operand, so values may differ in their
-    last digits, by :data:`SLICED_UNITS`. State must have one number per element, or one in all.
+    last digits, by :data:`SLICED_UNITS`. A state must have one number per element, or be the same
+    for all slices.
     """
     return _tried(_compare_slices, optimizer)
 
@@ -84,14 +85,14 @@ def _tried(compare: Callable[..., Trial], optimizer: Optimizer) -> Trial:
 
 
 def failed(error: Exception) -> str:
-    """Say that a step of small parameters has raised an error."""
+    """Return the reason for an optimizer whose step of small parameters has raised an error."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": ")
     return f"its step failed on a small example ({text})"
 
 
 def calls_closure_first(optimizer: Optimizer) -> bool:
     """Say whether ``step(closure)`` is ``closure()``, called once, and then ``step()``."""
-    calling, plain = (_TrialTwin(optimizer, with_state=False) for _ in range(2))
+    calling, plain = (_SmallCopy(optimizer, with_state=False) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     loss = object()
     calls = 0
@@ -130,7 +131,7 @@ def move_groups(groups: Sequence[dict[str, Any]], step_on: StepOn) -> None:
 
 
 def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
-    whole, apart = (_TrialTwin(optimizer, with_state=with_state) for _ in range(2))
+    whole, apart = (_SmallCopy(optimizer, with_state=with_state) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     orders = random.Random(0)
     for scale in SCALES:
@@ -158,10 +159,10 @@ def _compare(optimizer: Optimizer, *, with_state: bool) -> Trial:
 
 
 def _compare_slices(optimizer: Optimizer, *, with_state: bool) -> Trial:
-    whole, sliced = (_TrialTwin(optimizer, with_state=with_state) for _ in range(2))
+    whole, sliced = (_SmallCopy(optimizer, with_state=with_state) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
-    groups = sliced._twin.param_groups
-    known, state = sliced._twin.state, defaultdict[Any, Any](dict)
+    groups = sliced._copy.param_groups
+    known, state = sliced._copy.state, defaultdict[Any, Any](dict)
     halves = {p: [nn.Parameter(part) for part in _halves(p.detach())] for p in sliced.parameters}
     for parameter, some in halves.items():
         for number, half in enumerate(some):
@@ -169,7 +170,7 @@ def _compare_slices(optimizer: Optimizer, *, with_state: bool) -> Trial:
             for name, value in known.get(parameter, {}).items():
                 cut = is_of_elements(name, value, parameter)
                 state[half][name] = _halves(value)[number].clone() if cut else copy.deepcopy(value)
-    sliced._twin.state = state
+    sliced._copy.state = state
     for scale in SCALES:
         for ours, some in zip(whole.parameters, halves.values(), strict=True):
             ours.grad = normal(ours, generator) if ours.requires_grad else None
@@ -189,12 +190,12 @@ def _compare_slices(optimizer: Optimizer, *, with_state: bool) -> Trial:
             sliced._step_on([{**s, "params": m} for s, m in zip(settings, members, strict=True)])
         for ours, some in zip(whole.parameters, halves.values(), strict=True):
             theirs = [state.get(half, {}) for half in some]
-            own = whole._twin.state.get(ours, {}) if some else {}
+            own = whole._copy.state.get(ours, {}) if some else {}
             fits = _close(ours.detach(), some) and all(each.keys() == own.keys() for each in theirs)
             if not fits or not all(_fits(v, [each[n] for each in theirs]) for n, v in own.items()):
                 return Trial(
                     f"{whole._name}, tried on a small example, updates a part of a parameter "
-                    "otherwise when it is stepped without the rest"
+                    "differently when it is stepped without the rest"
                 )
     return Trial(None, whole.moved)
 
@@ -225,8 +226,8 @@ def is_of_elements(name: str, value: Any, parameter: torch.Tensor) -> bool:
     return isinstance(value, torch.Tensor) and (value.ndim > 0 or scalar)
 
 
-class _TrialTwin:
-    """An optimizer of the same class, groups and attributes over small parameters of its own."""
+class _SmallCopy:
+    """An optimizer of the same class, groups and attributes, with small parameters of its own."""
 
     def __init__(self, original: Optimizer, *, with_state: bool) -> None:
         self._name = type(original).__name__
@@ -234,10 +235,10 @@ class _TrialTwin:
         self.parameters: list[nn.Parameter] = []
         groups: list[dict[str, Any]] = []
         state: defaultdict[Any, Any] = defaultdict(dict)
-        twin: Optimizer = object.__new__(type(original))
-        copies = {id(original): twin}  # references to the optimizer become references to its twin
+        made: Optimizer = object.__new__(type(original))
+        copies = {id(original): made}  # references to the optimizer become references to its copy
         chosen = [_chosen(group["params"]) for group in original.param_groups]
-        if sum(len(some) for some in chosen) == 1:  # one alone is the whole step
+        if sum(len(some) for some in chosen) == 1:  # stepping a single one apart would show nothing
             chosen = [some * 2 for some in chosen]
         for group, some in zip(original.param_groups, chosen, strict=True):
             ours = [small(parameter, generator) for parameter in some]
@@ -248,23 +249,23 @@ class _TrialTwin:
                 if with_state and real in original.state:
                     state[parameter] = corner(original.state[real])
         hooks = (name for name in vars(original) if name.startswith(HOOKS))
-        vars(twin).update({name: OrderedDict() for name in hooks if name.endswith("_hooks")})
+        vars(made).update({name: OrderedDict() for name in hooks if name.endswith("_hooks")})
         own = {**own_attributes(original), "defaults": original.defaults}
-        vars(twin).update(copy.deepcopy(own, copies), state=state, param_groups=groups)
-        self._twin = twin
+        vars(made).update(copy.deepcopy(own, copies), state=state, param_groups=groups)
+        self._copy = made
         self.moved = False
         """Whether a whole step has changed numbers in the groups."""
 
     def step(self, *args: Any) -> Any:
-        return type(self._twin).step(self._twin, *args)
+        return type(self._copy).step(self._copy, *args)
 
     def step_whole(self) -> str | None:
-        """Make a whole step; say what it changed in groups, except for numbers."""
-        before = copy.deepcopy([hyperparameters(group) for group in self._twin.param_groups])
+        """Make a whole step; return what it changed in groups other than numbers, or None."""
+        before = copy.deepcopy([hyperparameters(group) for group in self._copy.param_groups])
         self.step()
-        if len(self._twin.param_groups) != len(before):
+        if len(self._copy.param_groups) != len(before):
             return "its step changes its parameter groups"
-        for number, (old, group) in enumerate(zip(before, self._twin.param_groups, strict=True)):
+        for number, (old, group) in enumerate(zip(before, self._copy.param_groups, strict=True)):
             for key in _changed(old, group):
                 if not all(type(hyper.get(key, 0)) in (int, float) for hyper in (old, group)):
                     return _change(key, number)
@@ -272,8 +273,8 @@ class _TrialTwin:
         return None
 
     def step_apart(self, order: Sequence[int], *, moves_groups: bool) -> str | None:
-        """Step one parameter after the other, as the engine does; say what changed in groups."""
-        groups = self._twin.param_groups
+        """Step one parameter after the other; return what changed in groups, or None."""
+        groups = self._copy.param_groups
         before = copy.deepcopy([hyperparameters(group) for group in groups])
         if moves_groups:
             move_groups(groups, self._step_on)
@@ -288,43 +289,43 @@ class _TrialTwin:
         return None
 
     def _step_on(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        twin = self._twin
-        own, twin.param_groups = twin.param_groups, groups
+        optimizer = self._copy
+        own, optimizer.param_groups = optimizer.param_groups, groups
         try:
             self.step()
-            return twin.param_groups
+            return optimizer.param_groups
         finally:
-            twin.param_groups = own
+            optimizer.param_groups = own
 
-    def difference(self, other: _TrialTwin) -> str | None:
-        """Say what differs after steps that should have done the same."""
+    def difference(self, other: _SmallCopy) -> str | None:
+        """Return what differs after steps that should have done the same, or None."""
         for index, (ours, theirs) in enumerate(zip(self.parameters, other.parameters, strict=True)):
             if not same(ours.detach(), theirs.detach()):
                 return (
-                    f"{self._name}, tried on a small example, updates a parameter otherwise when "
+                    f"{self._name}, tried on a small example, updates a parameter differently when "
                     f"it is stepped without the others (parameter {index})"
                 )
-            if not same(self._twin.state.get(ours), other._twin.state.get(theirs)):
+            if not same(self._copy.state.get(ours), other._copy.state.get(theirs)):
                 return (
                     f"{self._name}, tried on a small example, leaves another state when a "
                     f"parameter is stepped without the others (parameter {index})"
                 )
-        groups = zip(self._twin.param_groups, other._twin.param_groups, strict=True)
+        groups = zip(self._copy.param_groups, other._copy.param_groups, strict=True)
         for number, pair in enumerate(groups):
             for key in _changed(*pair):
                 return _change(key, number)
         if not same(self._state_of_none(), other._state_of_none()):
             return "its step changes state that belongs to no parameter"
         missing = object()
-        for name in {**vars(self._twin), **vars(other._twin)}:
-            values = getattr(self._twin, name, missing), getattr(other._twin, name, missing)
+        for name in {**vars(self._copy), **vars(other._copy)}:
+            values = getattr(self._copy, name, missing), getattr(other._copy, name, missing)
             if name not in ("state", "param_groups") and not same(*values):
                 return f"its step changes its attribute {name!r}"
         return None
 
     def _state_of_none(self) -> dict[Any, Any]:
         known = set(map(id, self.parameters))
-        return {key: value for key, value in self._twin.state.items() if id(key) not in known}
+        return {key: value for key, value in self._copy.state.items() if id(key) not in known}
 
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -344,7 +345,7 @@ def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """Return one parameter of each kind, then others up to the limit, in their order."""
+    """Return one parameter of each kind, and others up to the limit, in their order."""
     kinds = [kind_of_parameter(parameter) for parameter in parameters]
     firsts = [kinds.index(kind) for kind in set(kinds)]
     others = [index for index in range(len(kinds)) if index not in firsts]
@@ -375,7 +376,7 @@ def _seed(seed: int) -> None:
 
 
 SIDE = 3
-"""The most elements per dimension of a twin's parameter."""
+"""The most elements per dimension of a small parameter."""
 LEAST_RATE = 0.1
 """The least learning rate of a trial: a warm-up that begins at 0 would hide every difference."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -444,9 +445,9 @@ def small(
     """Return a parameter of random values, with at most three elements per dimension."""
     shape = tuple(min(side, SIDE) for side in parameter.shape)
     like = torch.empty(shape, dtype=parameter.dtype, device=device or parameter.device)
-    twin = nn.Parameter(normal(like, generator), requires_grad=parameter.requires_grad)
-    vars(twin).update(marks(parameter))
-    return twin
+    made = nn.Parameter(normal(like, generator), requires_grad=parameter.requires_grad)
+    vars(made).update(marks(parameter))
+    return made
 
 
 def marks(parameter: torch.Tensor) -> dict[str, Any]:

@@ -51,10 +51,10 @@ class Waits:
         return taken
 
     def forced_syncs(self, *, always: bool) -> tuple[str, Norm | None] | None:
-        """Say why hardly anything overlapped with forward passes since the last call, if so.
+        """Return why little has overlapped with forward passes, and the last norm asked for.
 
-        The reason holds in most rounds or, with ``always``, in all. With it comes the norm that was
-        last asked for, if any.
+        None if there is no reason that holds in most rounds since the last call or, with
+        ``always``, in all of them.
         """
         rounds, early, forced = self._rounds, self._early_reads, self._forced_syncs
         self._rounds = self._early_reads = self._forced_syncs = 0
