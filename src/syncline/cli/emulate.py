@@ -29,7 +29,7 @@ Examples:
 COMMAND runs once for every worker, with the variables that torchrun sets: RANK, LOCAL_RANK,
 WORLD_SIZE, LOCAL_WORLD_SIZE, NODE_RANK, GROUP_RANK, MASTER_ADDR and MASTER_PORT. The hosts are
 network namespaces on this machine. They share its files, its GPUs and its processors (in equal
-shares, if these come out even). They can reach each other and no other network.
+shares, where possible). They can reach each other and no other network.
 
 Needs ip and tc of iproute2, and root or user namespaces.
 """

@@ -22,7 +22,7 @@ from syncline.plan.simulator.transformations import with_sharding
 @click.option(
     "--planner",
     default="auto",
-    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run every one's plan. Settings "
+    help=f"Name of the planner: {', '.join(PLANNERS)}. Training can run all their plans. Settings "
     "follow the name: horovod:cycle_s=0.005.",
 )
 @click.option("--workers", type=int, help="Carry the network over to this many workers.")

@@ -27,8 +27,8 @@ ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 if os.getppid() == int(sys.argv[1]):  # else the parent has ended already
     os.execvp(sys.argv[2], sys.argv[2:])
 """
-"""Becomes a command that the kernel kills when its parent ends. It is a program of its own, because
-Python code between fork and exec can deadlock if the parent has threads."""
+"""Program that asks the kernel to kill it when its parent ends, and then executes a command. Python
+code between fork and exec could do so too, but can deadlock if the parent has threads."""
 
 
 class LocalProcess:
@@ -76,7 +76,7 @@ class LocalProcess:
         """
         if self._popen.returncode is None:
             select.select([self], [], [], max(deadline_s - time.monotonic(), 0))
-            # It runs or was not waited for yet, so no other process group can have its number.
+            # It was not waited for yet, so no other process group can have its number.
             os.killpg(self._popen.pid, signal.SIGKILL)
             self._popen.wait()
             os.close(self._ended)
@@ -185,7 +185,7 @@ def run_folder() -> Iterator[Path]:
     prefix = f"syncline-{os.getuid()}-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_if_unused(left)
-    path, lock = _made(prefix)
+    path, lock = _locked_folder(prefix)
     try:
         yield path
     finally:
@@ -194,7 +194,7 @@ def run_folder() -> Iterator[Path]:
         os.close(lock)
 
 
-def _made(prefix: str) -> tuple[Path, int]:
+def _locked_folder(prefix: str) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix))
         with contextlib.suppress(FileNotFoundError):  # removed before it was locked: try again
@@ -206,7 +206,7 @@ def _made(prefix: str) -> tuple[Path, int]:
 
 
 def _remove_if_unused(path: Path) -> None:
-    # It may have been removed, be another user's, be in use, or lie where there are no locks.
+    # An OSError: it is removed, another user's, or in use, or its file system has no locks.
     with contextlib.suppress(OSError):
         lock = _opened(path)
         try:

@@ -4,9 +4,9 @@ Each worker connects to a socket of the leading process, sends its rank, and the
 order after another until the connection is closed. The socket lies in the file system, which
 emulated hosts share.
 
-MPI launchers call ``python -m syncline.lab.workers SOCKET HOST COMMAND...`` in place of ssh. It
-has the leading process start the command on an emulated host, and stays until that process closes
-the connection.
+MPI launchers call ``python -m syncline.lab.workers SOCKET HOST COMMAND...`` in place of ssh. This
+agent has the leading process start the command on an emulated host. It runs until that process
+closes the connection.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from syncline.lab.processes import LocalProcess, end_of
 
 START_S = 120.0
 """How long all workers may take to start and connect."""
-SETTLE_S = 0.5
-"""Once a worker has failed, the others have this long to fail by themselves and say why: the first
-failure may be a consequence of another one's."""
+FAILURE_GRACE_S = 0.5
+"""How long the others may take to report errors after one has failed: the first error to arrive may
+be a consequence of another worker's."""
 END_S = 10.0
 """How long workers may take to end by themselves before they are killed."""
 OUTPUT_BYTES, OUTPUT_LINES = 4000, 20
@@ -53,7 +53,7 @@ class Running(Protocol):
         """Send SIGTERM to it and all that it has started."""
 
     def close(self, deadline_s: float) -> int:
-        """Wait until then, on the monotonic clock; kill what is left; return the exit code."""
+        """Wait until the deadline (monotonic clock), then kill it; return the exit code."""
 
 
 class Host(Protocol):
@@ -108,7 +108,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A message of a worker that has an order."""
+    """A message of a worker about the order that it carries out."""
 
     kind: Literal["answer", "progress", "failure"]
     body: msgspec.Raw
@@ -134,8 +134,8 @@ class _Started(NamedTuple):
 class WorkerGroup:
     """Worker processes, each with a rank; on exit all of them have ended.
 
-    Their socket is in ``folder``, ``name`` is what a worker is called in errors, and ``hosts`` are
-    those on which a launcher may start ranks, by name.
+    ``folder`` holds their socket. ``name`` is what errors call a worker. ``hosts`` are those on
+    which an MPI's launcher may start ranks, by name.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class WorkerGroup:
         self._ranks: dict[int, Connection] = {}
         self._agents: list[Connection] = []
         self._busy = False
-        """Whether workers may be carrying out an order, or starting."""
+        """Whether workers may still be starting, or carrying out an order."""
 
     def __enter__(self) -> Self:
         with _address(self.path) as address:
@@ -182,8 +182,8 @@ class WorkerGroup:
     ) -> None:
         """Start a process that is to connect to :attr:`path`, with additional variables.
 
-        ``rank`` is None for a launcher that starts several workers. With ``shown`` it inherits this
-        process's output; otherwise the end of its output is quoted if the process is lost.
+        ``rank`` is None for an MPI's launcher, which starts several workers. With ``shown`` the
+        process writes to this process's output; otherwise an error quotes the end of its output.
         """
         with contextlib.ExitStack() as stack:
             output = None if shown else stack.enter_context(tempfile.TemporaryFile())
@@ -234,8 +234,8 @@ class WorkerGroup:
     ) -> list[Any]:
         """Have all workers, or the first ``ranks``, carry out an order at once.
 
-        Returns their answers, which are of type ``kind``, by rank. They may take ``timeout_s``;
-        later ``overdue`` is the error. None waits as long as they live. ``progress`` is called with
+        Returns their answers, which are of type ``kind``, by rank. If they take longer than
+        ``timeout_s``, ``overdue`` is the error; None sets no limit. ``progress`` is called with
         what workers report on the way.
 
         Raises:
@@ -243,7 +243,7 @@ class WorkerGroup:
                 cause is raised, not the errors of workers that lost another worker.
             PeerError: a worker has ended, or it took too long.
         """
-        assert not self._busy, "an order was given up; workers that carry it out take no other"
+        assert not self._busy, "workers may still carry out an earlier order, which took too long"
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         waiting = {rank: self._ranks[rank] for rank in range(ranks or len(self._ranks))}
         encoded = msgspec.json.encode(order)
@@ -271,7 +271,7 @@ class WorkerGroup:
                     answers[rank] = msgspec.json.decode(reply.body, type=kind)
                     continue
                 if not failures:
-                    deadline_s = time.monotonic() + SETTLE_S
+                    deadline_s = time.monotonic() + FAILURE_GRACE_S
                 if isinstance(reply, Reply):
                     failures[rank] = msgspec.json.decode(reply.body, type=Failure)
                 else:
@@ -284,7 +284,7 @@ class WorkerGroup:
     def _replies(
         self, waiting: Mapping[int, Connection], wait_s: float | None
     ) -> Iterator[tuple[int, Reply | Lost]]:
-        """Yield what workers report, or that they have ended; nothing after ``wait_s``."""
+        """Yield what workers report, or that they have ended; wait at most ``wait_s`` for it."""
         started = [s for s in self._started if s.rank is None or s.rank in waiting]
         ready = _ready([*waiting.values(), *(s.process for s in started)], wait_s)
         spoken = {rank for rank, connection in waiting.items() if connection in ready}
@@ -318,7 +318,7 @@ def _ready(sources: Sequence[Any], wait_s: float | None) -> list[Any]:
 
 
 def error_of(name: str, failures: Mapping[int, Failure | Lost]) -> SynclineError:
-    """Return the error of failed workers, by rank: the cause, with its consequences as notes."""
+    """Return the error of failed workers: of the likely cause, with the others as notes."""
     cause, *others = sorted(failures, key=lambda rank: (_remoteness(failures[rank]), rank))
     failure = failures[cause]
     if isinstance(failure, Failure) and failure.traceback is not None:
@@ -352,7 +352,7 @@ def _remoteness(failure: Failure | Lost) -> int:
 
 @contextlib.contextmanager
 def _address(path: str) -> Iterator[str]:
-    """Yield a path to a socket's file that fits into the 107 bytes of an address."""
+    """Yield a short path to a socket's file: an address has room for 107 bytes."""
     folder, name = os.path.split(path)
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
@@ -367,8 +367,8 @@ def _address(path: str) -> Iterator[str]:
 def serve(path: str, rank: int, kind: Any, act: Callable[[Any, Progress], object]) -> None:
     """Carry out orders, of type ``kind``, until the leading process closes its socket ``path``.
 
-    ``act`` carries out an order; its second argument reports progress to the leading process. An
-    error that it raises is the answer.
+    ``act`` carries out an order; its second argument reports progress to the leading process. If it
+    raises an error, the answer is that error.
     """
     with _connected(path, Hello(rank)) as connection:
 
@@ -410,7 +410,7 @@ def _connected(path: str, greeting: Hello | Remote) -> Connection:
 
 
 def leave(code: int = 0) -> NoReturn:
-    """End this process at once: threads of a process group without peers would delay it."""
+    """Exit at once: without peers, threads of a process group would delay the exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -24,7 +24,7 @@ def iterate(work: Computation, fake: FakeTime, *, arrives_ns: int | None) -> Non
     """Run an iteration with an exchange that takes ``arrives_ns`` from the last gradient on."""
     profile = work.profile
     work.begin()
-    work.forward(work.turn)
+    work.forward(work.first_backward)
     for gradient in profile.gradients:
         work.backward(gradient.ready_after)
     ready_ns = fake.now_ns
@@ -141,7 +141,7 @@ def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
     fake = FakeTime()
     work = Computation(profile, fake.clock())
     work.begin()
-    work.forward(work.turn)
+    work.forward(work.first_backward)
     work.backward(None)
     work.begin()  # the next iteration, in which gates ask for the update
     before_ns = work.clock.free_ns()
@@ -210,7 +210,7 @@ def test_needs_are_gates() -> None:
         work.forward(1)
         fake.block_until(arrives_ns)
         work.arrived(1)
-        work.forward(work.turn)
+        work.forward(work.first_backward)
         work.backward(2)
         arrives_ns = fake.now_ns + cost_ns
         ends.append(work.clock.free_ns())

@@ -1,4 +1,4 @@
-"""The benchmark of collectives: contestants take turns, and their times are collected."""
+"""The benchmark of collectives: contestants run interleaved, and their times are collected."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ from syncline.lab.workers import Progress
 from syncline.train.measure.machine import machine_name
 
 TRIALS = (1, 10)
-"""The most iterations of a turn in each trial. Trials come before the first round, and tell how
-many iterations fill a turn."""
-MOST_ITERATIONS = 5000
+"""The most iterations of a lap in each trial. Trials come before the first round, and tell how
+many iterations make a lap of the wanted length."""
+MOST_ITERATIONS = 5000  # of a lap in a round
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
 """Latency and time per byte inside a host, to choose the number of blocks: roughly a wake-up, and
 5 GB/s."""
 NETWORK_ALPHA_S = 50e-6
 """Latency of a message between hosts, to choose the number of blocks."""
-
-
 Candidate = TypeVar("Candidate")
 
 
@@ -52,12 +50,13 @@ def race(
     step: Callable[[], None],
     hopeless: float = math.inf,
 ) -> dict[Candidate, tuple[int, list[LapTimes]]]:
-    """Return the iterations and times of each candidate that had a turn in every round.
+    """Interleave candidates; return the iterations a lap and the laps of each.
 
-    Each round begins with another candidate. ``lap`` measures one over a number of iterations, or
-    returns None if it cannot take part; a turn should take ``lap_s``. ``step`` is called before
-    each round, and before each of :data:`TRIALS`. A candidate that takes ``hopeless`` times as long
-    as the fastest in all trials is not measured any further.
+    Every round has one lap of each candidate, and starts with another one. ``lap`` measures a
+    candidate over a number of iterations, chosen so that it takes ``lap_s``. It returns None if the
+    candidate cannot take part, which drops the candidate. ``step`` is called before each of
+    :data:`TRIALS` and each round. A candidate whose best trial takes more than ``hopeless`` times
+    as long as the best of all is not measured any further.
     """
     least_s: dict[Candidate, float] = {}
 
@@ -91,7 +90,7 @@ def race(
 
 
 class Reported:
-    """Counts the parts that are done, and reports them."""
+    """Counts the parts of a measurement, and reports them as progress."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress = progress
@@ -168,7 +167,7 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
     teams = _Teams(workers)
     if ZERO_COPY in request.contestants:
         if request.place == "tcp":
-            teams.leave_out(ZERO_COPY, "takes shared memory inside a host")
+            teams.leave_out(ZERO_COPY, "needs shared memory inside a host")
         elif isinstance(request.place, Cluster) and request.place.workers_per_host < 2:
             teams.leave_out(ZERO_COPY, "hosts share no memory")
     with (
@@ -190,7 +189,7 @@ def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
 def _measured(
     request: BenchmarkRequest, workers: int, size_bytes: int, teams: _Teams, reported: Reported
 ) -> list[CollectiveTimes]:
-    """Let all contestants race, with one worker count and one size."""
+    """Measure all contestants with one worker count and one size."""
 
     def lap(contestant: str, iterations: int) -> LapTimes | None:
         if any(absent.contestant == contestant for absent in teams.absent):

@@ -72,7 +72,7 @@ def meeting(
 
 
 class Team:
-    """Workers that have met: those of Syncline and torch's backends, or those of an MPI."""
+    """Connected workers: those of Syncline and torch's backends, or those of an MPI."""
 
     def __init__(self, workers: WorkerGroup, setup: Setup) -> None:
         workers.gather(setup.ranks)
@@ -111,15 +111,15 @@ def torch_team(at: Meeting) -> Iterator[Team]:
 def mpi_team(mpi: str, python: Path, at: Meeting, *, tcp: bool) -> Iterator[Team]:
     """Yield the workers that an MPI's own mpiexec starts; there may be more of them than cores.
 
-    ``python`` is the interpreter of its environment, in which a UserError says if the MPI is not
-    installed. With ``tcp`` they must talk by TCP; else the MPI chooses.
+    ``python`` is the interpreter of the environment in which the MPI is installed; it raises a
+    UserError if there is none. With ``tcp`` the workers must use TCP; otherwise the MPI chooses.
     """
     mpiexec = python.parent / "mpiexec"
     for needed in (python, mpiexec):
         if not needed.exists():
             raise UserError(f"no {needed}; tools/bench-mpi installs it")
     with WorkerGroup(at.folder, name=f"{mpi} worker", hosts=at.by_name) as workers:
-        # Called as ssh is, to start commands on other hosts.
+        # mpiexec calls this in place of ssh, to start commands on other hosts.
         agent = at.folder / f"{mpi}-agent"
         call = module_command("syncline.lab.workers", workers.path)
         agent.write_text(f'#!/bin/sh\nexec {shlex.join(call)} "$@"\n')
@@ -142,7 +142,7 @@ Options = tuple[list[str], Mapping[str, str]]
 def _open_mpi(at: Meeting, tcp: bool, agent: Path) -> Options:
     options = ["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     if at.setup.ranks > len(os.sched_getaffinity(0)):
-        # On emulated hosts it cannot see that its ranks share cores.
+        # On emulated hosts Open MPI cannot see that its ranks share cores.
         options += ["--mca", "mpi_yield_when_idle", "1"]
     if at.by_name:
         slots = ",".join(f"{host}:1" for host in at.by_name)

@@ -1,4 +1,4 @@
-"""Orders of the leading process of a benchmark to its workers, and their answers."""
+"""Messages of a benchmark: orders of the leading process to its workers, and their answers."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Ready(Value, frozen=True, kw_only=True):
     """A worker has met the others of its team."""
 
     version: str
-    """The version of what it measures."""
+    """Version of the library that it measures."""
     site: Site | None = None
-    """Where Syncline's group is; None for others."""
+    """Hosts of Syncline's group; None for an MPI."""
     choices: str = ""
 
 
@@ -40,16 +40,16 @@ class Order(Value, frozen=True, kw_only=True, tag="lap"):
     choice: Choice | None = None
     """None: the contestant's own choice."""
     size_bytes: int
-    """Of the whole vector, all shards of it."""
+    """Size of the whole vector: of all its shards together."""
     iterations: int
-    """Those measured; a few unmeasured ones precede them."""
+    """Measured iterations; a few unmeasured ones precede them."""
 
 
 class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):
     """What a rank measured."""
 
     wall_s: float
-    """All iterations together."""
+    """Time of all iterations together."""
     cpu_s: float
     """CPU time of all threads of the process."""
 

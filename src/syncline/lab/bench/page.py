@@ -29,7 +29,7 @@ def binary_size(size_bytes: float) -> str:
 
 
 def headline(benchmark: Benchmark) -> str:
-    """Return, as a sentence without its full stop, how Syncline compares with the fastest other."""
+    """Return how Syncline compares with the fastest other library; no full stop at the end."""
     ratios = []
     for ours in (entry for entry in benchmark.entries if entry.contestant == OURS):
         found = (benchmark.of(name, ours.workers, ours.size_bytes) for name in (GLOO, *MPIS))
@@ -127,13 +127,12 @@ def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str
 
 
 COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
-"""Of the contestants that are drawn; the lines of the others would overlap."""
+"""Colours of the contestants that are drawn; the lines of more would overlap."""
 
 
 def save_report(benchmark: Benchmark, target: Path) -> None:
     """Write the page, alone or with the numbers, as ``save_page`` does."""
-    numbers = {"collectives.json": benchmark}
-    save_page(target, render(benchmark), "collectives.html", numbers)
+    save_page(target, render(benchmark), "collectives.html", {"collectives.json": benchmark})
 
 
 def render(benchmark: Benchmark) -> str:
@@ -142,11 +141,11 @@ def render(benchmark: Benchmark) -> str:
     absent = (
         f"{a.contestant} was absent ({a.workers} workers): {a.reason}" for a in benchmark.absent
     )
-    said = headline(benchmark)
+    text = headline(benchmark)
     return page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
-        headline=said[0].upper() + said[1:],
+        headline=text[0].upper() + text[1:],
         detail=measured_how(benchmark),
         sections=[*parts, versions_section(benchmark.versions, absent)],
         numbers="collectives.json",

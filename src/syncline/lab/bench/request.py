@@ -20,9 +20,7 @@ LEAST_ROUNDS = 5
 """A median of fewer says little."""
 LARGEST_BYTES = 1 << 30
 MOST_LOCAL_WORKERS = 64
-
-
-Lap = Annotated[float, described("How long a turn should take.", "SECONDS")]
+Lap = Annotated[float, described("Length of a turn.", "SECONDS")]
 
 
 class _Request(Value, frozen=True, kw_only=True):
@@ -33,7 +31,7 @@ class _Request(Value, frozen=True, kw_only=True):
     """This host, by shared memory or by TCP, or emulated hosts."""
     rounds: int
     lap_s: Lap
-    """A collective that takes longer is run once or a few times."""
+    """A turn repeats a collective for this long; one that takes longer is run once."""
     timeout_s: float
 
     def require_range(self, what: str, chosen: Sequence[str], *times: str) -> None:
@@ -62,7 +60,7 @@ class _Request(Value, frozen=True, kw_only=True):
 
 
 class BenchmarkRequest(_Request, frozen=True, kw_only=True):
-    """What to measure in comparison with others."""
+    """What ``syncline bench`` measures."""
 
     collective: Collective
     contestants: tuple[str, ...]
@@ -72,7 +70,7 @@ class BenchmarkRequest(_Request, frozen=True, kw_only=True):
         float, described("Give up when a turn takes longer than this many seconds.")
     ] = 300.0
     pythons: Mapping[str, Path] = {}
-    """Of each MPI: the interpreter that has its mpi4py."""
+    """MPI -> the interpreter that has its mpi4py."""
 
     def __post_init__(self) -> None:
         collective_named(self.collective)
@@ -105,7 +103,7 @@ def collective_named(name: str) -> Collective:
 
 
 class TuneRequest(_Request, frozen=True, kw_only=True):
-    """What to measure to choose algorithms."""
+    """What ``syncline tune`` measures."""
 
     collectives: tuple[Collective, ...]
     rounds: Annotated[int, described("Turns of every algorithm.")] = 7
@@ -140,8 +138,7 @@ STEP = 4
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Return the sizes in bytes of a list, in its order.
 
-    ``4,64KiB,1MiB`` are three sizes. ``4..256MiB`` are all sizes between the two by factors of 4,
-    and the two themselves.
+    ``4,64KiB,1MiB`` are three sizes. ``4..256MiB`` are 4, 16, 64 and so on, and 256 MiB itself.
     """
     sizes: list[int] = []
     for part in text.split(","):

@@ -12,9 +12,9 @@ from syncline.plan.document import Document, Value
 from syncline.plan.quantities import LARGEST_BYTES, require_finite, require_time
 
 OURS = "syncline"
-"""A group's own choice of the algorithm."""
+"""A Syncline group that chooses the algorithm itself."""
 ZERO_COPY = "zero-copy"
-"""The same on buffers of :meth:`Group.allocate <syncline.comm.groups.Group.allocate>`."""
+"""Such a group, on buffers of :meth:`Group.allocate <syncline.comm.groups.Group.allocate>`."""
 TORCH = "torch"
 """``torch.distributed`` with backend ``syncline``."""
 GLOO = "gloo"
@@ -42,7 +42,7 @@ def require_contestants(collective: Collective, names: Sequence[str]) -> None:
 
 
 def times_faster(rounds_s: Sequence[float], other_s: Sequence[float]) -> float:
-    """Return the median over the rounds of the ratio of two times: both ran in every round."""
+    """Return how many times faster one is: the median over the rounds of other over own time."""
     return median(other / mine for mine, other in zip(rounds_s, other_s, strict=True))
 
 
@@ -68,11 +68,11 @@ class CollectiveTimes(Value, frozen=True, kw_only=True):
         if self.workers < 2 or self.size_bytes < 1 or self.iterations < 1:
             raise UserError(f"{where}: expected 2 workers, 1 byte and 1 iteration, or more")
         if max(self.workers, self.size_bytes) > LARGEST_BYTES:
-            raise UserError(f"{where}: at most {LARGEST_BYTES} bytes and workers can be")
+            raise UserError(f"{where}: expected at most {LARGEST_BYTES} bytes and workers")
         for seconds in (*self.rounds_s, *self.cpu_s):
             require_time(where, seconds)
         if min(self.rounds_s) <= 0:
-            raise UserError(f"{where}: an operation takes longer than 0 s")
+            raise UserError(f"{where}: the times of operations must be above 0 s")
 
     @property
     def latency_s(self) -> float:
@@ -138,7 +138,7 @@ class Benchmark(Document, frozen=True, kw_only=True):
 
     @property
     def worker_counts(self) -> tuple[int, ...]:
-        """Those measured, in the order of the entries."""
+        """Worker counts that were measured, in the order of the entries."""
         return tuple(dict.fromkeys(entry.workers for entry in self.entries))
 
     def of(self, contestant: str, workers: int, size_bytes: int) -> CollectiveTimes | None:

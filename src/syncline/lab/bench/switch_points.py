@@ -66,8 +66,8 @@ def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Regi
     logarithm of its time over the fastest's; within noise it loses nothing (:func:`is_beaten`). A
     switch costs the logarithm of ``1 + SWITCH``, but nothing between two sizes at which both
     candidates are those of ``built_in``. Dynamic programming finds the cheapest way to assign
-    candidates to sizes, in sizes times candidates squared steps; of several, the one that most
-    often equals the built-in choice, then the fastest. So a switch gains more than noise, and one
+    candidates to sizes, in O(sizes * candidates^2). Ties go to the assignment that most often
+    equals the built-in choice, then to the fastest. So a switch gains more than noise, and one
     lucky size makes no region.
 
     A switch lies where the two times cross, as lines between the sizes on logarithmic scales. If
@@ -87,12 +87,13 @@ def regions_of(measured: Measured, built_in: Mapping[int, Region]) -> tuple[Regi
 
 
 def is_beaten(mine: Rounds, other: Rounds) -> bool:
-    """Return whether another is faster beyond noise.
+    """Return whether another candidate is faster than mine beyond noise.
 
-    Two things must hold. The median over the rounds of the ratio exceeds ``1 + MARGIN``. And all
-    rounds of mine are slower than all of the other, without the fastest quarter of mine and the
-    slowest quarter of the other. With times that spread by 10 % and 7 rounds, an equal candidate is
-    found slower in 4 % of cases, and one that takes 1.3 times as long in 97 %.
+    Two things must hold. The median over the rounds of my time over the other's exceeds
+    ``1 + MARGIN``. And all rounds of mine are slower than all of the other, without the fastest
+    quarter of mine and the slowest quarter of the other. With 7 rounds and times that spread by
+    10 %, an equal candidate is found slower in 4 % of cases, one that takes 1.3 times as long in
+    97 %.
     """
     dropped = len(mine) // 4
     apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]
@@ -104,20 +105,22 @@ class _Cost(NamedTuple):
 
     lost: float
     departures: int
-    time: float
+    log_time: float
 
     def plus(self, other: _Cost) -> _Cost:
         return _Cost(
-            self.lost + other.lost, self.departures + other.departures, self.time + other.time
+            self.lost + other.lost,
+            self.departures + other.departures,
+            self.log_time + other.log_time,
         )
 
 
 def _cheapest(measured: Measured, built_in: Mapping[int, Region]) -> dict[int, Region]:
-    """Return the candidate of each size."""
+    """Return the cheapest assignment, as the candidate of each size."""
     sizes = sorted(measured)
     costs = _costs(measured[sizes[0]], built_in[sizes[0]])
+    # Last candidate -> the cheapest assignment of the sizes so far that ends with it.
     paths: dict[Region, tuple[Region, ...]] = {way: (way,) for way in costs}
-    """The cheapest candidates of the sizes so far, by the last of them."""
     for low, high in itertools.pairwise(sizes):
         costs_before, paths_before = costs, paths
         costs, paths = {}, {}

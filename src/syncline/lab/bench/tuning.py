@@ -1,4 +1,4 @@
-"""Measures which algorithm is fastest at which size: all, interleaved, on a group's workers."""
+"""Measures which algorithm is fastest at which size, with all algorithms interleaved."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tune(request: TuneRequest, *, progress: Progress = lambda _what, _done, _tot
             torch_team(at) as team,
         ):
             site = team.ready.site
-            assert site is not None  # where the team's group is
+            assert site is not None  # only an MPI has none
             timings: list[Timing] = []
             regions: dict[Collective, tuple[Region, ...]] = {}
             for collective in request.collectives:

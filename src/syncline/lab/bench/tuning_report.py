@@ -1,4 +1,4 @@
-"""What measured choices gain, for the terminal and the page."""
+"""What measured choices gain over the built-in ones, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def _title(choices: Choices) -> str:
     """Return what was measured where, in a line."""
     rounds = len(choices.timings[0].rounds_s) if choices.timings else 0
     return (
-        f"{choices.site} · {choices.place} · medians of {units.counted(rounds, 'round')}, in "
-        f"turns · {choices.date} · release {choices.release}"
+        f"{choices.site} · {choices.place} · medians of {units.counted(rounds, 'round')}, "
+        f"interleaved · {choices.date} · release {choices.release}"
     )
 
 
 def _algorithm(region: Region) -> str:
-    """Return an algorithm with its blocks."""
+    """Return a region's algorithm, with the size of its blocks if it has any."""
     if region.block_bytes is None:
         return region.algorithm
     return f"{region.algorithm}, blocks of {binary_size(region.block_bytes)}"
@@ -138,8 +138,8 @@ def save_choices_page(several: Sequence[Choices], target: Path) -> None:
         subject=f"{first.place} · on {first.machine}",
         headline="Which algorithm is fastest from which size on",
         detail="Numbers mark where a group switches to another algorithm, in colour. Of algorithms "
-        "that cut the vector into blocks the fastest blocks at each size are drawn; who took "
-        "four times as long as the fastest in the trials was left out",
+        "that cut the vector into blocks the fastest blocks at each size are drawn; an algorithm "
+        "that took four times as long as the fastest in the trials was left out",
         sections=[_section(choices) for choices in several],
         numbers="choices.json",
     )
@@ -188,10 +188,10 @@ def _picture(choices: Choices, collective: Collective) -> Html:
         y=Axis.log(1.0, high, [tick for tick in TICKS if tick <= high]),
         x_text=binary_size,
         y_text=lambda ratio: f"{ratio:g}x",
-        title=f"{collective}: time, of that of the fastest",
+        title=f"{collective}: time, relative to the fastest",
         x_title="Size of the vector",
-        about=f"Time of each algorithm of {collective} over size. The table below says which is "
-        "taken from which size on.",
+        about=f"Time of each algorithm of {collective} over size. The table below says which one a "
+        "group uses from which size on.",
         marks=[
             Mark(
                 number=number,

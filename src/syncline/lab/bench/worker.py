@@ -45,7 +45,7 @@ class Vectors:
     given: Vector
     result: Vector
     shared: SharedBuffer | None = None
-    """The owner of the memory, unless it is this process."""
+    """The buffer that both lie in, to close afterwards; None for memory of this process."""
 
 
 def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, int]:
@@ -59,7 +59,7 @@ def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, 
 
 
 def require_result(collective: Collective, vectors: Vectors, rank: int, ranks: int) -> None:
-    """Raise an InternalError if ranks that gave their number plus one got a wrong result."""
+    """Raise an InternalError if the result is wrong; every rank gave its number plus one."""
     result = vectors.result
     if collective == "reduce" and rank != 0:
         return
@@ -74,7 +74,7 @@ def require_result(collective: Collective, vectors: Vectors, rank: int, ranks: i
 
 
 Contestant = Callable[[Order], tuple[Vectors, Run]]
-"""Returns memory for an order, and the call to measure. All ranks call it in the same order."""
+"""Returns memory for an order, and the call to measure. All ranks must call it together."""
 
 
 def memory_of(order: Order, ranks: int) -> Vectors:
@@ -166,7 +166,7 @@ def lap(member: Member, order: Order) -> LapTimes:
         run()
         if order.contestant != COPY:
             require_result(order.collective, vectors, member.rank, member.ranks)
-        vectors.given.fill(0)  # sums of sums stay finite
+        vectors.given.fill(0)  # otherwise repeated sums in place would overflow
         for _ in range(math.ceil(order.iterations * WARM_SHARE)):
             run()
         member.barrier()

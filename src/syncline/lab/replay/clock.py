@@ -20,9 +20,9 @@ from collections.abc import Callable
 from syncline.plan.quantities import NS_PER_S
 
 BLOCKED_NS = 300_000
-"""A host that gave up its core and took longer than this, 0.3 ms, had to wait. Less is the cost of
-a hook, which a device with work in its queue does not notice. A host that lost its core to another
-process does not count, because it did not give it up."""
+"""A host thread that gave up its core and took longer than this, 0.3 ms, had to wait. A shorter
+time is the cost of a hook, which a device with work in its queue does not notice. Losing the core
+to another process does not count."""
 CATCH_UP_NS = 100_000_000
 """A host that is later than this, 0.1 s, holds up the device: its queue has run empty."""
 
@@ -74,9 +74,9 @@ class DeviceClock:
         self._left_ns, self._left_waits = now_ns, self._waits()
 
     def arrived(self, lane: str = "device") -> None:
-        """Note that the host is past a point at which it, and so a lane, may have had to wait.
+        """Note that the host has passed a point at which it, and so a lane, may have had to wait.
 
-        If it was held up since it last came out of :meth:`wait` or :meth:`arrived`, the lane has
+        If the host was held up since :meth:`wait` or :meth:`arrived` last returned, the lane has
         stood still until now.
         """
         now_ns, waits, free_ns = self._now_ns(), self._waits(), self.free_ns(lane)

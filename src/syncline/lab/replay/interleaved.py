@@ -64,11 +64,10 @@ class Contestant:
 
     name: str
     wrap: Callable[[Replayed, Optimizer], tuple[Any, Any]]
-    """Returns the model and the optimizer to train with. Parameters are equal on all ranks, so
-    nothing need be sent beforehand."""
+    """Returns the model and the optimizer to train with. Parameters are equal on all ranks: they
+    need no broadcast."""
     step: Callable[[Any, Any], None] | None = None
-    """Takes one step with these two; None for :func:`train_step`, which clips as the profile says.
-    """
+    """Takes one step with both; None for :func:`train_step`, which clips as the profile says."""
     is_ready: Callable[[Any], bool] = lambda _: True
     """Whether the model has finished its start-up; the same on every rank."""
     synchronize: Callable[[Any], None] = lambda _: None
@@ -92,15 +91,15 @@ def run_interleaved(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     progress: Callable[[str, int, int, int], None] | None = None,
 ) -> dict[str, tuple[Lap, ...]]:
-    """Let every contestant train in every round, each round beginning with another one.
+    """Let every contestant train for a lap in every round, each round beginning with another one.
 
     Every lap has a module and a wrapper of its own, so nothing is left from one to the next.
 
     Args:
         profile: what to replay.
-        contestants: of different names.
-        rounds: how often each has its turn.
-        iterations: measured each time.
+        contestants: ways to exchange gradients, with different names.
+        rounds: laps of each contestant.
+        iterations: measured iterations of a lap.
         warmup: iterations before those measured, once the contestant is ready.
         shapes: of parameters; see :class:`~syncline.lab.replay.model.Replayed`.
         scaled: whether every step scales the loss, as a training in float16 does.
@@ -207,9 +206,9 @@ def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
 
 
 def planned(plan: Plan, name: str | None = None) -> Contestant:
-    """Return Syncline's DistributedDataParallel under a plan, which has the profile's names.
+    """Return Syncline's DistributedDataParallel under a plan, by default named after its planner.
 
-    Its name is the planner's unless one is given.
+    The plan's tensors have the names of the profile.
     """
 
     def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:

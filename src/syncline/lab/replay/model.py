@@ -89,7 +89,7 @@ class ReplayedOptimizer(Optimizer):
 
 
 VALUES = 7
-"""Different values that elements of gradients have: small whole numbers, exact in every dtype."""
+"""How many different values gradients take: small whole numbers, exact in every dtype."""
 
 
 def gradient_value(rank: int, iteration: int, tensor: int) -> float:
@@ -108,11 +108,11 @@ class Replayed(nn.Module):
     Called without arguments it runs the forward operations, by waiting, and returns a loss whose
     ``backward()`` runs the backward operations and hands out every gradient when the profile says.
     Submodules that own parameters are called just before the operation that first needs one of
-    them, so that hooks of modules that wait for parameters wait there.
+    them, so that pre-forward hooks that wait for parameters wait there.
 
-    A large gradient is always made in the same memory, and is gone with the next backward pass:
-    set gradients to None before it, as ``zero_grad`` does. ``rank`` decides their values.
-    Parameters are vectors unless ``shapes`` has their shape, by name in the profile.
+    A large gradient always has the same memory, which the next backward pass overwrites: set
+    gradients to None before it, as ``zero_grad`` does. Their values depend on ``rank``. Parameters
+    are vectors unless ``shapes`` has their shape, by name in the profile.
 
     Raises:
         UserError: a shape has another number of elements than the gradient.
@@ -167,7 +167,7 @@ class Replayed(nn.Module):
             self.work.forward(visit.needed_by)
             token = visit.owner(token, visit.parts if self._in_step else (), self._value)
             self.work.arrived(visit.needed_by)
-        self.work.forward(self.work.turn)
+        self.work.forward(self.work.first_backward)
         if not self._in_step:
             # A second pass over the modules chains the work of the backward pass.
             parts = [(part, visit.owner) for visit in self._visits for part in visit.parts]
@@ -257,7 +257,7 @@ class _Ready(Function):
             # One element, expanded: torch makes the whole tensor when it stores the gradient.
             made = torch.full((), ctx.value, dtype=ctx.dtype, device=ctx.device).expand(ctx.shape)
         else:
-            # torch keeps this very tensor.
+            # torch keeps this tensor itself as the gradient.
             made = part.made.fill_(ctx.value).view(ctx.shape)
         return gradient, None, None, made
 

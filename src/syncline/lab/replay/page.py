@@ -1,4 +1,4 @@
-"""The report on a replay: a table for a terminal, and a page, alone or with what it shows."""
+"""The report on a replay: a table for a terminal, and a page, alone or with its data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from syncline.plan.planners.ddp import Ddp
 
 
 def headline(replay: Replay) -> str:
-    """Return who was the fastest, in a sentence without its full stop."""
+    """Return which plan was the fastest, as a sentence without its full stop."""
     best, ddp = replay.best, replay.of(Ddp.NAME)
     takes = f"{best.planner} takes {units.duration(best.measured_s)} an iteration"
     text = f"{replay.model} on {replay.cluster}: {takes}"
@@ -194,8 +194,8 @@ def _plans_section(replay: Replay) -> Html:
         note(
             "A dot is what was measured, its line runs from the fastest to the slowest round; a "
             "diamond is what was predicted; dashed is the lower bound, "
-            f"{typeset(units.duration(replay.lower_bound_s))}, that none of these plans can pass. "
-            "Gradients, messages and the network were real, computing was waiting."
+            f"{typeset(units.duration(replay.lower_bound_s))}: no plan of these can be faster. "
+            "Gradients, messages and the network were real; workers waited instead of computing."
         ),
         tag("div", replay_picture(replay), class_="beside"),
         table(columns, rows, caption="Measured and predicted times of every plan", marked=0),
@@ -215,8 +215,8 @@ def _rounds_section(replay: Replay) -> Html:
         "rounds",
         "Every round",
         note(
-            f"What an iteration took, in {unit.name}, of the slowest worker in the steady "
-            "state. Plans took turns, and each round began with another one."
+            f"Time an iteration on the slowest worker in the steady state, in {unit.name}. Plans "
+            "were interleaved, and each round began with another one."
         ),
         table(columns, range(replay.rounds), caption="Time an iteration in every round"),
     )

@@ -24,7 +24,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
     rounds_s: tuple[float, ...]
     """Seconds an iteration in each round, in the steady state, of the slowest rank."""
     settled_s: tuple[float, ...]
-    """The same until all is done: work that the last iteration leaves for the next counts, too."""
+    """The same, but until the messages that the last iteration left in flight are done, too."""
     idle_s: tuple[float, ...]
     """In each round: how long the device stood still an iteration, waiting for the exchange."""
     iterations_s: tuple[tuple[float, ...], ...]
@@ -49,7 +49,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
                 for seconds in value if isinstance(value, tuple) else (value,):
                     require_time(f"{where}: {field}", seconds)
         if min(self.rounds_s) <= 0:
-            raise UserError(f"{where}: an iteration takes longer than 0 s")
+            raise UserError(f"{where}: the times of iterations must be above 0 s")
 
     @property
     def measured_s(self) -> float:
@@ -77,7 +77,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
         return self.measured_s / self.lower_bound_s - 1 if self.lower_bound_s > 0 else 0.0
 
     def speed_up_over(self, other: PlanTimes) -> float:
-        """Return the median over the rounds, in each of which both ran, of the ratio of times."""
+        """Return how many times faster this is: the median over the rounds of other / own time."""
         return median([b / a for a, b in zip(self.rounds_s, other.rounds_s, strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""A replay from the outside: an emulated cluster, the plans for it, and what they measured."""
+"""Runs a replay: emulates a cluster, makes plans for it, and has workers measure them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from syncline.plan.timeline import Timeline
 from syncline.train.measure.machine import machine_name
 
 PATIENCE = 3.0
-"""Without a deadline of the user's, a replay may take this many times as long as is predicted, and
+"""Without ``timeout_s`` a replay may take this many times as long as is predicted, and
 :data:`~syncline.lab.workers.START_S` more."""
 PROBE_S = 600.0
-"""The same for the probe, whose time is not known beforehand."""
+"""Without ``timeout_s`` the probe may take this long."""
 LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
 """Bounds of the largest message that is probed; between them it has the size of all gradients."""
 COPIES = 3.5
@@ -93,12 +93,12 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
 
 
 class ReplayOutcome(NamedTuple):
-    """What a replay found; plans, forecasts and timelines are those of its entries."""
+    """What a replay found; plans, forecasts and timelines are in the order of its entries."""
 
     replay: Replay
     profile: Profile
     network: Network
-    """What was planned and predicted with."""
+    """The network that plans and predictions are for."""
     plans: tuple[Plan, ...]
     forecasts: tuple[Forecast, ...]
     timelines: tuple[Timeline, ...]
@@ -191,8 +191,8 @@ def _workers(
 ) -> Iterator[Callable[[Job, Any, float], Any]]:
     """Start the workers on the hosts of a testbed; yield a function that has them do a job.
 
-    The function returns what rank 0 found, of the given type. Its last argument is how many seconds
-    the job may take if the user has set no deadline.
+    The function takes a job, the type of rank 0's answer, and how many seconds the job may take if
+    the request has no ``timeout_s``. It returns that answer.
     """
     progress("starting the workers", 0, 1)
     cluster, timeout_s = request.cluster, request.timeout_s

@@ -47,7 +47,7 @@ class Computation:
         self._exchanged = updates[0] if updates else len(operations)
         """Index of the first operation that waits for the exchange."""
         backward = (i for i, o in enumerate(operations) if o.phase == "backward")
-        self.turn = next(backward, self._exchanged)
+        self.first_backward = next(backward, self._exchanged)
         """Index of the first backward operation; if there is none, :attr:`_exchanged`."""
         self._device_update_ns = sum(
             operations[i].duration_ns for i in updates if operations[i].is_device_update
@@ -56,7 +56,7 @@ class Computation:
         self._launched_ns = 0
         self.begin()
 
-    # Copies of an optimizer's settings share the one device.
+    # An optimizer that is copied shares the device with its copy.
     def __copy__(self) -> Computation:
         return self
 
@@ -80,7 +80,7 @@ class Computation:
         self.clock.wait()
 
     def arrived(self, operation: int) -> None:
-        """Note that what an operation needs from the exchange has arrived by now."""
+        """Note that an operation's parameters or gradients have arrived by now."""
         awaited = self.profile.operations[operation]
         self._arrived(self._lane(awaited), awaited.name)
 

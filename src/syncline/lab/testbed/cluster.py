@@ -16,7 +16,7 @@ from syncline.plan.quantities import parse_bandwidth, parse_duration, require_co
 DEVICE = "eth0"
 """The network device of every host."""
 PORT = 29500
-"""Where the workers of a job meet on host 0; torchrun's own, and free because the host is new."""
+"""MASTER_PORT of a job, on host 0: torchrun's default, which is free because the host is new."""
 MOST_HOSTS = 100
 MOST_WORKERS = 250
 """Each is a process of this machine, and takes three of the files that one process may open."""
@@ -45,7 +45,7 @@ class Cluster(Value, frozen=True, kw_only=True):
     rate_bytes_per_s: float | None = None
     """Of every link, in each direction; None leaves links as fast as the machine is."""
     host_rates_bytes_per_s: dict[int, float] = msgspec.field(default_factory=dict)
-    """The rate of the links of single hosts, by number."""
+    """Host number -> rate of its link, where it differs from the other links'."""
     latency_s: float = 0.0
     """Added to every packet between two hosts, one way."""
     workers_per_host: int = 1
@@ -117,7 +117,7 @@ class Cluster(Value, frozen=True, kw_only=True):
 
     @property
     def domain(self) -> str:
-        """The domain of the hosts, which is the same only for clusters with the same description.
+        """NIS domain name of the hosts: equal only for clusters with the same description.
 
         It is part of a host's identity in measured choices of algorithms, which are valid only for
         hosts with the same links.

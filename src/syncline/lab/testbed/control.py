@@ -69,7 +69,7 @@ class Process:
         """Wait for its end; return :attr:`code`.
 
         Raises:
-            PeerError: it has not ended by then, or the cluster has; either way it does not go on.
+            PeerError: it did not end in time and was killed, or the cluster has ended.
         """
         if self.code is None:
             answer = self._receive(timeout_s, "end")
@@ -84,7 +84,7 @@ class Process:
     def close(self, deadline_s: float = 0.0) -> int:
         """Wait for the command until the deadline; then kill it and all that it has started.
 
-        Returns :attr:`code`, or that of SIGKILL if it was killed, now or before.
+        Returns :attr:`code`; of a command that was killed here or in :meth:`wait`, -9.
         """
         if self.code is None and self.fileno() >= 0:
             with contextlib.suppress(PeerError):

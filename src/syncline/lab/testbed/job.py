@@ -1,4 +1,4 @@
-"""One command as a job: the workers of a cluster, watched until all have ended."""
+"""Runs one command as the workers of a cluster, and watches them until all have ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from syncline.lab.testbed.output import Lines
 from syncline.plan.document import Value
 
 TIMED_OUT = 124
-"""Exit code of a job that took too long, as of timeout(1)."""
+"""Exit code of a job that took too long: that of timeout(1)."""
 
 
 class WorkerEnd(Value, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class WorkerEnd(Value, frozen=True, kw_only=True):
     """Its exit code, or minus the number of the signal that ended it."""
     after_s: float
     stopped: bool
-    """Whether it had been sent a signal to end by then."""
+    """Whether it had been sent a signal to end before it ended."""
 
 
 def name_of(end: WorkerEnd) -> str:
@@ -66,7 +66,7 @@ class JobResult(Value, frozen=True, kw_only=True):
 
 
 GRACE_S = 10.0
-"""How long workers may go on after the job is lost, and again after a signal to end."""
+"""How long workers may go on after another has failed, and again after a signal to end."""
 DRAIN_S = 1.0
 """How long to wait for output of processes that a worker has left behind."""
 READ_BYTES = 1 << 16
@@ -80,7 +80,7 @@ Notice = Callable[[str], None]
 def worker_environment(
     cluster: Cluster, rank: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return variables for a worker; preferences in ``environment``, the user's, are kept."""
+    """Return variables for a worker; the threads and buffering that the user has set are kept."""
     each = cluster.workers_per_host
     place = place_variables(rank=rank, workers=cluster.workers, workers_per_host=each)
     meeting = {"MASTER_ADDR": cluster.address_of(0), "MASTER_PORT": str(PORT)}
@@ -105,8 +105,8 @@ class Job:
         self._ends: dict[int, WorkerEnd] = {}
         self._stopped_at_ns: int | None = None
         """When workers first got a signal to end."""
-        self._orders: list[tuple[float, int]] = []
-        """Signals still to be sent, and when."""
+        self._scheduled: list[tuple[float, int]] = []
+        """Signals still to be sent: when, in monotonic seconds, and which."""
         self._signal: int | None = None
         self._timed_out = False
 
@@ -149,7 +149,7 @@ class Job:
         self._selector.register(process, selectors.EVENT_READ, rank)
 
     def wait(self, timeout_s: float | None) -> JobResult:
-        """Wait until all workers have ended; return how they did, without their output."""
+        """Wait until all workers have ended; return how they ended, without their output."""
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         while self._running:
             self._step(give_up_s)
@@ -170,8 +170,8 @@ class Job:
         )
 
     def _step(self, until_s: float | None) -> None:
-        """Handle events until an order or ``until_s`` is due; carry out orders that are due."""
-        due_s = [when for when, _ in self._orders] + ([] if until_s is None else [until_s])
+        """Handle events until a scheduled signal or ``until_s`` is due; send signals that are."""
+        due_s = [when for when, _ in self._scheduled] + ([] if until_s is None else [until_s])
         wait_s = None if not due_s else max(0.0, min(due_s) - time.monotonic())
         for key, _ in self._selector.select(wait_s):
             if isinstance(key.data, _Stream):
@@ -182,9 +182,9 @@ class Job:
                 for number in key.fileobj.recv(READ_BYTES):  # type: ignore[union-attr]
                     self._interrupt(number)
         now_s = time.monotonic()
-        for order in [order for order in self._orders if order[0] <= now_s]:
-            self._orders.remove(order)
-            self._send(order[1])
+        for scheduled in [each for each in self._scheduled if each[0] <= now_s]:
+            self._scheduled.remove(scheduled)
+            self._send(scheduled[1])
 
     def _read(self, descriptor: int, stream: _Stream) -> None:
         data = os.read(descriptor, READ_BYTES)
@@ -212,9 +212,9 @@ class Job:
             after_s=(process.ended_at_ns - self._began_ns) * 1e-9,
             stopped=stopped_ns is not None and process.ended_at_ns >= stopped_ns,
         )
-        if code != 0 and not self._orders and stopped_ns is None:
+        if code != 0 and not self._scheduled and stopped_ns is None:
             now_s = time.monotonic()
-            self._orders = [
+            self._scheduled = [
                 (now_s + self._grace_s, signal.SIGTERM),
                 (now_s + 2 * self._grace_s, signal.SIGKILL),
             ]
@@ -239,7 +239,7 @@ class Job:
     def _stop(self, number: int) -> None:
         """Tell all workers to end; kill those that have not done so in time."""
         self._send(number)
-        self._orders = [(time.monotonic() + self._grace_s, signal.SIGKILL)]
+        self._scheduled = [(time.monotonic() + self._grace_s, signal.SIGKILL)]
 
     def _send(self, number: int) -> None:
         if self._stopped_at_ns is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from syncline.errors import UserError
 
-# <linux/sched.h>; os has these only since Python 3.12.
+# CLONE_NEW... of <linux/sched.h>; os has them only since Python 3.12.
 MOUNTS = 0x00020000
 NAMES = 0x04000000
 IPC = 0x08000000
@@ -79,7 +79,7 @@ def _checked(result: int, name: str | None = None) -> None:
 
 
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Where iproute2 lies; often missing from the PATH of users who are not root."""
+"""Folders of iproute2, often missing from the PATH of users who are not root."""
 TOOLS = ("ip", "tc")
 SETTINGS = (
     ("kernel/unprivileged_userns_clone", "1"),
@@ -106,7 +106,7 @@ def require_tools() -> None:
 
 
 def refusal(what: str, number: int, reason: str, *, rootless: bool) -> str:
-    """Return why there is no cluster and what to do; the kernel refused ``what``."""
+    """Return the error for a kernel that refuses ``what``: why there is no cluster, what to do."""
     if not rootless:
         return (
             f"this machine refuses {what} for an emulated cluster, even to root ({reason}); in a "

@@ -73,7 +73,7 @@ def main() -> int:
             kernel.die_with_parent()
             with _step("/proc"):
                 kernel.mount("proc", "/proc", "proc", kernel.RESTRICTED)
-                _keep_quiet()
+                _disable_ipv6()
             kernel.set_domain_name(settings["domain"])  # the hosts' namespaces inherit it
             places = _make_places(settings["names"], settings["addresses"])
             paths = [f"/proc/1/fd/{place[0]}" for place in places[1:]]
@@ -84,13 +84,13 @@ def main() -> int:
         connection.send(json.dumps({FAILED: failure.args}).encode())
         return 1
     connection.close()
-    # Its end is reported only after the kernel has killed all that it was process 1 of.
+    # Returns only after the kernel has killed every other process of the process namespace.
     os.waitpid(first, 0)
     return 0
 
 
-def _keep_quiet() -> None:
-    """Keep IPv6 off the devices to come: links carry what the job sends, and nothing else."""
+def _disable_ipv6() -> None:
+    """Keep IPv6 off the devices to come, so that links carry nothing but what the job sends."""
     if IPV6_OFF.exists():
         IPV6_OFF.write_text("1")
 
@@ -115,7 +115,7 @@ def _control_congestion() -> None:
 
 def _make_places(names: list[str], addresses: list[str]) -> list[Place]:
     """Return the switch, where this process stays, and the hosts."""
-    switch = _here()
+    switch = _own_namespaces()
     places = [switch]
     # Both forms of an address: a socket for IPv4 and IPv6 knows its peers by the second.
     table = "127.0.0.1 localhost\n" + "".join(
@@ -125,24 +125,24 @@ def _make_places(names: list[str], addresses: list[str]) -> list[Place]:
     for name in names:
         with _step(f"the namespaces of {name}"):
             kernel.unshare(HOST_KINDS)
-            _furnish(name, table)
-        places.append(_here())
+            _set_up_host(name, table)
+        places.append(_own_namespaces())
         for descriptor in switch:
             kernel.setns(descriptor)
     return places
 
 
-def _here() -> Place:
+def _own_namespaces() -> Place:
     return tuple(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in KINDS)
 
 
-def _furnish(name: str, table: str) -> None:
+def _set_up_host(name: str, table: str) -> None:
     """Give a host a name, a view of its own network devices, shared memory and names of hosts.
 
     Programs compare names and shared memory to find out whether they are on one host: NCCL and UCX
     would otherwise bypass the network.
     """
-    _keep_quiet()
+    _disable_ipv6()
     _control_congestion()
     socket.sethostname(name)
     kernel.mount("sysfs", "/sys", "sysfs", kernel.RESTRICTED)
@@ -163,9 +163,9 @@ class _Server:
         self._connection = connection
         self._places = places
         self._processors = processors
-        """Of each host: those that its commands may use."""
+        """Of each host: the processors that its commands may use."""
         self._controls: dict[int, socket.socket] = {}
-        """Process -> where its caller listens."""
+        """Process id -> socket to its caller."""
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
@@ -223,13 +223,13 @@ class _Server:
                 preexec_fn=enter,  # safe: this process has one thread
             )
         except (OSError, subprocess.SubprocessError) as error:
-            _tell(control, failed=_reason(error, wanted["command"][0], wanted["environment"]))
+            _answer(control, failed=_reason(error, wanted["command"][0], wanted["environment"]))
             control.close()
             return
         process.returncode = 0  # all children are reaped in one place
         self._controls[process.pid] = control
         self._selector.register(control, selectors.EVENT_READ, process.pid)
-        _tell(control, started=process.pid)
+        _answer(control, started=process.pid)
 
     def _control(self, process: int) -> None:
         """Pass on a signal; if the caller has gone, kill."""
@@ -250,9 +250,9 @@ class _Server:
             while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 process, status = ended
                 control = self._controls.get(process)
-                if control is not None:  # otherwise it is an orphan that was handed to process 1
+                if control is not None:  # otherwise an orphan, which the kernel gave to process 1
                     code = os.waitstatus_to_exitcode(status)
-                    _tell(control, ended=code, at_ns=time.monotonic_ns())
+                    _answer(control, ended=code, at_ns=time.monotonic_ns())
                     self._forget(process)
 
     def _forget(self, process: int) -> None:
@@ -262,10 +262,9 @@ class _Server:
 
 
 def _reason(error: Exception, command: str, environment: dict[str, str]) -> str:
-    """Return why a command cannot be run.
+    """Return why a command cannot be run; that it does not exist, if no folder of PATH has it.
 
-    If a folder of PATH may not be read, the error says so, even if no other folder has the command.
-    A shell then says that there is no such command.
+    The kernel's error would be about a folder of PATH that may not be read, if there is one.
     """
     if isinstance(error, PermissionError) and not (
         "/" in command
@@ -278,6 +277,6 @@ def _reason(error: Exception, command: str, environment: dict[str, str]) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _tell(control: socket.socket, **words: Any) -> None:
+def _answer(control: socket.socket, **words: Any) -> None:
     with contextlib.suppress(ConnectionError):  # nobody listens any more
         control.send(json.dumps(words).encode())

@@ -24,8 +24,8 @@ SWITCH = "switch"
 """The bridge that joins all hosts."""
 PREFIX_LENGTH = 24
 BURST_PACKETS = 2
-"""Packets of segmentation offload that a bucket holds. If it held one, it would have to be full for
-each, and a timer that fires late would lose tokens every time."""
+"""Packets of segmentation offload that a token bucket holds. If it held one, each packet would need
+a full bucket, and a timer that fires late would lose tokens every time."""
 LARGEST_PACKET_BYTES = 65536
 DELAYED_PACKETS = 100_000
 """Packets that may be under way on a link with latency."""
@@ -183,13 +183,13 @@ class Testbed:
         def keep(rank: int, error: bool, line: bytes) -> None:
             kept[rank][error].append(line + b"\n")
 
-        ours = environment or {}
+        given = environment or {}
         with Job(cluster, output or keep, notice or (lambda _: None), grace_s) as job:
             stopped = signals is not None and job.listen(signals)
             for rank in range(0 if stopped else cluster.workers):
                 host = self.hosts[rank // cluster.workers_per_host]
-                added = worker_environment(cluster, rank, {**os.environ, **ours})
-                job.start(rank, host, command, {**ours, **added})
+                added = worker_environment(cluster, rank, {**os.environ, **given})
+                job.start(rank, host, command, {**given, **added})
             result = job.wait(timeout_s)
         if output is not None:
             return result
