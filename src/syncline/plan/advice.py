@@ -57,7 +57,7 @@ class RankFacts(Value, frozen=True, kw_only=True):
     host: str
     interface: Interface | None = None
     computing_s: float | None = None
-    """Forward and backward pass, as its reducer timed them."""
+    """Forward and backward pass, as timed by the rank's reducer."""
     link_s: float | None = None
     """Time to send 1 MiB to the next rank while receiving 1 MiB from the previous one."""
     retransmitted: float = 0.0
@@ -77,7 +77,7 @@ class Remedy(Value, frozen=True, kw_only=True):
     iteration_s: float
     """Seconds for as many samples as one iteration has today."""
     gain: float
-    """Today's seconds over these."""
+    """Today's iteration time over this one."""
     error: float
     """Standard error of the gain, as a fraction of it."""
     how: str
@@ -112,12 +112,12 @@ class Advice(Document, frozen=True, kw_only=True):
     network: str
     workers: int
     iteration_s: float
-    """Of the DDP baseline: measured or, if it was not measured, predicted."""
+    """Iteration time of the DDP baseline, measured or (see :attr:`is_measured`) predicted."""
     noise_s: float
-    """Standard error of the measured one; 0 for a prediction."""
+    """Standard error of a measured :attr:`iteration_s`; 0 for a prediction."""
     is_measured: bool
     parts: tuple[Part, ...]
-    """They add up to the iteration."""
+    """What the iteration is spent on; the parts add up to it."""
     limit: str
     """What limits the iteration, in a sentence."""
     exchanges: tuple[Exchange, ...]

@@ -14,9 +14,9 @@ from syncline.plan.files import read_bytes, unique_members, write_atomically
 
 FORMAT_PREFIX = "syncline/"
 LONGEST_HEADER_BYTES = 1000
-"""Longest kind or version in a header."""
+"""Longest format or version value in a header."""
 LARGEST_FILE_BYTES = 64 << 20
-"""Largest file that is read; decoded it takes less than 2 GB."""
+"""Largest file that is read; decoding it takes less than 2 GB."""
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,12 +24,12 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def described(text: str, metavar: str | None = None) -> msgspec.Meta:
-    """Return an annotation: the help text of a field's option, and the name of its value."""
+    """Return an annotation with the help text of a field's option and the name of its value."""
     return msgspec.Meta(description=text, extra={"metavar": metavar})
 
 
 class Document(Value, frozen=True, kw_only=True):
-    """A noun that has a versioned JSON file form, named ``KIND`` in its header."""
+    """A record with a versioned JSON form, whose header names its ``KIND``."""
 
     KIND: ClassVar[str]
     VERSION: ClassVar[int]
@@ -67,7 +67,7 @@ class Document(Value, frozen=True, kw_only=True):
             )
         body = {k: v for k, v in fields.items() if k not in ("format", "version")}
         try:
-            # Encoded again and decoded straight into the noun: generic lists and dictionaries in
+            # Encoded again and decoded straight into the record: generic lists and dictionaries in
             # between would take thirty times the memory of the file.
             return msgspec.json.decode(msgspec.json.encode(body), type=cls)
         except msgspec.ValidationError as error:

@@ -121,8 +121,8 @@ def hierarchical_all_reduce(
     reduce-scatter round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i
     of the others, by ``algorithm``; the workers of a host all-gather the results. The L all-reduces
     share the link ``between`` two hosts; their latencies overlap, and each worker adds only its own
-    part. Those of :data:`FLAT` pipeline chunks over all workers, host by host: latencies add up over
-    a chunk's hops, the slowest link limits the rate. All bytes between hosts pass the switch.
+    part. Those of :data:`FLAT` pipeline chunks over all workers, host by host: latencies add up
+    along a chunk's path, the slowest link limits the rate. All bytes between hosts pass the switch.
 
     Source of the pipelines: NCCL's ring and tree, without its protocols.
     """

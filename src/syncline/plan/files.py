@@ -1,4 +1,4 @@
-"""Files: read in bounded memory, written whole or not at all, and only where the user means.
+"""Files: read in bounded memory, and written whole or not at all, at the place the user meant.
 
 In a folder that others can write to, such as ``/tmp``, somebody else may have put a link or a pipe
 where a file is to be written. So links are followed here one by one, and only if this user or root
@@ -41,7 +41,7 @@ def open_file(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def read_bytes(path: str | os.PathLike[str], *, most_bytes: int) -> bytes:
-    """Return the content of a regular file or a pipe; raise FileError, also if there is more."""
+    """Return the content of a file or pipe; raise FileError for more than ``most_bytes``, too."""
     content = bytearray()
     with open_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size  # 0 for a pipe

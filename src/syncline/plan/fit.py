@@ -23,13 +23,13 @@ MOST_SIZES = 4096
 POINTS_PER_SEGMENT = 2
 """Fewest points that a piece of the curve rests on."""
 KNOWN_BEFOREHAND = 0.15
-"""Relative width of the prior of each of a new piece's two parameters."""
+"""Relative width of the prior of each of a piece's two parameters."""
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise; it bounds the number of pieces."""
 JITTER = 0.05
 """Noise of every time, as a share of the shortest time: the latency varies by that much."""
 TAIL_FACTOR = 16
-"""Beyond the largest size, the cost a byte is the mean from 1/TAIL_FACTOR of that size on."""
+"""Beyond the largest size, the cost per byte is the mean from 1/TAIL_FACTOR of that size on."""
 CREDIBLE_GAIN = 0.1
 """Least gain from cutting a large message that counts. A smaller gain is noise or an effect of a
 link's buffer; if it counted, a search would cut messages into hundreds of pieces."""
@@ -130,8 +130,8 @@ def relative_line(
 
 
 BURST_SHARE = 0.8
-"""A message sent alone was a burst if it took less than this share of the time that its bytes take
-back to back; a smaller difference is noise."""
+"""A message sent alone was a burst if it took less than this share of its time when messages are
+sent back to back; a smaller difference is noise."""
 LASTING_BYTES = 128 * 1024
 """Back-to-back messages of at least this size outlast the burst of a token bucket."""
 
@@ -142,9 +142,9 @@ def without_bursts(
     """Return the curve with no message faster than the link's rate for back-to-back messages.
 
     After a pause, a token bucket (of a shaped link, or a cloud's interface) passes a small message
-    for free. So if some message ``alone``, to which the curve was fitted, is clearly faster than
-    the fastest of ``rows`` (seconds a message, sent back to back), every message costs at least its
-    bytes at that row's rate.
+    for free. The curve was fitted to messages ``alone``; ``rows`` are seconds per message sent back
+    to back. If a message alone is clearly faster than the fastest row, every message costs at least
+    its bytes at that row's rate.
     """
     lasting = [p.time_s / p.size_bytes for p in rows if p.size_bytes >= LASTING_BYTES]
     rate = min(lasting, default=0.0)
@@ -165,11 +165,11 @@ def link_line(sizes: Sequence[int], times: Sequence[float]) -> tuple[float, floa
 def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     """Return the cost of a message while another is in flight, for :attr:`Network.pipelined`.
 
-    ``points`` are seconds a message, of messages two at a time without gaps: the time for which
-    each occupies the channel. Cutting a message is assumed to gain nothing, unless pieces are
-    cheaper than the largest message by ``CREDIBLE_GAIN``. The extra time of a message ``alone`` is
-    the latency that the other message hides: its median over the sizes at which it is visible. A
-    larger message that took less time counts as noise.
+    ``points`` are seconds per message, two at a time without gaps: how long each occupies the
+    channel. Cutting a message is assumed to gain nothing, unless pieces are cheaper than the
+    largest message by ``CREDIBLE_GAIN``. The hidden latency is the extra time of a message
+    ``alone``: the median over the sizes at which it is visible. If a larger message took less time,
+    that counts as noise.
     """
     occupied = fit_cost_curve(_non_decreasing(points)).curve
     largest_bytes = max(p.size_bytes for p in points)
@@ -196,7 +196,7 @@ def _with_latency(
 
 
 def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
-    """Return the points with the nearest times that never fall: medians of those out of order."""
+    """Return the points after isotonic regression: times out of order become their median."""
     ordered = sorted(points, key=lambda point: point.size_bytes)
     pools: list[list[float]] = []  # the value of each is its lower median
     for point in ordered:
@@ -227,7 +227,7 @@ def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]
 
 
 def _octaves(sizes: Sequence[int]) -> list[float]:
-    """Return each size's share of the logarithmic scale; 1 on average."""
+    """Return each size's weight: its share of the logarithmic scale, 1 on average."""
     places = [math.log1p(size) for size in sizes]
     gaps = [larger - smaller for smaller, larger in itertools.pairwise(places)]
     # Sizes that differ by less than rounding keep a weight.
@@ -350,7 +350,7 @@ def _never_below_an_empty_one(
 
 
 def _continued(curve: CostCurve, sizes: Sequence[int]) -> CostCurve:
-    """Return the curve, continued beyond the largest size with the mean cost a byte of its end."""
+    """Return the curve, continued beyond the largest size at the mean cost per byte of its end."""
     last = sizes[-1]
     first = next(size for size in sizes if size * TAIL_FACTOR >= last)
     before, end = curve.segments[-1], curve.seconds(last)

@@ -190,15 +190,14 @@ class Plan(Document, frozen=True, kw_only=True):
                 bisect.insort(gathered, span)
         if _joined(scattered) != _joined(gathered):
             raise UserError(
-                "plan: every element that a reduce-scatter sums must be handed round once by an "
-                "all-gather"
+                "plan: every element that a reduce-scatter sums must be all-gathered exactly once"
             )
 
     @classmethod
     def merging(
         cls, planner: str, profile: Profile, workers: int, last_tensors: Iterable[int]
     ) -> Plan:
-        """Build the plan whose messages end with the given tensors, up to the last one."""
+        """Build the plan whose messages end with the tensors at these increasing indices."""
         ends = list(itertools.accumulate(g.elements for g in profile.gradients))
         stops = [ends[last] for last in last_tensors]
         return cls.cut(planner, profile.model, workers, profile.tensors, stops)
@@ -289,7 +288,7 @@ class Plan(Document, frozen=True, kw_only=True):
         return tuple(_tensors_between(ends, message) for message in self.messages)
 
     def message_bytes(self) -> tuple[int, ...]:
-        """Return each message's bytes on the wire; a sparse one counts with all its elements."""
+        """Return each message's bytes on the wire; a sparse one counts as if it were dense."""
         spans = [
             (end - tensor.elements, end, tensor.dtype)
             for tensor, end in zip(self.tensors, self._ends(), strict=True)
@@ -315,7 +314,7 @@ class Plan(Document, frozen=True, kw_only=True):
     def difference(self, tensors: Sequence[Tensor], workers: int, noun: str = "plan") -> str | None:
         """Return how a job's gradients, in any order, differ from the plan's; None: they agree.
 
-        ``noun`` is what the plan is called: one is made of a profile to compare that.
+        ``noun`` names what is compared: a profile is compared as a plan that is made from it.
         """
         if workers != self.workers:
             return f"the {noun} is for {self.workers} workers, this job has {workers}"

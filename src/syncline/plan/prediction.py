@@ -16,7 +16,7 @@ WHOLE_FROM = 10.0
 
 
 class Suggestion(Value, frozen=True, kw_only=True):
-    """Predictions of the fastest sparse exchange and of 16 and 8 bits, beside the dense one."""
+    """Predicted iterations with the fastest sparse exchange, and in 16 and 8 bits; never chosen."""
 
     algorithm: str
     """One of :data:`syncline.plan.sparse_costs.SPARSE_ALGORITHMS`."""
@@ -27,12 +27,12 @@ class Suggestion(Value, frozen=True, kw_only=True):
     rounded_s: float | None = None
     """The iteration with every element in bfloat16; None if that is not known."""
     int8_s: float | None = None
-    """The same in int8."""
+    """The iteration with every element in int8; None if that is not known."""
     selecting_counted: bool
-    """Whether the network says how fast its workers select and merge."""
+    """Whether the prediction includes the time of selecting and merging."""
     on_gpu: bool = False
-    """Whether gradients are on a GPU. Selecting is then counted at the speed of a CPU, and copying
-    through the host is not counted."""
+    """Whether gradients are on a GPU. Selecting is then predicted at the speed of a CPU, and
+    copying to and from the host is left out."""
 
     def __post_init__(self) -> None:
         for field in ("iteration_s", "dense_s"):
@@ -69,7 +69,7 @@ class Suggestion(Value, frozen=True, kw_only=True):
     def _sparse_sentence(self) -> str:
         which = f"{self.algorithm} at density {self.density:g}"
         free = [] if self.selecting_counted else ["selecting"]
-        free += ["the way through the host"] if self.on_gpu else []
+        free += ["copying through the host"] if self.on_gpu else []
         left_out = f", if {' and '.join(free)} took no time" if free else ""
         if not self.pays:
             return (
@@ -120,10 +120,10 @@ class Prediction(Value, frozen=True, kw_only=True):
     lower_bound_s: float
     """max(computation, least communication): no schedule can be faster."""
     error_s: float = 0.0
-    """Standard error of ``iteration_s`` where every simulated iteration is different; else 0."""
+    """Standard error of ``iteration_s`` if simulated iterations differ; else 0."""
     sharing: Sharing | None = None
-    """Set if other jobs share the links. Then ``iteration_s`` is a mean, and the bound is that of a
-    job alone."""
+    """Set if other jobs share the links. Then ``iteration_s`` is a mean over their offsets, and the
+    bound is that of a job alone."""
 
     def __post_init__(self) -> None:
         where = f"prediction of {quoted(self.planner)}"
@@ -151,7 +151,7 @@ class Prediction(Value, frozen=True, kw_only=True):
 
     @property
     def slowdown(self) -> float:
-        """How many times as long an iteration takes as without other jobs."""
+        """The iteration time over that without other jobs."""
         alone_s = self.sharing.alone_s if self.sharing else 0.0
         return self.iteration_s / alone_s if alone_s > 0 else 1.0
 

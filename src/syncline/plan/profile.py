@@ -25,9 +25,9 @@ Norm = Literal["1", "2", "inf"]
 """The order p of a norm ``(sum |x|^p)^(1/p)``; ``inf`` is the largest absolute value."""
 
 WAIT = "wait for the slowest worker"
-"""Name of the operation that lasts as long as an exchange took beyond the cost of its messages."""
+"""Name of the operation for the time that an exchange took beyond the cost of its messages."""
 ACCUMULATING = "(earlier micro-batches)"
-"""Name of what lies between the forward passes of an iteration's first and last micro-batch."""
+"""Name of the operation between the forward passes of the first and the last micro-batch."""
 Phase = Literal["data", "copy", "forward", "backward", "finalize", "update"]
 """What an operation is part of.
 
@@ -42,8 +42,8 @@ Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers"
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
 
 ``peers`` is communication with other workers that is no gradient exchange, such as an all-to-all.
-``waits`` are waits for workers whose gradients are ready later, and waits whose reason a trace does
-not show; any number of them run at once. ``peers`` and ``waits`` run beside the computing.
+``waits`` are waits for slower workers, and waits that a trace does not explain; any number of them
+run at once. Both run beside the computing.
 """
 
 
@@ -51,7 +51,7 @@ STREAMS: tuple[Resource, ...] = ("device", "stream 2", "stream 3", "stream 4")
 PEERS: Resource = "peers"
 WAITS: Resource = "waits"
 UNEXPLAINED = "unexplained wait"
-"""Name of a wait whose reason a trace does not show, followed by what waited."""
+"""Name of a wait that a trace does not explain, followed by what waited."""
 NOT_COMPUTED = (PEERS, WAITS)
 """Resources whose operations take as long as measured on any device."""
 
@@ -109,7 +109,7 @@ class Gradient(Tensor, frozen=True, kw_only=True):
 
 
 def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
-    """Raise UserError for a wrong name, type or size of tensors; ``where`` names their list."""
+    """Raise UserError for duplicate names, wrong types or impossible sizes in a list, ``where``."""
     seen: set[str] = set()
     for index, tensor in enumerate(tensors):
         wrong = None
@@ -129,7 +129,7 @@ def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
 
 
 class Baseline(Value, frozen=True, kw_only=True):
-    """Iterations of stock DistributedDataParallel, measured beside the profile."""
+    """Iterations of the DDP baseline, measured along with the profile."""
 
     iteration_s: float
     """Median."""
@@ -230,12 +230,12 @@ class Profile(Document, frozen=True, kw_only=True):
 
     @property
     def has_host(self) -> bool:
-        """Whether it has operations of the host, which may run ahead of the device."""
+        """Whether any operation is the host's, which may run ahead of the device."""
         return any(operation.lane == "host" for operation in self.operations)
 
     @property
     def has_lanes(self) -> bool:
-        """Whether anything runs beside the compute stream and so beside the previous iteration."""
+        """Whether an operation runs beside the compute stream, and so beside another iteration."""
         return any(o.lane not in ("disk", "copy", "device") for o in self.operations)
 
     @property
@@ -317,9 +317,10 @@ class Profile(Document, frozen=True, kw_only=True):
         return needs
 
     def gates_ns(self) -> dict[int, int]:
-        """Return how long updating takes before each operation if parameters update on need.
+        """Return the update time before each operation if parameters are updated on need.
 
-        The update is shared out by the parameters' bytes. Keys are the operations, in order.
+        The update's time is divided in proportion to the parameters' bytes. Keys are operations, in
+        order.
         """
         total = self.gradient_bytes
         share_at: dict[int, float] = {}

@@ -66,7 +66,7 @@ class Recipe(Value, frozen=True, kw_only=True):
     dense_below_elements: int = 0
     """Parameters with fewer elements are exchanged whole."""
     dense_names: tuple[str, ...] = ()
-    """Parameters whose names match one of these patterns, such as ``*bias``, are too."""
+    """So are parameters whose names match one of these patterns, such as ``*bias``."""
 
     def __post_init__(self) -> None:
         for name, several in (("warmup", self.warmup), ("dense_names", self.dense_names)):
@@ -89,8 +89,8 @@ class Recipe(Value, frozen=True, kw_only=True):
             raise UserError(f"recipe: momentum is from 0 to below 1, found {self.momentum}")
         if self.factor_masking and self.momentum == 0:
             raise UserError(
-                "recipe: factor_masking clears velocities, which there are with momentum above 0 "
-                "only; give momentum, or leave it out"
+                "recipe: factor_masking clears velocities, which exist only with momentum above 0; "
+                "give momentum, or leave it out"
             )
         if self.clip_norm is not None and not (
             math.isfinite(self.clip_norm) and self.clip_norm > 0
@@ -103,7 +103,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """A short text that differs where recipes differ."""
+        """A short hash of the recipe."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
     def density_at(self, step: int) -> float:
@@ -113,7 +113,7 @@ class Recipe(Value, frozen=True, kw_only=True):
         return self.density
 
     def count_at(self, step: int, elements: int) -> int:
-        """Return k for so many elements: at least 1, or 0 if there are none."""
+        """Return how many of the elements are sent: at least 1, or 0 if there are none."""
         return min(elements, max(1, round(self.density_at(step) * elements)))
 
     def is_dense(self, name: str, elements: int) -> bool:
@@ -124,7 +124,7 @@ class Recipe(Value, frozen=True, kw_only=True):
 
 
 Rounded = Literal["bfloat16", "float16", "int8"]
-"""Every element is sent, rounded. What 16 bits lose is lost; what ``int8`` loses is added to the
+"""Every element is sent, rounded. The error of 16 bits is dropped; that of ``int8`` is added to the
 next gradient (:mod:`syncline.train.engine.int8`)."""
 
 Compression = Recipe | Rounded
@@ -132,7 +132,7 @@ Compression = Recipe | Rounded
 
 
 def hook_for(wire: Rounded) -> Rounded:
-    """Return the type of the hook of torch's to compare with; torch has none for 8 bits."""
+    """Return the type of torch's hook to compare with: bfloat16 for int8, as torch has none."""
     return "bfloat16" if wire == "int8" else wire
 
 

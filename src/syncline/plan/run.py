@@ -26,19 +26,20 @@ class Event(Value, frozen=True, kw_only=True):
 
 
 class PhaseSpan(Value, frozen=True, kw_only=True):
-    """Successive iterations in one phase of training; slow ones count as a few usual ones."""
+    """Successive iterations in one phase of training."""
 
     name: str
     start: int
     """Iterations of training before it."""
     iterations: int
     seconds: float
-    """Of the iterations and of the work in between, such as probing, planning and deciding."""
+    """Of the iterations and the work between them, such as probing and planning. Unusually slow
+    iterations count as a few usual ones at most."""
 
     def __post_init__(self) -> None:
         where = f"phase {quoted(self.name)}"
         if min(self.start, self.iterations) < 0:
-            raise UserError(f"{where}: it cannot start at {self.start}, of {self.iterations}")
+            raise UserError(f"{where}: start and iterations must be at least 0, found {self}")
         require_finite(f"{where}: seconds", self.seconds)
 
 
@@ -105,7 +106,7 @@ class Run(Document, frozen=True, kw_only=True):
     deferred: bool = False
     """Whether messages overlapped the next forward pass, which applied the updates."""
     baseline: Rate | None = None
-    """Stock DDP in the first iterations."""
+    """The DDP baseline in the first iterations."""
     planned: Rate | None = None
     """The best plan that was tried, in the iterations right after."""
     steady: Rate | None = None
@@ -113,7 +114,7 @@ class Run(Document, frozen=True, kw_only=True):
     predicted_baseline_s: float | None = None
     predicted_planned_s: float | None = None
     overhead_iterations: float | None = None
-    """Time spent on measuring and planning, in iterations of stock DDP."""
+    """Time spent on measuring and planning, in iterations of the DDP baseline."""
     compression: Compression | None = None
     """How gradients were compressed, if at all."""
     sent: Sent | None = None
@@ -134,7 +135,7 @@ class Run(Document, frozen=True, kw_only=True):
         # JSON has no NaN: the loss of a run that diverged is written as null.
         try:
             results = msgspec.json.decode(fields["results"], type=dict[str, float | None])
-        except (KeyError, *NOT_JSON):  # missing, or wrong, which the next line reports
+        except (KeyError, *NOT_JSON):  # the next line reports what is missing or wrong
             return super()._from_fields(fields, source)
         if None not in results.values():
             return super()._from_fields(fields, source)

@@ -103,7 +103,7 @@ class Timeline(Document, frozen=True, kw_only=True):
         return any(_is_stall(span) or span.ready_ns is not None for span in self.spans)
 
     def stall_ns(self) -> int:
-        """Return how long the computation of any worker waited for messages to arrive."""
+        """Return how long the computation of any worker waited for messages."""
         return active_ns(union(filter(_is_stall, self.spans)))
 
     def order_stall_ns(self) -> int:
@@ -114,7 +114,7 @@ class Timeline(Document, frozen=True, kw_only=True):
         """
         messages = sorted(self._messages(), key=lambda span: (span.start_ns, span.stop_ns))
         ready_ns = [s.start_ns if s.ready_ns is None else s.ready_ns for s in messages]
-        # For each message: when the first of it and those after it is ready.
+        # For each message: the earliest time at which it or any later one is ready.
         later_ns = list(itertools.accumulate(reversed(ready_ns), min))[::-1]
         total_ns = free_ns = 0
         for message, own_ns, next_ns in zip(messages, ready_ns, later_ns[1:], strict=False):
@@ -222,7 +222,7 @@ def difference(intervals: Iterable[Interval], hidden: Sequence[Interval]) -> lis
                 exposed.append((clock, hidden[index][0]))
             clock = max(clock, hidden[index][1])
             if clock >= stop:
-                break  # it may hide the next one too
+                break  # this hidden interval may cover the next one too
             index += 1
         if clock < stop:
             exposed.append((clock, stop))

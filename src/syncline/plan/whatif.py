@@ -109,9 +109,9 @@ class Point(Value, frozen=True, kw_only=True):
 
     setting: Setting
     network: str
-    """Name of the network with everything that was changed."""
+    """Name of the network after the change."""
     alone_s: float
-    """An iteration of one worker of the profile, without communication and stragglers."""
+    """Iteration time of one worker as in the profile, without communication and stragglers."""
     computing_s: float
     """The same, without reading and copying the batch."""
     predictions: tuple[Prediction, ...]
@@ -137,7 +137,7 @@ class Point(Value, frozen=True, kw_only=True):
         return self.alone_s / prediction.iteration_s if prediction.iteration_s > 0 else 1.0
 
     def speed_up(self, prediction: Prediction) -> float:
-        """Return how many such workers the job is worth: workers times efficiency."""
+        """Return the speed-up over one such worker: workers times efficiency."""
         return self.setting.workers * self.efficiency(prediction)
 
     def split(self, prediction: Prediction) -> Split:
@@ -159,16 +159,16 @@ class Crossing(Value, frozen=True, kw_only=True):
     """A place between two neighbouring points of a sweep where the order or the limit changes."""
 
     axis: Literal["workers", "bandwidth_bytes_per_s"]
-    """The only setting in which the points differ."""
+    """The only setting in which the two points differ."""
     point: int
-    """Index of the point after it."""
+    """Index of the point after the crossing."""
     before: float
     """Value of the setting at the point before."""
     after: float
     at: float
     """Where the two lines cross, if they are straight between the points on a logarithmic axis."""
     planner: str
-    """The one that overtakes, or whose limit changes."""
+    """The planner that overtakes, or whose limit changes."""
     kind: Literal["overtakes", "communication-bound", "compute-bound"]
     other: str | None = None
     """The planner that is overtaken."""
@@ -191,7 +191,7 @@ class Bottleneck(Value, frozen=True, kw_only=True):
     """What limits one planner at one point, and what would lift that limit."""
 
     point: int
-    """Its index."""
+    """Index of the point."""
     planner: str
     kind: Bound
     share: float
@@ -203,9 +203,9 @@ class Bottleneck(Value, frozen=True, kw_only=True):
     """The critical path of one iteration in the steady state, ordered by time; neighbouring steps
     of the same kind and worker are joined, except messages."""
     cure_bandwidth_bytes_per_s: float | None = None
-    """Smallest bandwidth of the ladder that makes the point compute-bound."""
+    """Smallest common link bandwidth with which the point is not communication-bound."""
     cure_workers: int | None = None
-    """Largest power of two of workers that makes the point compute-bound, if no bandwidth does."""
+    """The largest smaller power of two of workers that does so, if no bandwidth does."""
 
     def by_kind(self) -> dict[str, float]:
         """Return the seconds of the path by kind, the longest first."""
@@ -292,5 +292,5 @@ class WhatIf(Document, frozen=True, kw_only=True):
 
     @property
     def chosen(self) -> Point:
-        """The point whose bottleneck was analysed."""
+        """The point whose bottleneck is described."""
         return self.points[self.bottleneck.point]

@@ -125,4 +125,4 @@ def test_a_gpu_s_way_through_the_host_is_not_counted_and_said_so() -> None:
         for link in (GBIT, Link(alpha_s=1e-6, beta_s_per_byte=1e-12, gamma_s_per_byte=0.0)):
             found = suggestion(profile, on(link, 32), 2.0 if link is GBIT else 0.2)
             assert found is not None
-            assert ("if the way through the host took no time" in found.sentence) == said
+            assert ("if copying through the host took no time" in found.sentence) == said
