@@ -179,7 +179,7 @@ unscale_: Callable[..., None] = torch._amp_foreach_non_finite_check_and_unscale_
 def set_failed(
     future: torch.futures.Future[Any], value: Any, raised: Callable[[Any], NoReturn]
 ) -> None:
-    """Complete a future as failed: C++ gets ``value``, and waits in Python raise as ``raised`` does.
+    """Complete a future as failed: C++ gets ``value``; waits in Python raise as ``raised`` does.
 
     Torch's ``set_exception`` does the same, but with the exception as the value.
     """

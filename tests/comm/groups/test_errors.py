@@ -82,8 +82,8 @@ def test_a_rank_that_never_joins(workers: WorkerPool, tmp_path: Path) -> None:
 
 DESCRIPTORS = "rank 1 has run out of file descriptors .*the limit of its process is .*ulimit"
 REASONS = {
-    "permission": "rank 1: no .* bytes of shared memory to be had: .*not permitted",
-    "memory": "rank 1: no .* bytes of shared memory to be had: .*too large",
+    "permission": "rank 1: .* bytes of shared memory cannot be allocated: .*not permitted",
+    "memory": "rank 1: .* bytes of shared memory cannot be allocated: .*too large",
     "descriptors": DESCRIPTORS,
     "a descriptor": DESCRIPTORS,
     "processes": "rank 1 cannot watch the process of rank 0: .*not permitted",
@@ -161,7 +161,11 @@ def test_ranks_of_other_hosts_do_not_share_memory() -> None:
 @pytest.mark.parametrize(
     ("module", "function", "words"),
     [
-        (os, "memfd_create", "rank 0: no .* bytes of shared memory to be had: .*not permitted"),
+        (
+            os,
+            "memfd_create",
+            "rank 0: .* bytes of shared memory cannot be allocated: .*not permitted",
+        ),
         (socket.socket, "bind", "rank 0: processes of this host are not allowed to meet"),
         (RankCard, "own", "rank 0: processes of this host are not allowed to meet"),
     ],

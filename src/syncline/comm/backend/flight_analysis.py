@@ -13,7 +13,7 @@ from typing import Any
 from torch.distributed.flight_recorder.components.builder import build_db
 from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
-from syncline.comm.backend.flight_recorder import FORM_VERSION, default_prefix
+from syncline.comm.backend.flight_recorder import FORMAT_VERSION, default_prefix
 from syncline.errors import FileError, UserError, printable, quoted, shortened
 from syncline.plan.document import LARGEST_FILE_BYTES
 from syncline.plan.files import read_bytes, unique_members
@@ -25,16 +25,16 @@ def load(prefix: str) -> dict[str, Dump]:
     """Return a job's dumps by file; raise UserError if there are none, FileError if one is bad."""
     dumps = {}
     for path in sorted(glob.glob(f"{glob.escape(prefix)}*.json")):  # noqa: PTH207 - no folder
-        if not Path(path).is_file():  # somebody's pipe would be waited for
+        if not Path(path).is_file():  # reading a pipe would block
             raise FileError(f"{path}: expected a regular file; remove it")
         content = read_bytes(path, most_bytes=LARGEST_FILE_BYTES)
         try:
             dump = _shown(json.loads(content, object_pairs_hook=unique_members))
         except (ValueError, RecursionError) as error:
             raise FileError(f"{path}: {shortened(str(error))}") from None
-        if not isinstance(dump, dict) or dump.get("version") != FORM_VERSION:
+        if not isinstance(dump, dict) or dump.get("version") != FORMAT_VERSION:
             raise FileError(
-                f"{path}: expected a dump of the flight recorder of version {FORM_VERSION}"
+                f"{path}: expected a dump of the flight recorder of version {FORMAT_VERSION}"
             )
         dumps[path] = dump
     if not dumps:
@@ -68,10 +68,10 @@ def unfinished(dumps: Mapping[str, Dump]) -> list[str]:
 
 
 def analyse(dumps: Mapping[str, Dump]) -> Any:
-    """Return what torch's analyser makes of dumps, which also logs what does not match.
+    """Return what torch's analyser makes of dumps; it also logs what does not match.
 
-    It gets collectives only, because it expects every rank of a group to take part in a message. Of
-    each group it gets those that all ranks still have.
+    It gets only the collectives that all ranks of their group still have. Messages are left out,
+    because it expects every rank of a group to take part in each.
     """
     first: dict[tuple[str, str], int] = {}
     for dump in dumps.values():
@@ -89,7 +89,7 @@ def analyse(dumps: Mapping[str, Dump]) -> Any:
             if not entry["is_p2p"] and entry["collective_seq_id"] >= first[_group_of(dump, entry)]
         ]
         aligned[path] = {**dump, "entries": entries}
-    return build_db(aligned, JobConfig().parse_args(["--allow-incomplete-ranks"]), FORM_VERSION)
+    return build_db(aligned, JobConfig().parse_args(["--allow-incomplete-ranks"]), FORMAT_VERSION)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "prefix",
         nargs="?" if usual else None,
         default=usual,
-        help="of the dumps, as it was given to the ranks (default: %(default)s)",
+        help="prefix of the dumps, as the ranks were given it (default: %(default)s)",
     )
     prefix = parser.parse_args(arguments).prefix
     try:

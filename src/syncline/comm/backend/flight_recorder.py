@@ -21,12 +21,12 @@ from syncline.plan.files import write_atomically
 
 DEFAULT_ENTRIES = 2000
 """As many as NCCL keeps."""
-FORM_VERSION = "2.10"
-"""The version of NCCL's form that torch's analyser reads."""
+FORMAT_VERSION = "2.10"
+"""The version of NCCL's format that torch's analyser reads."""
 PREFIX = "nccl"
 """The start of operations' names. Torch's analyser refuses ``syncline``."""
 FLAT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
-"""Collectives on lists of tensors. As in NCCL's form, such a list counts as one flat tensor."""
+"""Collectives on lists of tensors. As in NCCL's format, such a list counts as one flat tensor."""
 POLL_S = 0.25
 """How often a rank checks whether another has asked for dumps."""
 LONGEST_WAIT_S = 2.0
@@ -47,7 +47,7 @@ class Record:
     number: tuple[int, int]
     """The numbers of collectives and messages so far, including this one."""
     peer: int | None
-    """The peer of a message; -1 is any rank. None: this is a collective."""
+    """The peer of a message, -1 for any rank; None for a collective."""
     created_ns: int
     ended_ns: int = 0
     tasks: Sequence[_native.Task | None] | None = None
@@ -97,7 +97,8 @@ class FlightRecorder:
     ) -> Record | None:
         """Record an operation by the name of torch's other backends, such as ``all_reduce``.
 
-        Without outputs it is in place. The peer -1 is any rank. None: it is only counted.
+        ``outputs=None``: it is in place. ``peer`` is that of a message, -1 for any rank. Return None
+        if operations are only counted.
         """
         if peer is None:
             self.collectives += 1
@@ -112,7 +113,7 @@ class FlightRecorder:
         return record
 
     def entries(self, group: Any, number: int) -> list[dict[str, Any]]:
-        """Return the records in NCCL's form without ``record_id``; ``number`` is the group's."""
+        """Return the records in NCCL's format without ``record_id``; ``number`` is the group's."""
         return [
             {
                 "pg_id": number,
@@ -139,8 +140,8 @@ class FlightRecorder:
 class Dumper:
     """Writes a rank's records to a file, once, when an operation of its group fails on any rank.
 
-    The failing rank asks the others through their store, in which ``meeting`` is unique to the
-    group, so that ranks without an operation write a dump, too. An error here never hides the
+    The failing rank asks the others through the store, so that ranks without an operation write a
+    dump, too. ``meeting`` is a key there that no other group has. An error here never hides the
     failure itself. ``groups`` returns this process's rank and process groups.
     """
 
@@ -160,7 +161,7 @@ class Dumper:
         self._ranks = ranks
         self._groups = groups
         self._lock = threading.Lock()
-        self._said = ""
+        self._outcome = ""
         """The end of error messages, once there was a dump."""
         self._wake = threading.Event()
         self._closed = False
@@ -186,7 +187,7 @@ class Dumper:
             return f"; the last operations of this rank were not written in {LONGEST_WAIT_S:g} s"
         if first:
             self._all_dumped.wait(until_s - time.monotonic())
-        return self._said
+        return self._outcome
 
     def _run(self) -> None:
         try:
@@ -207,16 +208,18 @@ class Dumper:
 
     def _dump(self) -> None:
         with self._lock:
-            if not self._said:
+            if not self._outcome:
                 try:
                     rank, groups = self._groups()
                     path = Path(f"{self._prefix}{rank}.json").absolute()
                     path.parent.mkdir(parents=True, exist_ok=True)
                     content = json.dumps(_content(rank, groups))
                     write_atomically(path, content, regular=True)
-                    self._said = f"; the last operations of this rank are in {path}"
+                    self._outcome = f"; the last operations of this rank are in {path}"
                 except Exception as error:
-                    self._said = f"; the last operations of this rank could not be dumped: {error}"
+                    self._outcome = (
+                        f"; the last operations of this rank could not be dumped: {error}"
+                    )
                 self._dumped.set()
 
 
@@ -225,7 +228,7 @@ def from_torch(
 ) -> tuple[str | None, int]:
     """Return the prefix of dumps and the number of entries, by default from torch's variables.
 
-    Without either the prefix is None; with a number alone it is :func:`default_prefix`. Raise
+    If neither is given, the prefix is None; if only the number is, :func:`default_prefix`. Raise
     UserError for a wrong number.
     """
     name = "TORCH_FR_BUFFER_SIZE"
@@ -267,7 +270,7 @@ def _described(side: str, name: str, kinds: Sequence[Kind]) -> dict[str, Any]:
 
 
 def _content(rank: int, groups: Sequence[tuple[Any, Sequence[int]]]) -> dict[str, Any]:
-    """Return the records of this process's groups, in the form of NCCL's JSON."""
+    """Return the records of this process's groups, in NCCL's JSON format."""
     entries: list[dict[str, Any]] = []
     configuration, status, dropped = {}, {}, 0
     for number, (group, ranks) in enumerate(groups):
@@ -291,7 +294,7 @@ def _content(rank: int, groups: Sequence[tuple[Any, Sequence[int]]]) -> dict[str
     for number, entry in enumerate(entries, start=dropped):
         entry["record_id"] = number
     return {
-        "version": FORM_VERSION,
+        "version": FORMAT_VERSION,
         "comm_lib_version": "syncline",
         "rank": rank,
         "pg_config": configuration,

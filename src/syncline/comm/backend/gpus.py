@@ -37,7 +37,7 @@ class Gpus:
     Everything else passes through host memory. ``owner`` refers to the process group, which must
     not be kept alive.
 
-    Run so far on one GPU that several ranks shared, and on none of several.
+    Tested so far on one GPU that several ranks share, never on several GPUs.
     """
 
     def __init__(self, owner: weakref.ref[Any]) -> None:
@@ -85,8 +85,8 @@ class Gpus:
     ) -> tuple[DeviceWork, list[Callable[[], None]]] | None:
         """Begin a collective between the GPUs of a host, in place; None if it must be staged.
 
-        Calls of different threads use device groups of different names. What is returned second is
-        to be called after the wait.
+        Calls of different threads use device groups of different names. Also return functions to
+        call after the wait.
         """
         dtype = str(tensor.dtype).removeprefix("torch.")
         reduces = call.collective != "broadcast"

@@ -52,7 +52,7 @@ class Options:
     transport: Transport = "auto"
     """Such as ``"tcp"``: no shared memory, also inside a host."""
     interface: str | None = None
-    """Device at which ranks of other hosts reach this one; None: GLOO_SOCKET_IFNAME, else any."""
+    """Network device at which other hosts reach this rank; None: GLOO_SOCKET_IFNAME, else any."""
     choices: Wanted = "measured"
     """The algorithms to use by size; rank 0's choices apply to all ranks."""
     flight_recorder_prefix: str | None = None
@@ -671,7 +671,7 @@ def _waited(pending: Pending, record: Record | None) -> BackendWork | None:
 
 
 def _recorded(group: ProcessGroup | None) -> tuple[int, list[tuple[ProcessGroup, list[int]]]]:
-    """Return this process's rank, and its groups with their global ranks: the failed one, too."""
+    """Return this process's rank, and its groups with their global ranks, ``group`` among them."""
     known = [each for each in known_groups() if isinstance(each, ProcessGroup)]
     groups = [(each, dist.get_process_group_ranks(each)) for each in known]
     if group is not None and group not in known:

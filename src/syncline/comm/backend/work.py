@@ -1,4 +1,4 @@
-"""``BackendWork``, for which torch waits, its future, and the profiler's ranges around it."""
+"""``BackendWork``: what torch waits for, with its future and the profiler's ranges around it."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Device = int | str | torch.device
 class BackendWork(dist.Work):
     """Collectives or messages in flight, and functions to call with their results.
 
-    The completer completes the future in order; without one, a new thread does. A message between
-    two ranks needs that: it may arrive after messages whose futures are asked for later. The first
-    wait that succeeds calls ``finishes``.
+    The completer completes futures in the order in which they were asked for. Without one, a new
+    thread completes this one. Messages between two ranks need that, since they may arrive in
+    another order. The first wait that succeeds calls ``finishes``.
     """
 
     def __init__(

@@ -10,9 +10,9 @@ from syncline.comm.collectives.schedule import Transfers, in_turn
 def all_gather(ranks: int) -> Transfers:
     """Return the all-gather of a block a rank: in each step from another peer.
 
-    In step s rank r reads from rank r + 1 + s, so that no two read from the same rank at once. Over
-    ports that costs what a ring does, but no transfer waits for another one's result: where reading
-    from a peer is as good as from a neighbour, all may run at once.
+    In step s rank r reads from rank r + 1 + s, so that no two read from the same rank at once. If a
+    rank sends and receives one block at a time, that costs what a ring does. But no transfer needs
+    another one's result, so in shared memory all may run at once.
     """
     rank = np.arange(ranks)
     step = np.arange(ranks - 1)[:, None]

@@ -122,8 +122,8 @@ class Schedule:
     replace its own (copy) or are added to them (reduce). A rank does not wait for other ranks to
     reach the step: it waits for the data only.
 
-    Each transfer is one row of the arrays, which are sorted by step and read-only. That the rows of
-    every program make sense is proved by the tests, not checked here.
+    Each transfer is one row of the arrays, which are sorted by step and read-only. The tests prove
+    that every program is valid; nothing is checked here.
     """
 
     collective: str

@@ -107,8 +107,8 @@ def program(
     or reduce.
 
     Raises:
-        UserError: one of these does not exist, is out of range, or is missing or given where it
-            should not be.
+        UserError: an argument is unknown, out of range, missing, or not for this collective or
+            algorithm.
     """
     entry = _entry(collective, algorithm)
     if isinstance(entry, Pipelined):

@@ -83,9 +83,9 @@ class CudaDevice:
 
     All methods only enqueue work. The work of a stream runs in order; streams are not ordered among
     each other, except where one waits for an event that another records. A wait is for the event's
-    last recording before it, so a host must have recorded it already, in whichever process. The
-    device is such as ``"cuda:1"``, or its number; without a number, torch's current one. Raise
-    UserError if there is no such GPU, or it cannot be shared in this way.
+    last recording before it, so some process must have recorded the event by then. ``device`` is
+    such as ``"cuda:1"``, or a number; without a number, torch's current device. Raise UserError if
+    there is no such GPU, or it cannot be shared in this way.
     """
 
     def __init__(self, device: torch.device | str | int = "cuda") -> None:
@@ -107,7 +107,7 @@ class CudaDevice:
     def allocate(self, size_bytes: int, streams: Sequence[Stream]) -> Tensor:
         """Return memory, of shape ``(size_bytes,)`` and dtype uint8, for the given streams.
 
-        Their further work comes after that of the current stream, which may have used the memory.
+        Their further work runs after that of the current stream, which may have used the memory.
         """
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
         for stream in streams:

@@ -75,17 +75,17 @@ class DeviceWork:
 class DeviceGroup:
     """Ranks of one host that run linear-pipeline collectives between their accelerators.
 
-    As with NCCL, a call puts work into streams and returns: the result comes after the work that is
-    on the caller's current stream, and further work there comes after the result. All ranks must
-    call the same, in the same order. The hosts of all ranks synchronize in each call, the devices
-    do not. Several ranks may share one device.
+    As with NCCL, a call enqueues work and returns: the collective runs after the work on the
+    caller's current stream, and further work there runs after the collective. All ranks must call
+    the same, in the same order. The hosts of all ranks synchronize in each call; the devices do
+    not. Several ranks may share one device.
 
-    Run so far on one GPU that several ranks shared, and on none of several.
+    Tested so far on one GPU that several ranks share, never on several GPUs.
 
-    Nothing else may run on the group. It is closed with this one, and also when a call fails, so
-    that the other ranks notice. ``block_bytes`` are sent at once, a multiple of 16, and ``window``
-    blocks may be in flight to the next rank; twice as many are allocated on the device. Both are
-    the same on all ranks.
+    Nothing else may run on ``group``. It is closed with this one, and also when a call fails, so
+    that the other ranks notice. ``block_bytes`` is a multiple of 16. ``window`` blocks may be in
+    flight to the next rank; twice as many are allocated on the device. Both are the same on all
+    ranks.
 
     Raises:
         UserError: ranks are on several hosts; the block or window is out of range; the device's
@@ -157,9 +157,9 @@ class DeviceGroup:
     def begin(
         self, collective: Kind, tensor: Tensor, reduction: str = "sum", *, root: int = 0
     ) -> DeviceWork:
-        """Enqueue a collective beside further work on the caller's current stream.
+        """Enqueue a collective that may overlap with further work on the current stream.
 
-        The tensor must be left alone until a stream has waited for the result; see
+        No work may use the tensor until its stream has waited for the result; see
         :meth:`all_reduce` for the rest.
         """
         self._require_usable(collective, tensor, reduction, root)
@@ -207,9 +207,9 @@ class DeviceGroup:
                 self._quiesce()
                 gather(self._group, b"quiet")
                 # CUDA: peers must close opened memory before its owner frees it.
-                self._pipeline.let_go_of_peers()
+                self._pipeline.close_peer_memory()
                 gather(self._group, b"closed")
-                # After a call that failed others may still use what it shares.
+                # Only here: if a rank has failed, others may still use the memory.
                 del self._pipeline
             finally:
                 self._give_up()

@@ -139,7 +139,7 @@ class Pipeline:
         """Return events that are reached once the streams are done."""
         return [stream.record_event() for stream in self._streams]
 
-    def let_go_of_peers(self) -> None:
+    def close_peer_memory(self) -> None:
         """Close the other ranks' memory; nothing can be run any more."""
         del self._in, self._out
 

@@ -103,7 +103,10 @@ class Timing(Value, frozen=True, kw_only=True):
                 "rounds of more than 0 s"
             )
         if self.size_bytes > LARGEST_BYTES:
-            raise UserError(f"timing of {self.collective}: at most {LARGEST_BYTES} bytes can be")
+            raise UserError(
+                f"timing of {self.collective}: expected at most {LARGEST_BYTES} bytes, found "
+                f"{quoted(self.size_bytes)}"
+            )
         for seconds in self.rounds_s:
             require_time(f"timing of {self.collective} by {quoted(self.algorithm)}", seconds)
 
@@ -225,12 +228,12 @@ def measured_choices(site: Site) -> tuple[Choices, Path] | None:
     if choices.site.key != site.key:
         raise FileError(
             f"{path}: expected choices for {site}, found some for {choices.site} or other "
-            f"hosts of that name; {_DO}"
+            f"hosts of that name; {REMEDY}"
         )
     return choices, path
 
 
-_DO = f"delete it, or {AGAIN}"
+REMEDY = f"delete it, or {AGAIN}"
 
 
 @lru_cache(maxsize=64)
@@ -245,7 +248,7 @@ def load_kept(path: Path) -> Choices:
             raise FileError(f"{path}: expected a regular file, found a pipe")
         return Choices.load(path)
     except FileError as error:
-        raise FileError(f"{error}; {_DO}") from None
+        raise FileError(f"{error}; {REMEDY}") from None
 
 
 @lru_cache(maxsize=64)
@@ -264,7 +267,7 @@ def _read(path: Path, changed_ns: int) -> Choices | None:
 
 BUILT_IN = "built-in"
 CHOICES = "choices"
-"""The name of rank 0's note: its chooser, or a text why there is no group."""
+"""The name of rank 0's note, which holds its chooser, or why there is no group."""
 Wanted = Choices | Literal["measured", "built-in"]
 """Which choices a group uses: the given ones, or the built-in ones. ``"measured"``: what ``syncline
 tune`` has measured for these hosts, if the user's cache has that, else the built-in ones."""
@@ -306,7 +309,7 @@ def chooser_for(wanted: Wanted, site: Site) -> Chooser:
 
 
 def agreed_chooser(wanted: Wanted, site: Site, notes: Notes) -> Chooser:
-    """Return the chooser of rank 0, since caches may differ; raise the error that it has left."""
+    """Return the chooser of rank 0, since caches may differ; raise the error that it has posted."""
     if notes.rank != 0:
         try:
             note = msgspec.json.decode(notes.read(CHOICES, 0), type=Chooser | str)

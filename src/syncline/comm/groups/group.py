@@ -127,10 +127,11 @@ class Group:
     Elements must be left alone until the collective is done. Results have the same bits on all
     ranks.
 
-    The ranks look for each other in the store, under a name that an earlier group may have had.
-    The timeout is for meeting, and for every wait that is not given its own. ``interface`` is the
-    device at which ranks of other hosts reach this one over TCP; None: that of
-    ``GLOO_SOCKET_IFNAME``, else any with a route between the two. The ``choices`` of rank 0 count.
+    The ranks find each other in the store under ``name``, which an earlier group may have used.
+    ``timeout_s`` is for joining, and for every wait that is not given its own. ``interface`` is the
+    network device at which ranks of other hosts reach this one over TCP; None: that of
+    ``GLOO_SOCKET_IFNAME``, else any with a route between the two. All ranks use rank 0's
+    ``choices``.
 
     Raises:
         PeerError: a rank did not come.
@@ -291,7 +292,7 @@ class Group:
         choice: Choice | None = None,
         blocking: bool = False,
     ) -> Pending:
-        """Reduce over all ranks; the root alone gets the result, and needs a place for it.
+        """Reduce over all ranks; only the root gets the result, in place by default.
 
         Other ranks' elements are not changed, unless they are given as the result too: then the
         algorithm works in them and needs no other memory. See :meth:`all_reduce`.
@@ -496,7 +497,7 @@ class Group:
         return DONE if native is None else self._under_way(native, (owner, other))
 
     def _under_way(self, native: _native.Task, keep: object) -> Pending:
-        """Return the pending operation, whose memory is kept even if nobody waits for it."""
+        """Return a pending operation, which keeps its memory alive even if nobody waits for it."""
         pending = Pending(self, native, keep)
         self._begun.append(pending)
         self._let_go()
@@ -608,7 +609,7 @@ def _new_segment(ranks: int, rank: int) -> int:
             failed.pop_all()
     except OSError as error:
         raise UserError(
-            f"rank {rank}: no {size_bytes} bytes of shared memory to be had: {error}"
+            f"rank {rank}: {size_bytes} bytes of shared memory cannot be allocated: {error}"
         ) from error
     return segment
 

@@ -12,7 +12,7 @@ import socket
 from syncline.errors import UserError
 
 USED_UP = (errno.EMFILE, errno.ENFILE)
-"""The limit of this process, and that of the machine."""
+"""Errors at the limits of open files: of this process, and of the machine."""
 
 
 def require_descriptors(count: int, rank: int) -> None:

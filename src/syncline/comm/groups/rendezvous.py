@@ -33,7 +33,7 @@ Note = TypeVar("Note", bound=Value)
 REFUSAL_S = 5.0
 """How long a rank that cannot join waits for the others, so that they learn why."""
 POLL_S = 0.01
-"""The first interval between polls for a newer call; it doubles up to ``LOOK_S``."""
+"""The first interval between polls for a newer invitation; it doubles up to ``LOOK_S``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +127,8 @@ class Rendezvous:
     def _gathered(self, own: _Answer, deadline: float) -> Members:
         identifier = secrets.token_hex(16)
         prefix = f"{self._name}/{identifier}"
-        call = _Invitation(identifier=identifier, ranks=self._ranks, card=own.card)
-        self._store.set(f"{self._name}/call", _text(call))
+        invitation = _Invitation(identifier=identifier, ranks=self._ranks, card=own.card)
+        self._store.set(f"{self._name}/call", _text(invitation))
         answers = {0: own}
         error = own.error and f"rank 0 does not join the group: {own.error}"
         while missing := [rank for rank in range(self._ranks) if rank not in answers]:
@@ -161,21 +161,21 @@ class Rendezvous:
         }
 
     def _answered(self, own: _Answer, deadline: float) -> Members:
-        """Answer rank 0's call, and every newer one, until a list has this answer."""
+        """Answer rank 0's invitation, and every newer one, until a list has this answer."""
         answered: _Invitation | None = None
         why = _did_not_join([0])
-        listening = False  # whether rank 0 was, at the last poll
+        listening = False  # whether rank 0 listened at the last poll
         pause_s = POLL_S
         while True:
-            call = self._call(deadline)
-            if call is not None and call != answered:
-                answered, listening, pause_s = call, False, POLL_S
-                prefix = f"{self._name}/{call.identifier}"
+            invitation = self._invitation(deadline)
+            if invitation is not None and invitation != answered:
+                answered, listening, pause_s = invitation, False, POLL_S
+                prefix = f"{self._name}/{invitation.identifier}"
                 self._store.set(f"{prefix}/answer/{self._rank}", _text(own))
-            called = False
+            listed = False
             if answered is not None:
-                called = arrived(self._store, [f"{prefix}/members"], deadline, self._rank)
-                if called:
+                listed = arrived(self._store, [f"{prefix}/members"], deadline, self._rank)
+                if listed:
                     text = self._store.get(f"{prefix}/members")
                     result = self._decoded(text, _Result, 0)
                     answer = result.answers.get(self._rank)
@@ -188,42 +188,43 @@ class Rendezvous:
                     listening = self._listens(answered, own, prefix, listening)
             if time.monotonic() >= deadline:
                 if answered is not None:
-                    if not called and self._store.check([f"{prefix}/members"]):
-                        continue  # it has come since, and may say why there is no group
+                    if not listed and self._store.check([f"{prefix}/members"]):
+                        continue  # the list has come since, and may say why there is no group
                     why = self._what_is_missing(answered, prefix)
                 raise PeerError(f"rank {self._rank}: {why}")
 
-    def _call(self, deadline: float) -> _Invitation | None:
-        """Return rank 0's last call, if it is for a group of as many ranks."""
+    def _invitation(self, deadline: float) -> _Invitation | None:
+        """Return rank 0's last invitation, if it is for a group of as many ranks."""
         key = f"{self._name}/call"
         if not arrived(self._store, [key], deadline, self._rank):
             return None
-        call = self._decoded(self._store.get(key), _Invitation, 0)
-        if call.ranks == self._ranks:
-            return call
+        invitation = self._decoded(self._store.get(key), _Invitation, 0)
+        if invitation.ranks == self._ranks:
+            return invitation
         time.sleep(POLL_S)  # before a restart there were more ranks, or fewer
         return None
 
-    def _listens(self, call: _Invitation, own: _Answer, prefix: str, before: bool) -> bool:
-        """Return whether the process that has called listens; raise PeerError if only before.
+    def _listens(self, invitation: _Invitation, own: _Answer, prefix: str, before: bool) -> bool:
+        """Return whether the process that has invited listens; raise PeerError if only ``before``.
 
-        If it never did, the call is an old one.
+        If it never did, the invitation is an old one.
         """
-        if call.card is None or own.card is None or call.card.host != own.card.host:
+        card = invitation.card
+        if card is None or own.card is None or card.host != own.card.host:
             return False
-        now = listens(call.card.socket)
+        now = listens(card.socket)
         if before and not now and not self._store.check([f"{prefix}/members"]):
             raise PeerError(f"rank {self._rank}: rank 0 has ended while it joined the group")
         return now
 
-    def _what_is_missing(self, call: _Invitation, prefix: str) -> str:
+    def _what_is_missing(self, invitation: _Invitation, prefix: str) -> str:
         if self._store.check([f"{prefix}/members"]):
             return (
                 "rank 0 has formed the group without this process, and sent no newer invitation in "
                 "time: does another process have this rank, or another job use the same store and "
                 "group name?"
             )
-        answers = {rank: f"{prefix}/answer/{rank}" for rank in range(1, call.ranks)}
+        answers = {rank: f"{prefix}/answer/{rank}" for rank in range(1, invitation.ranks)}
         late = [rank for rank, key in answers.items() if not self._store.check([key])]
         return _did_not_join(late or [0])
 
@@ -266,17 +267,17 @@ MEETING_DESCRIPTORS = 2
 class Reception:
     """Where ranks of one host meet this one and exchange memory.
 
-    A Unix socket does not leave a host, and the kernel attests the process and user of a rank. The
-    deadline is on the monotonic clock. Raise PeerError if a rank does not join, and UserError if
-    processes may not meet here, or open too few files.
+    A Unix socket is reached only from its host, and the kernel attests the process and user of a
+    rank. The deadline is on the monotonic clock. Raise PeerError if a rank does not join, and
+    UserError if processes may not meet here, or can open too few files.
     """
 
     def __init__(self, store: Store, name: str, rank: int, ranks: int, deadline: float) -> None:
-        call = Rendezvous(store, name, rank, ranks)
+        rendezvous = Rendezvous(store, name, rank, ranks)
         try:
             require_descriptors(MEETING_DESCRIPTORS, rank)
         except UserError as error:
-            call.refuse(error, deadline)
+            rendezvous.refuse(error, deadline)
             raise
         try:
             card = RankCard.own()
@@ -286,10 +287,10 @@ class Reception:
                 f"rank {rank}: processes of this host are not allowed to meet (Unix sockets, "
                 f"/proc): {error}"
             )
-            call.refuse(refused, deadline)
+            rendezvous.refuse(refused, deadline)
             raise refused from error
         try:
-            self._members = call.join(card, deadline)
+            self._members = rendezvous.join(card, deadline)
         except BaseException:
             self._listening.close()
             raise

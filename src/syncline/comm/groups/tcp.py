@@ -177,7 +177,7 @@ def _place(notes: Notes, other: int) -> Place:
 def _ways(place: Place, own: Sequence[Address], boot: str) -> list[tuple[str, int]]:
     """Return where to call a rank: first in networks of this host, last at this host's addresses.
 
-    An address of both hosts is a bridge's for containers, or the two share the machine.
+    An address that both hosts have belongs to a bridge for containers, or they are one machine.
     """
     mine = {each.ip for each in own}
     theirs = [ipaddress.ip_address(address) for address in place.addresses]

@@ -16,7 +16,7 @@ _NOTHING: tuple[bytes, Sequence[int]] = b"", ()
 
 
 class Watch:
-    """A thread that reports peers that have ended or left the group, and their messages.
+    """A thread that reports peers that have ended or left, and passes on their buffers' notices.
 
     A process that has died is reported at once, whether or not its parent has waited for it. Raise
     OSError if no thread can be started.
