@@ -57,7 +57,7 @@ class _Rounding:
         """Call before residuals are added to the gradients of a round."""
         if self.scaler is not None and self.residuals is not None:
             scale = float(self.scaler.get_scale())
-            # A step was skipped. Its rounding errors may be as large as its gradients were.
+            # A skipped step: its rounding errors may be as large as its gradients.
             if scale < self.residuals.scale:
                 self.residuals.clear()
             self.residuals.rescale(scale)
@@ -101,7 +101,7 @@ class Compressor:
     def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
         """Begin to exchange a message: its gradients one after the other, averaged in place.
 
-        Once it is complete, no stream need wait for it. For ``after`` see :meth:`prepare`.
+        When the work is complete, so is the device's. For ``after`` see :meth:`prepare`.
         """
         parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
         return Work(self.prepare(number, parts, after))
@@ -167,12 +167,12 @@ class Compressing:
         self._takers: dict[str, RemovableHandle] = {}
         """By parameter: the hook that adds what its residual holds to its next gradient."""
         self._delivered: set[str] = set()
-        """Those whose hooks have done so."""
+        """Parameters whose hooks have done so."""
         # Parameters outlive their wrapper.
         weakref.finalize(self, _remove, self._takers).atexit = False
 
     def compressor_for(self, plan: Plan) -> Compressor | None:
-        """Return a compressor for a plan's sparse messages, if any; they carry the residuals."""
+        """Return a compressor for a plan's sparse messages, if any; it sends the residuals."""
         if not plan.is_sparse:
             return None
         assert self._session is not None
@@ -180,7 +180,7 @@ class Compressing:
         return Compressor(plan, self._session)
 
     def residual_for(self, plan: Plan) -> torch.Tensor | None:
-        """Return the rounding errors of 8 bits in a plan's order; None for other plans."""
+        """Return the residuals of a plan in 8 bits, in its order; None for other plans."""
         if plan.wire != "int8":
             return None
         assert self._residuals is not None
@@ -189,7 +189,7 @@ class Compressing:
 
     @property
     def _residuals(self) -> Residuals | None:
-        """What was not sent yet; None if the compression leaves nothing."""
+        """What was not sent yet; None in 16 bits, which leave nothing."""
         return self._exchange.residuals
 
     def _keep_residuals(self) -> None:
@@ -234,7 +234,7 @@ class Compressing:
         self._session.step_ahead(module, self._parameters, optimizer, synchronize=synchronize)
 
     def description(self) -> str:
-        """Return what all ranks must have in common when training begins."""
+        """Return a text that must be the same on all ranks when training begins."""
         return f"{self._resumed} after {self._exchange.step} steps"
 
     # ------------------------------------------------------------------ back to dense exchange
@@ -246,7 +246,8 @@ class Compressing:
         that gets no gradient keeps its residual until it does.
         """
         residuals = self._residuals
-        # A step that a scaler skips would lose them: then they wait until gradients are compressed.
+        # With a scaler they stay here until gradients are compressed again: a skipped step would
+        # lose what was added to its gradients.
         if residuals is None or (self._session is not None and self._session.scaler is not None):
             return
         residuals.are_delivered = True
@@ -273,7 +274,7 @@ class Compressing:
             delivered.add(name)
             if isinstance(exchange, Session):
                 return gradient + shaped(residuals.taken(name), strides)
-            # These are parts of the average, which is still to be divided by the number of ranks.
+            # These are parts of the average, and the exchange will divide by the number of ranks.
             exchange.begin_round()
             return gradient + exchange.ranks * shaped(residuals.taken(name), strides)
 
@@ -290,14 +291,14 @@ class Compressing:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> tuple[bool, Plan | None]:
-        """Resume from this rank's saved state; return whether it was decided, and the plan."""
+        """Resume from this rank's saved state; return whether a plan was decided on, and which."""
         saved = state.get("compression", state.get("recipe"))
         saved = "a recipe" if isinstance(saved, Mapping) else saved
         if saved != (self.compression if self._session is None else "a recipe"):
             raise MismatchError(
-                f"the state is of a compression by {saved}, the wrapper's is "
-                f"{compression_name(self.compression)}; give the wrapper the compression that it "
-                "was saved with"
+                f"the state's compression is {saved}, the wrapper's is "
+                f"{compression_name(self.compression)}; give the wrapper the one that the state was "
+                "saved with"
             )
         self._exchange.load_state_dict(state)
         self._first_step = self._exchange.step

@@ -52,7 +52,7 @@ class Work(NamedTuple):
     """A collective in flight."""
 
     wait: Callable[[], object]
-    """Blocks until the result is in place; raises RuntimeError if a peer failed or is too late."""
+    """Blocks until the result is in place; raises RuntimeError if a peer failed or timed out."""
     wait_on_stream: Callable[[], object] = lambda: None
     """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
@@ -63,33 +63,33 @@ CAST_ELEMENTS = 64 * 1024
 
 @dataclass(slots=True)
 class Slice:
-    """Contiguous elements of a message, and the type in which they travel: int8 is encoded."""
+    """Contiguous elements of a message, and the type in which they are sent; int8 is encoded."""
 
     elements: torch.Tensor
     wire: torch.dtype
     residual: torch.Tensor | None = None
     """In int8: what rounding has lost, of the elements' shape."""
     sent: torch.Tensor = field(init=False)
-    """The tensor that a backend sums: the elements, or a copy in the wire's type."""
+    """The tensor that the backend sums: the elements, or a copy in the wire type."""
     encoded: list[list[torch.Tensor]] = field(default_factory=list)
-    """In int8: of each other worker, the segments of its share."""
+    """In int8: by worker, the encoded segments of its share; none for this worker."""
 
     def __post_init__(self) -> None:
         self.sent = self.elements
 
     @property
     def casts(self) -> bool:
-        """Whether the elements travel in another type than their own."""
+        """Whether the elements are sent in another type than their own."""
         return self.wire != self.elements.dtype
 
 
 class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
 
-    Slices of float32 may travel in 16 or 8 bits. They are divided before they are cast, so a sum
-    overflows only if the average does. All workers end with the same bits, and a reduce-scatter
-    leaves each worker its share rounded as the all-gather sends it. In 8 bits, every worker's
-    gradients are rounded once, and added in float32.
+    Slices of float32 may be sent in 16 or 8 bits. They are divided before they are cast, so a sum
+    overflows only if the average does. All workers end with the same bits: a reduce-scatter rounds
+    each worker's share to what the all-gather sends. In 8 bits, every worker's gradients are
+    rounded once, and added in float32.
 
     Nobody else may use the process group, because collectives are issued in the same order on all
     ranks. Its methods are called directly, so that messages in flight can end after the user has
@@ -105,10 +105,10 @@ class DenseTransport:
     bounded = True
     """Whether messages in flight occupy the host, so that it must bound their number."""
     sends_rings = False
-    """Whether it has rings of our own, which divide what they sum and call ``on_sent``."""
+    """Whether it scatters and gathers by :class:`.Ring`, which divides and calls ``on_sent``."""
 
     def mark(self) -> Any:
-        """Mark the present moment in the device's work, for ``after`` of :meth:`send`."""
+        """Mark this point in the device's work, for ``after`` of :meth:`send`; None on the CPU."""
         return None
 
     def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
@@ -139,7 +139,7 @@ class DenseTransport:
         given: Slice,
         collective: MessageCollective,
         shares: Shares,
-        after: Any,  # noqa: ARG002 - the CPU has done what it calls ready
+        after: Any,  # noqa: ARG002 - on the CPU the content is complete already
         on_sent: Callable[[], None],
     ) -> Work:
         """Begin to exchange a contiguous slice.
@@ -166,12 +166,12 @@ class DenseTransport:
         return Work(complete)
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:
-        """Begin to collect integers from every worker; the second result reads them afterwards."""
+        """Begin to collect integers from every worker; the function returns them after the work."""
         work, rows = self.gather_rows(lambda: torch.tensor(own, dtype=torch.int64))
         return work, rows.tolist
 
     def gather_rows(self, own: Callable[[], torch.Tensor]) -> tuple[Work, torch.Tensor]:
-        """Begin to collect a row of numbers from every worker; the rows are there after the work.
+        """Begin to collect a row of numbers from every worker: complete once the work is.
 
         ``own`` returns this worker's row, once the messages sent before are complete.
         """
@@ -184,7 +184,7 @@ class DenseTransport:
         return Work(work.wait)
 
     def _encode(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
-        """Divide a slice, add its residual, and encode the shares of all other workers."""
+        """Divide a slice, add its residual, and encode the other workers' shares."""
         for worker, pieces in enumerate(shares):
             parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
             if worker == self.rank:
@@ -195,7 +195,7 @@ class DenseTransport:
                 given.encoded.append([int8.encode(part, kept, self._share) for part, kept in parts])
 
     def _scatter(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
-        """Send every worker its share, and sum what arrives: as many bytes as in a ring."""
+        """Send every worker its share, and sum what arrives; it sends as many bytes as a ring."""
         if given.residual is not None:
             return self._scatter_encoded(given, given.residual, shares)
         buffer, sent = given.elements, given.sent
@@ -222,7 +222,7 @@ class DenseTransport:
         return Work(complete)
 
     def _round_own(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
-        """Round the sums of the own share as the all-gather will, which norms must agree with."""
+        """Round the sums of this worker's share as the all-gather will, so that norms agree."""
         pieces = shares[self.rank]
         parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
         for part, kept in parts:
@@ -315,7 +315,7 @@ class RingDenseTransport(DenseTransport):
 
 
 class CudaDenseTransport(DenseTransport):
-    """Sends in order on a stream of its own, on which others wait; the host holds nothing back."""
+    """Sends in order on a stream of its own; other streams wait for results, the host does not."""
 
     bounded = False
 
@@ -365,7 +365,7 @@ class CudaDenseTransport(DenseTransport):
         with torch.cuda.stream(self._stream):
             sent = own()
             rows = sent.new_empty(self.workers, *sent.shape)
-            # Flat: Gloo, through which ranks may share a GPU, takes no rows.
+            # Flat: Gloo, which is used if ranks share a GPU, accepts no other shape.
             all_gather_base(self.group, rows.view(-1), sent.view(-1)).wait()
             work = self._all_of_stream()
 
@@ -377,7 +377,7 @@ class CudaDenseTransport(DenseTransport):
         return Work(work.wait, wait_on_stream), rows
 
     def _all_of_stream(self) -> Work:
-        """Return a work for all that is on the stream, with copies and sums after a collective."""
+        """Return a work for everything on the stream so far, such as copies after a collective."""
         done = torch.cuda.Event()
         done.record(self._stream)
         return Work(
@@ -398,6 +398,6 @@ def _given(elements: torch.Tensor) -> torch.Tensor:
 
 
 def places_in(packed: torch.Tensor, sizes: Iterable[int]) -> Iterator[torch.Tensor]:
-    """Yield the places of parts of these sizes, which lie back to back at a tensor's start."""
+    """Yield parts of these sizes, back to back from a tensor's start."""
     listed = list(sizes)
     yield from packed[: sum(listed)].split(listed)

@@ -34,7 +34,7 @@ class Engine(MessageThreads):
 
     @property
     def exchanging(self) -> bool:
-        """Whether a round has begun that is not finished."""
+        """Whether a round has begun and is not finished."""
         return self.round is not None and self.round.unfinished > 0
 
     def require_whole(self) -> None:
@@ -52,8 +52,8 @@ class Engine(MessageThreads):
         """Return once the exchanged gradients of some tensors are in place, and may be changed.
 
         On CUDA the current stream waits. The host waits only until the messages are issued, or
-        complete if they are sparse, since those pass through the host. Threads that do not train
-        say of which round, by default the present one: a new one may begin at any time.
+        complete if they are sparse, since those pass through the host. ``of`` is their round, by
+        default the present one. Threads that do not train must give it: a new one may begin.
         """
         self.check()
         round_ = of or self.round
@@ -62,12 +62,12 @@ class Engine(MessageThreads):
             return
         self._require_ready(round_, messages)
 
-        def settled(message: int) -> bool:
+        def is_done(message: int) -> bool:
             if self._host_waits[message]:
                 return round_.finished_ns[message] > 0
             return round_.works[message] is not None
 
-        self._wait_for(lambda: all(map(settled, messages)) and round_.has_norms, messages)
+        self._wait_for(lambda: all(map(is_done, messages)) and round_.has_norms, messages)
         if self._transport.bounded:
             return
         if round_.norms is not None:
@@ -90,7 +90,7 @@ class Engine(MessageThreads):
         return self.round is not None and self.round.whole is False
 
     def ask(self, *, whole: bool) -> None:
-        """Decide, once a round, whether a sharded plan's all-gathers carry gradients."""
+        """Say if this rank needs whole gradients of a sharded plan; a round's first call counts."""
         if self.undecided:
             with self._lock:
                 assert self.round is not None
@@ -119,7 +119,7 @@ class Engine(MessageThreads):
         return not round_.whole
 
     def norms(self) -> torch.Tensor:
-        """Return the norms of all exchanged gradients, on all ranks: float64, ``(tensors,)``."""
+        """Return the norms of all gradients, equal on all ranks: float64, shape ``(tensors,)``."""
         self.check()
         round_ = self.round
         assert round_ is not None
@@ -132,7 +132,7 @@ class Engine(MessageThreads):
         return self.share_norms.norms(rows)
 
     def wait_all(self, *, on_host: bool = False) -> None:
-        """Return once the round is finished; with ``on_host``, on the host too."""
+        """Return once the round is finished for the current stream; with ``on_host``, the host."""
         self.wait(range(len(self.layout.touching)))
         round_ = self.round
         if round_ is not None:
@@ -141,7 +141,7 @@ class Engine(MessageThreads):
             self._wait_for(lambda: not (round_.unfinished if waits else round_.unsent), ())
 
     def finishes(self, patience_s: float) -> bool:
-        """Wait while messages complete, at most ``patience_s`` apart; return if all are."""
+        """Wait while messages complete, at most ``patience_s`` apart; return whether all did."""
         self.check()
         round_ = self.round
         if round_ is None or not round_.unfinished:

@@ -23,8 +23,8 @@ BLOCK = 128
 """Elements that share an exponent. Exponents add 1/128 to the bytes."""
 BIAS = 127
 """The bias of exponents, as in float32."""
-PLACES = 6
-"""The largest element of a block becomes at least 2^6."""
+LEAST_EXPONENT = 6
+"""The largest element of a block is scaled to 2^6 or more."""
 NOT_FINITE = 255
 """The exponent of a block with an infinity or NaN. All of it arrives as NaN."""
 
@@ -56,8 +56,8 @@ def encode(values: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) ->
     """Return ``factor * values + residual`` in 8 bits; see :func:`take` for zeros.
 
     Encoding what was encoded, with its residual, gives the same again. The values, float32 of shape
-    (n,) and contiguous, become what the result stands for; the residual becomes what rounding
-    loses. The result, of :func:`space_for`, is n integers of int8, then an exponent for each block.
+    (n,) and contiguous, become what the result decodes to; the residual becomes the rounding error.
+    The result has the size of :func:`space_for`: n integers, then an exponent for each block.
     """
     encoded = space_for(values)
     if values.device.type == "cpu":
@@ -69,7 +69,7 @@ def encode(values: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) ->
 
 
 def decode(encoded: torch.Tensor, values: torch.Tensor, *, add: bool = False) -> None:
-    """Replace values, float32 of shape (n,) and contiguous, by encoded ones, or add these."""
+    """Decode into values, float32 of shape (n,) and contiguous; with ``add``, add to them."""
     if values.device.type == "cpu":
         _native.int8_decode(encoded.data_ptr(), values.numel(), values.data_ptr(), add=add)
     else:
@@ -91,11 +91,11 @@ def encode_by_torch(
     for rows, kept, sent, exponent in everything:
         found = _add_residual(rows, kept, factor)
         exponent.copy_(found)
-        odd = (found == NOT_FINITE)[:, None]
-        rows.masked_fill_(odd, 0.0)
+        not_finite = (found == NOT_FINITE)[:, None]
+        rows.masked_fill_(not_finite, 0.0)
         sent.copy_((rows * _powers(2 * BIAS - found)).clamp_(-BIAS, BIAS).round_())
         rounded = sent * _powers(found)
-        kept.add_((rows - rounded).masked_fill_(odd, 0.0))
+        kept.add_((rows - rounded).masked_fill_(not_finite, 0.0))
         rows.copy_(rounded)
 
 
@@ -128,9 +128,9 @@ def _add_residual(rows: torch.Tensor, kept: torch.Tensor, factor: float) -> torc
     zeros = rows == 0
     rows.copy_(torch.where(zeros, rows, (rows * factor).add_(kept)))
     found = rows.abs().amax(dim=1).view(torch.int32) >> 23
-    odd = found == NOT_FINITE
-    kept.masked_fill_(~zeros | odd[:, None], 0.0)
-    return (found - PLACES).clamp_(min=1).masked_fill_(odd, NOT_FINITE)
+    not_finite = found == NOT_FINITE
+    kept.masked_fill_(~zeros | not_finite[:, None], 0.0)
+    return (found - LEAST_EXPONENT).clamp_(min=1).masked_fill_(not_finite, NOT_FINITE)
 
 
 def _powers(exponent: torch.Tensor) -> torch.Tensor:

@@ -82,7 +82,7 @@ def _sources(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def _runs(elements: Sequence[int], spans: tuple[range, ...]) -> tuple[range, ...]:
-    """Return the smallest runs of tensors such that no span crosses the end of one.
+    """Return the shortest runs of tensors such that every span lies in one of them.
 
     DDP closes a bucket at the tensor that fills it. So a tensor without elements shares a bucket
     with the tensors after it, although it shares a message with those before it.
@@ -140,8 +140,8 @@ def difference_from_plan(
         return f"planned {len(planned)} messages, DDP made {len(found)} buckets"
     for number, (expected, actual) in enumerate(zip(planned, found, strict=True)):
         if expected != actual:
-            odd = sorted(expected ^ actual)[0]
-            return f"bucket {number} differs from the planned message: see {odd!r}"
+            differing = sorted(expected ^ actual)[0]
+            return f"bucket {number} differs from the planned message: see {differing!r}"
     return None
 
 

@@ -46,7 +46,7 @@ class Round:
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
         self.asked_whole: bool | None = None
-        """Whether this rank wants gradients from a sharded plan's all-gathers; None: undecided."""
+        """Whether this rank needs whole gradients of a sharded plan; None if undecided."""
         self.whole: bool | None = None
         """Whether any rank does; None until all have answered."""
         self.loaded = [not sharded] * len(layout.places)
@@ -136,7 +136,7 @@ class MessageThreads:
             thread.start()
 
     def _last_step(self, message: Message) -> float | None:
-        """Return the last step's share of a message's time; None if the transport notes it."""
+        """Return the last step's share of a message's time; None if the transport reports it."""
         steps = max(self._transport.workers - 1, 1)
         if message.collective == "all-reduce":
             return 1 / (2 * steps)
@@ -145,7 +145,7 @@ class MessageThreads:
     # ------------------------------------------------------------------ called by other threads
 
     def begin(self, numbers: Iterable[int] = ()) -> None:
-        """Begin a round, when the one before is finished; numbers must be equal on all ranks."""
+        """Begin a round after the last is finished; a desync check compares ranks' ``numbers``."""
         self._require_own_process()
         with self._lock:
             self.check()
@@ -218,7 +218,7 @@ class MessageThreads:
             self.fail(ours)
 
     def close(self, patience_s: float = CLOSING_S) -> None:
-        """End the threads, and wait so long for each; abandon messages in flight."""
+        """End the threads, waiting ``patience_s`` for each; abandon messages in flight."""
         if os.getpid() != self._process:
             return  # the threads run in the parent only
         with self._lock:
@@ -274,10 +274,10 @@ class MessageThreads:
         self._issued_queue.put(None)
 
     def _check_desync(self) -> None:
-        work, tell = self._transport.gather_numbers(self._desync_numbers)
+        work, read_all = self._transport.gather_numbers(self._desync_numbers)
 
         def compare() -> None:
-            everyone = tell()
+            everyone = read_all()
             for rank, answer in enumerate(everyone):
                 if tuple(answer) != tuple(everyone[0]):
                     raise MismatchError(
@@ -363,17 +363,17 @@ class MessageThreads:
         return Slice(elements, getattr(torch, message.wire), residual)
 
     def _agree(self, round_: Round) -> bool:
-        """Let all-gathers carry gradients if any rank asked for them; return False if closing."""
+        """Gather gradients, not parameters, if any rank needs them; return False if closing."""
         with self._lock:
             self._for_issuer.wait_for(
                 lambda: self._closing or self._draining or round_.asked_whole is not None
             )
             if self._closing or round_.asked_whole is None:
                 return False
-        work, tell = self._transport.gather_numbers([int(round_.asked_whole)])
+        work, read_all = self._transport.gather_numbers([int(round_.asked_whole)])
 
         def decide() -> None:
-            whole = any(answer for (answer,) in tell())
+            whole = any(answer for (answer,) in read_all())
             with self._lock:
                 round_.whole = whole
                 round_.unfinished -= 1

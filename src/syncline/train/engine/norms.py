@@ -16,7 +16,7 @@ ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
 """The order of each norm, as torch has it."""
 ROW = 256
 BY_ROWS = 32 * ROW
-"""Shorter parts are computed together."""
+"""Shorter parts are computed together, by one call for all."""
 
 
 class ShareNorms:
@@ -24,8 +24,8 @@ class ShareNorms:
 
     A worker's row has a number for each tensor, in float64: the sum of ``|x|^p`` over its share of
     the gradient, or the largest ``|x|``. The rows are added in the order of the ranks, so a norm is
-    the same on every rank. :meth:`local` computes it from the whole gradient, with the same result
-    up to the rounding of float64, which rounding to the gradient's own type hides.
+    the same on every rank. :meth:`local` computes it from the whole gradient. The two may differ by
+    the rounding of float64, and are equal in the gradient's own type.
     """
 
     def __init__(self, plan: Plan, layout: BucketLayout) -> None:
@@ -68,7 +68,7 @@ class ShareNorms:
                 continue
             numbers = self._numbers([buffers[p.bucket][p.start : p.stop] for _, p in held])
             where = torch.tensor([tensor for tensor, _ in held], device=device)
-            # A tensor may have several pieces. Both reductions pass NaN on.
+            # A tensor may have several pieces. Both reductions propagate NaN.
             reduce = "amax" if self._order == torch.inf else "sum"
             row.scatter_reduce_(0, where, torch.stack(numbers), reduce)
         return row
@@ -103,7 +103,7 @@ class ShareNorms:
         return [self._summand(next(found)) if number is None else number for number in numbers]
 
     def _by_rows(self, part: torch.Tensor) -> torch.Tensor | None:
-        """Return a long part's number from norms of its rows; None if that does not work."""
+        """Return a long part's number from norms of its rows; None if that cannot be used."""
         # Float64 throughout, not only for the sum of rows, would take nine times as long.
         if len(part) < BY_ROWS or part.dtype != torch.float32 or part.device.type != "cpu":
             return None

@@ -20,9 +20,9 @@ class Pacing:
     Two messages in flight hide each other's latency, but backends send both at once, at half the
     rate each. A small message behind a large one would then arrive about when the large one does.
     And in a ring, the parts of the first message that a worker must still pass on would queue
-    behind its part of the second, and the next worker would wait. So the second message is sent in
+    behind those of the second, and the next worker would wait. So the second message is sent in
     the last step of the first one's ring, when all of the first has been sent. If the transport
-    does not say when that step begins, it is estimated from the last rounds, or from the largest
+    does not report when that step begins, it is estimated from the last rounds, or from the largest
     message so far. Until the very first message is complete, no other follows it.
 
     Planners and the simulator assume the same: one channel, in the plan's order, latencies hidden.

@@ -71,7 +71,7 @@ BucketHook = Callable[[object, GradBucket], Future[torch.Tensor]]
 
 
 def exchange_in(wire: Rounded | None, group: dist.ProcessGroup) -> BucketHook:
-    """Return torch's communication hook for a type; without a type, what DDP does by default."""
+    """Return torch's communication hook for a 16-bit type; otherwise, what DDP does by default."""
 
     def exchange(_: object, bucket: GradBucket) -> Future[torch.Tensor]:
         if wire == "bfloat16":
@@ -132,8 +132,8 @@ def timeline_of(
     the operations around them, and our own walk of the autograd graph is cut out of everything.
 
     If the plan's update waits for all messages, the time from the last gradient to the last message
-    is shown as waiting, too. Of the engine, the iteration's waits are shown, and messages of its
-    backward pass and the one before. The clock is synchronized.
+    is shown as waiting, too. From the engine's records it shows the waits of the iteration, and the
+    messages of its backward pass and the one before. The clock must be synchronized.
     """
     if isinstance(recorded, EngineTimes):
         origin_ns = _host_ns(iteration.events[0].stamp, clock)
@@ -151,17 +151,17 @@ def timeline_of(
     sent = [MessageTimes(m.message, *map(relative, m[1:])) for m in messages]
     pieces = _computing(iteration, sent, plan, clock)
     period_ns = pieces[-1].stop_ns if pieces else 0
-    turn = next((p.start_ns for p in pieces if p.kind == "data"), period_ns)
-    standing = list(_standing([WaitTimes(g.label, *map(relative, g[1:])) for g in waits]))
-    around = _Period(period_ns, turn)
-    computing = [*_without(pieces, standing), *standing]
+    turn_ns = next((p.start_ns for p in pieces if p.kind == "data"), period_ns)
+    waiting = list(_waiting([WaitTimes(g.label, *map(relative, g[1:])) for g in waits]))
+    period = _Period(period_ns, turn_ns)
+    computing = [*_without(pieces, waiting), *waiting]
     spans = [
         Span(lane=COMPUTE, start_ns=start, stop_ns=stop, label=piece.label, kind=piece.kind)
         for piece in computing
         if piece.kind != "finalize"  # the exchange itself is on the other lane
-        for start, stop, _ in around.shown(piece.start_ns, piece.stop_ns)
+        for start, stop, _ in period.shown(piece.start_ns, piece.stop_ns)
     ]
-    spans += _messages(sent, plan, around)
+    spans += _messages(sent, plan, period)
     return Timeline(
         name=plan.planner,
         source="measured",
@@ -208,7 +208,7 @@ def _computing(
     return pieces
 
 
-def _standing(waits: Iterable[WaitTimes]) -> Iterator[_Piece]:
+def _waiting(waits: Iterable[WaitTimes]) -> Iterator[_Piece]:
     """Yield waits and the updates after them, one after the other."""
     free_ns = 0
     for wait in sorted(waits, key=lambda g: (g.began_ns, g.updated_ns)):
@@ -223,7 +223,7 @@ def _standing(waits: Iterable[WaitTimes]) -> Iterator[_Piece]:
 
 
 def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Piece]:
-    """Yield pieces with the times of others cut out, both in order of time; no empty ones."""
+    """Cut the times of ``taken`` out of pieces, both in order of time; yield what is left."""
     for piece in pieces:
         start_ns = piece.start_ns
         for other in taken:
@@ -240,7 +240,7 @@ def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Pie
 
 
 class _Period(NamedTuple):
-    """One period, shown from the point where one iteration ends and the next begins."""
+    """One period, shown from the point where an iteration begins."""
 
     length_ns: int
     turn_ns: int
@@ -263,8 +263,8 @@ def _of_buckets(
 ) -> list[MessageTimes]:
     """Return the times of buckets in ns from the iteration's beginning.
 
-    A bucket begins when the one before it was complete, if it was issued earlier: how long it
-    waited inside the backend is unknown.
+    A bucket issued while another was in flight begins when that one is complete: how long it waited
+    inside the backend is unknown.
     """
     origin = iteration.events[0].stamp
     messages = []
@@ -280,14 +280,14 @@ def _of_buckets(
     return messages
 
 
-def _messages(sent: Sequence[MessageTimes], plan: Plan, around: _Period) -> Iterator[Span]:
+def _messages(sent: Sequence[MessageTimes], plan: Plan, period: _Period) -> Iterator[Span]:
     tensors, sizes = plan.message_tensors(), plan.message_bytes()
-    seam_ns = around.length_ns - around.turn_ns
+    seam_ns = period.length_ns - period.turn_ns
     for number in sorted({times.message for times in sent}):
         parts: list[tuple[int, int, int]] = []  # (start, stop, ready)
-        for times in _runs([t for t in sent if t.message == number], around.length_ns):
+        for times in _runs([t for t in sent if t.message == number], period.length_ns):
             issued_ns = min(times.issued_ns, times.finished_ns)
-            for start, stop, offset in around.shown(issued_ns, times.finished_ns):
+            for start, stop, offset in period.shown(issued_ns, times.finished_ns):
                 ready = min(max(times.ready_ns + offset, 0), start)
                 parts.append((start, stop, ready if issued_ns + offset == start else start))
         collective = plan.messages[number].collective
@@ -305,7 +305,7 @@ def _messages(sent: Sequence[MessageTimes], plan: Plan, around: _Period) -> Iter
 
 
 def _runs(times: Sequence[MessageTimes], period_ns: int) -> Iterator[MessageTimes]:
-    """Yield one message's times in both rounds; a missing second is the first plus a period."""
+    """Yield one message's times in both rounds; a missing second is the first, a period later."""
     yield from times
     if all(t.ready_ns < 0 for t in times):
         latest = max(times, key=lambda t: t.ready_ns)
@@ -313,7 +313,7 @@ def _runs(times: Sequence[MessageTimes], period_ns: int) -> Iterator[MessageTime
 
 
 def _joined(parts: list[tuple[int, int, int]], seam_ns: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the parts of one message; two that meet where iterations meet are joined."""
+    """Yield the parts of one message; join two that meet at ``seam_ns``, between iterations."""
     before = [p for p in parts if p[1] == seam_ns and p[0] < seam_ns]
     after = [p for p in parts if p[0] == seam_ns and p[1] > seam_ns]
     if len(before) == len(after) == 1:

@@ -26,7 +26,7 @@ TAGS = 1 << 20
 
 
 class Ring:
-    """The ring of a group's workers by their ranks, which begin the same collectives in order."""
+    """A group's workers in the order of their ranks; all begin the same collectives in order."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -50,12 +50,12 @@ class Ring:
         Args:
             buffer: contiguous, of n elements; changed in place.
             shares: of each worker, the elements ``[start, stop)`` of which it gets the sum.
-            factor: of every worker's elements. A segment is multiplied just before it is added,
-                which leaves it in the cache.
-            wire: the type in which they travel, if not their own. Each worker adds its own elements
-                unrounded to the rounded sum that arrives; the last sum is rounded, too.
-            on_sent: called once the backend has all that this worker sends, by the thread that then
-                runs here or in the returned function.
+            factor: multiplies every worker's elements, each segment just before it is added: then
+                it is in the cache.
+            wire: the type in which they are sent, if not their own. Each worker adds its own
+                elements unrounded to the rounded sum that arrives; the last sum is rounded, too.
+            on_sent: called, here or in the returned function, once the backend has all that this
+                worker sends.
 
         Returns:
             A function that returns once this worker's share is complete. All ranks must call
@@ -110,9 +110,9 @@ class Ring:
     ) -> Callable[[], None]:
         """Begin to send every worker its share in 8 bits, and to add what arrives for this one's.
 
-        Sums in a ring would have to be rounded anew for each hop. Instead every worker sends to all
-        others at once, a segment to each in turn. One worker after another was up to a quarter
-        slower beside a second message: workers fell out of step, and links idled.
+        A ring would round the partial sums at every hop. Instead every worker sends to all others
+        at once, a segment to each in turn. Sending whole shares one after the other was up to a
+        quarter slower beside a second message: workers fell out of step, and links idled.
 
         Args:
             encoded: of each worker, the segments of its share as :func:`.int8.encode` returns them;
@@ -184,7 +184,7 @@ class Ring:
         return complete
 
     def _handed_round(self, buffer: torch.Tensor, shares: Shares) -> list[list[torch.Tensor]]:
-        """Return the segments of this worker's share, and of those that arrive, in their order."""
+        """Return the segments of this worker's share, then of the others in order of arrival."""
         steps = [(self._rank - step) % self.workers for step in range(self.workers)]
         return [segments(buffer, shares[worker]) for worker in steps]
 
@@ -197,11 +197,10 @@ class Ring:
         take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         on_sent: Callable[[], None],
     ) -> Callable[[], None]:
-        """Send the first segments, and pass on what arrives, except for what arrives last.
+        """Send the first segments, and pass on what arrives in each step but the last.
 
-        ``parts`` are the segments that arrive in each later step, in the type ``wire``.
-        ``space_for`` returns a tensor for what arrives for a segment; ``take`` is given a segment
-        and what has arrived for it, and returns what is passed on.
+        ``parts`` are the segments of each later step, sent in the type ``wire``. ``space_for``
+        returns a tensor to receive a part into; ``take(part, arrived)`` returns what to pass on.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
@@ -240,7 +239,7 @@ def _space_in(wire: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def segments(buffer: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """Return a share's elements in segments of equal length, up to one element."""
+    """Return a share's elements in segments whose lengths differ by at most one."""
     most = max(SEGMENT_BYTES // buffer.element_size(), 1)
     found: list[torch.Tensor] = []
     for start, stop in pieces:
