@@ -161,11 +161,7 @@ def test_ranks_of_other_hosts_do_not_share_memory() -> None:
 @pytest.mark.parametrize(
     ("module", "function", "words"),
     [
-        (
-            os,
-            "memfd_create",
-            "rank 0: .* bytes of shared memory cannot be allocated: .*not permitted",
-        ),
+        (os, "memfd_create", "rank 0: .* of shared memory cannot be allocated: .*not permitted"),
         (socket.socket, "bind", "rank 0: processes of this host are not allowed to meet"),
         (RankCard, "own", "rank 0: processes of this host are not allowed to meet"),
     ],

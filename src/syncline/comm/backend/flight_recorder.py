@@ -97,8 +97,8 @@ class FlightRecorder:
     ) -> Record | None:
         """Record an operation by the name of torch's other backends, such as ``all_reduce``.
 
-        ``outputs=None``: it is in place. ``peer`` is that of a message, -1 for any rank. Return None
-        if operations are only counted.
+        ``outputs=None``: it is in place. ``peer`` is that of a message, -1 for any rank. Return
+        None if operations are only counted.
         """
         if peer is None:
             self.collectives += 1
