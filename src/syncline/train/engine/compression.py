@@ -297,8 +297,8 @@ class Compressing:
         if saved != (self.compression if self._session is None else "a recipe"):
             raise MismatchError(
                 f"the state's compression is {saved}, the wrapper's is "
-                f"{compression_name(self.compression)}; give the wrapper the one that the state was "
-                "saved with"
+                f"{compression_name(self.compression)}; give the wrapper the compression that the "
+                "state was saved with"
             )
         self._exchange.load_state_dict(state)
         self._first_step = self._exchange.step

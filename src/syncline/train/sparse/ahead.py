@@ -32,9 +32,9 @@ class StepAhead:
 
     with the learning rate ``lr`` and the momentum ``m`` of the optimizer. They are restored bit for
     bit before a step of any of their optimizers, a forward pass for evaluation, ``state_dict`` and
-    ``load_state_dict``: so ranks keep the same weights. That takes a copy of the weights, and three
-    passes over them a step. When the learning rate changes, residuals are multiplied by the old one
-    over the new one, in a fourth pass, so that they still move the weights as far.
+    ``load_state_dict``, so that ranks keep the same weights. This takes a copy of the weights, and
+    three passes over them a step. When the learning rate changes, residuals are multiplied by the
+    old one over the new one, in a fourth pass, so that they still move the weights as far.
 
     Only the caller keeps this object alive; when it is freed, the hooks are removed and the weights
     restored.
@@ -53,10 +53,11 @@ class StepAhead:
         ranks: int,
         synchronize: Callable[[], None],
     ) -> None:
-        """Move ahead from the next forward pass on; ``synchronize`` waits for exchanges to end.
+        """Move ahead from the next forward pass on; ``synchronize`` waits for all exchanges.
 
-        The module is without a wrapper, and the parameters are the exchanged ones. An optimizer for
-        which the effect of a residual is not known, or that updates none of them, is a UserError.
+        ``module`` is without a wrapper, ``parameters`` are the exchanged ones by name. An optimizer
+        that updates none of them, or for which the effect of a residual is not known, is a
+        UserError.
         """
         self._module = module
         self._optimizer = optimizer
@@ -70,8 +71,8 @@ class StepAhead:
                 "step_ahead: the optimizer updates no parameter that is exchanged sparsely and "
                 "not stepped ahead with yet; give each optimizer of this model once"
             )
-        self._room: dict[str, torch.Tensor] = {}
-        """Memory for copies of the weights, by parameter; made once."""
+        self._copies: dict[str, torch.Tensor] = {}
+        """By parameter: memory for a copy of the weights, allocated once."""
         self._places: Places = []
         self._since: int | None = None
         """The residuals' count of changes when the weights were last moved."""
@@ -99,9 +100,9 @@ class StepAhead:
     def _go_ahead(self) -> None:
         residuals = self._residuals
         for parameter, name, group in self._moved():
-            kept = self._room.get(name)
+            kept = self._copies.get(name)
             if kept is None:
-                kept = self._room[name] = torch.empty_like(parameter)
+                kept = self._copies[name] = torch.empty_like(parameter)
             kept.copy_(parameter)
             self._places.append((parameter, kept))
             share = float(group["lr"]) / (1 - group["momentum"]) / self._ranks / residuals.scale

@@ -37,7 +37,7 @@ class Share(NamedTuple):
     ranks: int
     """P, at least 1."""
     own: Content
-    """Within the quota, with values that the wire can hold without rounding."""
+    """Within the quota, with values that need no rounding for the wire."""
     quota: Quota
     precision: Precision
     lowest_keeps: bool = False
@@ -107,8 +107,8 @@ def join(a: Content, b: Content, share: Share) -> tuple[Content, list[SparseVect
     """Add two vectors and keep the largest entries; a refusal is passed on.
 
     ``(b, a)`` gives the same bits. Of two refusals the one of the lower rank is kept. The sum is
-    cut to the quota, with values that the wire can hold without rounding. Beside it, what is
-    missing from it is returned: the other entries, and the rounding errors of those kept.
+    cut to the quota, and its values are rounded for the wire. Also return what the sum has lost:
+    the other entries, and the rounding errors of those kept.
     """
     if isinstance(a, Refusal) or isinstance(b, Refusal):
         return min(content for content in (a, b) if isinstance(content, Refusal)), []

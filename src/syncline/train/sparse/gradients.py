@@ -20,15 +20,13 @@ class NamedGradient(NamedTuple):
 
 
 def flat(values: Tensor) -> Tensor:
-    """Return a gradient in its memory order, of shape (elements,), without a copy.
-
-    Channels-last gradients have no view of one dimension.
-    """
+    """Return a gradient in its memory order, of shape (elements,), without a copy."""
+    # view(-1) would fail for channels-last gradients.
     return values.as_strided((values.numel(),), (1,), values.storage_offset())
 
 
 def shaped(values: Tensor, like: Tensor) -> Tensor:
-    """Return a result of :func:`flat` in the shape and strides of a tensor, without a copy."""
+    """Undo :func:`flat`: return values in the shape and strides of ``like``, without a copy."""
     return values.as_strided(like.shape, like.stride())
 
 

@@ -48,7 +48,7 @@ class GTopKState:
 
         ``GTopKState(recipe)`` is for frameworks that take a state before there is a model. It
         learns the parameters from its first step, which is exchanged dense, as with torch's
-        PowerSGD. Then the ranks agree.
+        PowerSGD. The ranks agree after that step.
 
         Args:
             model: the module, inside DDP or not; of float32, on the CPU or on one GPU.
@@ -67,15 +67,15 @@ class GTopKState:
         if recipe is None:
             raise UserError("expected a Recipe beside the model; give GTopKState(model, recipe)")
         self.recipe = recipe
-        self._given = process_group, check, scaler
+        self._arguments = process_group, check, scaler
         self._module = None if isinstance(model, Recipe) else unwrapped(model)
         self._shown: list[Tensor] = []
-        """Parameters of the first step's buckets, as long as no model is known."""
+        """Without a model: the parameters of the first step's buckets so far."""
         self._agreed: Session | None = None
         if self._module is not None:
             self._agree(exchanged_parameters(self._module))
         self._exchanged: list[tuple[Future[Tensor], Tensor]] = []
-        """Exchanged buckets of this step whose futures are not complete yet."""
+        """Exchanged buckets of this step, with their futures, which are not complete yet."""
         self._message = 0
         self.step = 0
         """How many steps have been exchanged; the warm-up depends on it."""
@@ -87,7 +87,7 @@ class GTopKState:
                 "sparse exchange needs a process group; call "
                 "torch.distributed.init_process_group first"
             )
-        group, check, scaler = self._given
+        group, check, scaler = self._arguments
         base = dist.group.WORLD if group is None else group
         assert base is not None
         session = Session(self.recipe, parameters, base, model=self._module, check=check)
@@ -178,7 +178,7 @@ class GTopKState:
     def _exchanged_whole(self, bucket: GradBucket) -> Future[Tensor]:
         """Average a bucket of the first step, and learn its parameters."""
         self._shown += bucket.parameters()
-        group = self._given[0]
+        group = self._arguments[0]
         buffer = bucket.buffer().div_(dist.get_world_size(group))
         work = dist.all_reduce(buffer, group=group, async_op=True)
         assert work is not None

@@ -1,4 +1,4 @@
-"""``Memory``: what an exchange does to its rank's tensors, on any device, and in which order."""
+"""``Memory``: the operations of an exchange on its rank's tensors, on any device."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Memory(ABC):
 
 
 ZERO_BLOCK = 1 << 14
-"""Elements that are checked at once for one that is not zero."""
+"""Elements that are checked at once for zeros."""
 
 
 class HostMemory(Memory):
@@ -143,16 +143,16 @@ class HostMemory(Memory):
         for number, (unit, k) in enumerate(zip(units, counts, strict=True)):
             length = sum(each.residual.numel() for each in unit)
             require_selectable(length)
-            moves = any(each.velocity is not None for each in unit)
-            # No bounds but k, and no threshold to begin with. The core would clear velocities with
-            # the residuals.
+            has_velocity = any(each.velocity is not None for each in unit)
+            # At least and at most k, without a first threshold. The core's own clearing would also
+            # clear velocities.
             indices, values, _, finite, _ = _native.select(
-                [_addresses(each) for each in unit], momentum, k, k, k, 0, not moves, WIDEST
+                [_addresses(each) for each in unit], momentum, k, k, k, 0, not has_velocity, WIDEST
             )
             if not finite:
                 return number
             found = SparseVector(length, indices, values)
-            if moves:
+            if has_velocity:
                 self.clear([each.residual for each in unit], found)
             taken.append(found)
         return joined(taken)
@@ -166,8 +166,8 @@ class HostMemory(Memory):
 
 
 def _is_zero(values: Tensor) -> bool:
-    # The first block nearly always holds an element that is not zero. torch's any() reads all
-    # elements, and takes several times as long as the selection.
+    # In blocks, since the first one nearly always holds an element that is not zero. torch's any()
+    # reads all elements, and takes several times as long as the selection.
     elements = values.numpy()
     blocks = range(0, len(elements), ZERO_BLOCK)
     return not any(elements[start : start + ZERO_BLOCK].any() for start in blocks)

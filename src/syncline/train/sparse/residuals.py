@@ -1,4 +1,4 @@
-"""``Residuals``: gradients not sent yet, and how a rank adds to them and selects."""
+"""``Residuals``: the part of a rank's gradients that was not sent yet."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Residuals:
             {n: torch.zeros_like(r) for n, r in self._residuals.items()} if self._momentum else {}
         )
         self._rates: dict[str, float] = {}
-        """The learning rate of each parameter's residual, if it follows one."""
+        """By parameter: the learning rate that its residual belongs to; see :meth:`follow`."""
         self.scale = 1.0
         """The factor of residuals and of the gradients added to them."""
         self.changes = 0
         """How many steps and checkpoints have changed the residuals."""
         self.are_delivered = False
-        """Whether they are added to the next gradients, which are exchanged whole for now."""
+        """Whether they are added to the next gradients, which are exchanged dense for now."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._residuals
@@ -79,7 +79,7 @@ class Residuals:
             self.scale = scale
 
     def follow(self, name: str, rate: float) -> None:
-        """Scale a parameter's residual to move the weights as far as it would at the last rate.
+        """Rescale a parameter's residual for a new learning rate, to move the weights as far.
 
         Gradients added from now on belong to this rate. A rate of 0 does not change residuals;
         values delivered then move no weight, as with dense gradients.
@@ -118,8 +118,8 @@ class Residuals:
     ) -> SparseVector | str:
         """Add gradients to their residuals and take out the largest elements.
 
-        Of each unit so many elements are selected together. Return them, or the name of a parameter
-        of a unit that is no longer finite.
+        ``counts`` says how many are taken of each unit. Return them or, if a unit is no longer
+        finite, the name of one of its parameters.
         """
         gradients = [gradient for unit in units for gradient in unit]
         zero = self._memory.are_zero([gradient.values for gradient in gradients])
@@ -129,7 +129,7 @@ class Residuals:
         return found if isinstance(found, SparseVector) else units[found][0].name
 
     def _tracked(self, gradient: NamedGradient, is_zero: bool) -> Tracked:
-        """Return the tensors to select from; zeros for a gradient of zeros, so nothing is sent.
+        """Return the tensors to select from: zeros for a gradient of zeros, so nothing is sent.
 
         DDP discards the average for a parameter that no rank used, so what was sent would be lost.
         """
@@ -144,11 +144,11 @@ class Residuals:
         return Tracked(zeros, gradient.values, torch.zeros_like(velocity))
 
     def mask(self, names: Sequence[str], own: SparseVector, delivered: SparseVector) -> None:
-        """Clear the velocities of what this rank sent, and was delivered: factor masking.
+        """Factor masking: clear the velocities of elements that were sent and delivered.
 
         Elements that were sent and dropped keep their velocity, as if they had not been selected.
         In Deep Gradient Compression, 3.3, everything sent is delivered. Here most of it is dropped
-        if gradients differ. It is sent again and again, and clearing would leave it no momentum.
+        if ranks' gradients differ. It is sent again later, and must not lose its momentum.
         """
         arrived, _ = own.divided(delivered.indices)
         self._memory.clear([self._velocities[name] for name in names], arrived)

@@ -13,26 +13,22 @@ integers sort in the order of magnitudes, then infinity, then NaN. Tables are of
 import triton
 import triton.language as tl
 
-PART_COLUMNS = 6
-UNIT_COLUMNS = 10
 TILE = 4096
 """Elements of a part that one program of :func:`scan` reads; the last tile of a part has fewer."""
 SAMPLE = 16384
 LINE = 16
 """Contiguous elements of a sample: as many as one memory access delivers."""
 BINS = 1024
-CHUNK = 8192
-"""Candidates that :func:`finish` handles at once."""
 DONE, NOT_FINITE, NOT_SELECTED = 0, 1, 2
 """The states of a unit that :func:`finish` reports."""
 
-_PART = tl.constexpr(PART_COLUMNS)
-_UNIT = tl.constexpr(UNIT_COLUMNS)
+_PART_COLUMNS = tl.constexpr(6)
+_UNIT_COLUMNS = tl.constexpr(10)
 _TILE = tl.constexpr(TILE)
 _SAMPLE = tl.constexpr(SAMPLE)
 _LINE = tl.constexpr(LINE)
 _BINS = tl.constexpr(BINS)
-_CHUNK = tl.constexpr(CHUNK)
+_CHUNK = tl.constexpr(8192)  # candidates that `finish` handles at once
 _GUESSED_BITS = tl.constexpr(23)  # the low 8 bits of a guess need not be known
 _FINE = tl.constexpr(13)  # bits of a magnitude that a bin spans above a guess: 2^-10 of an octave
 _COARSE = tl.constexpr(21)  # where there is no guess: bins of all magnitudes
@@ -77,7 +73,7 @@ def guess(
     One program per unit. It finds a sample's element of a given rank, from the highest bit down.
     """
     unit = tl.program_id(0)
-    row = units + unit * _UNIT
+    row = units + unit * _UNIT_COLUMNS
     tl.store(histogram + unit * _BINS + tl.arange(0, _BINS), 0)
     rank = tl.load(row + 3)
     found = 0
@@ -90,10 +86,10 @@ def guess(
         stretch = tl.load(row + 2) // (_SAMPLE // _LINE)
         random = (line.to(tl.uint32) * 2654435761).to(tl.uint32).to(tl.int64)
         place = (random * (stretch - _LINE + 1)) >> 32
-        index = line * stretch + place + at % _LINE + tl.load(parts + first_part * _PART + 2)
-        firsts, count = parts + first_part * _PART + 2, tl.load(row + 1).to(tl.int32)
-        part = _last_at_most(firsts, _PART, count, index, tl.zeros([_SAMPLE], tl.int32))
-        rows = parts + (first_part + part) * _PART
+        firsts, count = parts + first_part * _PART_COLUMNS + 2, tl.load(row + 1).to(tl.int32)
+        index = line * stretch + place + at % _LINE + tl.load(firsts)
+        part = _last_at_most(firsts, _PART_COLUMNS, count, index, tl.zeros([_SAMPLE], tl.int32))
+        rows = parts + (first_part + part) * _PART_COLUMNS
         offset = index - tl.load(rows + 2)
         magnitude = _magnitude(_updated(rows, offset, offset >= 0, VALUES, GRADIENTS))
         for number in range(_GUESSED_BITS):
@@ -109,9 +105,9 @@ def scan(
 ):  # fmt: skip
     """Update a tile, and note which of its elements exceed the threshold; count them by bins."""
     tile = tl.program_id(0)
-    firsts = tl.load(parts + tl.arange(0, PARTS) * _PART + 4)
+    firsts = tl.load(parts + tl.arange(0, PARTS) * _PART_COLUMNS + 4)
     part = tl.sum((firsts <= tile).to(tl.int32)) - 1
-    row = parts + part * _PART
+    row = parts + part * _PART_COLUMNS
     at = tl.arange(0, _TILE)
     offset = (tile - tl.load(row + 4)) * _TILE + at
     mask = offset < tl.load(row + 3)
@@ -143,7 +139,7 @@ def finish(
     k-th is found in the band from the highest bit down.
     """
     unit = tl.program_id(0)
-    row = units + unit * _UNIT
+    row = units + unit * _UNIT_COLUMNS
     first_tile = tl.load(row + 6)
     tiles = tl.load(row + 7).to(tl.int32)
     results = tl.load(row + 5)
@@ -188,7 +184,7 @@ def finish(
             tile += first_tile.to(tl.int32)
             place = candidate - tl.load(before + tile, mask=mask, other=0)
             within = tl.load(kept + tile.to(tl.int64) * _TILE + place, mask=mask, other=0)
-            rows = parts + tl.load(tile_parts + tile, mask=mask, other=0) * _PART
+            rows = parts + tl.load(tile_parts + tile, mask=mask, other=0) * _PART_COLUMNS
             offset = (tile - tl.load(rows + 4)) * _TILE + within
             address = tl.load(rows) + offset * VALUE_BYTES
             tl.store(addresses + own + candidate, address, mask=mask)

@@ -90,7 +90,7 @@ class Session:
         self._begun = False
         """Whether a message of the current step has been prepared."""
         self._before: dict[str, list[torch.Tensor]] = {}
-        """With a scaler: copies of the residuals from before the current or last step."""
+        """With a scaler: copies of the residuals from before the current or last step, by name."""
 
     @property
     def sent_bytes(self) -> int:
@@ -133,7 +133,7 @@ class Session:
             )
         own = weakref.ref(self)
 
-        def settled() -> None:
+        def exchanges_end() -> None:
             session = own()
             assert session is not None  # it keeps the StepAhead alive
             synchronize()
@@ -143,7 +143,7 @@ class Session:
         free = {name: p for name, p in parameters.items() if name not in taken}
         ranks = self._group.size()
         self._ahead.append(
-            StepAhead(module, free, optimizer, residuals, ranks=ranks, synchronize=settled)
+            StepAhead(module, free, optimizer, residuals, ranks=ranks, synchronize=exchanges_end)
         )
 
     def prepare(
@@ -169,9 +169,9 @@ class Session:
                 self._follow_scaler(self.scaler, gradients)
             self._begun = True
             refusal = None
-            odd = self.memory.first_not_finite([gradient.values for gradient in gradients])
-            if odd is not None:
-                number = self._names.index(gradients[odd].name)
+            bad = self.memory.first_not_finite([gradient.values for gradient in gradients])
+            if bad is not None:
+                number = self._names.index(gradients[bad].name)
                 refusal = Refusal(self.transport.rank, algorithms.NOT_FINITE, number)
             # A check is an exchange too, so with it everything is left to the returned function.
             ready = None
@@ -199,7 +199,7 @@ class Session:
     def _begin(
         self, gradients: Sequence[NamedGradient], refusal: Refusal | None, message: int
     ) -> Callable[[], None]:
-        """Do the part of a sparse exchange that needs no other rank; return the rest."""
+        """Do what needs no other rank; return a function that does the rest of the exchange."""
         names = [gradient.name for gradient in gradients]
         by_layer = self.recipe.unit == "layer"
         units = [[gradient] for gradient in gradients] if by_layer else [[*gradients]]
@@ -228,9 +228,10 @@ class Session:
         return partial(self._exchange, gradients, share, wire, require_conserved)
 
     def _clip(self, units: Sequence[Sequence[NamedGradient]]) -> None:
-        """Clip gradients so that the average of independent ones has at most the recipe's norm.
+        """Clip gradients such that an average of independent ones has at most the recipe's norm.
 
-        Deep Gradient Compression, 3.2, divides by the root of P, because its limit is for the sum.
+        So the limit grows with the root of P. In Deep Gradient Compression, 3.2, it is divided by
+        that root, because it is for the sum.
         """
         if self.recipe.clip_norm is None:
             return
@@ -275,10 +276,10 @@ class Session:
         self.transport.all_reduce(together)
         together /= self.transport.ranks
         parts = together.split([gradient.values.numel() for gradient in gradients])
-        odd = HostMemory().first_not_finite(parts)
-        if odd is not None:
+        bad = HostMemory().first_not_finite(parts)
+        if bad is not None:
             error = UserError(
-                f"the gradient of parameter {gradients[odd].name!r} is infinite or NaN on a rank "
+                f"the gradient of parameter {gradients[bad].name!r} is infinite or NaN on a rank "
                 "or in the sum of all; lower the learning rate, or look for the operation that "
                 "overflows"
             )
@@ -298,8 +299,8 @@ class Session:
     def _conservation(self, gradients: Sequence[NamedGradient]) -> Callable[[SparseVector], None]:
         """Add up all ranks' residuals and gradients before an exchange; all ranks must call this.
 
-        The function that it returns is called after the exchange, on all ranks too. It raises an
-        InternalError if residuals and delivered values do not add up to the same.
+        All ranks call the returned function after the exchange. It raises an InternalError if
+        residuals and delivered values do not add up to the same.
         """
         residuals, transport = self.residuals, self.transport
         rows = []

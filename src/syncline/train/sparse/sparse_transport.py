@@ -43,7 +43,7 @@ class SparseTransport:
     def run(self, algorithm: Algorithm, share: Share, wire: WireFormat) -> ExchangeOutcome:
         """Run an exchange; all ranks must call this.
 
-        A rank that cannot read a message refuses and goes on, so that no other waits.
+        A rank that cannot read a message sends a refusal on, so that no other rank waits for it.
 
         Raises:
             PeerError: a rank failed, or did not answer in time.

@@ -23,8 +23,8 @@ logger = logging.getLogger("syncline")
 class TorchMemory(Memory):
     """Memory of any device, by operations of torch on the current stream.
 
-    Work on several tensors is one call, since launches would take longer than the work. Every read
-    from the device is one call too.
+    One call handles several tensors, since launches would take longer than the work. Every result
+    is copied from the device at once.
     """
 
     def first_not_finite(self, tensors: Sequence[Tensor]) -> int | None:
@@ -73,7 +73,7 @@ class TorchMemory(Memory):
         together = residuals[0] if len(residuals) == 1 else torch.cat([*residuals])
         there = TorchMemory.largest(self, together, k)
         values = together[there].cpu().numpy()
-        # An element that is not finite is the largest, so it is among those taken, if any are.
+        # An element that is not finite counts as the largest, so it is taken, if any is.
         if not np.isfinite(values).all():
             return None
         together.index_fill_(0, there, 0)

@@ -19,11 +19,11 @@ from syncline.train.sparse.vector import SparseVector, joined
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 SAMPLED_FROM = 4 * kernels.SAMPLE
-"""Elements. In a unit of fewer, everything that is not zero is a candidate."""
+"""In a unit of fewer elements, everything that is not zero is a candidate."""
 CANDIDATES = 4
-"""A unit may have this many times k candidates, or :data:`SAMPLED_FROM` if that is more."""
+"""A unit has room for this many times k candidates, or :data:`SAMPLED_FROM` if that is more."""
 MOST_TAKEN = 1 << 19
-"""For a larger k torch's selection is faster: here one program orders all elements taken."""
+"""For a larger k torch's selection is faster: here one program finishes a whole unit."""
 
 
 class TritonMemory(TorchMemory):
@@ -73,15 +73,15 @@ class TritonMemory(TorchMemory):
 def select(units: Sequence[Unit], counts: Sequence[int], *, clear: bool = True) -> Tensor:
     """Update residuals and select from them, on the current stream, without waiting for it.
 
-    A threshold for each unit is guessed from a sample, a little low. One pass adds the gradients
-    and notes what is above the threshold; the k largest of that are the result. If a guess was too
-    high, or leaves many times k, nothing is selected from the unit.
+    Each unit's threshold is guessed from a sample, a little low. One pass adds the gradients and
+    notes the candidates, which are above the threshold. The k largest candidates are the result. If
+    there are fewer than k, or too many, nothing is selected from the unit.
 
     Args:
         units: the parts of a vector, not all empty. Gradients may have 16 bits. If the first
             gradient is its residual itself, nothing is added, and residuals may have 16 bits.
         counts: k, how many are taken of each unit.
-        clear: set what is taken to zero.
+        clear: whether to set the elements taken to zero.
 
     Returns:
         int32, of shape (2 U + 2 K,), with U units and at most K elements taken: for each unit its
@@ -105,7 +105,7 @@ def select(units: Sequence[Unit], counts: Sequence[int], *, clear: bool = True) 
     band, result = empty(candidates), empty(2 * size + 2 * most)
     said, indices, values = result.split([2 * size, most, most])
     kind = TYPES[residual.dtype]
-    # Nothing is multiplied; Triton warns where it is not said.
+    # Nothing is multiplied, so there is nothing to fuse; without the option Triton warns.
     unfused = {"enable_fp_fusion": False}
     kinds = {"VALUES": kind, "GRADIENTS": TYPES[gradient.dtype] if updates else None}
     kernels.guess[(size,)](parts, of_units, thresholds, histogram, **kinds, **unfused, num_warps=32)
@@ -161,6 +161,6 @@ def _rank(elements: int, k: int) -> int:
     if elements < SAMPLED_FROM:
         return 0
     expected = k / elements * kernels.SAMPLE
-    # Elements of a line are correlated, so they deviate more than independent samples.
+    # Elements of a line are correlated, so their ranks vary more than in an independent sample.
     rank = math.ceil(1.2 * expected + 6.0 * math.sqrt(expected) + 4.0)
     return rank if rank < kernels.SAMPLE else 0

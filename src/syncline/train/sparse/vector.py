@@ -82,7 +82,7 @@ def merged(a: SparseVector, b: SparseVector, quota: Quota) -> tuple[SparseVector
     """Return the largest entries of every part of ``a + b``, and the other entries of the sum.
 
     The same bits for ``(b, a)``. Of equal magnitudes the lower index is kept. Entries whose sum is
-    exactly zero are in neither: they have been delivered, as a zero. O(entries).
+    exactly zero are in neither result: nothing of them is left to send. O(entries).
 
     Source: gTop-k, Definition 1 (the operator T), which does not say what happens to the others.
     """

@@ -76,7 +76,7 @@ class WireFormat:
         return message
 
     def read(self, message: NDArray[np.uint8]) -> Content:
-        """Return what a message holds; a MismatchError if it is of another exchange or broken."""
+        """Return a message's content; a MismatchError if it is broken or of another exchange."""
         if len(message) != self.message_bytes:
             raise MismatchError(
                 f"expected a message of {self.message_bytes} bytes, found {len(message)}"
@@ -108,7 +108,7 @@ class WireFormat:
                 raise MismatchError(f"a broken message: {error}") from None
         else:
             taken = 4 * entries
-            # Of a message that is all indices, and so has no room for values, a part is missing.
+            # If the message is too short for its indices, so is this array, which is checked below.
             indices = np.frombuffer(body[:taken].tobytes(), "<u4").astype(np.uint32)
             ascend = bool(np.all(indices[1:] > indices[:-1]))
             if entries and not (ascend and indices[-1] < self.length):
