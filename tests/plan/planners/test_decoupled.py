@@ -19,7 +19,7 @@ from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.auto import as_trained
 from syncline.plan.planners.dear import Dear
 from syncline.plan.planners.decoupled import (
-    NEXT_TO_NOTHING,
+    ACCEPTED_DELAY,
     DecoupledRound,
     Order,
     in_equal_parts,
@@ -88,7 +88,7 @@ def test_fewer_groups_end_hardly_later(profile: Profile, network: Network, in_fl
     fewer, merged = with_fewer_groups(round_, lasts, order)
     assert set(fewer) <= set(lasts)
     # It raises where a group is not summed once and gathered once after that.
-    assert round_.end_ns(fewer, merged) <= round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
+    assert round_.end_ns(fewer, merged) <= round_.end_ns(lasts, order) * (1 + ACCEPTED_DELAY)
 
 
 def test_a_message_that_only_fills_an_idle_moment_goes_with_the_next() -> None:

@@ -52,7 +52,7 @@ def planner_named(text: str) -> Planner:
 
 
 def planned(text: str, profile: Profile, network: Network, *, defers: bool = True) -> Plan:
-    """Return the plan of the planner that a text names, as training runs it before it tries any."""
+    """Return the plan of the planner that a text names, as training runs it; see :func:`choose`."""
     if text == Auto.NAME:
         return choose(profile, network, defers=defers).plan
     plan = planner_named(text).plan(profile, network)

@@ -28,13 +28,13 @@ SUGGESTED_DENSITY = 0.001
 def suggestion(
     profile: Profile, network: Network, dense_s: float, *, defers: bool = True
 ) -> Suggestion | None:
-    """Return the sparse exchange of the shortest iteration, and those in bfloat16 and int8.
+    """Return the predicted iterations with the fastest sparse exchange, bfloat16 and int8.
 
-    Each has a plan made for it. ``dense_s`` are the seconds of an iteration without compression.
+    Each has a plan made for it. ``dense_s`` is the iteration time without compression.
 
     None for a single worker or an iteration that takes no time; for a sharded profile, whose
-    parameters are gathered as they are; and for a network that is sparse already, has no known
-    link, or has several workers a host, for which sparse exchange has no form.
+    parameters are gathered uncompressed; and for a network that is sparse already, has no known
+    link, or has several workers a host, for which there is no model of sparse exchange.
     """
     one_a_host = network.hosts in (None, network.workers)
     known = network.link is not None or network.algorithm in ALL_REDUCE_ALGORITHMS
@@ -68,11 +68,11 @@ def suggestion(
 
 
 CONFIDENCE = 2.0
-"""Standard errors that a predicted gain must exceed: two, for 95 %."""
+"""Standard errors that a predicted gain must exceed: 2 for 95 % confidence."""
 
 
 class ChosenPlan(NamedTuple):
-    """What was compared, and what is taken."""
+    """The plans that were compared, and the one that was chosen."""
 
     comparison: Comparison
     plan: Plan
@@ -87,8 +87,8 @@ class ChosenPlan(NamedTuple):
 def as_trained(profile: Profile, plan: Plan, network: Network, *, defers: bool) -> Plan:
     """Return a plan for a network as training runs it.
 
-    Sparse messages hold whole tensors and go one at a time. If the forward pass cannot wait for
-    single gradients (``defers``), the update waits for all.
+    Sparse messages hold whole tensors and go one at a time. Unless ``defers`` (the forward pass can
+    wait for single gradients), the update waits for all.
     """
     if network.density is not None:
         plan = uncut(plan)
@@ -106,17 +106,17 @@ def choose(
     defers: bool = True,
     suggests: bool = True,
 ) -> ChosenPlan:
-    """Simulate the plans of several planners, and choose, as training does before it tries one.
+    """Simulate several planners' plans and choose one, as training does before it tries any.
 
-    The fastest is taken; of equals, the one whose messages take the link for the least time, then
-    the one with the fewest. But DDP's own buckets are kept unless the predicted gain over them
-    exceeds twice the standard error of the measured iteration time (when the profile has one). What
-    compression would gain is predicted too (``suggests``), but never taken.
+    The fastest is chosen; of equally fast ones, that with the least time on the link, then that
+    with the fewest messages. But DDP's own buckets are kept unless the predicted gain over them
+    exceeds twice the standard error of the measured iteration time (if the profile has one).
 
-    ``ddp`` are DDP's buckets where they are not the default ones, and ``others`` planners beside
-    those of :func:`candidates`. If the forward pass cannot wait for single gradients, as it does
-    with ``model.overlap(optimizer)`` (``defers``), plans that say so are run with an update that
-    waits for all. O(N^2) for N tensors.
+    ``ddp`` is DDP's bucketing if it is not the default, and ``others`` are planners besides
+    :func:`candidates`. ``defers``: the forward pass can wait for single gradients, as with
+    ``model.overlap(optimizer)``; otherwise the updates of plans that wait on need wait for all
+    messages. ``suggests``: the gain of compression is predicted too; it is never chosen. O(N^2) for
+    N tensors.
     """
     planners = {p.NAME: p for p in (*candidates(defers=defers), *others)}
     if ddp is not None:

@@ -16,8 +16,8 @@ from syncline.plan.quantities import LARGEST_IN_FLIGHT
 class ByteScheduler(Planner, frozen=True, kw_only=True):
     """Cut large tensors; send the ready piece that is needed first, while credit lasts.
 
-    The credit is what may be in flight at once. More of it hides latencies, and makes urgent
-    messages wait longer. A plan counts it in messages: the partitions that it lasts for.
+    The credit limits what is in flight. More credit hides more latency, but urgent messages wait
+    longer. A plan counts it in messages: credit over partition size, rounded up.
 
     Args:
         partition_elements: elements of a slice; a tensor's last slice may be smaller.
@@ -39,7 +39,7 @@ class ByteScheduler(Planner, frozen=True, kw_only=True):
             raise UserError(
                 f"bytescheduler: a credit of {self.credit_elements} elements lasts for "
                 f"{self.in_flight} partitions of {self.partition_elements}; at most "
-                f"{LARGEST_IN_FLIGHT} messages can be under way"
+                f"{LARGEST_IN_FLIGHT} messages can be in flight"
             )
 
     @property

@@ -25,7 +25,7 @@ from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
 
 
 class CompressedChoice(NamedTuple):
-    """What was compared, and what is taken."""
+    """The plans that were compared, and the one that was chosen."""
 
     comparison: Comparison
     """Of the compressed plans on :attr:`network`, and of DDP's buckets on the real network: dense
@@ -40,11 +40,11 @@ class CompressedChoice(NamedTuple):
 def compressing(network: Network, compression: Compression) -> Network:
     """Return the network on which a plan's compressed messages are simulated.
 
-    With 16 or 8 bits it is the same: a plan says what its messages put on the wire.
+    Rounding does not change it: a plan's messages say in which type they travel.
     """
     if network.workers == 1 or not isinstance(compression, Recipe):
         return network
-    known = compression.algorithm in SPARSE_ALGORITHMS  # the naive one gathers like top-k
+    known = compression.algorithm in SPARSE_ALGORITHMS  # gtop-k-naive gathers like top-k
     sparse = network.with_(
         algorithm=compression.algorithm if known else "top-k", density=compression.density
     )
@@ -92,7 +92,10 @@ def compressed(plan: Plan, compression: Compression) -> Plan:
 
 
 def decoupled(messages: Iterable[Message], *, at_once: bool = False) -> list[Message]:
-    """Return messages with all-reduces in two parts: gathers after the next sum or their own."""
+    """Return the messages with each all-reduce as a reduce-scatter and an all-gather.
+
+    The all-gather follows the next reduce-scatter or, if ``at_once``, its own.
+    """
     found: list[Message] = []
     gathers: list[Message] = []
     for message in messages:
@@ -113,7 +116,7 @@ def planned_in(planner: Planner, profile: Profile, network: Network, wire: Round
     narrow = msgspec.structs.replace(narrow, tensors=tensors)
     if wire != "int8":
         return compressed(narrow, wire)
-    # A gather after the next sum hides a latency; one at once may use an idle channel.
+    # An all-gather after the next sum hides a latency; one right away may use an idle channel.
     plans = [
         compressed(msgspec.structs.replace(narrow, messages=tuple(messages)), wire)
         for messages in (decoupled(narrow.messages), decoupled(narrow.messages, at_once=True))
@@ -122,7 +125,7 @@ def planned_in(planner: Planner, profile: Profile, network: Network, wire: Round
 
 
 def uncut(plan: Plan) -> Plan:
-    """Return the plan as sparse messages need it: of whole tensors, all-reduced one at a time."""
+    """Return the plan with all-reduces of whole tensors, one at a time, as sparse messages need."""
     ends = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
 
     def nearest(at: int) -> int:
@@ -135,7 +138,7 @@ def uncut(plan: Plan) -> Plan:
         if m.collective != "reduce-scatter"
     ]
     messages = [m for m in moved if m.start < m.stop] or [Message(start=0, stop=plan.elements)]
-    # Norms of sparse messages are not exchanged: an update that needs one waits for everything.
+    # Norms of sparse messages are not exchanged: an update that needs one waits for all messages.
     base = plan if plan.norm is None else plan.waiting_for_all()
     return msgspec.structs.replace(base, messages=tuple(messages), in_flight=1)
 
@@ -151,8 +154,8 @@ def choose_compressed(
 ) -> CompressedChoice:
     """Simulate compressed plans and take the fastest, or that of ``planner``.
 
-    Compression was asked for, so one is taken even if DDP's dense buckets, on ``network``, are
-    predicted to be as fast; the reason says so.
+    Compression was asked for, so a compressed plan is taken even if DDP's dense buckets are
+    predicted to be as fast; the reason then says so.
     """
     costs = compressing(network, compression)
     if isinstance(compression, Recipe):

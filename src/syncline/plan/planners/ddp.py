@@ -25,8 +25,8 @@ class Ddp(MergingPlanner, frozen=True, kw_only=True):
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     first_bucket_bytes: int = DEFAULT_FIRST_BUCKET_BYTES
     from_the_last: bool = False
-    """Cut from the gradient that is ready last, as DDP does when it looks for unused parameters: it
-    then keeps its initial buckets, which it filled from the first parameter on."""
+    """Cut from the gradient that is ready last. With ``find_unused_parameters`` DDP keeps its
+    initial buckets, which it filled from the first parameter on."""
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:  # noqa: ARG002
         """Return where DDP closes its buckets."""

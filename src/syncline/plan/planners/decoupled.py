@@ -17,12 +17,12 @@ from syncline.plan.planners.slices import Slice, plan_of, whole_tensors
 from syncline.plan.profile import Profile
 from syncline.plan.quantities import NS_PER_S
 
-GROUPS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
-"""Numbers of groups of equal size that the search begins with."""
+GROUP_COUNTS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
+"""The search begins with each of these numbers of groups of equal size."""
 BUDGET = 60_000
 """Orders that the search evaluates: 0.1 to 0.3 s."""
-NEXT_TO_NOTHING = 1 / 500
-"""A round may end later by this share of its time if that saves messages."""
+ACCEPTED_DELAY = 1 / 500
+"""Share of its time by which a round may end later if that saves messages."""
 
 Order = list[tuple[int, int, bool]]
 """Messages in the order of sending: groups ``[first, last]``, and whether it is an all-gather."""
@@ -36,13 +36,13 @@ def plan_decoupled(
     in_flight: int,
     handling_s: float = 0.0,
 ) -> Plan:
-    """Return a plan of early reduce-scatters, with all-gathers that fill the channel around them.
+    """Return a plan that reduce-scatters early and all-gathers when the channel is free.
 
-    The norm, or an update of a share, needs only the sums, so reduce-scatters go in ready order. An
-    all-gather goes before the last reduce-scatter only where the channel would be idle, and not if
-    it carries updated parameters; the others follow in the order of need. The search is in the page
-    "Algorithms and costs". A reduce-scatter right before its own all-gather becomes an all-reduce,
-    except for the last. 1 or 2 messages are in flight, and each costs ``handling_s`` more.
+    A norm, or the update of a share, needs only the sums, so reduce-scatters go in ready order. An
+    all-gather goes before the last reduce-scatter only where the channel would be idle, and never
+    if it carries updated parameters; the others follow in the order of need. A reduce-scatter right
+    before its own all-gather becomes an all-reduce, except for the last. The page "Algorithms and
+    costs" has the search. 1 or 2 messages are in flight, and each costs ``handling_s`` more.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
@@ -132,7 +132,7 @@ class DecoupledRound(NamedTuple):
     def _seeds(self) -> Iterator[list[int]]:
         yield _native.merge(self.ready_ns, self.size_bytes, self.half.never_falling().rows())
         total_bytes, last = sum(self.size_bytes), len(self.size_bytes) - 1
-        for count in GROUPS:
+        for count in GROUP_COUNTS:
             filled, found = 0, {last}
             for index, size in enumerate(self.size_bytes):
                 filled += size
@@ -146,10 +146,10 @@ def with_fewer_groups(
 ) -> tuple[list[int], Order]:
     """Merge neighbouring groups, from the first on, while the round ends hardly later.
 
-    A small message that only fills an idle moment delays those behind it until the slowest worker
-    begins it, which no model here counts.
+    A small message may fill an idle moment of the channel, but the messages behind it then wait for
+    the slowest worker, which the model does not count.
     """
-    latest_ns = round_.end_ns(lasts, order) * (1 + NEXT_TO_NOTHING)
+    latest_ns = round_.end_ns(lasts, order) * (1 + ACCEPTED_DELAY)
     group = 0
     while group < len(lasts) - 1:
         fewer, merged = [*lasts[:group], *lasts[group + 1 :]], _merged(order, group)

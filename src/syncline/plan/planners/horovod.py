@@ -14,7 +14,7 @@ from syncline.plan.profile import Profile
 from syncline.plan.quantities import NS_PER_S, require_time
 
 FIRST_THRESHOLD_BYTES = 64 * 1024 * 1024
-"""Of Horovod's first releases."""
+"""Fusion threshold of Horovod's first releases."""
 
 
 class Buckets(MergingPlanner, frozen=True, kw_only=True):
@@ -43,9 +43,9 @@ class Buckets(MergingPlanner, frozen=True, kw_only=True):
 class Horovod(Planner, frozen=True, kw_only=True):
     """At every tick, fuse what has become ready since the last, up to a threshold.
 
-    Tensors of one dtype that follow each other join a message while it stays within the threshold;
-    what is left over at a tick makes further messages at once. Every message waits for its tick,
-    counted from the start of the iteration, and the update for all of them.
+    Successive tensors of one dtype join a message while it stays within the threshold; the rest of
+    a tick's tensors form further messages at that tick. Ticks are counted from the start of the
+    iteration. The update waits for all messages.
 
     Args:
         cycle_s: seconds between two ticks; 0: tensors leave as soon as they are ready.

@@ -26,15 +26,15 @@ class Merge(MergingPlanner, frozen=True, kw_only=True):
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
         """Return the last tensor of each message of an optimal merge."""
         contention = network.contention
-        # Transmission at full speed that fits beside a nanosecond's worth of computing.
-        pace = contention.computing / contention.exchange
+        # Nanoseconds of full-speed transmission during one nanosecond's worth of computing.
+        sent_per_ns = contention.computing / contention.exchange
         ready: list[int] = []
         sizes: list[int] = []
         last: list[int] = []
         for index, (gradient, now) in enumerate(
             zip(profile.gradients, profile.ready_ns(), strict=True)
         ):
-            now = round(now * pace)
+            now = round(now * sent_per_ns)
             # A tensor without elements joins the one before it, or the next if it comes first: no
             # plan can send it by itself, but the message that holds it waits for it.
             if sizes and (gradient.size_bytes == 0 or sizes[-1] == 0):

@@ -29,8 +29,8 @@ TENSOR_BUDGET = 200_000
 EXACT_ELEMENTS = 12
 """Rounds of at most this many elements are solved exactly."""
 MARGIN = 1 / 16
-"""Share of the computing time by which messages should arrive early: it does not shorten the period
-but absorbs delays."""
+"""Share of the computing time by which messages should arrive early. That does not shorten the
+period, but absorbs delays."""
 HANDLING = (0, 1, 4)
 """The search does not model that messages take time from computing. So it runs once with each of
 these multiples of that time added to a message's cost, and the simulator judges the results."""
@@ -113,9 +113,9 @@ class Overlap(Planner, frozen=True, kw_only=True):
     (:mod:`~syncline.plan.simulator.bound`). The search is native and deterministic:
 
     1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid; the plans of all
-       other planners; and a dispatcher with forty rules. It sends the most urgent ready tensor,
-       merged with neighbours while nothing comes too late, and cut or held back where a more urgent
-       tensor would.
+       other planners; and a dispatcher with forty rules. It sends the most urgent ready tensor, and
+       merges it with neighbours while nothing arrives too late. If a more urgent tensor would then
+       be late, it cuts the tensor or holds it back.
     2. Local search on the critical block: the messages that delay the one that ends the round
        (J. Carlier, *The one-machine sequencing problem*, 1982). Its steps move, merge or split
        messages, shift a boundary, or rearrange a few successive messages exactly. A round of at
@@ -165,10 +165,10 @@ class Overlap(Planner, frozen=True, kw_only=True):
             ]
         # If two messages at once were measured, plans with one in flight are not compared: the cost
         # of a message alone leaves out the pause before the next, so small messages look cheap.
-        in_rows = network.pipelined is not None and self.in_flight > 1
-        # The search models neither contention, nor rounds that mix, nor falling costs.
+        pipelined_measured = network.pipelined is not None and self.in_flight > 1
+        # The search models neither contention, nor overlapping rounds, nor falling costs.
         curve = network.collective("all-reduce", in_flight=self.in_flight)
-        unknown = (
+        not_modelled = (
             contention.slows
             or per_message_s
             or curve.never_falling() != curve
@@ -180,8 +180,8 @@ class Overlap(Planner, frozen=True, kw_only=True):
             if other.in_flight > self.in_flight:
                 continue
             # Plain plans that wait on need are seeds: the search judges them as the simulator does.
-            if unknown or (other.wait == "need" and not _is_plain(other)):
-                at_once = self.in_flight if in_rows else other.in_flight
+            if not_modelled or (other.wait == "need" and not _is_plain(other)):
+                at_once = self.in_flight if pipelined_measured else other.in_flight
                 changes = {"wait": "need", "in_flight": at_once, "norm": profile.norm}
                 compared.append(msgspec.structs.replace(other, **changes))
             if other.wait == "update":
@@ -264,7 +264,7 @@ def _is_plain(plan: Plan) -> bool:
 
 
 def _slices(plan: Plan) -> Slices:
-    """Return a plan's messages as all-reduces; of decoupled ones, the all-gathers."""
+    """Return the slices of a plan's messages; of decoupled ones, those of the all-gathers."""
     return [
         (m.start, m.stop)
         for m in plan.messages

@@ -39,7 +39,7 @@ def preemptive_order(
 
 
 MOST_TENSORS = 1 << 14
-"""Most tensors that are planned: the table of all groupings then takes 256 MiB."""
+"""Most tensors that are planned: with so many, the table of all groupings takes 256 MiB."""
 
 
 class Pace(Planner, frozen=True, kw_only=True):

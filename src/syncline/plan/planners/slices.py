@@ -16,7 +16,7 @@ from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import terms
 
 MOST_SLICES = 1 << 17
-"""Slices that a plan may hold: more would take minutes to plan and to simulate."""
+"""Most slices of a plan: more would take minutes to plan and to simulate."""
 
 
 class Slice(NamedTuple):
@@ -124,9 +124,9 @@ def most_urgent_first(
 ) -> list[Slice]:
     """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
-    A plan is fixed beforehand, so the queue runs here, on the profile's clock and the network's
-    costs. Whenever another message may be handed over, the most urgent ready one is. Latencies of
-    messages in flight overlap; transmissions are one at a time, in order. O(N log N).
+    A plan is fixed beforehand, so the queue is simulated here, with the profile's times and the
+    network's costs. Whenever another message may be issued, it is the most urgent ready one.
+    Latencies of messages in flight overlap; transmissions are one at a time, in order. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

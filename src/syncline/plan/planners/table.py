@@ -18,8 +18,8 @@ CANDIDATES: tuple[Planner, ...] = (Wfbp(), Single(), Ddp(), Buckets(), MgWfbp(),
 """``auto`` can choose these in any training: their messages can be buckets of DDP's reducer."""
 
 SCHEDULERS: tuple[Planner, ...] = (Horovod(), Dear(), TicTac(), P3(), ByteScheduler(), Pace())
-"""Their plans need our own engine: they let the forward pass wait for each gradient by itself,
-split tensors, send them in another order, decouple all-reduces, or hold messages back."""
+"""Their plans need Syncline's engine: they let the forward pass wait for single gradients, split
+tensors, send them in another order, decouple all-reduces, or delay messages."""
 
 PUBLISHED: tuple[Planner, ...] = CANDIDATES + SCHEDULERS
-"""Every planner with its default settings, except those that compare the others."""
+"""Every planner with its default settings, except ``overlap`` and ``auto``, which use them."""

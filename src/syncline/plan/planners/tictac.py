@@ -14,8 +14,8 @@ from syncline.plan.profile import Profile
 class TicTac(Planner, frozen=True, kw_only=True):
     """Send the ready tensor that the next forward pass needs first.
 
-    No fusion, no slices, no interruption: a large tensor holds up those that follow it. On a chain
-    TicTac's TIC and TAC both give this order.
+    Nothing is fused, cut or interrupted: a large tensor delays those that follow it. On a chain of
+    layers, TicTac's TIC and TAC both give this order.
 
     Source: S. H. Hashemi, S. A. Jyothi, R. H. Campbell, *TicTac: Accelerating Distributed Deep
     Learning with Communication Scheduling*, SysML 2019. O(N log N).
