@@ -64,7 +64,7 @@ class _Counter(io.BytesIO):
 
 
 def load_archive(path: Path, form: str, kind: type[T]) -> T:
-    """Return what :func:`save_archive` has written with this format, as a structure of ``kind``."""
+    """Read a file that :func:`save_archive` wrote with this format, as a structure of ``kind``."""
     if not path.is_file():
         raise FileError(f"{path}: expected a checkpoint, found none; start without --resume")
     # A foreign archive may raise any error of zipfile, the unpickler or torch.
@@ -95,7 +95,7 @@ def load_archive(path: Path, form: str, kind: type[T]) -> T:
 
 
 def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
-    """Return plain content of a file as a structure; another form is a FileError."""
+    """Return the content of a file as a structure of ``kind``, or raise a FileError."""
     try:
         # A tensor in place of a mapping makes torch warn before it fails.
         with warnings.catch_warnings(action="ignore"):
@@ -107,7 +107,7 @@ def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
 
 
 def _damage_of(path: Path) -> str | None:
-    """Return what is wrong with an archive: torch does not check checksums."""
+    """Return what is wrong with an archive, or None; torch does not verify checksums."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         # torch.save compresses nothing; a compressed part may unpack to any size.

@@ -108,7 +108,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             if not fits:
                 raise damaged(path, "the state of the optimizer is of other parameters")
         ranks = len(self.random_states)
-        if ranks != self.settings.get("workers") or not all(map(_are_random, self.random_states)):
+        if ranks != self.settings.get("workers") or not all(map(_are_usable, self.random_states)):
             raise damaged(path, "the states of the random generators are not those of all workers")
         if self.compression_files not in ([], state_names(self.step, ranks)):
             raise damaged(path, f"the files of compression are not those of step {self.step}")
@@ -128,8 +128,8 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{value.dtype} {tuple(value.shape)}" for name, value in tensors.items()}
 
 
-def _are_random(states: list[Tensor]) -> bool:
-    """Return whether torch's generators of a worker take these states."""
+def _are_usable(states: list[Tensor]) -> bool:
+    """Return whether the random generators of a worker accept these states."""
     most = torch.get_rng_state().numel()
     if not all(is_plain(s) and s.dtype == torch.uint8 and s.numel() <= most for s in states):
         return False
@@ -141,7 +141,7 @@ def _are_random(states: list[Tensor]) -> bool:
 
 
 def settings_of(config: TrainingConfig, classes: int) -> dict[str, Any]:
-    """Return the settings that a checkpoint is bound to, as plain values by name."""
+    """Return the settings that a resumed training must share, as plain values by name."""
     hyper = msgspec.to_builtins(config.hyper)
     # A training may be made longer; the learning rate then follows the new number of epochs.
     del hyper["epochs"]

@@ -1,4 +1,4 @@
-"""The place of a worker among the others, and the process group that joins them."""
+"""A worker's rank and device, and the process group that joins the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting a training on this host, once the user's mistakes are found."""
+"""Checks what a training was asked for, and starts it on this host."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from syncline.train.measure.profiler import dtype_name, trainable_parameters
 def preflight(config: TrainingConfig, *, workers_here: int) -> None:
     """Raise a UserError if an option, or a file that it names, cannot be used.
 
-    The data are loaded, the model is built, and every file that was named is read; the folders to
-    be written to are made. ``workers_here`` are those on this host.
+    Loads the data, builds the model, reads every file that was named, and makes the folders to
+    write to. ``workers_here`` is the number of workers on this host.
     """
     pick_device(config.device, workers_here)
     task = task_of(config)
     _ = task.steps_per_epoch  # raises where the data do not fill one step
-    # Not on the meta device, which loads torch's compiler: that takes longer than to draw weights.
+    # Not on the meta device, which loads torch's compiler; drawing weights takes less time.
     module = task.build()
-    _check_nouns(config, module)
+    _check_files(config, module)
     if config.checkpoint is not None and config.resume:
         path, checkpoint = load_checkpoint(Path(config.checkpoint))
         checkpoint.check(path, config, task.classes, module)
@@ -56,7 +56,7 @@ def preflight(config: TrainingConfig, *, workers_here: int) -> None:
             ) from None
 
 
-def _check_nouns(config: TrainingConfig, module: nn.Module) -> None:
+def _check_files(config: TrainingConfig, module: nn.Module) -> None:
     tensors = [
         Tensor(name=name, elements=p.numel(), dtype=dtype_name(p.dtype))
         for name, p in trainable_parameters(module).items()
@@ -87,9 +87,10 @@ ADVICE = "all workers were stopped; start again, with --resume if there is a che
 def launch(config: TrainingConfig, *, program: str = "syncline.lab.training.worker") -> None:
     """Train with ``config.workers`` processes on this host; return when all are done.
 
-    As soon as one of them fails, the others are ended. They find each other through a file that
-    only this user can read, and listen on the loopback device only, unless the user names another.
-    ``program`` is the module that a worker runs, with ``config`` as its order.
+    As soon as one process fails, the others are ended. They find each other through a file that
+    only this user can read. They listen on the loopback device only, unless ``GLOO_SOCKET_IFNAME``
+    or ``NCCL_SOCKET_IFNAME`` names another. ``program`` is the module that a process runs, with
+    ``config`` as its order.
 
     Raises:
         SynclineError: the error of the worker that failed, in its own class.

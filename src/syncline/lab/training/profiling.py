@@ -37,11 +37,11 @@ from syncline.train.measure.profiler import profile, trainable_parameters
 from syncline.train.measure.statistics import lower_quartile
 
 OBSERVED = 3
-"""One iteration in this many gives durations; the others give the shares of single operations and
+"""One in this many iterations gives durations. The others give the shares of single operations and
 the cost of observing (:func:`syncline.train.measure.profiler.profile`)."""
 PROBE_S = 1.0
 LAYERS = "layers.txt.gz"
-WHOLE = ".0f"
+TIME_FORMAT = ".0f"
 """Times of single iterations are whole microseconds: 100 of ResNet-50 take 180 kB."""
 
 
@@ -65,7 +65,7 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
             lines = ["\t".join(HEADER)]
             for index, single in singles:
                 messages_s = [exchange.seconds(layer, index) for layer in single.layers]
-                lines += layer_rows(single, messages_s, WHOLE)
+                lines += layer_rows(single, messages_s, TIME_FORMAT)
             packed = gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0)
             write_atomically(folder / LAYERS, packed)
 
@@ -101,8 +101,8 @@ def _profile(
 class _Exchange:
     """Averages the gradients of a module, one message per layer in turn, and times the messages.
 
-    The last layer's message goes first, once all workers have ended their backward passes. So no
-    time includes waiting for another worker.
+    The last layer's message goes first, after a barrier at the end of the backward pass. So no time
+    includes waiting for another worker.
     """
 
     def __init__(self, module: nn.Module, layers: Sequence[Layer], worker: Worker) -> None:
@@ -114,7 +114,7 @@ class _Exchange:
             if layer.gradients
         }
         self.times_s: dict[tuple[str, ...], list[float]] = {names: [] for names in self._parts}
-        """Of each message, by iteration; after :meth:`synchronize`, those of the slowest worker."""
+        """Each message's times, by iteration; after :meth:`synchronize`, on the slowest worker."""
 
     def __call__(self) -> None:
         self._worker.barrier()
@@ -137,12 +137,12 @@ class _Exchange:
             self.times_s[names] = self._worker.largest(times_s)
 
     def seconds(self, layer: Layer, iteration: int) -> float:
-        """Return what a layer's message took in an iteration; 0 if nothing was sent."""
+        """Return the time of a layer's message in an iteration; 0 if nothing was sent."""
         times_s = self.times_s.get(tuple(layer.gradients))
         return times_s[iteration] if times_s else 0.0
 
     def points(self) -> list[Measurement]:
-        """Return the times by size, in the form that the probe has."""
+        """Return the times by message size, as the network probe does."""
         by_size: dict[int, list[float]] = {}
         for names, times_s in self.times_s.items():
             size_bytes = sum(parameter.nbytes for parameter in self._parts[names])

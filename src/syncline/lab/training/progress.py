@@ -1,4 +1,4 @@
-"""What is shown while training: a live line on a terminal, else one line an epoch."""
+"""Progress of a training: one line an epoch and, on a terminal, a live line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Snapshot:
 
 
 class TrainingProgress:
-    """Shows how training goes: by a live line on a terminal, and everywhere by one line per epoch.
+    """Shows the progress of a training by one line an epoch and, on a terminal, a live line.
 
     Without a stream, as on all ranks but the first, nothing is shown.
     """

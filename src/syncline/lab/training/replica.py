@@ -32,16 +32,15 @@ class StepTime:
     measuring: bool
     """The step was one of those with which Syncline measures, or checks its plan."""
     first_of_block: bool
-    """The other replica had its turn before this step, and left its own data in the caches."""
+    """The other replica trained just before this step, and left its own data in the caches."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Replica:
     """A model in training under one kind of wrapper.
 
-    Replicas that are trained in turns each keep their own random state, so that neither affects the
-    other. Under Syncline's wrapper the updates are deferred, unless the configuration says
-    otherwise.
+    Interleaved replicas each keep their own random state, so that neither affects the other. Under
+    Syncline's wrapper updates are deferred, unless the configuration says otherwise.
     """
 
     name: str
@@ -54,8 +53,8 @@ class Replica:
     random_state: list[Tensor] = field(init=False)
     times: list[StepTime] = field(init=False, default_factory=list)
     synchronizing_s: float = field(init=False, default=0.0)
-    """Seconds spent on finishing a turn's last update, so that the next turn does not pay for it.
-    Each step but a turn's first finishes the update before it, too."""
+    """Seconds spent on finishing the last update of each block, so that the other replica's block
+    does not pay for it. Within a block, each step finishes the update of the step before."""
     _memory: Memory = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -74,13 +73,13 @@ class Replica:
         return module
 
     def start_epoch(self) -> None:
-        """Forget the state carried from window to window: the text starts again."""
+        """Drop the state carried from window to window: the text starts again."""
         self._memory = None
 
     def run_block(self, block: Sequence[tuple[Batch, ...]], *, beside_another: bool) -> list[float]:
         """Take a step with each group of batches; return this worker's losses.
 
-        ``beside_another`` says whether another replica had its turn before. A loss that is no
+        ``beside_another`` says whether it is interleaved with another replica. A loss that is no
         finite number is a UserError.
         """
         losses: list[float] = []
@@ -103,11 +102,11 @@ class Replica:
             start = time.perf_counter()
             self.synchronize()
             self.synchronizing_s += time.perf_counter() - start
-            self.ddp.eval()  # so that Syncline does not count the other's turn
+            self.ddp.eval()  # so that Syncline does not count the other replica's block
         return losses
 
     def optimizer_state(self) -> Any:
-        """Return the optimizer's state, if sharded only on rank 0; all workers must call this."""
+        """Return the optimizer's state (of a sharded one, on rank 0 alone); all workers call it."""
         if self.config.shard and isinstance(self.ddp, DistributedDataParallel):
             return self.ddp.full_state_dict(self.optimizer)
         return self.optimizer.state_dict()

@@ -1,8 +1,8 @@
 """The residuals of compression on every worker, in files beside the checkpoint.
 
-Each worker writes its own file, named by the step; then rank 0 writes the checkpoint, which names
-them, and removes those of the checkpoint before. So the last checkpoint always has all its files,
-at whatever time a rank is killed. Files that a kill left behind are removed when training restarts.
+Each worker writes its own file, named by the step. Then rank 0 writes the checkpoint, which names
+these files, and removes those of the checkpoint before. So the last checkpoint always has all its
+files, whenever a rank is killed. Files that a kill left behind are removed when training restarts.
 """
 
 from __future__ import annotations
@@ -61,18 +61,16 @@ def require_states(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if not (folder / name).is_file():
             raise FileError(
-                f"{folder / name}: expected what compression has left of the gradients, found no "
-                "file; copy all files of the checkpoint's folder, or start anew without --resume"
+                f"{folder / name}: expected a file with the residuals of compression, found none; "
+                "copy all files of the checkpoint's folder, or start anew without --resume"
             )
 
 
 def drop_states(folder: Path, kept: Sequence[str] | None) -> None:
     """Remove the files of other checkpoints, and partly written files.
 
-    Files of other names stay. Call it while nobody writes: before the first step of a training, and
-    between its checkpoints.
-
-    ``kept`` names the files of the checkpoint that is there; None keeps all that are whole.
+    ``kept`` names the files of the present checkpoint; None keeps all that are whole. Files of
+    other names stay. Call it while no rank writes: before the first step, or after a checkpoint.
     """
     for path in folder.iterdir():
         whole = not path.name.endswith(archive.PARTIAL)
@@ -117,5 +115,5 @@ def _read(path: Path) -> dict[str, Any]:
     read = archive.converted(path, state, _Sparse)
     for name, tensor in (*read.residuals.items(), *read.velocities.items()):
         if not archive.is_plain(tensor) or tensor.dtype != torch.float32 or tensor.dim() != 1:
-            raise archive.damaged(path, f"what is left of {quoted(name)} is no vector of float32")
+            raise archive.damaged(path, f"the residual of {quoted(name)} is no vector of float32")
     return state

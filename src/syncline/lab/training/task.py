@@ -1,4 +1,4 @@
-"""What is trained: the data cut into steps, the loss of a batch, and how the result is judged."""
+"""What is trained: the data cut into steps, the loss of a batch, and the evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVALUATION_BATCH = 128
 """Images a forward pass in evaluation, where no gradients take memory."""
 
 Memory = Any
-"""What a recurrent model carries from one window to the next, in its own form; or None."""
+"""State that a recurrent model carries from one window to the next, in its own form; or None."""
 
 
 def _shape(config: TrainingConfig) -> sampling.StepShape:
@@ -53,7 +53,7 @@ class ImageTask:
         return self.model.build(self.data.image_size, self.data.classes)
 
     def steps(self, epoch: int, worker: Worker) -> Iterator[tuple[Batch, ...]]:
-        """Yield the shuffled and varied images of one worker, by optimizer step."""
+        """Yield the shuffled and augmented images of one worker, by optimizer step."""
         seed, rank, images = self.config.seed, worker.rank, self.data.train
         shape = _shape(self.config)
         shard = sampling.training_shard(len(images), shape, rank=rank, seed=seed, epoch=epoch)
@@ -64,7 +64,7 @@ class ImageTask:
             )
             for step, parts in enumerate(shard)
         )
-        return sampling.made_ahead(batches) if self.data.decodes else batches
+        return sampling.prefetched(batches) if self.data.decodes else batches
 
     def loss(self, model: nn.Module, batch: Batch, _memory: Memory) -> tuple[Tensor, Memory]:
         """Return the mean cross entropy; images carry nothing over."""
@@ -73,7 +73,7 @@ class ImageTask:
     def evaluate(
         self, model: nn.Module, worker: Worker, *, final: bool = False
     ) -> dict[str, float]:
-        """Return the test accuracy (0 to 1) and the test loss; every epoch, so no final ones."""
+        """Return the test accuracy (0 to 1) and the test loss; no figure is only a final one."""
         if final:
             return {}
         shard = sampling.evaluation_shard(
@@ -83,7 +83,7 @@ class ImageTask:
         # A worker has no share in an evaluation of fewer images than there are workers.
         parts = torch.split(shard, EVALUATION_BATCH) if len(shard) else ()
         batches = (self.data.test.batch(part, augment_seed=None) for part in parts)
-        for batch in sampling.made_ahead(batches) if self.data.decodes else batches:
+        for batch in sampling.prefetched(batches) if self.data.decodes else batches:
             targets = batch.targets.to(worker.device)
             logits = model(batch.inputs.to(worker.device)).float()
             loss += float(functional.cross_entropy(logits, targets, reduction="sum"))

@@ -24,7 +24,7 @@ from syncline.train.measure.exchange import is_lost_peer
 
 
 def run_worker(config: TrainingConfig, store: str | None = None) -> None:
-    """Train as one worker; rank 0 shows how it goes and prints the summary."""
+    """Train as one worker; rank 0 shows the progress and prints the summary."""
     first = os.environ.get("RANK") == "0"
     if not sys.stderr.isatty():
         # One line per epoch then says what runs, and the summary what was decided.

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from syncline.lab.training.data.sampling import made_ahead
+from syncline.lab.training.data.sampling import prefetched
 
 
 def test_order_and_end() -> None:
-    assert list(made_ahead(iter(range(20)))) == list(range(20))
-    assert list(made_ahead(iter(()))) == []
+    assert list(prefetched(iter(range(20)))) == list(range(20))
+    assert list(prefetched(iter(()))) == []
 
 
 def test_an_error_is_raised_where_the_item_would_have_been() -> None:
@@ -20,7 +20,7 @@ def test_an_error_is_raised_where_the_item_would_have_been() -> None:
         yield 2
         raise ValueError("broken")
 
-    ahead = made_ahead(items())
+    ahead = prefetched(items())
     assert (next(ahead), next(ahead)) == (1, 2)
     with pytest.raises(ValueError, match="broken"):
         next(ahead)
@@ -34,7 +34,7 @@ def test_leaving_early_ends_the_thread() -> None:
             made.append(number)
             yield number
 
-    for item in made_ahead(items()):
+    for item in prefetched(items()):
         if item == 3:
             break
     assert len(made) <= 6

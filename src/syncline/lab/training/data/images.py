@@ -1,4 +1,4 @@
-"""Images in memory, how they are varied in training, and two data sets: CIFAR-10 and digits."""
+"""Images in memory, their augmentation, and two data sets: CIFAR-10 and digits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ImageSplit(Protocol):
         """Return the number of images."""
 
     def batch(self, indices: Tensor, *, augment_seed: int | None) -> Batch:
-        """Return the images of ``indices``, (N,), int64; with a seed they are varied at random."""
+        """Return the images of ``indices``, (N,), int64; with a seed they are augmented."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ Labelled = tuple[Tensor, Tensor]
 def _in_memory(
     train: Labelled, test: Labelled, model: ImageModel, *, classes: int, **look: Any
 ) -> ImageData:
-    """Return data whose images grow by a whole factor to be large enough for the model."""
+    """Return data whose images are enlarged by a whole factor, as far as the model needs."""
     image_size = train[0].shape[-1]
     enlarge = max(1, -(-model.smallest_image // image_size))
     first, second = (

@@ -1,8 +1,8 @@
 """Batches of each worker, drawn from seeds, so that all workers agree without a message.
 
-A text is laid out in as many columns as there are rows in a global batch; each column is a piece
-of the text that its worker reads from top to bottom, one window per step, so that a recurrent model
-can carry its state from one window to the next.
+A text is cut into as many pieces as there are rows in a global batch. A worker reads its pieces
+from start to end, one window per step, so that a recurrent model can carry its state from one
+window to the next.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def generator(*parts: int) -> torch.Generator:
 T = TypeVar("T")
 
 
-def made_ahead(items: Iterator[T]) -> Iterator[T]:
+def prefetched(items: Iterator[T]) -> Iterator[T]:
     """Yield ``items`` in order, preparing each while the one before it is in use."""
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="syncline-batch") as pool:
@@ -79,9 +79,8 @@ def steps_in_epoch(samples: int, shape: StepShape) -> int:
 def training_shard(samples: int, shape: StepShape, *, rank: int, seed: int, epoch: int) -> Tensor:
     """Return one worker's samples of one epoch: (steps, accumulate, batch_size), int64 indices.
 
-    All workers draw the same permutation from (seed, epoch) and take their part of each global
-    batch, so that the shards are disjoint and every global batch is the same set of samples for
-    every worker count.
+    All workers draw the same permutation from (seed, epoch), and take their parts of each global
+    batch. So shards are disjoint, and global batches of one size are the same for any worker count.
     """
     workers, batch_size, accumulate = shape
     steps = steps_in_epoch(samples, shape)
@@ -96,7 +95,7 @@ def evaluation_shard(samples: int, *, workers: int, rank: int) -> Tensor:
 
 
 EVALUATION_ROWS = 32
-"""Columns of an evaluation, over all workers: the result must not depend on the worker count."""
+"""Pieces of the text in an evaluation, over all workers: the worker count must not matter."""
 
 
 def windows_in_epoch(tokens: int, shape: StepShape, *, window: int) -> int:

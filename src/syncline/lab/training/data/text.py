@@ -1,4 +1,4 @@
-"""Data sets of text: the Penn Treebank by word, and the text that comes with CPython by letter."""
+"""Data sets of text: the Penn Treebank by word, and the text of CPython's help by character."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextData:
 
 
 def load_help_text(_folder: Path) -> TextData:
-    """Load the language reference that ``help()`` prints, by letter; the last tenth validates.
+    """Load the language reference that ``help()`` prints, by character, its last tenth to validate.
 
     It differs a little between versions of Python, and with it the perplexity.
     """
@@ -37,12 +37,12 @@ def load_help_text(_folder: Path) -> TextData:
             "installed without; name another data set with --data"
         ) from None
     content = "\n\n".join(topics[name] for name in sorted(topics))
-    letters = sorted(set(content))
-    number = {letter: index for index, letter in enumerate(letters)}
-    stream = torch.tensor([number[letter] for letter in content])
+    characters = sorted(set(content))
+    number = {character: index for index, character in enumerate(characters)}
+    stream = torch.tensor([number[character] for character in content])
     border = len(stream) - int(len(stream) * VALIDATION_FRACTION)
     train, validation = stream[:border], stream[border:]
-    return TextData(vocabulary=len(letters), train=train, validation=validation, test=None)
+    return TextData(vocabulary=len(characters), train=train, validation=validation, test=None)
 
 
 PTB_FILES = ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt")

@@ -16,7 +16,7 @@ class _Classifier(nn.Module):
     features: Callable[[Tensor], Tensor]
     """(N, 3, H, W) -> (N, channels, H/s, W/s)."""
     side = 1
-    """Averages over this many parts a side go into the head."""
+    """The head gets averages over this many parts of the image a side."""
     head: nn.Module
     """(N, channels * side * side) -> (N, classes)."""
 
