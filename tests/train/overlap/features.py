@@ -31,7 +31,7 @@ GROUPS = {
 """The modules with scripts, and the headings of their rows."""
 MEANING = {
     OVERLAPS: "messages run under the next forward pass",
-    SYNCHRONIZES: "`step` returns at once; what reads a value first waits for all messages",
+    SYNCHRONIZES: "`step` returns at once; the first read of a value waits for all messages",
     SYNCHRONOUS: "`step` waits for all messages and updates at once",
 }
 

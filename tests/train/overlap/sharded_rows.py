@@ -74,17 +74,18 @@ ROUNDED = frozenset(
     }
 )
 MEANING = {
-    "trains": "values are those of stock DDP, within a relative 1e-6; on the way, `step` or what "
-    "reads a value may wait where overlap alone does not",
+    "trains": "values are those of stock DDP, within a relative 1e-6; `step`, or code that reads a "
+    "value, may wait where it does not with overlap alone",
     "refused": "a `UserError` says why",
-    "sees shares": "it looks at the optimizer's state, of which each rank has a share",
-    "rounds otherwise": "16 bits are rounded otherwise, and what has no element has no state",
+    "sees shares": "it reads the optimizer's state, of which each rank has only a share",
+    "rounds differently": "16-bit values are rounded differently, and parameters without elements "
+    "have no state",
 }
 
 
 def sharded(row: str) -> str:
     """Return what becomes of a row."""
-    groups = {"refused": REFUSED, "sees shares": SHARES, "rounds otherwise": ROUNDED}
+    groups = {"refused": REFUSED, "sees shares": SHARES, "rounds differently": ROUNDED}
     return next((name for name, rows in groups.items() if row in rows), "trains")
 
 
