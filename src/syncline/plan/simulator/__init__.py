@@ -1,1 +1,1 @@
-"""The event simulator: profile, network and plan to a predicted timeline."""
+"""The event simulator: from a profile, a network and a plan to a predicted timeline."""

@@ -1,8 +1,8 @@
 """Analysis of a simulated run: its critical path, and what waited for what.
 
-The critical path is the chain of tasks, each begun the moment the one before ended, walked back
-from the end of an iteration. If several ended at that moment, the one on its lane is taken, so that
-the path stays on one resource if possible. Its parts add up to the time that it spans.
+The critical path is walked back from the end of an iteration: before each task comes one whose end
+let it begin. If there are several, the one on the same lane is taken, so that the path stays on one
+resource if possible. Its parts add up to the time that it spans.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PathStep(NamedTuple):
     """From the beginning of the iteration; a task that began earlier is counted from there."""
     stop_ns: int
     kind: str
-    """A phase of the profile, ``message``, ``delay`` or, for a join of all, ``join``."""
+    """A phase of the profile, ``message``, ``delay``, or ``join`` at the end of an iteration."""
     label: str
     rank: int | None = None
     """First rank of the workers that ran it; None for a message, or where all are alike."""
@@ -42,7 +42,7 @@ class PathStep(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long the path stays on it."""
+        """Time of the step on the path."""
         return self.stop_ns - self.start_ns
 
 
@@ -69,10 +69,10 @@ def critical_tasks(graph: TaskGraph, start_ns: Times, stop_ns: Times, last: int)
 def _causes(
     graph: TaskGraph, start_ns: Times, stop_ns: Times
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each task, one whose end let it begin, and one whose beginning did; or -1.
+    """Return, for each task, a task whose end let it begin, and one whose start did; or -1.
 
-    Walking back terminates: of tasks that begin together, one can only be the cause if it takes no
-    time; then it comes first on its lane or in the list.
+    Walking back terminates: of tasks that start together, only one without duration can be the
+    cause, and that comes first on its lane or in the list.
     """
     cause = np.full(len(graph), NONE, dtype=np.int64)
     begun_with = np.full(len(graph), NONE, dtype=np.int64)
@@ -84,8 +84,8 @@ def _causes(
     single = np.array([lane.capacity == 1 for lane in lanes], dtype=bool)
     in_order = np.array([lane.in_order for lane in lanes], dtype=bool)
     tasks, lane_of = graph.lane_members()
-    # In the order of running; of those that begin together on a lane without order, first those
-    # that take no time.
+    # In the order in which they run. On a lane without order, of tasks that start together, first
+    # those without duration.
     shorter = np.where(in_order[lane_of], 0, stop_ns[tasks])
     order = np.lexsort((tasks, shorter, start_ns[tasks], lane_of))
     tasks, lane_of = tasks[order], lane_of[order]
@@ -107,7 +107,7 @@ def _causes(
 def _freed(
     cause: NDArray[np.int64], own: NDArray[np.int32], start_ns: Times, stop_ns: Times
 ) -> None:
-    """Let tasks on a lane of several places begin when another task on it ends."""
+    """Set the cause of tasks on a lane with several places to a task whose end freed a place."""
     by_stop = own[np.lexsort((start_ns[own], stop_ns[own]))]
     place = np.searchsorted(stop_ns[by_stop], start_ns[own])
     found = by_stop[np.minimum(place, len(by_stop) - 1)]
@@ -136,7 +136,7 @@ def critical_path(profile: Profile, plan: Plan, steady: Steady) -> list[PathStep
 def _about(
     profile: Profile, plan: Plan, tensors: Sequence[range], dag: Dag, task: int
 ) -> tuple[str, str, int | None, int | None]:
-    """Return what a task is: the fields of a :class:`PathStep` after its times."""
+    """Return the kind, label, rank and message of a task, as in :class:`PathStep`."""
     part = dag.message_of(task)
     if part is not None:
         label = "norms" if part.norms else plan.label(tensors[part.message])
@@ -196,7 +196,7 @@ def waits(
 
 
 def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int, int]:
-    """Return when each message could have been sent, before a delay, by its first task."""
+    """Return when each message could have been sent without its delay, by its first task."""
     dag = steady.dag
     tasks = dag.message_tasks()[iterations]
     before = _before(dag, tasks)
@@ -214,7 +214,7 @@ def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int,
                 causes = [c for c in causes if c not in delays]
                 causes += [c for delay in delays for c in before.get(delay, [])]
             if shape.lane == "delay" or on("latency", causes):
-                continue  # it has not begun yet, or has begun already
+                continue  # the delay before a message, or its transmission after the latency
             ready = 0
             for cause in causes:
                 sent = dag.message_of(cause)
@@ -222,14 +222,14 @@ def ready_ns(steady: Steady, plan: Plan, iterations: Sequence[int]) -> dict[int,
                     other = plan.messages[sent.message]
                     apart = other.start >= own.stop or own.start >= other.stop
                     if apart and not shape.norms:
-                        continue  # that one only made room
+                        continue  # the other message only made room for this one
                 ready = max(ready, int(steady.stop_ns[cause]))
             found[task] = ready
     return found
 
 
 def _before(dag: Dag, tasks: NDArray[np.int64]) -> dict[int, list[int]]:
-    """Return what some tasks wait for, by task."""
+    """Return, for each of some tasks, the tasks that it waits for."""
     before, after = dag.graph.edges()
     chosen = np.isin(after, tasks)
     found: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What limits a point, in one sentence, and the least that would lift the limit, by simulation."""
+"""What limits a point, in one sentence, and the smallest change that lifts the limit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ LADDER_GBIT_S = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0)
 """Bandwidths of Ethernet and InfiniBand links that one can buy."""
 BYTES_PER_GBIT = 125e6
 MOST_OF_IT = 0.8
-"""The named layers account for this share of the messages' time on the critical path."""
+"""Layers are named until they cover this share of the messages' time on the critical path."""
 MOST_RANGES = 2
 """Ranges of layers that a sentence names."""
 LOADERS = (1, 2, 4, 8, 16, 32, 64)
-"""Processes that read batches."""
+"""Numbers of loader processes that are tried."""
 NAMES = {
     "forward": "the forward pass",
     "backward": "the backward pass",
@@ -41,7 +41,7 @@ NAMES = {
 def bottleneck(
     simulator: WhatIfSimulator, change: Change, point: Point, index: int, planner: str
 ) -> Bottleneck:
-    """Return what limits a planner at a point of a sweep, given with its change and its index."""
+    """Return what limits a planner at a point; ``change`` and ``index`` are the point's own."""
     planned = simulator.plan_at(change, planner)
     steps = critical_path(planned.profile, planned.plan, planned.steady)
     split = point.split(point.of(planner))
@@ -88,7 +88,7 @@ def _first(values: Sequence[Number], holds: Callable[[Number], bool]) -> Number 
 
 
 def _most_workers(simulator: WhatIfSimulator, change: Change, network: Network) -> int | None:
-    """Return the largest smaller power of two of workers, in whole hosts, that hides messages."""
+    """Return the largest smaller power of two of workers, on full hosts, that hides messages."""
     on_host = network.workers // network.hosts if network.hosts else 1
     least = max((rank + 1 for rank, _ in change.behaviour.stragglers), default=1)
     powers = [1 << k for k in reversed(range(1, network.workers.bit_length()))]
@@ -103,7 +103,7 @@ def _communication(
     steps: Sequence[PathStep],
     share: float,
 ) -> tuple[str, float | None, int | None]:
-    """Return the sentence, and the bandwidth or the number of workers that would lift the limit."""
+    """Return the sentence, and the bandwidth or worker count that would lift the limit."""
     said = (
         f"communication-bound: {_percent(share)} of the iteration is exposed "
         f"{_exchange(planned)} of {layers_of(planned.plan, steps)}; "

@@ -36,7 +36,7 @@ class Terms(NamedTuple):
     """The period without communication."""
 
 
-@lru_cache(maxsize=4)  # a planner needs those of one profile for each plan that it compares
+@lru_cache(maxsize=4)  # planners ask for the same profile's terms again for each plan
 def terms(profile: Profile) -> Terms:
     """Return the terms of a profile's gradients, the update spread over the forward pass."""
     phases = [operation.phase for operation in profile.operations]
@@ -79,7 +79,7 @@ def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
 
 
 MOST_JOBS = 1 << 14
-"""Most jobs that the native core takes."""
+"""Most jobs that the native core schedules."""
 MOST_TAILS = 64
 
 
@@ -110,13 +110,14 @@ def lower_bound_ns(
     - it arrives when the last message with a share of it has, and its tail still runs after that.
 
     So the transmissions are a preemptive schedule of one machine, and end no earlier than the best
-    such schedule, which is Jackson's: ``T(0) + J(ready, p, tail)``. If all-reduces may be
-    ``decoupled``, the latency of an all-gather may overlap other transmissions: half of ``T(0)`` is
-    left, but a gradient arrives no earlier than ``ready_i + T(0)``.
+    such schedule, Jackson's: the bound is ``T(0) + J(ready, p, tail)``. If all-reduces may be
+    ``decoupled``, the latency of an all-gather may overlap other transmissions. The bound then has
+    half of ``T(0)``, but a gradient arrives no earlier than ``ready_i + T(0)``.
 
     With one in flight (``in_flight=1``, and none decoupled) every message also pays for its
-    latency. Then no plan sends the gradients whose tails are at least ``q`` sooner than the best
-    merge of whole tensors in ready order, and ``q`` follows; this is done for up to 64 ``q``.
+    latency. Then, for any ``q``, no plan sends the gradients whose tails are at least ``q`` sooner
+    than the best merge of whole tensors in ready order, and a tail of ``q`` follows. The bound is
+    the largest over up to 64 ``q``.
 
     The bound, in nanoseconds, is at least ``terms.base_ns``. It is for exact costs; the simulator
     rounds each message to a nanosecond.
@@ -172,7 +173,7 @@ def _sharded_bound_ns(terms: Terms, curve: CostCurve) -> int:
 
 
 def _sums(terms: Terms, curve: CostCurve) -> tuple[int, int, list[int]]:
-    """Return when all sums are transmitted at the earliest, their latency, and each one's time."""
+    """Return the earliest end of all reduce-scatters, their latency, and the time of each."""
     rate_ns = least_s_per_byte(curve, sum(terms.size_bytes)) * NS_PER_S / 2
     sums_ns = [math.floor(rate_ns * size) for size in terms.size_bytes]
     end_ns = _preemptive_end_ns(terms.ready_ns, sums_ns, [0] * len(sums_ns))
@@ -184,7 +185,7 @@ def _preemptive_end_ns(
 ) -> int:
     """Return the end of the best preemptive schedule, or of a relaxed one if there are many jobs.
 
-    Neighbours are then joined into one job, ready with the first and with the shortest tail.
+    The relaxed one joins neighbours into one job, ready with the first and with the shortest tail.
     """
     share = -(-len(ready_ns) // MOST_JOBS)
     if share > 1:

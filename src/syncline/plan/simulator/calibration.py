@@ -1,4 +1,4 @@
-"""Calibration of a network by iteration times that were measured at some numbers of workers."""
+"""Calibration of a network with iteration times that were measured at some worker counts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 
 LARGEST_FACTOR = 16.0
-"""A link that is this many times slower or faster than given is another link."""
+"""Largest factor by which the link may be slower or faster than given."""
 STEPS = 64
 """Factors that are tried first, evenly spread on a logarithmic scale."""
 PRECISION = 1e-4
-"""Of a factor."""
-TELLING = 0.01
-"""If a network twice as slow changes the times by a smaller share, they say nothing of it."""
+"""Of the logarithm of the factor."""
+LEAST_EFFECT = 0.01
+"""If a network twice as slow changes the times by a smaller share, they cannot calibrate it."""
 
 
 class Calibration(NamedTuple):
@@ -56,10 +56,10 @@ def calibrated(
 ) -> Calibration:
     """Return the network with its link scaled so that it explains measured iterations.
 
-    One factor scales latency and rate alike. It has the least squares of the logarithms of
-    predicted over measured. ``measured_s`` are seconds of an iteration by number of workers, at
-    least one, and ``planner`` makes the plan that they ran under. Raise UserError if no link
-    explains the times, or they say nothing of the network.
+    One factor scales latency and time per byte alike: the one with the least squares of the
+    logarithms of predicted over measured. ``measured_s`` are the seconds of an iteration by worker
+    count, at least one, and ``planner`` makes the plan that they ran under. Raise UserError if no
+    link explains the times, or they do not depend on the network.
     """
 
     def errors(factor: float) -> dict[int, float]:
@@ -99,11 +99,11 @@ def calibrated(
             at_right = loss(right)
     factor = math.exp((low + high) / 2)
     found, slower = errors(factor), errors(2 * factor)
-    if all(slower[count] - found[count] < TELLING for count in found):
+    if all(slower[count] - found[count] < LEAST_EFFECT for count in found):
         raise UserError(
             "calibrating: messages are hidden behind computing at "
-            f"{' and '.join(map(str, measured_s))} workers, so these iterations say nothing of the "
-            "network; give one at more workers"
+            f"{' and '.join(map(str, measured_s))} workers, so these iterations say nothing about "
+            "the network; give one at more workers"
         )
     return Calibration(_slower(network, factor), factor, found)
 

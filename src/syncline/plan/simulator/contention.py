@@ -20,13 +20,13 @@ from syncline.plan.simulator.predict import DEFAULT_STRATEGY, predict_iteration_
 Floats = NDArray[np.float64]
 
 MANY = 2
-"""Plans with more than this many times stock DDP's messages show what each costs in computing."""
+"""Plans with more than this many times the DDP baseline's messages show the CPU time of each."""
 LARGEST = 4.0
 """A larger factor is an error of the model, not contention."""
 EXACT = 1e-3
-"""Share of an iteration below which a difference is the error of a fit."""
+"""A difference below this share of an iteration is the error of a fit."""
 ROUNDS = 4
-"""Linear fits of the computing time that messages take, each from where the last one ended."""
+"""Gauss-Newton steps of the fit of the computing time that messages take."""
 PRECISION = 2e-4
 """Of a factor."""
 MOST_STEPS = 26
@@ -42,20 +42,21 @@ class Measured(NamedTuple):
     noise_s: float = 0.0
     """A smaller difference from a prediction is noise."""
     slowdown_s: float | None = None
-    """Seconds that a worker computed longer than in the profile: under stock DDP in forward and
-    backward pass, under the engine in the whole iteration. None if it was not measured."""
+    """Seconds that a worker computed longer than in the profile: in forward and backward pass under
+    the DDP baseline, in the whole iteration under the engine. None if it was not measured."""
 
 
 def as_under_stock(
     stock: Measured, profile: Profile, network: Network
 ) -> tuple[Profile, Network, Measured]:
-    """Return the profile and the network, corrected by stock DDP's iterations, and these.
+    """Return the profile and the network corrected by the DDP baseline ``stock``, and the baseline.
 
-    If forward and backward pass took less time beside messages than alone, or more than contention
-    explains, they are scaled to the time beside messages. The wait for the slowest worker is set so
-    that the iteration is predicted. If it was faster even without a wait, messages cost less in
-    training than in the probe, which waits for each. Their cost is then scaled, unless even a
-    quarter of it is too much. The network's contention is left out.
+    If forward and backward pass took less time during messages than without them, or more than
+    contention can explain, they are scaled to the time during messages. The wait for the slowest
+    worker is set so that the prediction matches the iteration. If the iteration was faster even
+    without a wait, messages cost less in training than in the probe, which waits for each one.
+    Their cost is then scaled, unless even a quarter of it is too much. The network's own contention
+    is ignored.
     """
     contention = fit_contention(profile, network, [stock]).contention
     if stock.slowdown_s and (stock.slowdown_s < 0 or contention.computing == LARGEST):
@@ -76,7 +77,7 @@ def as_under_stock(
     profile = _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - longer_s, 0.0))
     if over_s(1.0) > EXACT * stock.iteration_s:
         faster = _root(lambda faster: -over_s(faster), TOLERANCE * stock.iteration_s)
-        if faster < LARGEST:  # else it was not the messages
+        if faster < LARGEST:  # otherwise messages are not the reason
             network = _faster(network, faster)
     return profile, network, stock
 
@@ -110,15 +111,15 @@ def _changed(
 def fit_contention(profile: Profile, network: Network, measured: Sequence[Measured]) -> Network:
     """Return the network with the contention that explains measured iterations.
 
-    The first of those under the reducer are stock DDP's. The engine sends the messages of plans
-    that wait on need, and the reducer all others. So each kind is fitted by itself; a kind that was
-    not measured keeps the network's contention. Each factor is between 1 and 4.
+    The engine sends the messages of plans that wait on need, and DDP's reducer all others. So each
+    kind is fitted by itself; a kind that was not measured keeps the network's contention. The first
+    plan under the reducer is the DDP baseline. Each factor is between 1 and 4.
 
     The slowdown of computing follows from how much longer the passes took than in the profile, and
     that of messages from the iterations' remaining extra time. If the passes were not timed, both
     are the same. If plans with few messages and with many were timed, the computing time that each
-    message takes follows too: by least squares or, under the reducer, from whole iterations with
-    more than :data:`MANY` times stock DDP's messages.
+    message takes is fitted too: by least squares or, under the reducer, to whole iterations with
+    more than :data:`MANY` times the baseline's messages.
     """
     by_need = [m for m in measured if m.plan.wait == "need"]
     others = [m for m in measured if m.plan.wait != "need"]
@@ -139,7 +140,7 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 def _with_handling(
     profile: Profile, network: Network, many: Sequence[Measured], stock: int
 ) -> Contention:
-    """Return the network's contention with the time of each message beyond stock DDP's number."""
+    """Return the network's contention with a time for each message beyond the baseline's."""
     more = [len(m.plan.messages) - stock for m in many]
     late_s = [m.iteration_s - predict_iteration_s(profile, network, m.plan) for m in many]
     weight = sum(count * count for count in more)
@@ -166,7 +167,7 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
         return [_slowdown_s(profile, network, plan) for plan, _ in timed]
 
     def by_messages(exchange: float) -> Network:
-        """Return the network that fits the slowdowns under few messages and many (Gauss-Newton)."""
+        """Return the network fitted to the slowdowns under few messages and many (Gauss-Newton)."""
         slower, per_message_s = 0.1, 0.0
         step, step_s = 0.1, 0.01 * profile.phase_s(*COMPUTING) / max(counts)
         wanted = np.array([slowdown_s for _, slowdown_s in timed])
@@ -180,8 +181,8 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
             slower = min(slower, LARGEST - 1 - step)
         return with_factors(1 + slower, exchange, per_message_s)
 
-    def given(exchange: float) -> Network:
-        """Return the network with the computing factor that fits a factor of the exchange."""
+    def by_slowdown(exchange: float) -> Network:
+        """Return the network with this factor of messages, and computing's fitted to slowdowns."""
         if not timed:
             return with_factors(exchange, exchange)
 
@@ -195,22 +196,22 @@ def _fitted(profile: Profile, network: Network, measured: Sequence[Measured]) ->
     def differences(candidate: Network) -> list[float]:
         return [predict_iteration_s(profile, candidate, m.plan) - m.iteration_s for m in measured]
 
-    def mean(candidate: Network) -> float:
+    def mean_error(candidate: Network) -> float:
         pairs = zip(differences(candidate), measured, strict=True)
         return math.fsum(seconds / m.iteration_s for seconds, m in pairs)
 
     by_need = measured[0].plan.wait == "need"
     several = by_need and len(set(counts)) > 1 and profile.phase_s(*COMPUTING) > 0
-    first = by_messages(1.0) if several else given(1.0)
+    first = by_messages(1.0) if several else by_slowdown(1.0)
     noise_s = [max(m.noise_s, EXACT * m.iteration_s) for m in measured]
     found = zip(differences(first), noise_s, strict=True)
     if all(abs(seconds) <= noise for seconds, noise in found):
         return first.contention
     if not several:
-        return given(_root(lambda exchange: mean(given(exchange)), TOLERANCE)).contention
+        return by_slowdown(_root(lambda e: mean_error(by_slowdown(e)), TOLERANCE)).contention
     computing, per_message_s = first.contention.computing, first.contention.per_message_s
     return by_messages(
-        _root(lambda exchange: mean(with_factors(computing, exchange, per_message_s)), TOLERANCE)
+        _root(lambda e: mean_error(with_factors(computing, e, per_message_s)), TOLERANCE)
     ).contention
 
 
@@ -229,10 +230,10 @@ def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
 
 
 def _root(increasing: Callable[[float], float], tolerance: float) -> float:
-    """Return where a function of a factor crosses 0, or the end of the range nearest to that.
+    """Return the factor at which a function crosses 0, or the nearest end of the range.
 
-    Regula falsi, the Illinois variant: if an end of the interval stays twice in a row, its value is
-    halved. A simulated time is nearly linear in a factor, so this takes a few steps.
+    Regula falsi, the Illinois variant: the value at an end that is kept twice in a row is halved. A
+    simulated time is nearly linear in a factor, so this takes a few steps.
 
     Source: M. Dowell and P. Jarratt, A modified regula falsi method for computing the root of an
     equation, BIT 11 (1971).

@@ -1,7 +1,7 @@
 """The DAG of synchronous SGD over several iterations and workers (dag-model, section IV, Fig. 1).
 
-A worker's operations are laid out once, as slots on lanes; workers and iterations repeat them with
-their own durations:
+A worker's operations are laid out once, as slots on lanes. Each worker and iteration repeats the
+slots with its own durations:
 
     iteration k:  [slots before the exchange, of every worker] [messages] [slots after it, of every
     worker, each worker's ending with a join of all that it ran]
@@ -65,7 +65,7 @@ class Dag(NamedTuple):
         return np.arange(self.iterations, dtype=np.int64)[:, None] * self.block + tasks
 
     def message_of(self, task: int) -> MessageTask | None:
-        """Return which of :attr:`messages` a task is; None if it is a worker's."""
+        """Return the one of :attr:`messages` that a task belongs to; None for a worker's task."""
         index = task % self.block - len(self.classes) * self.layout.before_exchange
         return self.messages[index] if 0 <= index < len(self.messages) else None
 
@@ -96,7 +96,7 @@ class Dag(NamedTuple):
 
 
 LONGEST_SUM_NS = 1 << 55
-"""Limit of the engine's clock: 1.1 years, all tasks together."""
+"""Longest that all tasks may take together on the engine's clock: 1.1 years."""
 MOST_TASKS = 1 << 30
 NOT_COMPUTING = ("disk", "copy", "join")
 """Lanes that neither compute nor wait for parameters."""
@@ -115,7 +115,7 @@ def build(
 ) -> Dag:
     """Build the graph of ``iterations`` iterations; ``profile`` is that of a worker of factor 1.
 
-    Workers that are equal are simulated as one. Without a plan nothing is exchanged. Raise
+    Equal workers are simulated as one. Without a plan nothing is exchanged. Raise
     UserError for more than a year or a billion tasks, or a straggler that is not in the network.
     """
     classes = tuple(workers.classes(network.workers))
@@ -175,13 +175,13 @@ def _add_lanes(dag: Dag, contention: Contention, strategy: Strategy) -> dict[str
     graph = dag.graph
     lanes: dict[str, list[int]] = {}
     for name in dict.fromkeys(slot.lane for slot in dag.layout.slots):
-        anything = name in ("join", WAITS) or (
+        unlimited = name in ("join", WAITS) or (
             strategy.compute == "unlimited" and name not in ("disk", "copy")
         )
         lanes[name] = [
             graph.add_lane(
-                capacity=None if anything else strategy.loaders if name == "disk" else 1,
-                in_order=not anything,
+                capacity=None if unlimited else strategy.loaders if name == "disk" else 1,
+                in_order=not unlimited,
             )
             for _ in dag.classes
         ]
@@ -236,7 +236,7 @@ def _connect_messages(dag: Dag, profile: Profile, plan: Plan, strategy: Strategy
             needed = {ready[t] for t in tensors[task.message]}
             if not strategy.overlap_communication:
                 needed = everything
-            if strategy.compute == "stream":  # the last on each lane implies the others
+            if strategy.compute == "stream":  # the last on each lane ends after the others
                 needed = set(_last_on_each_lane(dag.layout, sorted(needed)))
             for slot in sorted(needed):
                 tasks = dag.slot_tasks(slot)

@@ -19,7 +19,7 @@ class Lane(NamedTuple):
     capacity: int
     """Tasks that it runs at once; 0 for any number."""
     in_order: bool
-    """It starts tasks in the order in which they were added."""
+    """Whether it starts tasks in the order in which they were added."""
 
 
 class TaskGraph:
@@ -71,12 +71,12 @@ class TaskGraph:
         self._holds.extend(tasks, lanes)
 
     def add_stage(self) -> int:
-        """Add a capacity of 1 that running tasks share (:meth:`use`), and return its index."""
+        """Add a resource of capacity 1 that running tasks share (:meth:`use`); return its index."""
         self._stages.append(1.0)
         return len(self._stages) - 1
 
     def use(self, tasks: ArrayLike, stage: int, share: float) -> None:
-        """Make each task take a share of one stage, which tasks share max-min fairly."""
+        """Make each task need a share of a stage, whose capacity is shared max-min fairly."""
         self._uses.extend(tasks, stage, share)
 
     def extend(self, other: TaskGraph) -> int:

@@ -17,7 +17,7 @@ class Slot(NamedTuple):
     operation: int | None
     """Index in the profile; None for a join."""
     gate: bool = False
-    """It is the share of the update that is done just before the operation."""
+    """Whether it is the share of the update just before the operation, not the operation."""
 
 
 class IterationLayout(NamedTuple):

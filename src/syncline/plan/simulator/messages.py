@@ -24,22 +24,22 @@ class MessageTask(NamedTuple):
     """A part of a message, as a task that occupies a resource."""
 
     lane: str
-    """``channel``: transmission; ``latency``: what overlaps the transmission of others; ``delay``:
-    waiting before it may leave; ``push`` and ``pull``: to and from a parameter server."""
+    """``channel``: transmission; ``latency``: the part that overlaps others' transmission;
+    ``delay``: waiting before it may be sent; ``push`` and ``pull``: to and from a server."""
     duration_ns: int
     message: int
     """Index of the message in the plan."""
     waits_for_gradients: bool
     last: bool
-    """The message has arrived when this ends."""
+    """Whether the message has arrived when this task ends."""
     after: tuple[int, ...] = ()
     """Indices of the message tasks of the same iteration that it waits for."""
     worker_class: int | None = None
     """The class whose gradients it waits for; None: those of all workers."""
     norms: bool = False
-    """It exchanges the norms of the gradients, after the message."""
+    """Whether it exchanges the norms of the gradients, after the message."""
     link_share: float = 0.0
-    """Share of its time in which it keeps links busy, where other jobs use them too; else 0."""
+    """Share of its time in which it keeps links busy, if other jobs use them too; else 0."""
 
 
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
@@ -48,8 +48,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     Dense messages on a sparse network have the dense cost only beside sparse ones.
     """
     sparse, sizes = plan.is_sparse, plan.message_bytes()
-    # By collective, whether a message is dense in a plan that also has sparse ones, and the type in
-    # which it travels.
+    # (collective, whether it is a dense message among sparse ones, type in which it travels)
     kinds = [(m.collective, sparse and m.payload == "dense", m.wire) for m in plan.messages]
     costs_ns: dict[tuple[str, bool, Rounded | None], Iterator[int]] = {}
     for kind in set(kinds):
@@ -68,7 +67,7 @@ def message_costs_ns(network: Network, plan: Plan) -> list[int]:
 
 
 def _pricing(network: Network, *, whole: bool) -> Network:
-    """Return the network that holds the cost of a message."""
+    """Return the network for the cost of a message; ``whole``: it holds every element."""
     if not whole:
         return network
     if network.whole is not None:
@@ -108,7 +107,7 @@ def message_tasks(
     tasks: list[MessageTask] = []
     arrivals: list[int] = []  # the last task of each message
     scattered: list[tuple[int, int, int]] = []  # (start, stop, last task), by start
-    summed = 0  # the last task of sums so far, and of their norms: the channel runs them in turn
+    summed = 0  # the last task of the sums and norms so far; the channel runs these in order
     for index, (message, cost_ns) in enumerate(zip(plan.messages, costs_ns, strict=True)):
         gradients = message.collective != "all-gather"
         after: tuple[int, ...] = ()
@@ -176,7 +175,7 @@ def _share(busy: float, duration: float) -> float:
 
 
 def _with_server(network: Network, plan: Plan, classes: Sequence[WorkerClass]) -> list[MessageTask]:
-    """Return a push of each class of workers, by its size, and a pull for all, for each message."""
+    """Return, for each message, one push per class of workers, and one pull for all."""
     push, pull = _push_and_pull(network)
     busy = (
         _push_and_pull(network, transmitting=True)

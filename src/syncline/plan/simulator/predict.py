@@ -1,4 +1,4 @@
-"""``Profile + Network + Plan -> Timeline`` and the iteration time."""
+"""Prediction of an iteration: its time and its timeline, from a profile, a network and a plan."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def predict(
     strategy: Strategy = DEFAULT_STRATEGY,
     workers: Workers = ALIKE,
 ) -> Forecast:
-    """Simulate iterations until their period settles.
+    """Simulate iterations until their period is constant.
 
-    ``strategy`` says what runs beside what, and ``workers`` how much slower or faster than the
-    profile each worker is.
+    ``strategy`` says which tasks overlap, and ``workers`` how much slower each worker is than the
+    profile.
 
     Returns:
         The iteration time with its bounds, and the timeline of one iteration in the steady state.
@@ -94,7 +94,7 @@ def simulate_plan(
     strategy: Strategy = DEFAULT_STRATEGY,
     workers: Workers = ALIKE,
 ) -> Steady:
-    """Return the simulated run that :func:`predict` rests on."""
+    """Return the simulated run of :func:`predict`, with the same arguments and errors."""
     difference = plan.difference(profile.gradients, network.workers)
     if difference is not None:
         raise MismatchError(f"this plan does not fit the profile and network: {difference}")
@@ -159,10 +159,10 @@ def _communication_bound_s(
         return 0.0
     least_s = 0.0
     if plan.wire is not None:
-        # Other messages cost no less than they would in this type without casts.
+        # Messages in another type cost at least as much as in this one without casts.
         profile = with_wire(profile, plan.wire)
         network = network.casting(plan.wire) if all(m.wire for m in plan.messages) else network
-    network = _undercut_by_none(network, plan, profile.gradient_bytes)
+    network = _cheapest_of_both(network, plan, profile.gradient_bytes)
     if plan.in_flight == 1:
         least_s = network.all_reduce.cheapest_s(profile.gradient_bytes)
     # The bound holds for operations that run one at a time in the profile's order.
@@ -177,8 +177,8 @@ def _communication_bound_s(
     return max(least_s, bound_ns / NS_PER_S)
 
 
-def _undercut_by_none(network: Network, plan: Plan, size_bytes: int) -> Network:
-    """Return a network on which no message, dense or sparse, costs more than on the given one."""
+def _cheapest_of_both(network: Network, plan: Plan, size_bytes: int) -> Network:
+    """Return a network that is a lower bound on the costs of dense and of sparse messages."""
     mixed = len({message.payload == "dense" for message in plan.messages}) > 1
     if network.whole is None or not mixed:
         return network

@@ -23,9 +23,9 @@ MOST_ITERATIONS = 64
 AGREEING = 3
 """Periods in a row that must be equal."""
 WARM_UP = 4
-"""Iterations left out of the mean where every one is different."""
+"""Iterations left out of the mean if the period does not become constant."""
 OFFSETS = 8
-"""Simulated sets of offsets between jobs that share links."""
+"""Number of simulated sets of offsets between jobs that share links."""
 
 
 class Steady(NamedTuple):
@@ -35,9 +35,9 @@ class Steady(NamedTuple):
     start_ns: Times
     stop_ns: Times
     ends_ns: Times
-    """When each iteration ended; under contention, of the first half of them only."""
+    """When each iteration ended; under contention, only for the first half of the iterations."""
     period_ns: float
-    """From one iteration's end to the next: the last, or the mean after warm-up if they differ."""
+    """Time between the ends of iterations: the last, or the mean after warm-up if they differ."""
     error_ns: float
     """Standard error of the period; 0 if it settled."""
     alone_ns: float | None = None
@@ -103,19 +103,19 @@ def _settled(
     network: Network,
     offsets_ns: Sequence[int],
 ) -> Steady:
-    """Return the steady state of jobs that begin at some times, one for each."""
-    # Batches that several loaders read at the same time arrive together: their iterations follow
-    # one another quickly, and then all wait for the next ones. Only such a round repeats.
+    """Return the steady state of as many jobs as offsets, each beginning at its own."""
+    # Batches that several loaders read at the same time arrive together. Their iterations follow
+    # one another quickly, then wait for the next batches. Only such rounds are alike.
     round_of = strategy.loaders if strategy.prefetch_data else 1
     by_need = plan is not None and plan.wait == "need"
     ahead = strategy.prefetch_data or strategy.prefetch_copy
     # Fast workers push while slow ones still update.
-    apart = strategy.exchange == "parameter-server" and workers != ALIKE
+    drift_apart = strategy.exchange == "parameter-server" and workers != ALIKE
     most = max(MOST_ITERATIONS, 2 * FIRST_ITERATIONS * round_of)
     iterations = 1
     if workers.jitter:
         iterations = most
-    elif len(offsets_ns) > 1 or by_need or apart or ahead or profile.has_lanes:
+    elif len(offsets_ns) > 1 or by_need or drift_apart or ahead or profile.has_lanes:
         # Some part of an iteration can run beside the one before it.
         iterations = FIRST_ITERATIONS * round_of
     while True:
@@ -134,7 +134,7 @@ def _settled(
         if iterations == 1:
             ends_ns = np.array([stop_ns.max(initial=0)])
             return Steady(dag, start_ns, stop_ns, ends_ns, float(ends_ns[0]), 0.0)
-        # Under contention an iteration is slowed by those after it, which the last ones lack.
+        # Contention slows an iteration by those after it, which the last iterations do not have.
         slows = network.contention_under(by_need=by_need).slows or network.colocated
         if slows or len(dags) > 1:
             jobs_ns, sent_ns = jobs_ns[:, : iterations // 2], sent_ns[:, : iterations // 2]

@@ -14,14 +14,14 @@ class Strategy(Value, frozen=True, kw_only=True):
 
     name: str
     prefetch_data: bool = False
-    """The next batches are read beside computing (dag-model, Eq. 3); else the loop itself reads."""
+    """Whether the next batches are read during computing (dag-model, Eq. 3), not by the loop."""
     prefetch_copy: bool = False
-    """The next batch is copied to the device beside computing, into a second buffer there."""
+    """Whether the next batch is copied to the device during computing, into a second buffer."""
     one_loader: bool = False
     """One thread reads and copies in turn, so that a batch costs ``t_io + t_h2d`` (Eq. 3 to 5).
     Otherwise reading and copying are a pipeline, and the slower of the two counts."""
     loaders: int = 1
-    """Batches that are read at the same time, each by a process of its own."""
+    """Loader processes, each reading one batch at a time."""
     ahead: int = 2
     """Batches that may be read but not yet copied (or, without copies, not yet used); at least as
     many as there are loaders."""
@@ -29,8 +29,8 @@ class Strategy(Value, frozen=True, kw_only=True):
     """Messages go out while the backward pass runs (wait-free backpropagation); else after it."""
     exchange: Literal["all-reduce", "parameter-server"] = "all-reduce"
     """A parameter server receives a push from each worker and answers with a pull, both over its
-    own link, which all workers share; the two directions run beside each other. A plan's number in
-    flight has no meaning; a reduce-scatter is a push, an all-gather a pull."""
+    own link, which all workers share; the two directions run at the same time. A plan's
+    ``in_flight`` has no effect; a reduce-scatter is a push, an all-gather a pull."""
     compute: Literal["stream", "unlimited"] = "stream"
     """``stream``: a device runs one operation at a time in the profile's order, as GPUs do.
     ``unlimited``: each runs as soon as what it depends on is done (PACE, section IV-A)."""

@@ -21,11 +21,11 @@ from syncline.plan.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 SweepAxis = Literal["workers", "bandwidth_bytes_per_s"]
 AXES: tuple[SweepAxis, ...] = ("workers", "bandwidth_bytes_per_s")
 NOTICEABLE = 1e-3
-"""Relative difference of iteration times from which on one planner is faster than another."""
+"""Smallest relative difference of iteration times for which one planner counts as faster."""
 
 
 def series(points: Sequence[Point], axis: str) -> list[list[int]]:
-    """Return lists of the indices of points that differ only along an axis, in its order."""
+    """Return groups of points, as indices, that differ only along an axis; sorted along it."""
     groups: dict[object, list[int]] = {}
     for index, point in enumerate(points):
         others = msgspec.structs.astuple(msgspec.structs.replace(point.setting, **{axis: 1}))

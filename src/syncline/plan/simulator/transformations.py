@@ -29,12 +29,12 @@ def with_wire(profile: Profile, dtype: str) -> Profile:
     if all(gradient.dtype == dtype for gradient in profile.gradients):
         return profile
     gradients = tuple(msgspec.structs.replace(g, dtype=dtype) for g in profile.gradients)
-    # The measured time of stock DDP is that of the original gradients.
+    # The baseline was measured with the original gradients.
     return msgspec.structs.replace(profile, gradients=gradients, baseline=None)
 
 
 def with_sharding(profile: Profile, workers: int | None) -> Profile:
-    """Return the profile for workers of which each updates its share of parameters; None: all."""
+    """Return the profile if each of the workers updates its share of parameters; None: all."""
     measured, asked = profile.workers if profile.sharded else 1, workers or 1
     scaled = _scaled(profile, lambda o: measured / asked if o.phase == "update" else 1.0)
     return msgspec.structs.replace(
@@ -43,7 +43,7 @@ def with_sharding(profile: Profile, workers: int | None) -> Profile:
 
 
 def with_gathering(profile: Profile, network: Network, plan: Plan) -> Profile:
-    """Return the profile with an all-gather of sharded parameters, if the plan has none."""
+    """Return the profile with an all-gather of the sharded parameters if the plan has none."""
     if not profile.sharded or plan.sharded:
         return profile
     gather = Operation(
@@ -143,7 +143,7 @@ def without_loading(profile: Profile) -> Profile:
 
 
 def as_planned(profile: Profile, strategy: Strategy, slowest: float) -> Profile:
-    """Return the profile for planners: as slow as the slowest, without what is prefetched."""
+    """Return the profile for planners: of the slowest worker, without prefetched batches."""
     ahead = {"data": strategy.prefetch_data, "copy": strategy.prefetch_copy}
 
     def factor(operation: Operation) -> float:

@@ -41,13 +41,13 @@ from syncline.plan.whatif import Point, Setting
 MOST_POINTS = 5000
 """Points of one sweep."""
 ELEMENT_BYTES = 4
-"""Width of an element in the cost of a sparse exchange."""
+"""Bytes of an element for which the costs of sparse exchange are computed."""
 
 PlanFunction = Callable[[Profile, Network], Plan]
 
 
 class Change(NamedTuple):
-    """What is different at a point, as :class:`Setting` describes it. None: as it was measured."""
+    """What changes at a point; fields as in :class:`Setting`. None: as it was measured."""
 
     workers: int | None = None
     bandwidth_bytes_per_s: float | None = None
@@ -69,8 +69,9 @@ def exchanges(
 ) -> list[tuple[str | None, float | None]]:
     """Return the (algorithm, density) pairs that two lists stand for.
 
-    Each density goes with each sparse algorithm, or with the one that :meth:`Network.with_` takes.
-    A None asks for the network's own exchange, unless a dense algorithm is named.
+    Each density is combined with each sparse algorithm or, if none is named, with the default of
+    :meth:`Network.with_`. A density of None adds the network's own exchange, unless a dense
+    algorithm is named.
     """
     sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
     pairs: list[tuple[str | None, float | None]]
@@ -101,7 +102,7 @@ def changes(
     behaviours: Sequence[Workers] = (),
     strategies: Sequence[Strategy] = (),
 ) -> list[Change]:
-    """Return every combination of the lists' values; an empty list leaves things as they are.
+    """Return every combination of the lists' values; an empty list changes nothing.
 
     Worker counts vary fastest. For algorithms and densities see :func:`exchanges`. Raise UserError
     for more than 5000 combinations, before making them.
@@ -133,7 +134,7 @@ def changes(
 
 
 class Planned(NamedTuple):
-    """One planner at one point, with all that its figures rest on."""
+    """The plan of one planner at one point, its simulated run and its prediction."""
 
     profile: Profile
     network: Network
@@ -143,7 +144,7 @@ class Planned(NamedTuple):
 
 
 class WhatIfSimulator:
-    """Simulates points of one profile and network, and keeps what many of them share."""
+    """Simulates points of one profile and network, and caches what they have in common."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class WhatIfSimulator:
         *,
         replans: bool = True,
     ) -> None:
-        """Take what the points change; ``replans``: planners plan anew for each point."""
+        """Set up a sweep; ``replans`` says that planners plan anew for each point."""
         self.network = network
         self.replans = replans
         self.planners = dict(planners)
@@ -200,13 +201,13 @@ class WhatIfSimulator:
         return msgspec.structs.replace(network, all_reduce=whole, pipelined=pipelined)
 
     def plan_at(self, change: Change, planner: str) -> Planned:
-        """Return one planner's result at a point."""
+        """Return one planner's plan, run and prediction at a point."""
         return next(self._plans(change, self.network_at(change), [planner]))
 
     def _plans(
         self, change: Change, network: Network, planners: Iterable[str]
     ) -> Iterator[Planned]:
-        """Yield the planners' results at a point with its network."""
+        """Yield the same of several planners."""
         profile = self.profile_at(change)
         strategy, workers = change.strategy, change.behaviour
         computation_s = self._computation_s(change, profile, network)
@@ -222,7 +223,7 @@ class WhatIfSimulator:
     def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:
         """Return the iteration time if messages took no time."""
         options: dict[str, Any] = {"strategy": change.strategy, "workers": change.behaviour}
-        # With jitter, workers wait for one another in each iteration, which is no communication.
+        # With jitter, workers wait for one another in each iteration; that is not communication.
         if not change.behaviour.jitter:
             return predict_computation_s(profile, network, **options)
         free = Network(

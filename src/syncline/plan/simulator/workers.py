@@ -14,11 +14,11 @@ from syncline.errors import UserError
 from syncline.plan.document import Value
 
 SLOWEST = 1000.0
-"""Largest factor by which a worker may be slower, and its inverse by which it may be faster."""
+"""Largest factor by which a worker may be slower, or faster."""
 
 
 class WorkerClass(NamedTuple):
-    """Workers that take exactly the same time, of which one is simulated."""
+    """Workers that take exactly the same time; only one of them is simulated."""
 
     factor: float
     size: int
@@ -65,7 +65,7 @@ class Workers(Value, frozen=True, kw_only=True):
         return factors
 
     def classes(self, count: int) -> list[WorkerClass]:
-        """Return the workers that differ: symmetric ranks are collapsed, others are not."""
+        """Return the classes of workers with equal factors; with jitter, one for each worker."""
         if self.jitter:
             return [WorkerClass(f, 1, rank) for rank, f in enumerate(self.factors(count).tolist())]
         if not (self.stragglers or self.spread):
