@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.optim import Optimizer
 
 from syncline.train.ddp import DistributedDataParallel
+from syncline.train.launched.conversion import expect_manual_backward
 
 OPTIONS = frozenset({"planner", "plan", "profile", "network", "check", "compression", "cache"})
 
@@ -64,14 +65,7 @@ class SynclineStrategy(DDPStrategy):
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Prepare a backward pass; with manual optimization, the forward pass could not do so."""
         super().pre_backward(closure_loss)
-        module, model = self.lightning_module, self.model
-        assert module is not None
-        if (
-            isinstance(model, DistributedDataParallel)
-            and model.require_backward_grad_sync
-            and not module.automatic_optimization
-        ):
-            model.expect_backward(closure_loss)
+        expect_manual_backward(self, closure_loss)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Log the metrics of the last steps."""

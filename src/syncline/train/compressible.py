@@ -107,7 +107,7 @@ class Compressible:
         # with 16 or 8 bits, where it may have been for DDP with torch's hook.
         settings = training.tuning.settings
         if decided and (plan is not None or (settings.check and settings.wire is None)):
-            training.tuning.resume(plan)
+            training.tuning.resumed = (plan,)
 
     def _compressed(self, method: str | None = None) -> tuple[PlannedTraining, Compressing]:
         """Return training and compression; with ``method``, raise if training has begun."""

@@ -201,8 +201,9 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def train(self, mode: bool = True) -> Self:
         """Set the mode, as in torch's class; the time in evaluation mode is not measured."""
         super().train(mode)
-        if not mode:
-            self._training.leave_training()
+        runner = self._training.runner
+        if not mode and runner is not None:
+            runner.iterations.leave_training()
         return self
 
     # ------------------------------------------------------------------ the update
@@ -358,7 +359,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         answer = hook.main_hook
 
         def main_hook() -> None:
-            training.leave_engine()
+            if training.runner is not None:
+                training.runner.leave_engine()
             answer()
 
         hook.main_hook = main_hook

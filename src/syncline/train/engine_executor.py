@@ -151,7 +151,10 @@ class EngineExecutor(Executor):
             # In the first round of a static graph all buckets come when backward ends, unnumbered.
             unnumbered = not (executor._by_tensor or executor._rounds)
             if executor._backward is not None and (bucket.is_last() or unnumbered):
-                executor._end_later()
+                # The reducer queues its own callback after its last bucket; a callback queued by a
+                # callback runs after it. It must not be queued earlier: callbacks queued in a
+                # nested backward pass (reentrant checkpointing) run when the nested pass ends.
+                queue_callback(functools.partial(queue_callback, executor._end))
             if executor._backward == "engine":
                 executor._engine.ready(executor.buckets[bucket.index()])
                 return done(bucket.buffer())
@@ -198,12 +201,6 @@ class EngineExecutor(Executor):
         # before the current reducer's hook, which then has not copied the gradient yet.
         if self._backward == "engine" and self._views.take(index):
             self._engine.ready((index,))
-
-    def _end_later(self) -> None:
-        # The reducer queues its own callback after its last bucket; a callback queued by a callback
-        # runs after it. It must not be queued earlier: callbacks queued in a nested backward pass
-        # (reentrant checkpointing) run when the nested pass ends.
-        queue_callback(lambda: queue_callback(self._end))
 
     def _end(self) -> None:
         if self._backward is None:

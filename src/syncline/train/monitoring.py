@@ -95,7 +95,58 @@ class Monitored:
 
     def run_record(self) -> Run:
         """Return the record of this run so far; any thread may call."""
-        return _record_of(self._training)
+        training = self._training
+        wrapped, runner = training.wrapped, training.runner
+        ddp = wrapped.ddp
+        run = functools.partial(
+            Run,
+            model=type(ddp.module).__name__,
+            workers=dist.get_world_size(ddp.process_group),
+            backend=wrapped.backend,
+            machine=(
+                f"{processor_name()}, {torch.get_num_threads()} threads a worker, "
+                f"Python {platform.python_version()}, torch {torch.__version__}"
+            ),
+        )
+        if runner is None:
+            return run(
+                decision="ddp",
+                reason=training.why or "a copy of a wrapped module is not measured",
+                planner=Ddp.NAME,
+                messages=max(len(bucket_sizes(logging_data(ddp))), 1),
+                events=(Event(iteration=0, text=training.why or "copied"),),
+            )
+        now, times_s = runner.progress, runner.steady_iteration_s
+        found = now.tuning.findings
+        plan, baseline = found.plan, found.baseline
+        steady = None
+        if len(times_s) >= MIN_STEADY:
+            stock = baseline.name if baseline else "stock DDP"
+            steady = Measurement(times_s=tuple(times_s)).rate(plan.planner if plan else stock)
+        overhead = None
+        if now.stage.is_steady and baseline is not None:
+            measuring = [phase for phase in now.phases if phase.name != now.stage.name]
+            spent = sum(phase.seconds for phase in measuring) / baseline.iteration_s
+            overhead = max(spent - sum(phase.iterations for phase in measuring), 0.0)
+        compressing = wrapped.compressing
+        return run(
+            decision=found.decision,
+            reason=found.reason,
+            planner=plan.planner if plan else Ddp.NAME,
+            messages=len(plan.messages) if plan else now.buckets,
+            deferred=wrapped.can_defer and plan is not None and plan.wait == "need",
+            baseline=baseline,
+            planned=found.planned,
+            steady=steady,
+            predicted_baseline_s=found.predicted_baseline_s,
+            predicted_planned_s=found.predicted_planned_s,
+            overhead_iterations=overhead,
+            compression=None if compressing is None else compressing.compression,
+            sent=None if compressing is None else compressing.sent,
+            suggestion=found.comparison.suggestion if found.comparison else None,
+            phases=now.phases,
+            events=tuple(now.tuning.events),
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by name, to be logged at every step; the call itself measures nothing.
@@ -155,57 +206,3 @@ class Monitored:
                 timeline_measured=tuning.measured_timeline,
             )
         return save(bundle, directory)
-
-
-def _record_of(training: UnplannedTraining) -> Run:
-    wrapped, runner = training.wrapped, training.runner
-    ddp = wrapped.ddp
-    run = functools.partial(
-        Run,
-        model=type(ddp.module).__name__,
-        workers=dist.get_world_size(ddp.process_group),
-        backend=wrapped.backend,
-        machine=(
-            f"{processor_name()}, {torch.get_num_threads()} threads a worker, "
-            f"Python {platform.python_version()}, torch {torch.__version__}"
-        ),
-    )
-    if runner is None:
-        return run(
-            decision="ddp",
-            reason=training.why or "a copy of a wrapped module is not measured",
-            planner=Ddp.NAME,
-            messages=max(len(bucket_sizes(logging_data(ddp))), 1),
-            events=(Event(iteration=0, text=training.why or "copied"),),
-        )
-    now, times_s = runner.progress, runner.steady_iteration_s
-    found = now.tuning.findings
-    plan, baseline = found.plan, found.baseline
-    steady = None
-    if len(times_s) >= MIN_STEADY:
-        stock = baseline.name if baseline else "stock DDP"
-        steady = Measurement(times_s=tuple(times_s)).rate(plan.planner if plan else stock)
-    overhead = None
-    if now.stage.is_steady and baseline is not None:
-        measuring = [phase for phase in now.phases if phase.name != now.stage.name]
-        spent = sum(phase.seconds for phase in measuring) / baseline.iteration_s
-        overhead = max(spent - sum(phase.iterations for phase in measuring), 0.0)
-    compressing = wrapped.compressing
-    return run(
-        decision=found.decision,
-        reason=found.reason,
-        planner=plan.planner if plan else Ddp.NAME,
-        messages=len(plan.messages) if plan else now.buckets,
-        deferred=wrapped.can_defer and plan is not None and plan.wait == "need",
-        baseline=baseline,
-        planned=found.planned,
-        steady=steady,
-        predicted_baseline_s=found.predicted_baseline_s,
-        predicted_planned_s=found.predicted_planned_s,
-        overhead_iterations=overhead,
-        compression=None if compressing is None else compressing.compression,
-        sent=None if compressing is None else compressing.sent,
-        suggestion=found.comparison.suggestion if found.comparison else None,
-        phases=now.phases,
-        events=tuple(now.tuning.events),
-    )

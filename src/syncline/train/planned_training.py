@@ -113,11 +113,6 @@ class UnplannedTraining:
     def expect_backward(self, loss: torch.Tensor) -> None:
         """Prepare an exchanged backward pass after a forward pass that did not prepare it."""
 
-    def leave_training(self) -> None:
-        """Call when the model is put into evaluation mode: the time there is not measured."""
-        if self.runner is not None:
-            self.runner.iterations.leave_training()
-
     def begin_join(self) -> None:
         """Call when uneven inputs are prepared for."""
         self._join_ended = False
@@ -127,11 +122,6 @@ class UnplannedTraining:
         self._join_ended = True
         if self.runner is not None:
             self.runner.return_to_engine()
-
-    def leave_engine(self) -> None:
-        """Let the reducer exchange DDP's own buckets as long as other ranks have no inputs."""
-        if self.runner is not None:
-            self.runner.leave_engine()
 
     def overlap(
         self,

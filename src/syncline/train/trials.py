@@ -204,8 +204,10 @@ class Trials:
             stock_s = free.predicted_s(Ddp.NAME)
             gain_s = stock_s - free.predicted_s(free.comparison.chosen)
             plan = free.plan if gain_s >= CALIBRATION_GAIN * stock_s else None
-        elif self._experiments.baseline.iteration_s >= DETAILED_FROM_S and not _contends(first):
-            return []
+        elif self._experiments.baseline.iteration_s >= DETAILED_FROM_S:
+            found = first.network.contention
+            if max(found.computing, found.exchange) < CONTENDED:
+                return []
         if plan is None or plan.wait != "need":
             return []
         return [in_equal_parts(first.profile, first.network, n) for n in CALIBRATION_PARTS]
@@ -275,11 +277,6 @@ def forecast(
         plan=None if chosen == Ddp.NAME else choice.plans[chosen],
         held_back=chosen in choice.deferring and not defers,
     )
-
-
-def _contends(forecasts: Forecasts) -> bool:
-    found = forecasts.network.contention
-    return max(found.computing, found.exchange) >= CONTENDED
 
 
 def _contended(network: Network, share: float) -> Network:

@@ -49,8 +49,9 @@ class Tuning:
         self._policy: Policy | None = None
         """On rank 0, from the first iteration on."""
         self._steps: Steps | None = None
-        self._resumed: tuple[Plan | None] | None = None
-        """The plan that a checkpoint says is to run, in a tuple; None without a checkpoint."""
+        self.resumed: tuple[Plan | None] | None = None
+        """In a tuple, the plan of the checkpoint that training continues from, where None is DDP's
+        own buckets; None without a checkpoint. Set before training begins."""
         self.findings = Findings(profile=settings.profile, network=settings.network)
         """Those that all ranks know."""
         self.measured_timeline: Timeline | None = None
@@ -63,10 +64,6 @@ class Tuning:
         now.events = list(self.events)
         return now
 
-    def resume(self, plan: Plan | None) -> None:
-        """Go on under a checkpoint's plan, or DDP's own buckets; call before training begins."""
-        self._resumed = (plan,)
-
     def begin(self, batch: int | None) -> Stage:
         """Return the first stage, before the first iteration, of a batch of that size if known."""
         if self._measurements.rank == 0:
@@ -78,7 +75,7 @@ class Tuning:
                 self._measurements.everything_at_once(),
                 self._job.deferring,
                 remembered=remembered,
-                resumed=self._resumed,
+                resumed=self.resumed,
             )
             self._steps = self._policy.steps()
         return self._follow(None)

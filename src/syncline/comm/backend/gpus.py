@@ -117,13 +117,11 @@ class Gpus:
 
     def close(self) -> None:
         """Wait for the GPUs of all ranks, and stop sharing memory; all ranks must call it."""
-        for group in self._groups.values():
-            if group is not None:
-                with contextlib.suppress(PeerError):  # it has failed: whoever waited got the error
-                    group.close()
+        for group in filter(None, self._groups.values()):
+            with contextlib.suppress(PeerError):  # it has failed: whoever waited got the error
+                group.close()
 
     def leave(self) -> None:
         """Close without waiting."""
-        for group in self._groups.values():
-            if group is not None:
-                group.leave()
+        for group in filter(None, self._groups.values()):
+            group.leave()

@@ -75,7 +75,7 @@ class _Edges(NamedTuple):
         return np.asarray(self.delay.max() - self.delay)
 
     def last(self, first: Numbers, blocks: int) -> Numbers:
-        """Return when each edge that is used sends its last block, given when its first."""
+        """Return the step of the last block on each edge that is used, given that of the first."""
         return first + (blocks - 1 - self.tree) // 2 * self.period
 
 

@@ -135,7 +135,7 @@ class _Conversion:
 
 @functools.cache
 def _follow_lightning() -> None:
-    """Make Lightning's strategies, if loaded, notify our wrapper of backward passes; idempotent.
+    """Make Lightning's strategies, if loaded, notify our wrapper of backward passes.
 
     With manual optimization, Lightning prepares torch's reducer itself before each of them.
     """
@@ -145,22 +145,27 @@ def _follow_lightning() -> None:
 
 
 def _follow(strategy_class: Any) -> None:
-    from syncline.train.ddp import DistributedDataParallel
-
     own = strategy_class.pre_backward
 
     @functools.wraps(own)
     def pre_backward(strategy: Any, closure_loss: Any) -> None:
         own(strategy, closure_loss)
-        model = strategy.model
-        if (
-            isinstance(model, DistributedDataParallel)
-            and model.require_backward_grad_sync
-            and not strategy.lightning_module.automatic_optimization
-        ):
-            model.expect_backward(closure_loss)
+        expect_manual_backward(strategy, closure_loss)
 
     strategy_class.pre_backward = pre_backward
+
+
+def expect_manual_backward(strategy: Any, loss: Any) -> None:
+    """Prepare our wrapper for a backward pass, if a Lightning strategy optimizes it manually."""
+    from syncline.train.ddp import DistributedDataParallel
+
+    model = strategy.model
+    if (
+        isinstance(model, DistributedDataParallel)
+        and model.require_backward_grad_sync
+        and not strategy.lightning_module.automatic_optimization
+    ):
+        model.expect_backward(loss)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

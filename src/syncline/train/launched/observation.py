@@ -7,7 +7,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -123,22 +122,19 @@ class Observation:
 
     def _finish(self) -> None:
         self._seen = -1
-        everyone = gather_json(self._facts(), self._group, self._device)
-        if self._rank == 0:
-            self._advise(msgspec.convert(everyone, list[RankFacts]))
-        if not self._request.goes_on:
-            sys.exit(0)
-
-    def _facts(self) -> dict[str, Any]:
-        face = interface_used()
-        return {
+        facts = {
             "rank": self._rank,
             "host": socket.gethostname(),
-            "interface": msgspec.to_builtins(face),
+            "interface": msgspec.to_builtins(interface_used()),
             "computing_s": median(self._computing_s) if self._computing_s else None,
             "link_s": self._link_s,
             "retransmitted": self._retransmitted,
         }
+        everyone = gather_json(facts, self._group, self._device)
+        if self._rank == 0:
+            self._advise(msgspec.convert(everyone, list[RankFacts]))
+        if not self._request.goes_on:
+            sys.exit(0)
 
     def _advise(self, ranks: list[RankFacts]) -> None:
         model, folder = self.model, Path(self._request.folder)
