@@ -105,7 +105,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 def test_where_nothing_helps_it_says_so() -> None:
     found = advice(profile(elements=2000), network(1.25e10))
-    assert found.limit.startswith("nothing here: the network takes")
+    assert found.limit.startswith("not the network: it takes")
     console = Console(width=100, record=True)
     print_advice(console, found)
     text = console.export_text()
@@ -116,7 +116,7 @@ def test_a_single_worker_exchanges_nothing() -> None:
     alone = Network(name="alone", workers=1, all_reduce=CostCurve.line(0.0, 0.0))
     made = msgspec.structs.replace(profile(measured=False), workers=1)
     found = advice(made, alone)
-    assert found.limit.startswith("nothing here: the network takes 0.0 %")
+    assert found.limit.startswith("not the network: it takes 0.0 %")
     assert (found.exchanges, found.remedies, found.scaling) == ((), (), ())
     print_advice(Console(quiet=True), found)
 

@@ -49,12 +49,12 @@ def test_stalls_are_predicted_and_measured(overlapped: Bundle) -> None:
     waiting = checks["its computation waiting for messages"]
     assert waiting.measured_s == measured.stall_ns() / 1e9
     assert waiting.predicted_s > 0
-    idle = checks["its line idle while a later message was ready"]
+    idle = checks["its link idle while a later message was ready"]
     assert idle.measured_s == measured.order_stall_ns() / 1e9
     assert idle.error == pytest.approx(idle.predicted_s / idle.measured_s - 1)
     text = render(overlapped)
     assert "Its computation waiting for messages" in text
-    assert "Its line idle while a later message was ready" in text
+    assert "Its link idle while a later message was ready" in text
 
 
 def test_where_waits_were_not_noted_nothing_is_compared(bundle: Bundle) -> None:

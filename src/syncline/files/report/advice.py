@@ -27,42 +27,40 @@ BUCKETS_MIB = (1, 2, 5, 10, 25, 50, 100, 200)
 RATES = {"10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
 LEAST_GAIN = 1.02  # remedies that gain less than this factor are not worth a change
 ACCUMULATED = 4
-SMALL_SHARE = 0.05
-"""Where communication takes less of an iteration than this, nothing here helps much."""
+SMALL_SHARE = 0.05  # exposed communication below this share of an iteration is not the limit
 EXPECTED_SHARE = 0.5  # a bus bandwidth below this share of the interface's is suspect
 RETRANSMITTED = 0.002
 """Share of TCP segments sent again that is suspect; a sound network loses fewer than 1 in 1000."""
 SLOWER, SLOWER_LINK = 1.25, 2.0
-"""A rank that takes this many times as long as the usual one to compute, or to exchange a message,
-is suspect."""
-FAST_BYTES_PER_S = 1.25e9
-"""From 10 Gbit/s on, packets of 1,500 bytes cost the processors noticeably."""
+"""A rank that takes this many times as long as the median rank to compute, or to exchange a
+message, is suspect."""
+FAST_BYTES_PER_S = 1.25e9  # from 10 Gbit/s on, packets of 1,500 bytes cost noticeable CPU time
 
 
 def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) -> Advice:
     """Return what limits a training, and what would shorten its iterations.
 
-    The iteration is the profile's baseline where it has one. Every prediction is this iteration
-    times a ratio: the time predicted with the change over the time predicted without it.
+    The iteration time is the profile's baseline if it has one, else predicted. Every prediction is
+    this time, times the time predicted with the change over the time predicted without it.
 
     Raises:
         UserError: the network has no link, so it cannot be carried over to other circumstances.
     """
     ddp = Ddp()
-    as_it_is_s = predict_iteration_s(profile, network, ddp.plan(profile, network))
+    unchanged_s = predict_iteration_s(profile, network, ddp.plan(profile, network))
     baseline = profile.baseline
-    iteration_s = baseline.iteration_s if baseline else as_it_is_s
+    iteration_s = baseline.iteration_s if baseline else unchanged_s
     parts = _parts(profile, iteration_s)
     noise = baseline.noise_s / iteration_s if baseline else 0.0
-    # The simulator may miss elsewhere as much as it misses of today's iteration.
-    error = math.hypot(MODEL_ERROR, noise, as_it_is_s / iteration_s - 1)
+    # The simulator may err with the change as much as without it.
+    error = math.hypot(MODEL_ERROR, noise, unchanged_s / iteration_s - 1)
     planners = {name: partial(planned, name) for name in ("ddp", "auto")}
     simulator = WhatIfSimulator(profile, network, planners)
     remedies = [
         Remedy(
             name=name,
-            iteration_s=seconds / as_it_is_s * iteration_s,
-            gain=as_it_is_s / seconds,
+            iteration_s=seconds / unchanged_s * iteration_s,
+            gain=unchanged_s / seconds,
             error=error,
             how=how,
         )
@@ -81,7 +79,7 @@ def advice(profile: Profile, network: Network, ranks: Sequence[RankFacts] = ()) 
         ranks=tuple(ranks),
         suspects=tuple(_suspects(network, ranks)),
         remedies=tuple(sorted(remedies, key=lambda r: -r.gain)),
-        scaling=tuple(_scaling(network, simulator, iteration_s / as_it_is_s)),
+        scaling=tuple(_scaling(network, simulator, iteration_s / unchanged_s)),
     )
 
 
@@ -108,7 +106,7 @@ def _limit(parts: Sequence[Part], iteration_s: float) -> str:
     noted = [f"{name} {units.percent(share)}" for share, name in by_share if share >= SMALL_SHARE]
     if network < SMALL_SHARE:
         return (
-            f"nothing here: the network takes {units.percent(network)} of an iteration; "
+            f"not the network: it takes {units.percent(network)} of an iteration; "
             f"{', '.join(noted)}"
         )
     return f"{by_share[0][1]} limits: {', '.join(noted)} of an iteration"
@@ -117,7 +115,7 @@ def _limit(parts: Sequence[Part], iteration_s: float) -> str:
 def _remedies(
     profile: Profile, network: Network, simulator: WhatIfSimulator
 ) -> Iterator[tuple[str, float, str]]:
-    """Yield names, predicted seconds for one iteration's samples, and what to do."""
+    """Yield the name of a change, predicted seconds for one iteration's samples, and how to."""
     if network.workers == 1:
         return
     chosen = choose(profile, network)
@@ -142,7 +140,7 @@ def _remedies(
     yield "bucket size", bucket_s, f"DistributedDataParallel(..., bucket_cap_mb={mib})"
     batch_s = profile.phase_s("data", "copy", *COMPUTING)
     accumulated_s = (ddp_s(Change()) + (ACCUMULATED - 1) * batch_s) / ACCUMULATED
-    how = "with model.no_sync(): for all but the last; the batch grows with it"
+    how = "with model.no_sync(): for all but the last; makes the batch larger"
     yield f"accumulate {ACCUMULATED} batches", accumulated_s, how
     if found is not None:
         how = "run --compression gtopk --density 0.001; lossy"
@@ -210,12 +208,12 @@ def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
         ("computes", [(r, r.computing_s) for r in ranks if r.computing_s], SLOWER),
         ("exchanges 1 MiB with its neighbours", between, SLOWER_LINK),
     ):
-        usual = sorted(seconds for _, seconds in values)[(len(values) - 1) // 2] if values else 0.0
+        median = sorted(seconds for _, seconds in values)[(len(values) - 1) // 2] if values else 0.0
         for rank, seconds in values:
-            if seconds > factor * usual:
+            if seconds > factor * median:
                 yield (
                     f"slow host? {rank.host} (rank {rank.rank}) {what} in "
-                    f"{units.duration(seconds)}, the usual rank in {units.duration(usual)}"
+                    f"{units.duration(seconds)}, the median rank in {units.duration(median)}"
                 )
     rows = list(_exchanges(network))
     if speeds and rows and len(hosts) > 1:
@@ -229,7 +227,7 @@ def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
 
 
 def print_advice(console: Console, found: Advice) -> None:
-    """Print advice in one screen."""
+    """Print advice as tables that fit on one screen."""
     terminal.widen(console)
     took = units.with_noise(found.iteration_s, found.noise_s)
     kind = "measured" if found.is_measured else "predicted"

@@ -55,7 +55,7 @@ class Bundle:
                 )
 
     def timelines(self) -> tuple[Timeline, ...]:
-        """Return the timelines that are there, the predicted one first."""
+        """Return the timelines of this bundle, the predicted one first."""
         both = (self.timeline_predicted, self.timeline_measured)
         return tuple(timeline for timeline in both if timeline is not None)
 

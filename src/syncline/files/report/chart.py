@@ -31,7 +31,7 @@ class Axis:
 
     @classmethod
     def around(cls, values: Sequence[float]) -> Axis:
-        """Return the logarithmic axis around values above 0, from and to 1, 2 or 5 times 10^n."""
+        """Return a logarithmic axis around values above 0 that ends at 1, 2 or 5 times 10^n."""
         low, high = _round_down(min(values)), 1 / _round_down(1 / max(values))
         first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
         every_round = (m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5))
@@ -101,13 +101,13 @@ class Axis:
 
 
 def _round_up(value: float, mantissas: Sequence[float]) -> float:
-    """Return the least of some mantissas times a power of ten that is no smaller than a value."""
+    """Return the smallest product of a mantissa and a power of ten that is at least ``value``."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(power * m for m in mantissas if power * m >= value * (1 - 1e-9))
 
 
 def _round_down(value: float) -> float:
-    """Return the largest 1, 2 or 5 times a power of ten that is no larger than a value."""
+    """Return the largest of 1, 2 or 5 times a power of ten that is at most ``value``."""
     power = 10.0 ** math.floor(math.log10(value) + 1e-9)
     return power * next(m for m in (5, 2, 1) if m * power <= value * (1 + 1e-9))
 
@@ -288,7 +288,7 @@ def _labels(ends: Sequence[tuple[float, str, str]]) -> list[Html]:
 
 
 def fit_plot(network: Network) -> Html | None:
-    """Return the plot as SVG, or None if the network has no measured points to show."""
+    """Return the network's measured points and fitted curve as SVG; None without points."""
     points = [(p.size_bytes, p.time_s) for p in network.points if p.size_bytes and p.time_s > 0]
     if not points:
         return None

@@ -129,7 +129,7 @@ def bar(*parts: tuple[float, float, str]) -> Html:
 
 
 def stacked_bar(parts: Iterable[tuple[float, str]], whole: float) -> Html:
-    """Return a bar of (length, class) parts that ``whole`` fills; one without class is a gap."""
+    """Return a bar ``whole`` long of (length, class) parts; a part without class is a gap."""
     placed, start = [], 0.0
     for length, css in parts:
         if css:
@@ -139,7 +139,7 @@ def stacked_bar(parts: Iterable[tuple[float, str]], whole: float) -> Html:
 
 
 def legend(entries: Iterable[tuple[str, str]], sample: str = "swatch") -> Html:
-    """Return what colours stand for, from (class, text) pairs; ``sample`` is the samples' class."""
+    """Return a legend of (class, text) pairs; ``sample`` is the class of all colour samples."""
     items = [tag("li", tag("span", class_=f"{sample} {css}"), " ", text) for css, text in entries]
     return tag("ul", items, class_="legend")
 
@@ -151,7 +151,7 @@ def asset(name: str) -> str:
 
 def filled(name: str, **slots: Child) -> Html:
     """Return an HTML file of this folder with its slots filled."""
-    # One pass, so that a name in the data that looks like a slot stays what it is.
+    # One pass, so that a name in the data that looks like a slot is not filled.
     return Html(_SLOT.sub(lambda match: escaped(slots[match[1]]), asset(name)))
 
 

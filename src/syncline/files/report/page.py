@@ -68,10 +68,9 @@ def page(
 ) -> str:
     """Return one HTML file; ``numbers`` names the file that holds the same numbers.
 
-    ``headline`` and ``detail`` come without their full stops. ``timelines`` are those that a
-    section draws. The page's security policy forbids all requests, and all scripts but its own,
-    which it knows by hash. So a name in the data would not run even if it slipped through the
-    escaping.
+    ``headline`` and ``detail`` have no full stops. ``timelines`` are those that a section draws.
+    The page's security policy forbids all requests, and all scripts but the page's own, whose hash
+    it has. So even a script in a name that slipped through the escaping would not run.
     """
     script = "\n".join(map(asset, SCRIPTS))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -147,7 +146,7 @@ def made_directory(path: Path) -> Path:
 def save_page(target: Path, text: str, name: str, beside: Mapping[str, Document | str]) -> None:
     """Write the page alone to a file that ends in ``.html``, or all files to a directory.
 
-    In a directory the page is called ``name``, and ``beside`` are other files by their names.
+    In a directory the page is called ``name``; ``beside`` are the other files, by name.
     """
     if is_page(target):
         write_atomically(target, text)

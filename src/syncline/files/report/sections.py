@@ -61,7 +61,7 @@ def planners_section(planners: summary.PlannerTable | None) -> Html | None:
     caption = f"Predictions for {planners.model} on {planners.workers} workers"
     return section(
         "planners",
-        "What each planner would take",
+        "Predicted iteration of each planner",
         note(
             f"Predicted for {planners.network}, {units.counted(planners.workers, 'worker')}. ",
             tag("span", class_="swatch k-backward"),
@@ -69,7 +69,7 @@ def planners_section(planners: summary.PlannerTable | None) -> Html | None:
             tag("span", class_="swatch exposed"),
             " communication that nothing hides, ",
             tag("span", class_="swatch tick"),
-            " the lower bound that no schedule can pass.",
+            " the lower bound: no schedule can be faster.",
         ),
         table(columns, planners.rows, caption=caption, marked=marked),
         [
@@ -166,7 +166,7 @@ def _network_terms(network: Network) -> Html:
         if contention is None:
             continue
         where = ", as fitted to measured iterations" if contention.fitted else ""
-        why = f"how many times slower computing runs while messages are under way{where}"
+        why = f"how many times slower computing runs while messages are in flight{where}"
         computing, exchange = f"slowed computing{whose}", f"slowed messages{whose}"
         add(computing, contention.computing, "{:.2f}".format, f"{why}; 1: not at all")
         why = f"how many times slower messages run while computing{where}"
@@ -263,11 +263,11 @@ def profile_section(profile: summary.ProfileFacts | None) -> Html | None:
 
 
 LONGEST_SHARE = 0.5
-"""The final iterations are drawn at most this long, as a share of all phases before."""
+"""Longest drawn width of the final iterations, as a share of all phases before."""
 
 
 def phases_section(run: summary.RunFacts | None) -> Html | None:
-    """Return which phase ran when, and what it has cost."""
+    """Return when each phase of the training ran, and what it cost."""
     if run is None or not run.phases:
         return None
     costs_s = [phase.cost_s for phase in run.phases if phase.cost_s is not None]
@@ -317,7 +317,7 @@ def _iterations(phase: summary.PhaseFacts) -> str:
 
 
 def _phase_part(number: int, phase: summary.PhaseFacts, longest_s: float) -> Html:
-    """Return a phase of the strip; its number always shows, its name where there is room."""
+    """Return a phase of the strip: its number and, where there is room, its name."""
     is_final = phase.cost_s is None
     shown_s = min(phase.seconds, longest_s) if is_final else phase.seconds
     css = " ".join(["final"] * is_final + ["cut"] * (shown_s < phase.seconds))

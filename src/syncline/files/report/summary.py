@@ -32,16 +32,16 @@ class TimelineFacts(Value, frozen=True):
     computation_s: float
     """While at least one operation runs."""
     communication_s: float
-    """While at least one message is under way."""
+    """While at least one message is in flight."""
     exposed_s: float
-    """While a message is under way and nothing computes."""
+    """While a message is in flight and nothing computes."""
     spans: int
     stall_s: float = 0.0
     """While the computation waits for messages, where the timeline records waits."""
     order_stall_s: float = 0.0
-    """While nothing is under way, the next message is not ready and a later one is."""
+    """While nothing is in flight, the next message is not ready and a later one is."""
     link_share: float = 0.0
-    """Share of the iteration in which at least one message is under way."""
+    """Share of the iteration in which at least one message is in flight."""
 
 
 class PlannerRow(Value, frozen=True):
@@ -164,7 +164,7 @@ class PhaseFacts(Value, frozen=True):
     iterations: int
     seconds: float
     cost_s: float | None
-    """Its time minus that of as many final iterations; None for those, or if there are none."""
+    """Its time minus that of as many final iterations; None for these, or if there are none."""
 
 
 class RunFacts(Value, frozen=True):
@@ -190,7 +190,7 @@ class RunFacts(Value, frozen=True):
 
 
 class Summary(Document, frozen=True):
-    """The content of a report. Spans are not repeated: they stand in the timelines' own files."""
+    """The content of a report, without the spans, which the files of the timelines hold."""
 
     KIND: ClassVar[str] = "report"
     VERSION: ClassVar[int] = 2
@@ -327,7 +327,7 @@ def _checks(bundle: Bundle) -> Iterator[Check]:
         if all(timeline.records_waits for timeline in both):
             shown += [
                 ("its computation waiting for messages", "stall_s"),
-                ("its line idle while a later message was ready", "order_stall_s"),
+                ("its link idle while a later message was ready", "order_stall_s"),
             ]
         predicted, measured = map(timeline_facts, both)
         for what, field in shown:

@@ -161,7 +161,7 @@ def plan_table(plan: Plan) -> RenderableType:
 
 
 def timeline_table(timeline: Timeline) -> RenderableType:
-    """Return a picture of the lanes in characters, the totals and the longest spans."""
+    """Return the lanes drawn in characters, the totals and the longest spans."""
     facts = summary.timeline_facts(timeline)
     end_ns = max([timeline.iteration_ns, *(span.stop_ns for span in timeline.spans)])
     picture = terminal.facts((row.name, f"│{_shaded(row, end_ns)}│") for row in rows(timeline))
@@ -272,5 +272,5 @@ TABLES: dict[type[Document], Callable[[Any], RenderableType]] = {
 
 
 def document_table(document: Document) -> RenderableType:
-    """Return the table for whichever of our documents this is."""
+    """Return the table of one of our documents, by its type."""
     return TABLES[type(document)](document)

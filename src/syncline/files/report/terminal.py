@@ -1,4 +1,4 @@
-"""Building blocks of tables in a terminal. Text is shown as it is, never read as markup."""
+"""Building blocks of tables in a terminal. Text is shown as it is, never as rich's markup."""
 
 from __future__ import annotations
 

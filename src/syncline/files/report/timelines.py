@@ -42,8 +42,8 @@ MOST_LISTED = 1000  # spans of one timeline in the table
 ROW, GAP, LEAD, STRIP = 22, 4, 3, 5
 
 
-def _describe(timeline: Timeline) -> list[str]:
-    """Return what to write beside a timeline: ``["478 ms", "43 ms exposed", "merge"]``."""
+def _caption(timeline: Timeline) -> list[str]:
+    """Return the caption of a timeline in parts: ``["478 ms", "43 ms exposed", "merge"]``."""
     facts = timeline_facts(timeline)
     parts = [units.duration(facts.iteration_s)]
     if any(span.kind == "message" for span in timeline.spans):
@@ -61,7 +61,7 @@ def timeline_data(timelines: Sequence[Timeline]) -> Html:
         "timelines": [
             {
                 "source": timeline.source,
-                "about": _describe(timeline),
+                "about": _caption(timeline),
                 "iteration": timeline.iteration_ns,
                 "exposed": exposed_intervals(timeline),
                 "rows": [
@@ -107,7 +107,7 @@ def _static(timeline: Timeline, end_ns: int) -> Html:
     heading = tag("b", timeline.source.capitalize())
     return tag(
         "figure",
-        tag("figcaption", heading, " ", ", ".join(_describe(timeline))),
+        tag("figcaption", heading, " ", ", ".join(_caption(timeline))),
         tag(
             "svg",
             marks,
@@ -169,7 +169,7 @@ def timelines_section(timelines: Sequence[Timeline]) -> Html | None:
     if any(span.ready_ns is not None for span in drawn):
         entries.append(("lead", "a message is ready and not yet sent"))
     if "message" in present:
-        entries.append(("exposed", "exposed: a message is under way, nothing computes"))
+        entries.append(("exposed", "exposed: a message is in flight, nothing computes"))
     return filled(
         "timelines.html",
         title=f"One iteration, {' and '.join(timeline.source for timeline in timelines)}",

@@ -17,7 +17,7 @@ from syncline.plan.whatif import WhatIf
 
 RESULTS_SHOWN = 2  # results of the training among the key figures; all of them are in report.json
 
-DDP = "ddp"  # the planner that mirrors what torch's DistributedDataParallel does
+DDP = "ddp"  # the planner with the buckets of torch's DistributedDataParallel
 
 
 class Verdict(Value, frozen=True):
@@ -76,7 +76,7 @@ def _gain(baseline: Rate, planned: Rate) -> tuple[float, float]:
 
 
 def _against(gain: float, noise: float | None = None) -> str:
-    """Return how much less time something takes: ``21.9 ± 0.7 % less``."""
+    """Return a gain in words: ``21.9 ± 0.7 % less`` (time), or ``more`` if it is negative."""
     more_or_less = "less" if gain >= 0 else "more"
     error = "" if noise is None else f" ± {noise * 100:.1f}"
     return f"{abs(gain) * 100:.1f}{error} % {more_or_less}"
@@ -253,11 +253,11 @@ def _training_figures(run: Run) -> Iterator[KeyFigure]:
 
 def _verdict_on_what_if(what_if: WhatIf) -> Verdict:
     """Return what limits the chosen point, and what would lift the limit."""
-    said, _, remedy = what_if.bottleneck.sentence.partition("; ")
+    limit, _, remedy = what_if.bottleneck.sentence.partition("; ")
     setting = what_if.chosen.setting
     place = setting_text(setting, notable_settings(setting))
     planner = what_if.bottleneck.planner
-    return Verdict(f"{what_if.model} on {place}, planned by {planner}, is {said}", remedy)
+    return Verdict(f"{what_if.model} on {place}, planned by {planner}, is {limit}", remedy)
 
 
 def _what_if_figures(what_if: WhatIf) -> Iterator[KeyFigure]:

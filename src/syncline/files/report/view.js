@@ -100,7 +100,7 @@ function prepare(data) {
       spans: row.spans.map(([start, stop, kind, label, bytes, ready = null]) => (
         { start, stop, kind: kinds[kind], label, bytes, ready, t, r, twin: null })),
     }));
-    // Apart, as what waits to be sent may be seen where the message itself is not.
+    // Kept apart: the wait of a message may be visible where the message is not.
     for (const row of rows) row.leads = row.spans.filter((s) => s.ready !== null && s.ready < s.start);
     for (const span of rows.flatMap((row) => row.spans).sort((a, b) => a.start - b.start)) {
       const name = `${span.kind} ${span.label}`;

@@ -27,8 +27,8 @@ from syncline.plan.whatif import BOUND_SHARE, Crossing, Point, WhatIf
 ALIKE = 0.005  # planners whose iterations differ by less than this share everywhere are one line
 COLOURS = 6
 NAMED = 5
-"""Planners with a colour if there are more planners than colours. One more has a colour if it leads
-at some point or is DDP."""
+"""How many planners have a colour if there are more planners than colours. One more has a colour if
+it leads at some point or is DDP."""
 TINY_S = 1e-9
 
 
@@ -61,7 +61,7 @@ class Panel:
 
     @cached_property
     def values(self) -> list[float]:
-        """Where the points lie on the axis."""
+        """The points' values on the axis."""
         return [float(getattr(point.setting, self.axis)) for point in self.points]
 
     @property
@@ -76,7 +76,7 @@ class Panel:
         return "workers" if self.axis == "workers" else "bandwidth, Gbit/s"
 
     def tick_text(self, value: float) -> str:
-        """Return a value of the axis as its ticks say it."""
+        """Return the label of a tick."""
         return f"{value if self.axis == 'workers' else value * 8e-9:g}"
 
     @cached_property
@@ -199,7 +199,7 @@ def _lines(panel: Panel, figure: Callable[[Point, Prediction], float]) -> list[L
     return lines
 
 
-def _everything(lines: Sequence[Line]) -> list[float]:
+def _shown_values(lines: Sequence[Line]) -> list[float]:
     """Return the values that the axis must show; pale lines may leave it."""
     return [y for line in lines if line.css != "pale" for _, y in line.points]
 
@@ -229,19 +229,19 @@ def _chart(
 def _speed_up(panel: Panel) -> Html:
     ideal = Line(label="ideal", css="ideal", points=[(v, v) for v in panel.values])
     lines = [ideal, *_lines(panel, lambda point, p: max(point.speed_up(p), 1e-9))]
-    y = Axis.around(_everything(lines))
+    y = Axis.around(_shown_values(lines))
     return _chart(panel, lines, y=y, y_text=lambda v: f"{v:g}", title="Speed-up")
 
 
 def _iteration(panel: Panel) -> Html:
     lines = _lines(panel, lambda _, p: max(p.iteration_s, 1e-9))
-    y = Axis.around(_everything(lines))
+    y = Axis.around(_shown_values(lines))
     return _chart(panel, lines, y=y, y_text=_duration, title="Iteration")
 
 
 def _efficiency(panel: Panel) -> Html:
     lines = _lines(panel, lambda point, p: point.efficiency(p))
-    top = max(1.0, math.ceil(max(_everything(lines)) * 4) / 4)
+    top = max(1.0, math.ceil(max(_shown_values(lines)) * 4) / 4)
     return _chart(
         panel,
         lines,
@@ -280,7 +280,7 @@ def _exposed(panel: Panel) -> Html:
     return _chart(
         panel,
         lines,
-        y=Axis.around([floor_s, *_everything(lines)]),
+        y=Axis.around([floor_s, *_shown_values(lines)]),
         y_text=lambda value: ("\u2264\u00a0" if value < floor_s * 1.01 else "") + _duration(value),
         title="Exposed communication",
         marks=_marks(panel, lambda c: limit[panel.values.index(c.before)], overtakes=False),

@@ -33,7 +33,7 @@ PATH_KINDS = {**KINDS, "delay": "held back"}
 
 
 def path_section(what_if: WhatIf | None) -> Html | None:
-    """Return the critical path of the point that the headline is about; None if it has none."""
+    """Return the critical path of the point in the headline; None if it has none."""
     if what_if is None or not what_if.bottleneck.path:
         return None
     found = what_if.bottleneck
@@ -52,8 +52,8 @@ def path_section(what_if: WhatIf | None) -> Html | None:
         "path",
         "The critical path",
         note(
-            "The chain of tasks that each began the moment the one before ended: only what is on "
-            f"it can shorten the iteration. One iteration of {found.planner} in the steady state, "
+            "The chain of tasks that each began when the one before ended. Only a shorter task of "
+            f"this chain shortens the iteration. One iteration of {found.planner}, steady state, "
             f"{setting_text(setting, notable_settings(setting))}, from left to right."
         ),
         tag("div", stacked_bar(drawn, whole_s), class_="phases"),

@@ -69,7 +69,7 @@ SETTINGS: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 """Setting -> its heading and how a value is written, in the order in which a sweep varies them.
 
-Places on an axis are floats, also those of workers.
+Values on an axis are floats, even worker counts.
 """
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
 from rich.padding import Padding
-from rich.table import Table
 
 from syncline.files.report import sections, terminal, units
 from syncline.files.report.bundle import Bundle
@@ -41,17 +41,19 @@ def measured_how(replay: Replay) -> str:
     return f"medians of {rounds} of {iterations}, interleaved"
 
 
-LESS = frozenset({"messages", "rounds", "above bound"})
-"""Columns that are left out where there is no room."""
+DISPENSABLE = frozenset({"messages", "rounds", "above bound"})
+"""Columns that a narrow terminal leaves out."""
 
 
 def print_replay(console: Console, replay: Replay) -> None:
     """Print measured and predicted times, the fastest first, in the columns that have room."""
     terminal.widen(console)
-    plans = _plans(replay)
+    columns = _columns(replay, times="x")
+    plans = terminal.table(columns, replay.fastest_first)
     if console.is_terminal and terminal.width(console, plans) > console.width:
-        plans = _plans(replay, without=LESS)
-    unit = time_unit(replay)
+        columns = [column for column in columns if column.title not in DISPENSABLE]
+        plans = terminal.table(columns, replay.fastest_first)
+    unit = _time_unit(replay)
     title = f"{replay.model} · {replay.cluster} · {measured_how(replay)}"
     below = (
         f"computing alone takes {unit.text(replay.computation_s)} {unit.name}; no plan of these "
@@ -62,19 +64,7 @@ def print_replay(console: Console, replay: Replay) -> None:
     console.print(Group(terminal.title(title), shown, terminal.text(below, "dim"), *notes))
 
 
-def _plans(replay: Replay, without: frozenset[str] = frozenset()) -> Table:
-    unit = time_unit(replay)
-    rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
-    shown = [column for column in rows[0] if column not in without]
-
-    def column(name: str) -> Column[dict[str, str]]:
-        title = f"{name}, {unit.name}" if name == "measured" else name
-        return Column(title, lambda row: row[name], numeric=name != "planner")
-
-    return terminal.table([column(name) for name in shown], rows)
-
-
-def time_unit(replay: Replay) -> units.TimeUnit:
+def _time_unit(replay: Replay) -> units.TimeUnit:
     """Return the unit of all times of a replay."""
     return units.TimeUnit(
         seconds
@@ -83,21 +73,31 @@ def time_unit(replay: Replay) -> units.TimeUnit:
     )
 
 
-def plan_cells(replay: Replay, entry: PlanTimes, unit: units.TimeUnit) -> dict[str, str]:
-    """Return the cells of a plan by column; ``rounds`` is such as ``"1.39 to 1.42"``."""
-    low, high = map(unit.text, entry.spread_s)
-    ddp = replay.of(Ddp.NAME)
-    return {
-        "planner": entry.planner,
-        "messages": str(entry.messages),
-        "measured": unit.text(entry.measured_s),
-        "rounds": low if low == high else f"{low} to {high}",
-        "exposed": unit.text(entry.exposed_s),
-        "predicted": unit.text(entry.predicted_s),
-        "error": units.percent(entry.error, signed=True),
-        "above bound": units.percent(entry.above_bound, signed=True),
-        "against ddp": "" if ddp is None else f"{entry.speed_up_over(ddp):.2f}x",
-    }
+def _columns(replay: Replay, times: str) -> list[Column[PlanTimes]]:
+    """Return the columns of the plans; ``times`` is the sign for a factor."""
+    unit, ddp = _time_unit(replay), replay.of(Ddp.NAME)
+
+    def rounds(entry: PlanTimes) -> str:
+        low, high = map(unit.text, entry.spread_s)
+        return low if low == high else f"{low} to {high}"
+
+    def bound(entry: PlanTimes) -> str:
+        return units.percent(entry.above_bound, signed=True)
+
+    def against_ddp(entry: PlanTimes) -> str:
+        return "" if ddp is None else f"{entry.speed_up_over(ddp):.2f}{times}"
+
+    return [
+        Column("planner", lambda entry: entry.planner, css="name"),
+        Column("messages", lambda entry: str(entry.messages), numeric=True, wide=True),
+        Column(f"measured, {unit.name}", lambda entry: unit.text(entry.measured_s), numeric=True),
+        Column("rounds", rounds, numeric=True, wide=True),
+        Column("exposed", lambda entry: unit.text(entry.exposed_s), numeric=True, wide=True),
+        Column("predicted", lambda entry: unit.text(entry.predicted_s), numeric=True),
+        Column("error", lambda entry: units.percent(entry.error, signed=True), numeric=True),
+        Column("above bound", bound, numeric=True, wide=True),
+        Column("against DDP", against_ddp, numeric=True),
+    ]
 
 
 def save_report(outcome: ReplayOutcome, target: Path) -> None:
@@ -175,19 +175,9 @@ def _time(entry: PlanTimes) -> KeyFigure:
 
 
 def _plans_section(replay: Replay) -> Html:
-    unit = time_unit(replay)
-    columns: list[Column[dict[str, str]]] = [
-        Column("Plan", lambda row: row["planner"], css="name"),
-        Column("Messages", lambda row: row["messages"], numeric=True, wide=True),
-        Column(f"Measured, {unit.name}", lambda row: row["measured"], numeric=True),
-        Column("Rounds", lambda row: row["rounds"], numeric=True, wide=True),
-        Column("Exposed", lambda row: row["exposed"], numeric=True, wide=True),
-        Column("Predicted", lambda row: row["predicted"], numeric=True),
-        Column("Error", lambda row: row["error"], numeric=True),
-        Column("Above bound", lambda row: row["above bound"], numeric=True, wide=True),
-        Column("Against DDP", lambda row: row["against ddp"].replace("x", "\u00d7"), numeric=True),
-    ]
-    rows = [plan_cells(replay, entry, unit) for entry in replay.fastest_first]
+    columns = _columns(replay, times="\u00d7")
+    titled = [replace(c, title=c.title[0].upper() + c.title[1:]) for c in columns]
+    rows, caption = replay.fastest_first, "Measured and predicted times of every plan"
     return section(
         "plans",
         "Measured against predicted",
@@ -198,7 +188,7 @@ def _plans_section(replay: Replay) -> Html:
             "Gradients, messages and the network were real; workers waited instead of computing."
         ),
         tag("div", replay_picture(replay), class_="beside"),
-        table(columns, rows, caption="Measured and predicted times of every plan", marked=0),
+        table(titled, rows, caption=caption, marked=0),
         [note(typeset(text)) for text in replay.notes],
     )
 
