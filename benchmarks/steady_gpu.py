@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from benchmarks.common import median
 from benchmarks.device_collectives import finish
 from syncline.train.ddp import DistributedDataParallel
-from syncline.train.watches import PACE_EVERY
+from syncline.train.watches import SAMPLE_EVERY
 
 STOCK, OURS = "torch's class", "Syncline"
 USUAL = 100
@@ -43,7 +43,7 @@ def _rows(device: torch.device, width: int, rounds: int) -> list[dict[str, Any]]
     net = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(LAYERS)))
     batch = torch.randn(BATCH, width, device=device)
     contestants: dict[str, tuple[TorchDDP, torch.optim.Optimizer]] = {}
-    for name, every in ((STOCK, USUAL), (STOCK, PACE_EVERY), (OURS, PACE_EVERY), (OURS, USUAL)):
+    for name, every in ((STOCK, USUAL), (STOCK, SAMPLE_EVERY), (OURS, SAMPLE_EVERY), (OURS, USUAL)):
         own = copy.deepcopy(net).to(device)
         if name == STOCK:
             model = TorchDDP(own)

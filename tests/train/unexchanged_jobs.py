@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.train.ddp import DistributedDataParallel
-from syncline.train.unexchanged import CERTAIN, LOOK_EVERY
+from syncline.train.unexchanged import LEAST_UPDATES, LOOK_EVERY
 from tests.train.overlap.overlap_models import CLASSES, Net, loss_of
 
-STEPS = (CERTAIN + 2) * LOOK_EVERY
+STEPS = (LEAST_UPDATES + 2) * LOOK_EVERY
 
 
 def _past_the_wrapper(model: nn.Module) -> None:
@@ -103,7 +103,7 @@ def _restored(model: nn.Module) -> None:
     ddp = DistributedDataParallel(model)
     optimizer = _sgd(model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    _train(model, optimizer, CERTAIN)
+    _train(model, optimizer, LEAST_UPDATES)
     model.load_state_dict(before)
     _train(ddp, optimizer)
 

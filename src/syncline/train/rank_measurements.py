@@ -161,7 +161,7 @@ class RankMeasurements:
 
         return Profile.from_json(self.shared(build))
 
-    def everything_at_once(self) -> Plan:
+    def single_message_plan(self) -> Plan:
         """Return the plan with one message, which needs no measurement."""
         tensors = tuple(reversed(self._job.tensors()))
         return Plan(

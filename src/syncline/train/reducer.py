@@ -24,7 +24,7 @@ from syncline.train.executor import Executor
 from syncline.train.measure.exchange import new_group_like, telling_lost_peers
 from syncline.train.measure.gradient_hooks import thawed, weakly
 from syncline.train.reducer_executor import ReducerExecutor
-from syncline.train.watches import PACE_EVERY
+from syncline.train.watches import SAMPLE_EVERY
 from syncline.train.wrapped import Wrapped
 
 
@@ -142,7 +142,7 @@ class Reducer:
                 [self._parameters[index] for index in order],
                 [self._sparse[index] for index in order],
                 {n: self._names[index] for n, index in enumerate(order) if index in self._names},
-                sample_every=self._wrapped.sample_rate or PACE_EVERY,
+                sample_every=self._wrapped.sample_rate or SAMPLE_EVERY,
             )
 
     def close(self) -> None:

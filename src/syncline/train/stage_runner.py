@@ -22,7 +22,7 @@ from syncline.train.measured_iterations import MeasuredIterations
 from syncline.train.reducer import Reducer
 from syncline.train.stages import Stage
 from syncline.train.tuning import Tuning
-from syncline.train.watches import PACE_EVERY, WINDOW, DriftWatch, LossWatch
+from syncline.train.watches import SAMPLE_EVERY, WINDOW, DriftWatch, LossWatch
 from syncline.train.wrapped import Wrapped
 
 HISTORY = 1000
@@ -151,7 +151,7 @@ class StageRunner:
         if done > self.stage.warmup:
             self._history.append(iteration_s)
         self._note_phase(self.stage, 1, iteration_s)
-        if done % PACE_EVERY:
+        if done % SAMPLE_EVERY:
             return
         sample = self._reducer.executor.sample(iteration_s)
         if sample is not None:

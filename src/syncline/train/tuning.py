@@ -72,7 +72,7 @@ class Tuning:
                 remembered = self._memory.recall(self._job, self.settings, batch)
             self._policy = Policy(
                 self.settings,
-                self._measurements.everything_at_once(),
+                self._measurements.single_message_plan(),
                 self._job.deferring,
                 remembered=remembered,
                 resumed=self.resumed,

@@ -15,7 +15,7 @@ from syncline.train.measure.gradient_hooks import GradientHooks, weakly
 from syncline.train.overlap.pending import is_pending
 from syncline.train.wrapped import Wrapped
 
-CERTAIN = 3
+LEAST_UPDATES = 3
 """Updates of a parameter before the warning: a single change may be restored weights."""
 LOOK_EVERY = 10
 """Iterations between two checks of the model's parameters."""
@@ -51,10 +51,10 @@ class UnexchangedWatch:
         """Note that a parameter gets a gradient although the wrapper has prepared no exchange."""
         if self._is_certain(self._parameters[index]) and not self._has_other_wrapper():
             warn(
-                f"an optimizer has updated the parameters {CERTAIN} times, but the forward pass of "
-                "the wrapper was never called, so that nothing exchanges their gradients and every "
-                "rank trains a model of its own; call the wrapper itself, not its .module or the "
-                "model that was wrapped"
+                f"an optimizer has updated the parameters {LEAST_UPDATES} times, but the forward "
+                "pass of the wrapper was never called, so that nothing exchanges their gradients "
+                "and every rank trains a model of its own; call the wrapper itself, not its "
+                ".module or the model that was wrapped"
             )
 
     def look(self) -> None:
@@ -88,7 +88,7 @@ class UnexchangedWatch:
         key, version = id(parameter), version_of(parameter)
         self._updates[key] += self._versions.setdefault(key, version) != version
         self._versions[key] = version
-        return not self._said and self._updates[key] >= CERTAIN
+        return not self._said and self._updates[key] >= LEAST_UPDATES
 
     def _has_other_wrapper(self) -> bool:
         """Return whether another wrapper may exchange this model's parameters; ends the watch."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from syncline.plan.run import Rate
 from syncline.train.measure.statistics import median, standard_error
 
-PACE_EVERY = 5
+SAMPLE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
 WINDOW = 50
 """Iterations of a window. A change counts only if two windows in a row show it."""

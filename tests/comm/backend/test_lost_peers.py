@@ -26,7 +26,7 @@ def names_the_victim(ended: Ended, words: str) -> None:
 @pytest.mark.parametrize("name", first_few(DIES, len(FIRST)))
 def test_a_peer_dies(mortals: Mortals, tmp_path: Path, name: str) -> None:
     survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, "dies", "auto", folder=tmp_path)
-    # Not "did not come in time".
+    # Not "did not connect in time".
     names_the_victim(survivor, "" if name == "monitored_barrier" else "has ended")
 
 

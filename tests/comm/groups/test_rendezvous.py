@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.comm.groups import Group, rendezvous, watch
-from syncline.comm.groups.meeting import CALLING, HELLO, RETORT, listening_at, listens
+from syncline.comm.groups.meeting import HELLO, MAGIC, REPLY, listening_at, listens
 from syncline.comm.groups.messages import take_descriptors
 from syncline.comm.groups.rendezvous import RankCard, Rendezvous
 from syncline.errors import PeerError
@@ -219,8 +219,8 @@ def test_strangers_are_ignored() -> None:
             b"x" * 1000,
             b"goodbye: I am rank 1",
             HELLO.pack(b"none", 1, bytes(16)),
-            HELLO.pack(CALLING, 0, bytes(16)),
-            HELLO.pack(CALLING, 7, bytes(16)),
+            HELLO.pack(MAGIC, 0, bytes(16)),
+            HELLO.pack(MAGIC, 7, bytes(16)),
         ):
             stack.enter_context(connected(address)).send(said)
         connected(address).close()
@@ -238,11 +238,11 @@ def test_who_does_not_know_the_secret_gets_nothing() -> None:
         theirs = answer.result(DEADLINE_S).cards[0].socket
         for proof in (bytes(32), b"", secrets.token_bytes(32)):
             with connected(theirs) as connection:
-                connection.send(HELLO.pack(CALLING, 1, bytes(16)))
-                nonce, retort = RETORT.unpack(connection.recv(100))
+                connection.send(HELLO.pack(MAGIC, 1, bytes(16)))
+                nonce, reply = REPLY.unpack(connection.recv(100))
                 assert nonce != bytes(16)
                 # Its own proof is of no use to anybody else.
-                socket.send_fds(connection, [proof or retort], [0])
+                socket.send_fds(connection, [proof or reply], [0])
                 message, passed = take_descriptors(connection, 1)
                 assert (message, passed) == (b"", [])
         listening.close()
@@ -257,7 +257,7 @@ import os, socket, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import torch, torch.distributed as dist
 from syncline.comm.groups import Elements, Group
-from syncline.comm.groups.meeting import CALLING, HELLO, listens
+from syncline.comm.groups.meeting import MAGIC, HELLO, listens
 from syncline.comm.groups.messages import take_descriptors
 from syncline.comm.groups.rendezvous import RankCard, Rendezvous
 
@@ -281,7 +281,7 @@ def attack():
             file.seek(0)
             time.sleep(0.01)
     name = text[text.index(b"syncline-"):][:41].decode()
-    for said in [b"x", b"", *[HELLO.pack(CALLING, 1, bytes(16))] * 3000]:
+    for said in [b"x", b"", *[HELLO.pack(MAGIC, 1, bytes(16))] * 3000]:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect("\\0" + name)
         if said:

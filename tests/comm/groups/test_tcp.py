@@ -19,12 +19,12 @@ import torch.distributed as dist
 from syncline import _native
 from syncline.comm.groups import Group, tcp
 from syncline.comm.groups.meeting import (
-    CALLING,
     HELLO,
+    MAGIC,
     MOST_UNKNOWN,
     NONCE_BYTES,
     PROOF_BYTES,
-    RETORT,
+    REPLY,
 )
 from syncline.comm.groups.rendezvous import Rendezvous
 from syncline.comm.groups.tcp import Address, Place
@@ -89,12 +89,12 @@ def said(place: tuple[str, int], words: bytes) -> socket.socket:
 
 STRANGERS = {
     "silent": lambda place: [said(place, b"") for _ in range(MOST_UNKNOWN + 50)],
-    "part of a word": lambda place: [said(place, CALLING)],
+    "part of a word": lambda place: [said(place, MAGIC)],
     "noise": lambda place: [said(place, b"\xff" * 100_000)],
-    "gone": lambda place: [said(place, HELLO.pack(CALLING, 1, NONCE)).close() or said(place, b"")],
-    "of no rank": lambda place: [said(place, HELLO.pack(CALLING, 7, NONCE))],
+    "gone": lambda place: [said(place, HELLO.pack(MAGIC, 1, NONCE)).close() or said(place, b"")],
+    "of no rank": lambda place: [said(place, HELLO.pack(MAGIC, 7, NONCE))],
     "without the secret": lambda place: [
-        said(place, HELLO.pack(CALLING, 1, NONCE) + bytes(PROOF_BYTES))
+        said(place, HELLO.pack(MAGIC, 1, NONCE) + bytes(PROOF_BYTES))
     ],
 }
 
@@ -113,7 +113,7 @@ def test_strangers_are_let_go_and_the_group_forms(
                 got += part
         except ConnectionResetError:
             pass
-        assert len(got) in (0, RETORT.size)  # a nonce and a proof, of use nowhere else
+        assert len(got) in (0, REPLY.size)  # a nonce and a proof, of use nowhere else
     exchange(groups)
     for place in visited.places:  # nobody can come any more
         with pytest.raises(ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""A barrier in which rank 0 names the ranks that did not come."""
+"""A barrier in which rank 0 names the ranks that did not reach it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 1e-3, 20e-3
 def monitored_barrier(
     store: Any, key: str, rank: int, ranks: int, *, timeout_s: float, wait_all_ranks: bool
 ) -> None:
-    """Return once all ranks have come; raise PeerError if one does not.
+    """Return once all ranks have called this; raise PeerError if one does not.
 
-    They meet in the store under a key of this barrier alone, so it works after a failure, too. As
-    in Gloo's ``monitored_barrier``, rank 0 waits for the others, one after the other, and then lets
-    them go on; each waits for at most ``timeout_s``. With ``wait_all_ranks`` the error names all
-    ranks that are missing, not only the first.
+    It uses only the store, under a ``key`` of this barrier alone, so it works after a failure, too.
+    As in Gloo's ``monitored_barrier``, rank 0 waits for the others, one after the other, and then
+    lets them go on; each waits for at most ``timeout_s``. With ``wait_all_ranks`` the error names
+    all ranks that are missing, not only the first.
     """
     deadline = time.monotonic() + timeout_s
     if rank != 0:
@@ -28,8 +28,7 @@ def monitored_barrier(
         if not _comes(store, f"{key}/0", deadline):
             raise PeerError(
                 f"rank {rank} reached the monitored barrier, but rank 0 did not let it go on "
-                f"within {timeout_s:g} s; see the output of rank 0, which names the ranks that did "
-                "not come"
+                f"within {timeout_s:g} s; see the output of rank 0, which names the missing ranks"
             )
         return
     late = (r for r in range(1, ranks) if not _comes(store, f"{key}/{r}", deadline))

@@ -33,7 +33,7 @@ from syncline.comm.backend.work import BackendWork, Completer, profiled
 from syncline.comm.devices.device_group import DeviceWork
 from syncline.comm.groups import Elements, Group, Pending, Transport
 from syncline.comm.groups.choices import Wanted
-from syncline.comm.groups.group import Parted, leaving
+from syncline.comm.groups.group import Composed, leaving
 from syncline.comm.groups.notes import WatchedStore
 from syncline.errors import PeerError, UserError
 from syncline.torch_entry import NAME, register
@@ -579,7 +579,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         tensors: Sequence[Tensor],
         peer: int | None,
         tag: int = 0,
-        part_of: Parted | None = None,
+        part_of: Composed | None = None,
         *,
         receives: bool,
     ) -> BackendWork:
@@ -642,7 +642,7 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
 
     def _to_each(
         self,
-        part_of: Parted,
+        part_of: Composed,
         sent: dict[int, Tensor],
         taken: dict[int, Tensor],
         results: Any = None,

@@ -91,7 +91,7 @@ class DeviceGroup:
         UserError: ranks are on several hosts; the block or window is out of range; the device's
             memory cannot be shared.
         MismatchError: another rank has another block or window.
-        PeerError: a rank has ended, or did not come in time.
+        PeerError: a rank has ended, or did not join in time.
     """
 
     def __init__(

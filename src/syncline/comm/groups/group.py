@@ -53,8 +53,8 @@ UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
 """File descriptors that UCX needs, and that stores and other threads may need meanwhile."""
 ANY_RANK = -1
 MOST_TAG = 2**32 - 1
-Parted = Literal["gather", "scatter", "all-to-all"]
-"""Collectives that consist of messages."""
+Composed = Literal["gather", "scatter", "all-to-all"]
+"""Collectives that are composed of messages."""
 SLICE_S = 0.25
 """How often a wait lets Python handle signals, such as that of Ctrl-C."""
 MOST_CALLS = 512
@@ -114,7 +114,7 @@ class Pending:
         if not self.task.done:
             self._group._wait(self.task, timeout_s)
         self._keep = None
-        self._group._let_go()
+        self._group._forget_done()
 
 
 DONE = Pending(None, None, None)
@@ -134,7 +134,7 @@ class Group:
     ``choices``.
 
     Raises:
-        PeerError: a rank did not come.
+        PeerError: a rank did not join in time.
         UserError: UCX is needed and missing, or ranks cannot share memory; measured choices are
             damaged, or of other hosts.
     """
@@ -355,7 +355,7 @@ class Group:
         return self._start(call, given.address, before, blocking, given.owner, result.owner)
 
     def send(
-        self, given: Elements, *, peer: int, tag: int = 0, part_of: Parted | None = None
+        self, given: Elements, *, peer: int, tag: int = 0, part_of: Composed | None = None
     ) -> Pending:
         """Send elements to the rank ``peer``.
 
@@ -366,7 +366,7 @@ class Group:
         return self._message(self._native.send, given, peer, tag, part_of)
 
     def receive(
-        self, result: Elements, *, peer: int | None, tag: int = 0, part_of: Parted | None = None
+        self, result: Elements, *, peer: int | None, tag: int = 0, part_of: Composed | None = None
     ) -> Pending:
         """Receive what ``peer`` sends next with this tag, of the same count and dtype.
 
@@ -392,7 +392,7 @@ class Group:
         def close(forget: Callable[[], None]) -> None:
             if (kept := group()) is not None:
                 kept._begun.append(forget)
-                kept._let_go()
+                kept._forget_done()
 
         return self._buffers.allocate(size_bytes, self.timeout_s, close)
 
@@ -462,7 +462,7 @@ class Group:
         buffer: Elements,
         peer: int | None,
         tag: int,
-        part_of: Parted | None,
+        part_of: Composed | None,
     ) -> Pending:
         if peer is None:
             peer = ANY_RANK
@@ -477,7 +477,7 @@ class Group:
             native = begin(buffer.address, buffer.count, dtype, peer, 0 if part_of else tag, kind)
         except (_native.LinkFailure, _native.Forked) as error:
             raise self._not_begun(error) from None
-        return self._under_way(native, buffer.owner)
+        return self._in_flight(native, buffer.owner)
 
     def _start(
         self,
@@ -494,16 +494,16 @@ class Group:
             native = call.start(given, work, output, blocking)
         except (_native.LinkFailure, _native.Forked) as error:
             raise self._not_begun(error) from None
-        return DONE if native is None else self._under_way(native, (owner, other))
+        return DONE if native is None else self._in_flight(native, (owner, other))
 
-    def _under_way(self, native: _native.Task, keep: object) -> Pending:
+    def _in_flight(self, native: _native.Task, keep: object) -> Pending:
         """Return a pending operation, which keeps its memory alive even if nobody waits for it."""
         pending = Pending(self, native, keep)
         self._begun.append(pending)
-        self._let_go()
+        self._forget_done()
         return pending
 
-    def _let_go(self) -> None:
+    def _forget_done(self) -> None:
         """Forget collectives that are done, which refer to the group, and close buffers."""
         if self._native.forked:
             return  # the fork has no thread that could release the lock

@@ -5,8 +5,8 @@ without sending it:
 
 1. caller: its rank and a nonce
 2. answerer: a nonce, and a proof about both nonces and both ranks
-3. caller: its own proof, on one host with its memory
-4. answerer: that it accepts it, on one host with its memory
+3. caller: its own proof and, on one host, its memory
+4. answerer: that it accepts the proof and, on one host, its memory
 
 Whoever connects is ignored until it has proved that it is a rank. On one host both sides first ask
 the kernel for the other's user, which must be their own.
@@ -31,17 +31,17 @@ from syncline.comm.groups.messages import (
     out_of_descriptors,
     take_descriptors,
 )
-from syncline.comm.groups.notes import LOOK_S, Notes, look_s
+from syncline.comm.groups.notes import CHECK_S, Notes, next_check_s
 from syncline.errors import PeerError
 
 NONCE_BYTES = 16
 HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
-"""A magic number, the caller's rank and its nonce."""
-CALLING = b"sync"
+""":data:`MAGIC`, the caller's rank and its nonce."""
+MAGIC = b"sync"
 PROOF_BYTES = 32
-RETORT = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")
+REPLY = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")
 """The answerer's nonce and proof."""
-PROVED = struct.Struct("<B2I")
+CLAIM = struct.Struct("<B2I")
 """What a proof is about, before the two nonces: who proves, the caller's rank, the answerer's."""
 BY_CALLER, BY_ANSWERER = range(2)
 CREDENTIALS = struct.Struct("3i")
@@ -153,22 +153,22 @@ class Meeting(Generic[Met]):
         """Meet other ranks, given in order; raise PeerError if one ends, or is late."""
         met: dict[int, Met] = {}
         self._missing = set(others)
-        looked_s = time.monotonic()
+        checked_s = time.monotonic()
         try:
             while self._missing:
                 for other in sorted(self._missing):
                     if other < self._rank and other not in self._called:
                         self._call(other)
-                for peer in self._poll(look_s(self._notes.deadline)):
+                for peer in self._poll(next_check_s(self._notes.deadline)):
                     met[peer.rank] = peer
                 now_s = time.monotonic()
-                if self._missing and now_s - looked_s >= LOOK_S:
-                    looked_s = now_s
+                if self._missing and now_s - checked_s >= CHECK_S:
+                    checked_s = now_s
                     self._require_present()
                     if now_s >= self._notes.deadline:
                         who = ", ".join(map(str, sorted(self._missing)))
                         raise PeerError(
-                            f"rank {self._rank}: rank {who} did not come to meet it in time; "
+                            f"rank {self._rank}: rank {who} did not connect to it in time; "
                             f"{self._advice()}"
                         )
         except BaseException as error:
@@ -224,35 +224,35 @@ class Meeting(Generic[Met]):
 
     def _calling(self, connection: socket.socket, other: int) -> Talk[Met]:
         mine = secrets.token_bytes(NONCE_BYTES)
-        connection.send(HELLO.pack(CALLING, self._rank, mine))
+        connection.send(HELLO.pack(MAGIC, self._rank, mine))
         yield
-        said, _ = yield from self._take(connection, RETORT.size)
-        theirs, proof = RETORT.unpack(said)
+        said, _ = yield from self._take(connection, REPLY.size)
+        theirs, proof = REPLY.unpack(said)
         nonces = mine + theirs
         if not hmac.compare_digest(proof, self._proof(BY_ANSWERER, self._rank, other, nonces)):
             raise StrangerError
         proof = self._proof(BY_CALLER, self._rank, other, nonces)
         socket.send_fds(connection, [proof], self._passed)
         yield
-        said, passed = yield from self._take(connection, len(CALLING))
-        return self._introduced(connection, other, said == CALLING, passed)
+        said, passed = yield from self._take(connection, len(MAGIC))
+        return self._introduced(connection, other, said == MAGIC, passed)
 
     def _answering(self, connection: socket.socket) -> Talk[Met]:
         yield
         said, _ = yield from self._take(connection, HELLO.size)
         kind, other, theirs = HELLO.unpack(said)
-        if kind != CALLING or other <= self._rank or other not in self._missing:
+        if kind != MAGIC or other <= self._rank or other not in self._missing:
             raise StrangerError
         mine = secrets.token_bytes(NONCE_BYTES)
         nonces = theirs + mine
         proof = self._proof(BY_ANSWERER, other, self._rank, nonces)
-        connection.send(RETORT.pack(mine, proof))
+        connection.send(REPLY.pack(mine, proof))
         yield
         proof, passed = yield from self._take(connection, PROOF_BYTES)
         known = hmac.compare_digest(proof, self._proof(BY_CALLER, other, self._rank, nonces))
         peer = self._introduced(connection, other, known and other in self._missing, passed)
         try:
-            socket.send_fds(connection, [CALLING], self._passed)
+            socket.send_fds(connection, [MAGIC], self._passed)
         except BaseException:
             peer.close()
             raise
@@ -269,7 +269,7 @@ class Meeting(Generic[Met]):
         raise NotImplementedError
 
     def _proof(self, who: int, caller: int, answerer: int, nonces: bytes) -> bytes:
-        return hmac.digest(self._secret, PROVED.pack(who, caller, answerer) + nonces, "sha256")
+        return hmac.digest(self._secret, CLAIM.pack(who, caller, answerer) + nonces, "sha256")
 
     def _begin(self, connection: socket.socket, talk: Talk[Met]) -> None:
         connection.setblocking(False)
@@ -324,7 +324,7 @@ class Introduction(Meeting[Introduced]):
     def _call(self, other: int) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A blocking connect is served in turn, even if strangers keep connecting.
-        wait = TIMEVAL.pack(0, int(LOOK_S * 1e6))
+        wait = TIMEVAL.pack(0, int(CHECK_S * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
         try:
             connection.connect(self._addresses[other])
@@ -350,7 +350,7 @@ class Introduction(Meeting[Introduced]):
 
     def _take(self, connection: socket.socket, size_bytes: int) -> Reading:
         yield from ()
-        if size_bytes in (HELLO.size, RETORT.size):
+        if size_bytes in (HELLO.size, REPLY.size):
             return connection.recv(size_bytes + 1), []
         return take_descriptors(connection, len(self._passed))
 

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from syncline.errors import PeerError
 
 PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
-"""Between two polls for a note: at first, and at most. In between, a tenth of the time waited."""
-LOOK_S = 0.25
+"""Pauses between polls for a note, at first and at most. Otherwise a tenth of the time waited."""
+CHECK_S = 0.25
 """How often a waiting rank checks whether its peer has ended or has posted a failure."""
-LEAST_LOOK_S = 0.05
+LEAST_CHECK_S = 0.05
 REFUSAL = "not joining"
 """The names of notes that say why a rank does not join begin with this."""
 
@@ -34,7 +34,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WatchedStore:
-    """A store in which nobody goes on waiting for a rank that has ended."""
+    """A store whose ``check`` raises PeerError, so that no rank waits for one that has ended."""
 
     _store: Store
     _require_present: Callable[[], None]
@@ -56,15 +56,15 @@ class WatchedStore:
         return self._store.get(key)
 
 
-def look_s(deadline: float) -> float:
+def next_check_s(deadline: float) -> float:
     """Return the seconds to wait before the next check, at most until about the deadline."""
-    return min(max(deadline - time.monotonic(), LEAST_LOOK_S), LOOK_S)
+    return min(max(deadline - time.monotonic(), LEAST_CHECK_S), CHECK_S)
 
 
 def arrived(store: Store, keys: list[str], deadline: float, rank: int) -> bool:
-    """Wait for notes until the deadline, at most ``LOOK_S``; return whether they have come."""
+    """Wait for notes until the deadline, at most ``CHECK_S``; return whether they have come."""
     began_s = time.monotonic()
-    longest_s = look_s(deadline)
+    longest_s = next_check_s(deadline)
     try:
         # Not with the store's own wait: a FileStore polls every 10 ms, a TCPStore prints a warning
         # at every timeout.

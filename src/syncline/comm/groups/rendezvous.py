@@ -23,7 +23,7 @@ import msgspec
 
 from syncline.comm.groups.meeting import Connected, Introduced, Introduction, listening_at, listens
 from syncline.comm.groups.messages import out_of_descriptors, require_descriptors
-from syncline.comm.groups.notes import LOOK_S, Notes, Store, arrived, unreadable
+from syncline.comm.groups.notes import CHECK_S, Notes, Store, arrived, unreadable
 from syncline.comm.groups.site import APART, Route, Site, machine_identity
 from syncline.comm.groups.tcp import connect
 from syncline.errors import PeerError, UserError
@@ -33,7 +33,7 @@ Note = TypeVar("Note", bound=Value)
 REFUSAL_S = 5.0
 """How long a rank that cannot join waits for the others, so that they learn why."""
 POLL_S = 0.01
-"""The first interval between polls for a newer invitation; it doubles up to ``LOOK_S``."""
+"""The first interval between polls for a newer invitation; it doubles up to ``CHECK_S``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class Rendezvous:
                         return self._members_of(prefix, text)
                     # Rank 0 has yet to read this answer, or to invite the ranks of a new group.
                     time.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LOOK_S)
+                    pause_s = min(2 * pause_s, CHECK_S)
                 else:
                     listening = self._listens(answered, own, prefix, listening)
             if time.monotonic() >= deadline:
