@@ -257,7 +257,7 @@ import os, socket, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import torch, torch.distributed as dist
 from syncline.comm.groups import Elements, Group
-from syncline.comm.groups.meeting import MAGIC, HELLO, listens
+from syncline.comm.groups.meeting import HELLO, MAGIC, listens
 from syncline.comm.groups.messages import take_descriptors
 from syncline.comm.groups.rendezvous import RankCard, Rendezvous
 
