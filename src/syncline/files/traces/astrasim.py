@@ -4,10 +4,10 @@ The first line is ``DATA``, the second the number of layers. Each further line i
 columns: the name, -1, then a time, a collective and its bytes for each of the forward pass, the
 input gradient and the weight gradient, and last the time of the update.
 
-Times are cycles of the simulated accelerator, whose clock is not in the file; ASTRA-sim counts one
-a nanosecond. It runs forward through the layers, then back: first each layer's weight gradient,
-which is sent, then its input gradient. The first layer's input gradient is left out, as it is in
-``text2chakra`` of MLCommons Chakra. A layer is updated after its message has arrived.
+Times are cycles of the simulated accelerator. Its clock is not in the file; ASTRA-sim assumes one
+cycle per nanosecond. It runs forward through the layers, then backward: for each layer the weight
+gradient, which is sent, then the input gradient. The first layer's input gradient is left out, as
+by ``text2chakra`` of MLCommons Chakra. A layer is updated after its message has arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from syncline.files.traces.trace import Trace, Written, bytes_in, model_of, seco
 from syncline.plan.profile import Profile
 
 DEFAULT_CLOCK_HZ = 1e9
-"""Cycles a second of the simulated accelerator: one a nanosecond, as ASTRA-sim's own clock."""
+"""Cycles per second of the simulated accelerator: one per nanosecond, as ASTRA-sim assumes."""
 POLICIES = (
     "DATA",
     "MODEL",
@@ -62,8 +62,8 @@ def read_astrasim(
         for where, line in lines:
             if len(layers) == count:
                 raise UserError(
-                    f"{where}: the second line promises {count} layers, here is another; correct "
-                    "the number"
+                    f"{where}: the second line promises {count} layers, but this is one more; "
+                    "correct the number"
                 )
             layers.append(_layer(line, where, 1 / clock_hz))
         if len(layers) < count:

@@ -1,10 +1,10 @@
 """MLCommons Chakra execution traces (``.et``), as ASTRA-sim's feeder takes them.
 
 A trace is a graph of nodes of one rank: ``COMP`` and ``MEM`` nodes with durations in microseconds,
-``COMM_COLL`` nodes with bytes. Two kinds are read. Traces written by :func:`write_chakra` hold the
-phase of each operation and the operation that needs each gradient, in attributes that other tools
-ignore; they are read back unchanged. In other traces (recorded from PyTorch, or synthetic) the
-phases are inferred, see :func:`_phases`.
+``COMM_COLL`` nodes with bytes. Traces written by :func:`write_chakra` also hold the phase of each
+operation and the operation that needs each gradient, in attributes that other tools ignore; they
+are read back unchanged. In other traces (recorded from PyTorch, or synthetic) the phases are
+inferred, see :func:`_phases`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from syncline.plan.quantities import bytes_per_element
 
 SCHEMA = "0.0.4"
 OURS = "syncline"
-"""The metadata attribute that marks a file of our own; its value is the form's version."""
+"""Metadata attribute of files that Syncline wrote; its value is the version of their form."""
 FORM = 1
 US = 1e-6
 WANTED = (
@@ -63,7 +63,7 @@ WANTED = (
 
 
 def read_chakra(path: str | os.PathLike[str], *, progress: ReadProgress | None = None) -> Trace:
-    """Read a Chakra trace of one rank, packed or not; it has a gradient for each message that sums.
+    """Read a Chakra trace of one rank, gzipped or not; each summing message becomes a gradient.
 
     O((n + m) log n) for n nodes and m dependencies, all held in memory.
     """
@@ -210,19 +210,19 @@ SUMMING = (
 
 class _Tasks(NamedTuple):
     nodes: list[Node]
-    """The operations: nodes that compute, and messages that wait for several operations."""
+    """The operations: nodes that compute, and messages that need an operation of their own."""
     after: list[list[int]]
     """For each of these, the indices of the operations that it waits for."""
     messages: list[tuple[Node, int]]
-    """Each with the operation after which it may be sent; -1 for none."""
+    """Each with the index of the operation after which it may be sent; -1 for none."""
     left_out: Counter[str]
 
 
 def _foreign(graph: Graph, model: str) -> Trace:
     """Read a trace that does not hold the phases.
 
-    A launched message adds an operation of zero duration: the event that a framework records there.
-    It waits for the launch and for all earlier work of the device.
+    A message that the CPU launches, or that waits for several operations, adds an operation of zero
+    duration for the point at which it is ready.
     """
     tasks = _tasks(graph)
     if not tasks.messages:
@@ -261,7 +261,7 @@ def _foreign(graph: Graph, model: str) -> Trace:
     )
     notes = [*graph.notes, "phases are inferred from names, threads and the order of nodes"]
     notes += [f"{n} messages of kind {kind} are left out" for kind, n in tasks.left_out.items()]
-    notes.append("each message is taken for one gradient; what needs it is not known")
+    notes.append("each message is taken as one gradient; which operation needs it is not known")
     if points:
         notes.append("the times of messages include waiting for the other ranks")
     return Trace(model=profile.model, profile=profile, points=points, notes=tuple(notes))
@@ -269,7 +269,7 @@ def _foreign(graph: Graph, model: str) -> Trace:
 
 def _tasks(graph: Graph) -> _Tasks:
     tasks = _Tasks([], [], [], Counter())
-    reach: list[int] = []  # for each node itself or the last operation it waits for; -1: none
+    reach: list[int] = []  # each node's own operation or the last one it waits for; -1: none
     for node, inputs in zip(graph.nodes, graph.before, strict=True):
         waits_for = sorted({reach[before] for before in inputs} - {-1})
         last = waits_for[-1] if waits_for else -1
@@ -352,7 +352,7 @@ def _inputs(node: Node, place: dict[int, int], with_control: bool) -> list[int]:
 
 
 def _cycle(nodes: list[Node], place: dict[int, int], stuck: set[int]) -> str:
-    """Describe one cycle; ``stuck`` are the nodes that wait for one."""
+    """Describe one cycle; ``stuck`` are the nodes on a cycle or behind one."""
     walk: dict[int, int] = {}
     at = min(stuck)
     while at not in walk:
@@ -370,13 +370,13 @@ _COPY = "Memcpy HtoD"
 
 
 def _phases(tasks: _Tasks, last_ready: int) -> list[Phase]:
-    """Infer the phase of each operation; number ``last_ready`` makes the last gradient ready.
+    """Infer the phase of each operation; the one at ``last_ready`` makes the last gradient ready.
 
-    Operations before the first backward one are forward. From there until the last gradient is
-    ready they are backward. Later ones are update if the name says so, else ``finalize``
-    (unpacking). Backward operations are those with a backward name, those on an autograd thread
-    (one with such an operation, but not the first thread), and those launched by them. Before the
-    first backward operation, reading and copying of the batch are recognised by name and type.
+    Operations before the first backward one are forward, except that reading and copying the batch
+    are recognised by name and type. From there until the last gradient is ready they are backward.
+    Later ones are update if the name says so, else ``finalize`` (unpacking). A backward operation
+    has a backward name, runs on an autograd thread (one with such a name on it, other than the
+    trace's first thread), or is launched by one of these.
     """
     nodes = tasks.nodes
     on_threads = [n for n in nodes if n.on_cpu and "tid" in n.attributes]

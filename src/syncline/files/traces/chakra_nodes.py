@@ -21,7 +21,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from syncline.errors import UserError
 from syncline.plan.quantities import LONGEST_NS
 
-LONGEST_MESSAGE_BYTES = 1 << 26  # bounds the memory that a broken length can take
+LONGEST_MESSAGE_BYTES = 1 << 26  # bounds the memory that a corrupt length can allocate
 MOST_NODES = 1_000_000
 MOST_EDGES = 20_000_000  # bounds the memory: this many take about a gigabyte
 
@@ -60,13 +60,13 @@ class Node(NamedTuple):
     data_deps: array[int]
     """Ids of the nodes whose results it reads."""
     ctrl_deps: array[int]
-    """Ids of the nodes after which it runs for another reason."""
+    """Ids of the nodes after which it runs without reading their results."""
     duration_us: int = 0
     attributes: Mapping[str, AttributeValue] = {}
 
     @property
     def title(self) -> str:
-        """Its name in errors."""
+        """How errors name it."""
         return f"node {self.id} {self.name[:60]!r}"
 
     @property
@@ -116,7 +116,7 @@ NODE_FIELDS = {number for _, number, _ in SCHEMA["Node"]}
 @cache
 def _classes() -> dict[str, Any]:
     """Return the class of each message of :data:`SCHEMA`."""
-    # proto2, whose messages also hold fields that were set to 0.
+    # proto2, whose messages keep fields that were set to 0.
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package="chakra")
     field_type = descriptor_pb2.FieldDescriptorProto
     for message, fields in SCHEMA.items():
@@ -157,7 +157,7 @@ def is_metadata(head: bytes) -> bool:
         _metadata(message, position)
     except UserError:
         return False
-    # Empty metadata is one zero; a file of zeros is no trace.
+    # Empty metadata is a single zero byte; a file of zeros is not a trace.
     return bool(message) or head[position : position + 1] not in (b"", b"\0")
 
 

@@ -1,6 +1,6 @@
 """Timelines in the Chrome trace event format, which Perfetto (ui.perfetto.dev) opens.
 
-Arrows to and from messages show which span caused which.
+Arrows show which span made a message ready, and which span waited for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
 
     An arrow into a message comes from the operation that made its last gradient ready or, for an
     all-gather, from the reduce-scatters that it completes. An arrow out of it goes to the first
-    unpacking or update after it or, if the plan's operations wait by need, to those of the next
+    unpacking or update after it or, if the plan waits on need, to the operations of the next
     iteration that read its parameters. Spans are matched by label and order.
     """
     sending = [span for span in timeline.spans if span.kind == "message"]
@@ -76,7 +76,7 @@ def flows(timeline: Timeline, profile: Profile, plan: Plan) -> list[Flow]:
 
 
 def _runs_until(operation: int, profile: Profile, runs: Sequence[list[Span]]) -> list[Span]:
-    """Return the runs of an operation, or of the one before it on its lane where it has no span."""
+    """Return an operation's runs or, if it has no span, those of the one before it on its lane."""
     lane = profile.operations[operation].lane
     while operation and not (runs[operation] and profile.operations[operation].lane == lane):
         operation -= 1
@@ -121,9 +121,9 @@ def to_chrome_trace(
 ) -> str:
     """Return the timelines as one trace: one process per timeline, one thread per row of spans.
 
-    Overlapping spans of a lane go to further threads of that lane: the format takes events of one
-    thread for nested calls, and Perfetto drops those that overlap in part. If the times at which
-    messages were ready are known, a counter shows how many are ready and have not been sent.
+    Overlapping spans of a lane are put on several threads: the format takes overlapping events of
+    one thread for nested calls, and Perfetto drops those that overlap in part. If it is known when
+    messages were ready, a counter shows how many are ready and have not been sent.
 
     Each timeline starts at time 0. A profile and a plan together add the arrows of :func:`flows`;
     in timelines of other plans no message is matched. Times are microseconds with three decimals.
@@ -198,7 +198,7 @@ def _arrows(
     thread = {id(span): tid for tid, row in enumerate(threads, start=1) for span in row.spans}
     events: list[dict[str, Any]] = []
     for number, (source, target) in enumerate(found, start=first_id):
-        # An arrow binds to the span open at its time; in its last nanosecond a span still is.
+        # An arrow binds to the span that is open at its time: here, in the last nanosecond.
         leaves_ns = max(source.stop_ns - 1, source.start_ns)
         for phase, span, at_ns in (("s", source, leaves_ns), ("f", target, target.start_ns)):
             event = {

@@ -1,10 +1,10 @@
-"""PyTorch execution traces: structure and sizes of what ran, without durations.
+"""PyTorch execution traces: the operators of a job and their sizes, without durations.
 
 ``torch.profiler.ExecutionTraceObserver`` writes a node for each operator. This file reads the
 gradients (``AccumulateGrad``) and the gradient messages, with their sizes. Joined to a profiler
 trace of the same job they supply the sizes that it lacks; alone they give a plan but no profile.
 
-Schemas 1.0.x (inputs and attributes beside the name, or as in 1.1) and 1.1.x are read.
+Schemas 1.0.x (inputs and attributes as members of a node, or as in 1.1) and 1.1.x are read.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:<\w+>)?)\)")
 
 
 class SizedNode(NamedTuple):
-    """A gradient that becomes final, or a message."""
+    """A gradient that becomes ready, or a message."""
 
     elements: int | None
-    """None for a gradient without a tensor, as of a parameter that the loss does not depend on, and
-    for a message that holds no gradients, such as counters."""
+    """None for a gradient without a tensor (the loss does not depend on its parameter), and for a
+    message that holds no gradients, such as counters."""
     dtype: str | None
     ready: int = 0
     """Of a message: how many gradients were ready when it was launched."""
@@ -144,7 +144,8 @@ def _with_sizes(
             for p, n in zip(points, nodes, strict=True)
         ]
 
-    exchanged = [node.elements is not None for node in messages]  # the others count
+    # Messages without gradients, such as counters, are dropped.
+    exchanged = [node.elements is not None for node in messages]
     return step._replace(
         parameters=sized(step.parameters, gradients),
         messages=list(itertools.compress(sized(step.messages, messages), exchanged)),
@@ -238,9 +239,9 @@ class _Reader:
         gradients: list[SizedNode] = []
         messages: list[SizedNode] = []
         ordered = sorted(self._found, key=lambda found: found[0])
-        # Messages before a backward pass hold no gradients, but for example an average of losses.
-        told = any(kind == "backward" for _, kind, _ in ordered)
-        begun = not told
+        # Messages before a backward pass hold no gradients; they may, for example, average losses.
+        has_backward = any(kind == "backward" for _, kind, _ in ordered)
+        begun = not has_backward
         for _, kind, node in [*ordered, (0, "end", None)]:
             if node is not None and kind == "gradient":
                 gradients.append(node)
@@ -254,7 +255,7 @@ class _Reader:
                 iteration = TracedIteration(tuple(gradients), tuple(messages))
                 if begun and (gradients or iteration.exchanges()):
                     iterations.append(iteration)
-                gradients, messages, begun = [], [], not told
+                gradients, messages, begun = [], [], not has_backward
         return iterations
 
     def _sized(self, kind: str | None, node: dict[str, Any], where: str) -> None:
@@ -293,7 +294,7 @@ class _Reader:
                 self._grow(group.get("group_size"), where)
 
     def _grow(self, workers: Any, where: str) -> None:
-        """Note the size of a group; the largest size is the worker count."""
+        """Take the size of a process group; the largest one is the worker count."""
         if workers is None:
             return
         if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
@@ -313,7 +314,7 @@ def _broken(where: str, what: str) -> UserError:
 
 
 def _attributes(node: dict[str, Any]) -> dict[str, Any]:
-    """Return a node's attributes: from 1.0.2 on a list of named values, earlier beside the name."""
+    """Return a node's attributes: a list of named values from 1.0.2 on, earlier its members."""
     listed = node.get("attrs")
     if not isinstance(listed, list):
         return node

@@ -40,12 +40,12 @@ Paths = Sequence[str | os.PathLike[str]]
 
 
 class TraceOptions(NamedTuple):
-    """Options that some formats need, and the progress callback of readers."""
+    """Options of some formats, and the progress callback of readers."""
 
     clock_hz: float = DEFAULT_CLOCK_HZ
-    """Cycles a second, where times are cycles."""
+    """Cycles per second, for formats whose times are cycles."""
     step: int | None = None
-    """The only ``ProfilerStep`` to take, of a trace that has several; None for all."""
+    """The number of the only ``ProfilerStep`` to read; None for all."""
     sizes: str | None = None
     """File with the sizes of gradients that a profiler trace lacks."""
     progress: ReadProgress | None = None
@@ -58,7 +58,7 @@ class Format:
     name: str
     summary: str
     detects: Callable[[bytes], bool] | None = None
-    """Says whether bytes, at most the first 64 KiB, begin such a file."""
+    """Return whether bytes (at most the first 64 KiB) begin a file of this format."""
     read: Callable[[Paths, TraceOptions], Trace] | None = None
     write: Callable[[Trace, Network | None, TraceOptions], Written] | None = None
 

@@ -1,8 +1,8 @@
-"""PyTorch profiler traces (Kineto, Chrome trace events) as Syncline's nouns.
+"""PyTorch profiler traces (Kineto, Chrome trace events), read into profiles and timelines.
 
 Reading has four stages, one file each: events of all schemas in one form (``kineto_events``), steps
 with their phases and messages (``kineto_steps``), tasks without waiting (``kineto_cut``), and the
-nouns (``kineto_profile``). This file aligns the clocks of the ranks and estimates what messages
+result (``kineto_profile``). This file aligns the clocks of the ranks and estimates what messages
 cost without waiting. The notes say what a trace lacks.
 """
 
@@ -48,13 +48,13 @@ class KinetoTrace(NamedTuple):
     workers: int | None
     steps: tuple[StepTasks, ...]
     points: tuple[Measurement, ...]
-    """Measured messages: bytes, and the shortest seconds of this or any larger size."""
+    """Measured messages: bytes, and the shortest time of messages of this or any larger size."""
     notes: tuple[str, ...]
 
     def profile(self) -> Profile:
-        """Return the medians over those steps that have the same tasks as most steps.
+        """Return the medians over the steps that have the same tasks as most steps.
 
-        It raises a UserError if the trace lacks the sizes of the gradients, or device activities.
+        Raise UserError if the trace lacks the sizes of the gradients, or device activities.
         """
         alike = alike_steps(self.steps)
         return make_profile(
@@ -66,7 +66,7 @@ class KinetoTrace(NamedTuple):
         )
 
     def plan(self) -> Plan | None:
-        """Return the messages that were exchanged, if any; it fails where `profile` does."""
+        """Return the messages that were exchanged, if any; raises as :meth:`profile` does."""
         last = _exchange(alike_steps(self.steps)[0]).last_of_message
         if not last:
             return None
@@ -108,17 +108,16 @@ def read_kineto(
 ) -> KinetoTrace:
     """Read the profiler traces of one job.
 
-    A message's duration on one rank includes waiting for the ranks that came later. So the cost of
-    a message is its shortest duration over the ranks; with one rank, the shortest over the steps is
-    the best estimate. The clocks of the ranks are aligned on the ends of the messages, which all
-    ranks see at the same time.
+    A message's duration on one rank includes waiting for slower ranks. So the cost of a message is
+    its shortest duration over the ranks; with one rank, the shortest over the steps is the best
+    estimate. The clocks of the ranks are aligned so that messages end at the same time on all.
 
     Args:
         paths: a trace file, or one file for each rank of one job.
         step: the only ``ProfilerStep`` to read.
-        execution_traces: of the same job, with the sizes that the profiler left out: one, or one
-            for each profiler trace. They are matched by process id, else by place in the lists.
-        sizes: of the gradients or messages, written by hand.
+        execution_traces: one of the same job, or one for each profiler trace, with the sizes that
+            the profiler left out. They are matched by process id, else by position.
+        sizes: hand-written sizes of the gradients or messages.
         progress: called for each file separately.
     """
     if isinstance(paths, str | os.PathLike):
@@ -168,14 +167,14 @@ def read_kineto(
     )
 
 
-WORTH_SAYING = 0.005  # share of a step that unexplained waits must take to be noted
+NOTED_SHARE = 0.005  # least share of a step for which unexplained waits are noted
 
 
 def _note_waits(steps: Sequence[StepTasks], notes: list[str]) -> None:
     share = statistics.median(
         active_ns(step.waits_ns()) / max(step.ended_ns - step.start_ns, 1) for step in steps
     )
-    if share >= WORTH_SAYING:
+    if share >= NOTED_SHARE:
         longest = max((task for step in steps for task in step.tasks), key=lambda t: t.waited_ns)
         notes.append(
             f"{share * 100:.1f} % of a step is waiting that nothing in the trace explains, at most "
@@ -246,7 +245,7 @@ def _with_message_sizes(step: StepTasks) -> StepTasks:
 def _aligned_steps(
     files: Sequence[tuple[KinetoEvents, list[StepTasks]]], notes: list[str]
 ) -> list[StepTasks]:
-    """Return the steps of all ranks, with how much later each began than on the earliest rank.
+    """Return the steps of all ranks with their ``shift_ns``, on one clock for all ranks.
 
     A file that does not state its rank gets its index as the rank.
     """
@@ -286,8 +285,9 @@ def _measured_messages(
 ) -> tuple[Measurement, ...]:
     """Return the cost of messages of each size; no message is faster than a smaller one.
 
-    A measured duration is the cost plus waiting, and the rank that comes last does not wait. So the
-    cost is the median of the shortest over all ranks, or at most the shortest of those traced.
+    A measured duration is the cost plus waiting, and the last rank does not wait. If all ranks were
+    traced, the cost is therefore the median over messages of the shortest duration over ranks;
+    otherwise the shortest duration of all.
     """
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for step in steps:
@@ -317,7 +317,7 @@ def _measured_messages(
 def _message_costs(points: Sequence[Measurement]) -> Fit | None:
     """Return the cost curve of messages; None for fewer than two sizes.
 
-    A fitted line misses measured costs by some percent, so of few sizes the curve goes through all.
+    A fitted line is some per cent off, so for few sizes the curve goes through every point.
     """
     sizes = {point.size_bytes for point in points}
     if len(sizes) < 2:
@@ -328,8 +328,9 @@ def _message_costs(points: Sequence[Measurement]) -> Fit | None:
 def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
     """Return the interval of each message as if they were sent one after another.
 
-    Messages that are under way at once share the network equally. So a message takes the sum of its
-    shares, from its start or from the end of the message before. O(n^2) for n messages.
+    Messages in flight at the same time are taken to share the network equally. A message's interval
+    is as long as the sum of its shares, and begins at its start or at the end of the message
+    before. O(n^2) for n messages.
     """
     spans: list[Interval] = []
     clock_ns = -(1 << 62)
@@ -357,11 +358,11 @@ WAITING_SHARE = 0.05
 
 
 def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> list[StepTasks]:
-    """Return the steps with waits until the other workers, too, had the gradients of a message.
+    """Return the steps with waits for the other workers' gradients before each message.
 
-    An all-reduce begins when the last worker has its gradients. That is its end minus its cost
-    without waiting, for which ``points`` has every size; until then, the operation before the
-    message waits. If it waited on one rank, all ranks wait until it begins, so that on average it
+    An all-reduce begins when the last worker has its gradients: at its end minus its cost without
+    waiting, which ``points`` has for every size. Until then, the operation before the message
+    waits. If the message waited on one rank, all ranks wait until it begins, so that on average it
     begins when the last worker is ready.
     """
     cost_s = {point.size_bytes: point.time_s for point in points}
@@ -377,16 +378,16 @@ def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> l
     found = []
     for step, own in zip(steps, begins, strict=True):
         tasks = list(step.tasks)
-        waited_ns = -(1 << 62)  # when the waits so far end
+        waited_until_ns = -(1 << 62)
         for index, (begin_ns, _) in own.items():
             if (step.number, index) not in waited:
                 continue
             ready_after = step.messages[index].ready_after
             task = tasks[ready_after]
-            begun = max(task.start_ns, waited_ns)
-            waited_ns = max(begin_ns, begun)
+            begun = max(task.start_ns, waited_until_ns)
+            waited_until_ns = max(begin_ns, begun)
             tasks[ready_after] = task._replace(
-                duration_ns=waited_ns - begun, start_ns=begun, stop_ns=waited_ns
+                duration_ns=waited_until_ns - begun, start_ns=begun, stop_ns=waited_until_ns
             )
         found.append(step._replace(tasks=tasks))
     return found

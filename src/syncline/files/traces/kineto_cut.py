@@ -1,19 +1,20 @@
 """One step of a profiler trace taken apart into tasks, with waiting taken out.
 
-The host's time is cut wherever it launches work on the device or waits for it. The time between two
-cuts is a host task: real work, including Python's. A device task waits for the host task that
-launched it and for the tasks before it on the device. Where the host waited for the device (a
-synchronisation, or a copy that blocks), the waiting is not part of any task: the next host task
-waits for the device task instead, so that a simulator can predict that wait. Where nothing was
-recorded on a device, the operators of the host are the computation.
+The host's time is cut wherever it launches work on the device or waits for the device. The time
+between two cuts is a host task: real work, including Python's. A device task waits for the host
+task that launched it and for the tasks before it on the device. Where the host waited for the
+device (a synchronisation, or a copy that blocks), the waiting is not part of any task: the next
+host task waits for the device task instead, so that a simulator can predict that wait. If nothing
+was recorded on a device, the operators of the host are the computation.
 
-Every stream is a lane. Waits between streams are not recorded. A task that began later than its
+Every stream is a lane. Traces do not record waits between streams. A task that began later than its
 launch and its own stream allow is taken to have waited for the last task of another stream that
-ended before it. If it began later still, as in the middle of a CUDA graph, or the host went on
-later than what it waited for, the rest is a wait of its own. To detect that, a step is simulated
-while it is taken apart, just as its profile will be. Communication with other workers, apart from
-gradient messages, is waiting, not computing. So its kernels, and on the host the time that a thread
-waited, have a lane of their own.
+ended before it. Delays that this does not explain become waits of their own: a task began still
+later, as in the middle of a CUDA graph, or the host went on later than what it waited for. To
+detect them, a step is simulated while it is taken apart, just as its profile will be.
+
+Communication with other workers that is not a gradient message is waiting, not computing. So its
+kernels, and on the host the time that a thread waited, have a lane of their own.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class CutMark(NamedTuple):
 
     at_ns: int
     order: int
-    """Of marks at the same time: the lowest comes first."""
+    """Of marks at the same time, the one with the lowest order comes first."""
     cause: LaunchCall | HostOp | MeasuredCollective | None
-    """What the host did until there; None where only the phase or the operator changes."""
+    """What the host did until then; None if only the phase or the operator changes."""
     launched: tuple[DeviceTask, ...] = ()
     """What the call put on the device."""
 
@@ -98,7 +99,7 @@ def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTa
 
 
 def _stream_lanes(tasks: Sequence[DeviceTask]) -> dict[str, Resource]:
-    """Return each stream's lane, the one with the most kernels first; the last ones may share."""
+    """Return each stream's lane; streams with the fewest kernels share the last lane."""
     kernels = Counter({task.stream: 0 for task in tasks})
     for task in tasks:
         kernels[task.stream] += task.kind == "kernel" and not COLLECTIVE_KERNEL.search(task.name)
@@ -107,7 +108,7 @@ def _stream_lanes(tasks: Sequence[DeviceTask]) -> dict[str, Resource]:
 
 
 class _Cutter:
-    """Walks along the host's time of one step."""
+    """Goes through the host's time of one step and collects its tasks."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class _Cutter:
                 self._share[id(task)] = max(task.stop_ns - begun, 0)
                 busy_until[lane] = max(task.stop_ns, begun)
         self._arrived_ns = max((c.stop_ns for c in collectives), default=outline.start_ns)
-        # When each lane is free in a simulation of this step, and when the work before it ended.
+        # When each lane is free in a simulation of the step; when the work before the step ended.
         self._simulated_ns, self._begun_ns = self._before(own, earlier, lanes)
         self._batch_ns = outline.start_ns
         self._ends_ns: list[int] = []
@@ -166,7 +167,7 @@ class _Cutter:
         in_backward = [op for op in numbered if op.start_ns >= outline.backward_ns]
         self._producers = [op for op in in_backward if not op.name.endswith("AccumulateGrad")]
         in_forward = [op for op in numbered if op.start_ns < outline.backward_ns]
-        # Of the operators with a backward node's sequence number, the last one makes that node.
+        # The last forward operator with a sequence number made the backward node of that number.
         self._sources = {op.sequence: op.start_ns for op in in_forward}
 
     def cut(self, source: str) -> StepTasks:
@@ -214,8 +215,8 @@ class _Cutter:
     ) -> tuple[dict[Resource, int], int]:
         """Return until when ``earlier`` tasks keep each lane busy, and the whole device.
 
-        A lane is busy with the previous step as long as it was in the trace. But if this step
-        leaves less work after its end, only that counts: the rest is no part of a repeating step.
+        A lane is busy with the previous step as long as in the trace, but no longer than with this
+        step's own work after its end: in the steady state every step leaves equally much.
         """
         start_ns, length_ns = self._step.start_ns, self._step.stop_ns - self._step.start_ns
         busy: dict[Resource, int] = {}
@@ -229,7 +230,7 @@ class _Cutter:
             free[lane] = min(until_ns, max(t.stop_ns for t in tasks) - length_ns)
         first = min((task.start_ns for task in own), default=start_ns)
         last = max((task.stop_ns for task in own), default=start_ns + length_ns)
-        # Without a previous step, it takes at least the host's time.
+        # Without a previous step, the step takes at least the host's time.
         return free, max(busy.values(), default=min(first, last - length_ns))
 
     @staticmethod
@@ -284,7 +285,7 @@ class _Cutter:
         return marks
 
     def _accumulations(self) -> list[CutMark]:
-        """Return when each gradient is final: when the engine's work around accumulation ends."""
+        """Return when each gradient is ready: when autograd's work around its accumulation ends."""
         step = self._step
         around = [op for op in step.ops if op.name.startswith(EVALUATE)]
         launches = [c.launch_ns for c in self._collectives]
@@ -295,7 +296,7 @@ class _Cutter:
             outer = latest(around, op.start_ns) or op
             stop = outer.stop_ns if outer.thread == op.thread else op.stop_ns
             stop = min(max(stop, op.stop_ns), step.stop_ns)
-            # The engine's work around a message's last gradient launches the message; around the
+            # Autograd's work around a message's last gradient launches the message; around the
             # step's last gradient it also unpacks all messages.
             launch = bisect.bisect_left(launches, op.stop_ns)
             if launch < len(launches):
@@ -316,8 +317,8 @@ class _Cutter:
         was work, if not all.
         """
         start = self._cursor_ns
-        # A task of zero duration is added, too: steps have the same tasks even if two events fall
-        # on one tick of the clock.
+        # A task of zero duration is added, too: steps then have the same tasks even if two events
+        # fall on one tick of the clock.
         at_ns = max(at_ns, start)
         # Before a blocking copy begins, the host waits for what it launches next, not for the past.
         late_ns = LATE_NS if after or spent_ns is None else None
@@ -338,7 +339,7 @@ class _Cutter:
             self._note_forward(at_ns)
 
     def _waited_for_peers(self, start: int, stop: int) -> int:
-        """Return how long no operator ran while messages were under way, without a device."""
+        """Return how long no operator ran while messages were in flight; 0 with a device."""
         if self._on_device or not self._gaps or start < self._step.backward_ns:
             return 0
         if stop <= max(c.launch_ns for c in self._collectives):
@@ -357,7 +358,7 @@ class _Cutter:
         )
 
     def _wait(self, op: HostOp) -> None:
-        """Add the time without an operator until ``op``, an exchange by another thread, ended."""
+        """Add the wait, without an operator, until the end of another thread's exchange ``op``."""
         operator = self._step.operator(op.stop_ns - 1)
         ran = op.start_ns if operator is None else operator.stop_ns
         begun = min(max(ran, op.start_ns, self._cursor_ns), op.stop_ns)
@@ -418,7 +419,7 @@ class _Cutter:
         return None
 
     def _end_wait(self, call: LaunchCall, waited: DeviceTask, index: int) -> None:
-        """Add the rest of a call that waited for a device task; it worked after that task ended."""
+        """Add the rest of a call that waited for a device task; after that task the host worked."""
         spent_ns = max(call.stop_ns - max(waited.stop_ns, self._cursor_ns), 0)
         self._work_until(call.stop_ns, after=(index,), spent_ns=spent_ns)
 
@@ -428,7 +429,7 @@ class _Cutter:
         lane = self._lane_of[id(task)]
         to_device = task.kind == "copy" and TO_DEVICE.search(task.name)
         if to_device and lane == STREAMS[0] and not self._first_kernel:
-            # A copy of the batch. Later copies are part of the pass that makes them. Those on
+            # A copy of the batch. Copies after the first kernel are part of their pass. Those on
             # another stream may be of the next batch; waits for them are found as for other tasks.
             phase = "copy"
         elif task.kind == "kernel":
@@ -436,7 +437,7 @@ class _Cutter:
         work = (self._share[id(task)], self._after_host(), task.start_ns, task.stop_ns)
         held = self._held_up_by(task, lane)
         traced = TracedTask(_short(task.name), phase, lane, *work, phase == "copy", held)
-        # A launch takes time to arrive, but the next kernel of a busy stream begins at once.
+        # A launch takes time to reach an idle stream; on a busy one the next kernel begins at once.
         launched_ns = self._ends_ns[self._last_host] if self._last_host >= 0 else 0
         busy = self._simulated_ns.get(lane, 0) >= launched_ns
         index = self._add(traced, late_ns=0 if busy else LATE_NS)
@@ -492,7 +493,7 @@ class _Cutter:
         return (self._last_host,) if self._last_host >= 0 else ()
 
     def _point(self, name: str, at_ns: int) -> int:
-        """Add a point in the device's time, after what was launched, for others to wait for."""
+        """Add an empty device task after the work launched so far, for others to wait for."""
         phase, after = self._step.phase(at_ns - 1), self._after_host()
         return self._add(TracedTask(name, phase, "device", 0, after, at_ns, at_ns, joint=True))
 
@@ -519,10 +520,10 @@ class _Cutter:
         return self._forward[place][1] if place < len(self._forward) else None
 
     def _message(self, at_ns: int, collective: MeasuredCollective) -> None:
-        """Add the points at which a message may leave: on this worker, and on all workers.
+        """Add two points: a message is ready on this worker, and it is ready on all workers.
 
-        Here it has been launched and its gradients are computed. How much later the other workers
-        are is not known yet; see :func:`syncline.files.traces.kineto.with_waiting`.
+        How much later the second one is, is not known yet; see
+        :func:`syncline.files.traces.kineto.with_waiting`.
         """
         self._work_until(at_ns)
         self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)

@@ -34,7 +34,7 @@ DEVICE_KINDS: dict[str, Literal["kernel", "copy", "set"]] = {
 }
 COLLECTIVE_KEYS = ("Collective name", "In msg nelems", "dtype")
 SHAPED = re.compile("AccumulateGrad|c10d::|nccl:|gloo:|mpi:|ucc:|record_param_comms")
-"""Parts of names of the operations whose shapes are kept."""
+"""Parts of the names of operators whose shapes are kept."""
 MOST_EVENTS = 2_000_000
 """Most operators, calls and device tasks that are kept: more take minutes to analyse."""
 
@@ -57,11 +57,11 @@ class HostOp(msgspec.Struct, frozen=True, gc=False):
     name: str
     annotation: bool
     sequence: int | None
-    """Number that a forward operation shares with its backward node."""
+    """Number that a forward operator shares with its backward node."""
     record_id: int | None
     """Record function id, by which an execution trace names the same operation."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the inputs, for the operations that need them."""
+    """Shapes of the inputs, for operators that match :data:`SHAPED`."""
     types: tuple[str, ...]
     payload: CollectivePayload | None
 
@@ -291,7 +291,7 @@ def _whole(value: Any, *, least: int = -(1 << 63), most: int = 1 << 64) -> int |
 
 
 def _shapes(value: Any, *, within: bool = False) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of plain tensor inputs; an input that is a list of tensors gives theirs."""
+    """Return the shapes of the inputs: of tensors, and of the tensors in lists of tensors."""
     if not isinstance(value, list):
         return ()
     shapes: list[tuple[int, ...]] = []

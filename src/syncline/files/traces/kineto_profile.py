@@ -57,8 +57,9 @@ class TracedExchange(NamedTuple):
 def exchange_of(step: StepTasks, notes: list[str]) -> TracedExchange | None:
     """Return the gradients of a step, or None with a note where the trace lacks their sizes.
 
-    They are the gradient tensors if their sizes are known and add up to the messages, else the
-    messages. A gradient without a size gets the remainder of its message, or is left out.
+    If the sizes of the gradient tensors are known and add up to the messages, each tensor is a
+    gradient; otherwise each message is one. A tensor without a size gets the remainder of its
+    message, or is left out.
     """
     # A shape of "[]" may be a scalar's, or mean that there is no tensor.
     parameters = [
@@ -112,7 +113,7 @@ def _of_gradients(
     last_of_message: list[int] = []
     left = iter(parameters)
     for message, sizes in zip(step.messages, parts, strict=True):
-        # The type on the wire counts: a hook may send another type than the gradients'.
+        # A communication hook may send another type than the gradients'; the type sent counts.
         own = [
             point._replace(elements=size, dtype=message.dtype or point.dtype)
             for size, point in zip(sizes, left, strict=False)
@@ -143,7 +144,7 @@ def _lacking(step: StepTasks) -> str:
     """Return what the trace lacks for a profile, and what to record."""
     if not step.parameters and not step.messages:
         return LACKING[step.holds]
-    if any(p.elements is not None for p in step.parameters):  # and no tensor at all
+    if any(p.elements is not None for p in step.parameters):  # but none has a tensor
         return (
             "the gradients that were accumulated hold no tensors, as those of parameters that the "
             "loss does not depend on: record a step in which the whole model is trained, or give "
@@ -189,7 +190,7 @@ def _exchange(
 
 
 MOST_OPERATIONS = 4000
-"""The most operations of a profile: neighbouring launches are merged until there are so few."""
+"""Most operations of a profile: neighbouring launches are merged until there are no more."""
 
 
 def alike_steps(steps: Sequence[StepTasks]) -> list[StepTasks]:
@@ -201,7 +202,7 @@ def alike_steps(steps: Sequence[StepTasks]) -> list[StepTasks]:
 
 
 def _shape(step: StepTasks) -> tuple[object, ...]:
-    # The operator at a cut of the host's thread varies, since it depends on microseconds.
+    # Names of host tasks vary: which operator runs at a cut depends on microseconds.
     return (
         tuple(
             (t.name if t.resource == "device" else "", t.phase, t.resource, t.after)
@@ -225,9 +226,9 @@ def make_profile(
 
     Every duration is the median over the steps. Medians of single tasks add up to less than the
     median of their sum, since delays are rare and long. So they are scaled, for each phase and
-    lane, to the median of what the steps spent there. Waiting for other workers is not scaled. A
-    gradient whose reader is not known counts as needed by the first task of the forward pass, the
-    only assumption that always holds. Above ``most_operations``, neighbouring launches are merged.
+    lane, to the median of the steps' totals. Waiting for other workers is not scaled. A gradient
+    whose reader is not known counts as needed by the first task of the forward pass, which is never
+    too late. Above ``most_operations``, neighbouring launches are merged.
     """
     columns = list(zip(*(step.tasks for step in steps), strict=True))
     medians = [statistics.median(task.duration_ns for task in column) for column in columns]
@@ -287,7 +288,7 @@ def _scales(
     for group, inside in groups.items():
         spent = (math.fsum(step.tasks[i].duration_ns for i in inside) for step in steps)
         found = math.fsum(medians[i] for i in inside)
-        # Each step waits elsewhere, and while others compute: the sum of waits means nothing.
+        # Waits differ between steps and overlap computing, so their sum means nothing.
         alone = group[1] in NOT_COMPUTED or found <= 0
         scales[group] = 1.0 if alone else statistics.median(spent) / found
     return scales
@@ -296,7 +297,7 @@ def _scales(
 def _with_waits(tasks: Sequence[TracedTask]) -> tuple[list[TracedTask], list[int]]:
     """Return the tasks with their unexplained waits as further tasks, and the new index of each.
 
-    A wait too short to matter is added to the next one of its lane.
+    A wait shorter than :data:`LATE_NS` is added to the next one of its lane.
     """
     found: list[TracedTask] = []
     place: list[int] = []

@@ -1,9 +1,9 @@
 """The steps of a profiler trace, with their phases and their gradient messages.
 
 A step is what the annotation ``ProfilerStep#N`` spans. Within it the host's threads take turns: the
-main thread reads the batch, launches the forward pass and the update; autograd's thread launches
-the backward pass while the main thread waits for it. So one lane holds the host's work, in the
-order of time. ``kineto_cut`` turns a step into :class:`StepTasks`.
+main thread reads the batch and launches the forward pass and the update; autograd's thread launches
+the backward pass while the main thread waits. So one lane holds the host's work, ordered by time.
+``kineto_cut`` turns a step into :class:`StepTasks`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENCLOSING = re.compile(
 
 
 def is_accumulation(op: HostOp) -> bool:
-    """Return whether the operator makes one gradient final."""
+    """Return whether the operator is the accumulation of a gradient, which makes it ready."""
     return op.name.endswith("AccumulateGrad") and not op.name.startswith(EVALUATE)
 
 
@@ -70,7 +70,7 @@ class Outline(NamedTuple):
 
     @property
     def holds(self) -> Holds:
-        """What is in the step."""
+        """What was recorded of the step."""
         if math.isfinite(self.backward_ns):
             return "backward"
         return "forward" if self.outermost else "device"
@@ -84,7 +84,7 @@ class Outline(NamedTuple):
         return "finalize" if at_ns < self.update_ns else "update"
 
     def launches(self) -> dict[int, LaunchCall]:
-        """Return the first call of each correlation, by start: the one that launched its tasks."""
+        """Return each correlation id's first call, which launched its tasks; by start."""
         first: dict[int, LaunchCall] = {}
         for call in self.calls:
             if call.correlation is not None:
@@ -101,7 +101,7 @@ class Outline(NamedTuple):
 
 
 def latest(ops: Sequence[HostOp], at_ns: int) -> HostOp | None:
-    """Return the last of some operators, in order, that began by then."""
+    """Return the last of some operators, sorted by start, that began by ``at_ns``."""
     index = bisect.bisect_right(ops, at_ns, key=lambda op: op.start_ns) - 1
     return ops[index] if index >= 0 else None
 
@@ -132,7 +132,7 @@ def outline_steps(events: KinetoEvents, notes: list[str]) -> list[Outline]:
 
 
 def _begun(events: Sequence[Event], start: int, stop: int) -> Sequence[Event]:
-    """Return those of some events, in order, that began in ``[start, stop)``."""
+    """Return the events, of some sorted by start, that began in ``[start, stop)``."""
     first, end = (bisect.bisect_left(events, at, key=lambda e: e.start_ns) for at in (start, stop))
     return events[first:end]
 
@@ -254,7 +254,7 @@ SUMS = re.compile(r"all_?reduce|reduce_?scatter", re.IGNORECASE)
 COLLECTIVE_KERNEL = re.compile(r"nccl|rccl|oneccl", re.IGNORECASE)
 """Kernels that exchange data with other workers."""
 GENERIC = re.compile(r"Kernel_Generic", re.IGNORECASE)
-"""The kernel that runs every collective on ROCm; only what launched it says which one."""
+"""ROCm's kernel for all collectives; which one it runs is known from what launched it."""
 LAUNCHED_BY = re.compile(r"record_param_comms|(c10d::|nccl:)_?(all_?reduce|reduce_?scatter)")
 ON_HOST = re.compile(r"(gloo|mpi|ucc):(all_?reduce|reduce_?scatter)")
 LAUNCH_ON_HOST = re.compile(r"c10d::_?(all_?reduce|reduce_?scatter)")
@@ -283,7 +283,7 @@ class MeasuredCollective(NamedTuple):
     launch_ns: int
     start_ns: int
     stop_ns: int
-    """On the device, or on the host's thread that exchanges; includes waiting for other workers."""
+    """Both on the device, or on the exchanging host thread; including waits for other workers."""
     elements: int | None
     dtype: str | None
     group_size: int | None
@@ -345,18 +345,18 @@ def _collective(
 ) -> MeasuredCollective | None:
     """Return a message, or None if it does not hold gradients.
 
-    ``ran`` is the kernel, or the operator of the host that exchanged it. Its arguments count, else
-    those of the first of ``launched_by`` (the innermost first) that has some.
+    ``ran`` is the kernel or host operator that exchanged it. Size and type are from its arguments
+    or, if it has none, from the first of ``launched_by`` (innermost first) that has some.
     """
     elements = dtype = group = None
-    told_by: Sequence[DeviceTask | HostOp] = (ran, *launched_by)
-    payloads = [each.payload for each in told_by if each.payload is not None]
-    shaped = (each for each in told_by if isinstance(each, HostOp) and each.shapes)
+    recorded: Sequence[DeviceTask | HostOp] = (ran, *launched_by)
+    payloads = [each.payload for each in recorded if each.payload is not None]
+    shaped = (each for each in recorded if isinstance(each, HostOp) and each.shapes)
     if payloads:
         elements, dtype, group = payloads[0].elements, payloads[0].dtype, payloads[0].group_size
-    elif (told := next(shaped, None)) is not None:
-        elements = elements_of([shape for shape in told.shapes if shape])
-        dtype = next(filter(None, told.types), None)
+    elif (op := next(shaped, None)) is not None:
+        elements = elements_of([shape for shape in op.shapes if shape])
+        dtype = next(filter(None, op.types), None)
     if dtype and not element_dtype(dtype):
         return None
     return MeasuredCollective(
@@ -372,7 +372,7 @@ def _collective(
 
 
 def _on_host(step: Outline) -> list[MeasuredCollective]:
-    """Return messages that a thread of the host exchanges (Gloo): launches joined in order."""
+    """Return messages exchanged by a host thread (Gloo): the n-th launch made the n-th exchange."""
     launches = [
         op
         for op in step.ops
@@ -404,18 +404,18 @@ class TracedTask(NamedTuple):
     held_by: int | None = None
     """The task of another stream that it waited for in this step."""
     waited_ns: int = 0
-    """How much later it ran than the trace explains."""
+    """How much later it ended than the trace explains."""
 
 
 class ReadyPoint(NamedTuple):
-    """The point at which a gradient, or all of a bucket, are final."""
+    """The point at which a gradient, or every gradient of a bucket, is ready."""
 
     elements: int | None
     dtype: str | None
     ready_after: int
     needed_by: int | None
     record_id: int | None
-    """Record function id of the operator that made it final."""
+    """Record function id of the operator that made it ready."""
     name: str | None = None
     """Name of the parameter, if a file of sizes gives it."""
 
@@ -430,10 +430,10 @@ class ReadyPoint(NamedTuple):
 def message_parts(
     sizes: Sequence[int | None], messages: Sequence[int | None], launched: Sequence[int]
 ) -> list[list[int | None]] | None:
-    """Return the sizes of the gradients that each message holds, in order; None if they conflict.
+    """Return the sizes of each message's gradients, in order; None if sizes conflict.
 
-    A message holds gradients that became ready one after another. Of those without a size, the last
-    one gets what is left of the message; the others stay without.
+    A message holds gradients that became ready one after another. Of its gradients without a size,
+    the last one gets the rest of the message; the others stay None.
 
     Args:
         sizes: elements of each gradient in ready order; None where they are not known.
@@ -466,7 +466,7 @@ def message_parts(
 
 
 Holds = Literal["device", "forward", "backward"]
-"""What is in a step: work of the device alone, operators of the host, or a backward pass too."""
+"""What a step shows: only work of the device, operators of the host, or also a backward pass."""
 
 
 class StepTasks(NamedTuple):
@@ -482,7 +482,7 @@ class StepTasks(NamedTuple):
     messages: list[ReadyPoint]
     """One for each exchanged bucket, in the order in which they were launched."""
     collectives: list[MeasuredCollective]
-    """When each message was under way."""
+    """When each message was in flight."""
     holds: Holds
     notes: list[str]
     ended_ns: int
@@ -501,6 +501,6 @@ class StepTasks(NamedTuple):
         return (self.ended_ns - self.begun_ns if ahead else self.duration_ns) / NS_PER_S
 
     def waits_ns(self) -> list[Interval]:
-        """Return the disjoint intervals of waiting for a reason that the trace does not show."""
+        """Return the disjoint intervals of waiting that the trace does not explain."""
         begun = ((task.stop_ns - task.duration_ns, task.waited_ns) for task in self.tasks)
         return merged((at_ns - waited_ns, at_ns) for at_ns, waited_ns in begun)

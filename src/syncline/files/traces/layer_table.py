@@ -1,9 +1,9 @@
 """The papers' layer table: dag-model, section VI and Table VI.
 
 Each row is a layer: id, name, forward, backward and communication time in microseconds, and the
-bytes of its gradient. A file holds the tables of iterations, one after another (100 in the
-published data set); an iteration begins where the first id recurs. The row ``data`` is the reading
-of the batch. Columns are separated by tabs or blanks; if by tabs, names may contain blanks. A
+bytes of its gradient. A file holds one table per iteration, one after another (100 in the published
+data set); an iteration begins where the first id recurs. The row ``data`` is the reading of the
+batch. Columns are separated by tabs or blanks; if by tabs, names may contain blanks. A
 header row may come first, or before every iteration.
 """
 
@@ -47,12 +47,12 @@ def read_layer_table(
 ) -> Trace:
     """Read a layer table, packed or not; times are means over its iterations.
 
-    The ``Comm.`` column becomes measured messages. The table has no update and does not say how
-    many workers there were. Holds one iteration, whatever the size of the file.
+    The ``Comm.`` column becomes measured messages. The table has no update and no worker count. It
+    is read holding one iteration in memory.
     """
     layers: dict[int, Layer] = {}  # times are sums over the iterations
     order: list[int] = []
-    iterations = place = 0  # iterations read, 0 until the second begins; rows of the current one
+    iterations = place = 0  # whole iterations read (0 in the first); rows of the current one
     with open_trace(path, progress=progress) as stream:
         for where, line in text_lines(stream):
             cells = _cells(line)

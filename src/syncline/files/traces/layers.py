@@ -1,4 +1,4 @@
-"""Layers, as layer-wise formats hold them, from and to the operations of a profile.
+"""Conversion between the layers of layer-wise formats and the operations of a profile.
 
 A layer table has no edges. Its layers run forward one after another and backward in reverse; the
 papers draw the iteration the same way (dag-model, Fig. 1; MG-WFBP, Fig. 1).
@@ -14,7 +14,7 @@ from syncline.errors import UserError
 from syncline.files.traces.trace import bare_profile, sized_gradient, unique_names
 from syncline.plan.profile import Gradient, Operation, Phase, Profile
 
-MOST_LAYERS = 100_000  # a file with more rows is not a table of a model's layers
+MOST_LAYERS = 100_000  # a file with more rows is not a layer table
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class LayerTable:
     """Reading and copying the batch."""
     layers: list[Layer]
     lost: list[str]
-    """What they cannot express of the profile, one sentence each."""
+    """What the layers cannot express of the profile, one phrase each."""
 
 
 def profile_of(
@@ -113,7 +113,7 @@ def layers_of(profile: Profile) -> LayerTable:
         needed if (needed := g.needed_by) is not None and needed in layers else owner[g.ready_after]
         for g in profile.gradients
     ]
-    _time(profile, layers, owner, lane)
+    _add_times(profile, layers, owner, lane)
     _share_update(profile, layers, owned, lane)
     for gradient, row in zip(profile.gradients, owned, strict=True):
         layers[row].gradient_bytes += gradient.size_bytes
@@ -141,13 +141,15 @@ def _rows(profile: Profile, lane: str) -> list[int]:
             if operation.phase == phase and operation.lane == lane
         ][::step]
         if len(rows) > MOST_LAYERS:
-            raise UserError(f"{profile.model}: {len(rows)} operations are no table of layers")
+            raise UserError(
+                f"{profile.model}: {len(rows)} operations are too many for a table of layers"
+            )
         if rows:
             return rows
     raise UserError(f"{profile.model}: no forward or backward operation to make a layer of")
 
 
-def _time(profile: Profile, layers: dict[int, Layer], owner: list[int], lane: str) -> None:
+def _add_times(profile: Profile, layers: dict[int, Layer], owner: list[int], lane: str) -> None:
     ready = {gradient.ready_after for gradient in profile.gradients}
     for index, operation in enumerate(profile.operations):
         layer = layers[owner[index]]

@@ -46,7 +46,7 @@ class _Node:
     name: str
     text: str
     """What it computes, such as ``Conv2d(3, 64, ...)``."""
-    rank: tuple[int, int]
+    sort_key: tuple[int, int]
     """The number in its name, which PipeDream counts up, then its place in the file."""
     forward_s: float
     backward_s: float
@@ -128,7 +128,7 @@ def _node(line: str, place: int, where: str) -> _Node:
     return _Node(
         name=name,
         text=text.strip(),
-        rank=(int(digits[0]) if digits else place, place),
+        sort_key=(int(digits[0]) if digits else place, place),
         forward_s=forward_s,
         backward_s=backward_s,
         parameter_bytes=bytes_in(found[keys[2]], keys[2], where, whole=False),
@@ -137,7 +137,7 @@ def _node(line: str, place: int, where: str) -> _Node:
 
 def _in_order(nodes: Iterable[_Node]) -> list[_Node]:
     """Return the nodes, each after its inputs, otherwise as they were traced."""
-    traced = sorted(nodes, key=lambda node: node.rank)
+    traced = sorted(nodes, key=lambda node: node.sort_key)
     place = {node.name: index for index, node in enumerate(traced)}
     order = in_order(len(traced), ([place[name] for name in node.inputs] for node in traced))
     if len(order) < len(traced):

@@ -1,4 +1,4 @@
-"""Reading trace files safely: streamed, unpacked, in bounded memory, with errors that name them.
+"""Reading trace files safely: streamed, unpacked, in bounded memory; errors name the file.
 
 A trace may be a gigabyte long, packed with gzip, or cut off by a full disk. Every reader of this
 package opens its file with :func:`open_trace` and reads it with :func:`text_lines` or
@@ -31,7 +31,7 @@ from syncline.errors import FileError, UserError, quoted
 from syncline.plan.files import open_file, unique_members
 
 ReadProgress = Callable[[int, int | None], None]
-"""Called with the bytes of the file read so far and, if known, in all (both as on disk)."""
+"""Called with the bytes read so far and, if known, those of the whole file; both as on disk."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 CHUNK_BYTES = 1 << 20
@@ -188,7 +188,7 @@ def json_elements(stream: BinaryIO, arrays: Collection[str]) -> Iterator[JsonEle
 
 
 def _decoded(elements: str) -> list[Any]:
-    """Decode elements quickly; return none if they need a closer look.
+    """Decode elements quickly; return none if they must be decoded one by one.
 
     If a name occurs twice in an object, the result has fewer colons when encoded again. Only an
     escaped colon could add one.
@@ -251,7 +251,7 @@ class _Scanner:
             self._last = f"{key}[{index - 1}]"
 
     def _items(self, brackets: str) -> Iterator[None]:
-        """Skip brackets and commas; yield when items are to be read."""
+        """Skip brackets and commas; yield where the next item, or several, must be read."""
         self._take(brackets[0], "")
         comma = False
         while self.peek() != brackets[1]:
@@ -264,8 +264,8 @@ class _Scanner:
     def _whole(self) -> list[Any]:
         """Return all elements that are whole in the pending text; none if that is not certain.
 
-        They end at the last place with the same text as between the last two elements. The text
-        before it is a valid array only if that place, too, is between elements.
+        They end at the last place with the same text as between the previous two elements. The text
+        up to there is a valid array only if that place is between elements, too.
         """
         end = self._text.rfind(self._between) + 1 if self._between else 0
         self._between = ""

@@ -7,8 +7,8 @@ the order in which they become ready, the last layer's first. ``#`` begins a com
     fc.bias       1000
     fc.weight     2048000
 
-The second column may be ``bytes`` instead. If there are as many lines as messages in the trace, and
-another number of gradients, the lines are sizes of the messages (buckets).
+The second column may be ``bytes`` instead. If there are as many lines as messages in the trace, but
+not as many as gradients, they are sizes of the messages (buckets).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HEADER = "expected the header 'name elements' or 'name bytes'"
 
 
 class GradientSizes(NamedTuple):
-    """A file of sizes."""
+    """The content of a file of sizes."""
 
     source: str
     in_bytes: bool
-    """Otherwise sizes are in elements."""
+    """Whether sizes are in bytes, not in elements."""
     rows: Mapping[str, tuple[str, int]]
     """By name: the line, and the size."""
 
@@ -60,7 +60,7 @@ class GradientSizes(NamedTuple):
                     f"{where}: {size} bytes are no whole number of {dtype or 'float32'} "
                     "elements; correct the size"
                 )
-            # Without a type, one element may stand for no tensor.
+            # Without a dtype, a size of 1 may mean that there is no tensor.
             if point.elements not in (None, elements) and dtype is not None:
                 raise MismatchError(
                     f"{where}: {elements} elements, but {profiled} says {point.elements}; write "

@@ -1,8 +1,8 @@
-"""``Trace``: the content of a trace file in Syncline's nouns, with notes on what is missing.
+"""``Trace``: the profile, plan and timeline read from a trace file, with notes on what is missing.
 
 Every reader returns one, or raises a ``FileError`` that names the file and the place: the file
-cannot be read, is of another format, broken or cut off, or a value is missing, negative or absurd.
-Formats differ in what they hold: a layer table has times of messages but no worker count, an
+cannot be read, is of another format, broken or truncated, or a value is missing, negative or too
+large. Formats differ in what they hold: a layer table has times of messages but no worker count, an
 operator graph has no messages at all. ``notes`` lists what a reader left out or assumed, one
 sentence each; they are shown with every trace.
 """
@@ -33,7 +33,7 @@ class Trace(NamedTuple):
 
     model: str
     profile: Profile | None
-    """None where the trace does not hold enough for one; ``notes`` says what is missing."""
+    """None if the trace does not hold enough for one; ``notes`` says what is missing."""
     points: tuple[Measurement, ...] = ()
     """Measured all-reduces: bytes and seconds; empty where the trace times none."""
     fit: Fit | None = None
@@ -45,26 +45,26 @@ class Trace(NamedTuple):
     plan: Plan | None = None
     """The messages that were sent, where the trace holds them."""
     timeline: Timeline | None = None
-    """When everything ran, where the trace says it."""
+    """When everything ran, if the trace says so."""
     iteration_s: float | None = None
-    """Median seconds of the steps as measured, where the trace says it."""
+    """Median measured seconds of the steps, if the trace says so."""
     notes: tuple[str, ...] = ()
     """What could not be recovered, and what was assumed."""
 
     def known_profile(self) -> Profile:
         """Return the profile; UserError if the trace does not hold enough for one."""
         if self.profile is None:
-            # First the note that says so, before what was assumed on the way.
+            # The note about the missing profile comes before other notes.
             notes = sorted(self.notes, key=lambda note: "no profile" not in note)
             why = "; ".join(notes) or "it holds a timeline only"
             raise UserError(f"{quoted(self.model)}: no profile can be made of this trace: {why}")
         return self.profile
 
     def network(self, workers: int | None = None) -> Network:
-        """Return the network that the timed messages were sent over.
+        """Return the network over which the timed messages were sent.
 
-        ``workers`` replaces the worker count that the trace says. Fails with UserError if neither
-        is known, or messages of fewer than two sizes were timed.
+        ``workers`` replaces the worker count in the trace. Raise UserError if neither is known, or
+        messages of fewer than two sizes were timed.
         """
         count = self.workers if workers is None else workers
         if count is None:
@@ -166,7 +166,7 @@ def bare_profile(
     *,
     iterations: int = 1,
 ) -> Profile:
-    """Return the profile of a trace that says neither the device nor the worker count."""
+    """Return the profile of a trace without a device and a worker count: unknown, and 1."""
     return Profile(
         model=model,
         device="unknown",
@@ -222,9 +222,9 @@ def unique_names(names: Iterable[str]) -> Iterator[str]:
 
 
 def in_order(count: int, inputs: Iterable[Iterable[int]]) -> list[int]:
-    """Return nodes in topological order, otherwise as listed; those behind a cycle are left out.
+    """Return nodes in topological order, ties as listed; nodes on or behind a cycle are left out.
 
-    ``inputs`` gives for each node the indices of those it waits for, which may repeat.
+    ``inputs`` gives, for each node, the indices of the nodes it waits for; they may repeat.
     O((n + m) log n) for n nodes and m inputs.
     """
     waiting = array("q", bytes(8 * count))
