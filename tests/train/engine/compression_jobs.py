@@ -18,13 +18,11 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.errors import SynclineError
 from syncline.hooks import GTopKState, gtopk
-from syncline.plan.plan import MessageCollective
 from syncline.plan.planners.compressed import compressed
 from syncline.plan.recipe import Compression, Recipe, Rounded, hook_for
 from syncline.train import engine_executor
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.engine.dense_transport import DenseTransport, Slice, Work
-from syncline.train.engine.layout import Shares
 from syncline.train.stages import Stage
 from tests.timeouts import TIMEOUT
 from tests.train.jobs import (
@@ -416,22 +414,15 @@ class Unbounded(DenseTransport):
     def mark(self) -> str:
         return MARK
 
-    def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
+    def prepare(self, given: Slice) -> None:
         pass
 
-    def send(
-        self,
-        given: Slice,
-        collective: MessageCollective,
-        shares: Shares,
-        after: Any,
-        on_sent: Any,
-    ) -> Work:
+    def send(self, given: Slice, after: Any, on_sent: Any) -> Work:
         assert after
         assert all(mark == MARK for mark in after)
         self._finish_last()  # as a stream: a gather finds the sums of before
-        super().prepare(given, collective, shares)
-        work = super().send(given, collective, shares, after, on_sent)
+        super().prepare(given)
+        work = super().send(given, after, on_sent)
         lock, waits = Lock(), [work.wait]
 
         def wait() -> None:

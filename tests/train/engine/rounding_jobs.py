@@ -36,9 +36,9 @@ def averaged(
     buffer = values_of(rank, elements, size)
     owned: list[torch.Tensor] = []
     for message, shares in zip(messages, shares_of(plan), strict=True):
-        given = Slice(buffer, getattr(torch, wire))
-        transport.prepare(given, message.collective, shares)
-        transport.send(given, message.collective, shares, [], lambda: None).wait()
+        given = Slice(buffer, getattr(torch, wire), message.collective, shares)
+        transport.prepare(given)
+        transport.send(given, [], lambda: None).wait()
         if message.collective == "reduce-scatter":
             owned = [buffer[start:stop].clone() for start, stop in shares[rank]]
     exact = torch.stack([values_of(r, elements, size).double() for r in range(ranks)]).mean(0)

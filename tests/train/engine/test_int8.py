@@ -143,9 +143,10 @@ def test_ranks_are_alike_and_residuals_hold_the_rest(
             buffer, sums = gradient_of(rank, step), list[tuple[torch.Tensor, torch.Tensor]]()
             for message, shares in zip(plan.messages, shares_of(plan), strict=True):
                 part = slice(message.start, message.stop)
-                sent = Slice(buffer[part], torch.int8, residual[part])
-                transport.prepare(sent, message.collective, shares)
-                transport.send(sent, message.collective, shares, [], lambda: None).wait()
+                kind = message.collective
+                sent = Slice(buffer[part], torch.int8, kind, shares, residual[part])
+                transport.prepare(sent)
+                transport.send(sent, [], lambda: None).wait()
                 if message.collective == "reduce-scatter":
                     sums += [
                         (buffer[part][a:b], buffer[part][a:b].clone()) for a, b in shares[rank]
@@ -183,9 +184,9 @@ def test_a_shorter_last_share_holds_nobody_up() -> None:
         plan = compressed(plan_of([elements], [], ranks), "int8")
         buffer, residual = torch.full((elements,), float(rank)), torch.zeros(elements)
         for message, shares in zip(plan.messages, shares_of(plan), strict=True):
-            sent = Slice(buffer, torch.int8, residual)
-            transport.prepare(sent, message.collective, shares)
-            transport.send(sent, message.collective, shares, [], lambda: None).wait()
+            sent = Slice(buffer, torch.int8, message.collective, shares, residual)
+            transport.prepare(sent)
+            transport.send(sent, [], lambda: None).wait()
         return buffer
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(ranks) as threads:

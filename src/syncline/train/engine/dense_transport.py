@@ -63,10 +63,14 @@ CAST_ELEMENTS = 64 * 1024
 
 @dataclass(slots=True)
 class Slice:
-    """Contiguous elements of a message, and the type in which they are sent; int8 is encoded."""
+    """Contiguous elements of a message, and how they are exchanged."""
 
     elements: torch.Tensor
     wire: torch.dtype
+    """The type in which they are sent; int8 is encoded."""
+    collective: MessageCollective
+    shares: Shares
+    """The workers' shares; empty for an all-reduce (:mod:`.layout`)."""
     residual: torch.Tensor | None = None
     """In int8: what rounding has lost, of the elements' shape."""
     sent: torch.Tensor = field(init=False)
@@ -100,7 +104,7 @@ class DenseTransport:
         self.group = group
         self.workers = group.size()
         self.rank = group.rank()
-        self._share = 1.0 / self.workers
+        self._factor = 1.0 / self.workers
 
     bounded = True
     """Whether messages in flight occupy the host, so that it must bound their number."""
@@ -111,7 +115,7 @@ class DenseTransport:
         """Mark this point in the device's work, for ``after`` of :meth:`send`; None on the CPU."""
         return None
 
-    def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
+    def prepare(self, given: Slice) -> None:
         """Prepare a slice for :meth:`send`: once, as soon as it is complete.
 
         Before a sum it is divided by the number of workers. That takes several per cent of the time
@@ -119,43 +123,35 @@ class DenseTransport:
         """
         elements = given.elements
         # The reducer multiplies before it sums. So must we, or results differ in the last bit.
-        if collective == "all-gather":
+        if given.collective == "all-gather":
             return
         if given.residual is not None:
-            self._encode(given, given.residual, shares)
+            self._encode(given, given.residual)
             return
-        if collective == "reduce-scatter" and self.sends_rings:
+        if given.collective == "reduce-scatter" and self.sends_rings:
             return
         if not given.casts:
-            elements.mul_(self._share)
+            elements.mul_(self._factor)
             return
         given.sent = torch.empty_like(elements, dtype=given.wire)
         parts = zip(elements.split(CAST_ELEMENTS), given.sent.split(CAST_ELEMENTS), strict=True)
         for part, cast in parts:
-            cast.copy_(part.mul_(self._share))
+            cast.copy_(part.mul_(self._factor))
 
-    def send(
-        self,
-        given: Slice,
-        collective: MessageCollective,
-        shares: Shares,
-        after: Any,  # noqa: ARG002 - on the CPU the content is complete already
-        on_sent: Callable[[], None],
-    ) -> Work:
+    # ``after`` is for devices: on the CPU the content is complete already.
+    def send(self, given: Slice, after: Any, on_sent: Callable[[], None]) -> Work:  # noqa: ARG002
         """Begin to exchange a contiguous slice.
 
         Args:
             given: prepared; averaged in place. For an all-gather, shares hold averages already.
-            collective: what to do with it.
-            shares: unless it is an all-reduce, the workers' shares (:mod:`.layout`).
             after: the marks after which its content is complete.
             on_sent: if :attr:`sends_rings`, called on any thread once the backend has all that this
                 worker sends for the slice: later messages queue behind it.
         """
-        if collective == "reduce-scatter":
-            return self._scatter(given, shares, on_sent)
-        if collective == "all-gather":
-            return self._gather(given, shares, on_sent)
+        if given.collective == "reduce-scatter":
+            return self._scatter(given, on_sent)
+        if given.collective == "all-gather":
+            return self._gather(given, on_sent)
         work = self.group.allreduce([_given(given.sent)])
 
         def complete() -> None:
@@ -183,22 +179,23 @@ class DenseTransport:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
         return Work(work.wait)
 
-    def _encode(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
+    def _encode(self, given: Slice, residual: torch.Tensor) -> None:
         """Divide a slice, add its residual, and encode the other workers' shares."""
-        for worker, pieces in enumerate(shares):
+        for worker, pieces in enumerate(given.shares):
             parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
-            if worker == self.rank:
-                given.encoded.append([])
-                for part, kept in parts:
-                    int8.take(part, kept, self._share)
-            else:
-                given.encoded.append([int8.encode(part, kept, self._share) for part, kept in parts])
+            encoded = []
+            for part, kept in parts:
+                if worker == self.rank:
+                    int8.take(part, kept, self._factor)
+                else:
+                    encoded.append(int8.encode(part, kept, self._factor))
+            given.encoded.append(encoded)
 
-    def _scatter(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
+    def _scatter(self, given: Slice, _: Callable[[], None]) -> Work:
         """Send every worker its share, and sum what arrives; it sends as many bytes as a ring."""
         if given.residual is not None:
-            return self._scatter_encoded(given, given.residual, shares)
-        buffer, sent = given.elements, given.sent
+            return self._scatter_encoded(given, given.residual)
+        buffer, sent, shares = given.elements, given.sent, given.shares
         sizes = [sum(stop - start for start, stop in pieces) for pieces in shares]
         own = sizes[self.rank]
         arrived = sent.new_empty(own * self.workers)
@@ -221,15 +218,15 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _round_own(self, given: Slice, residual: torch.Tensor, shares: Shares) -> None:
+    def _round_own(self, given: Slice, residual: torch.Tensor) -> None:
         """Round the sums of this worker's share as the all-gather will, so that norms agree."""
-        pieces = shares[self.rank]
+        pieces = given.shares[self.rank]
         parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
         for part, kept in parts:
             int8.encode(part, kept)
 
-    def _scatter_encoded(self, given: Slice, residual: torch.Tensor, shares: Shares) -> Work:
-        own = segments(given.elements, shares[self.rank])
+    def _scatter_encoded(self, given: Slice, residual: torch.Tensor) -> Work:
+        own = segments(given.elements, given.shares[self.rank])
         sizes = list(map(int8.encoded_bytes, own))
         given_bytes = [sum(map(len, parts)) for parts in given.encoded]
         taken_bytes = [sum(sizes) * (worker != self.rank) for worker in range(self.workers)]
@@ -245,13 +242,13 @@ class DenseTransport:
             others = self.workers - 1
             for part, place in zip(own * others, arrived.split(sizes * others), strict=True):
                 int8.decode(place, part, add=True)
-            self._round_own(given, residual, shares)
+            self._round_own(given, residual)
 
         return Work(complete)
 
-    def _gather(self, given: Slice, shares: Shares, _: Callable[[], None]) -> Work:
+    def _gather(self, given: Slice, _: Callable[[], None]) -> Work:
         """Send every worker all shares, each padded to the longest."""
-        buffer, residual = given.elements, given.residual
+        buffer, residual, shares = given.elements, given.residual, given.shares
         if residual is None:
             parts = [[buffer[start:stop] for start, stop in pieces] for pieces in shares]
             sizes = [list(map(len, each)) for each in parts]
@@ -293,25 +290,24 @@ class RingDenseTransport(DenseTransport):
     def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
         return Work(self._ring.gather_rows(sent, rows))
 
-    def _scatter(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
-        ring, factor = self._ring, self._share
-        residual = given.residual
-        if residual is not None:
-            own = segments(given.elements, shares[self.rank])
-            scatter = ring.scatter_encoded(given.encoded, own)
-            on_sent()
+    def _scatter(self, given: Slice, on_sent: Callable[[], None]) -> Work:
+        ring, elements, shares, residual = self._ring, given.elements, given.shares, given.residual
+        if residual is None:
+            return Work(ring.reduce_scatter(elements, shares, self._factor, given.wire, on_sent))
+        scatter = ring.scatter_encoded(given.encoded, segments(elements, shares[self.rank]))
+        on_sent()
 
-            def complete() -> None:
-                scatter()
-                self._round_own(given, residual, shares)
+        def complete() -> None:
+            scatter()
+            self._round_own(given, residual)
 
-            return Work(complete)
-        return Work(ring.reduce_scatter(given.elements, shares, factor, given.wire, on_sent))
+        return Work(complete)
 
-    def _gather(self, given: Slice, shares: Shares, on_sent: Callable[[], None]) -> Work:
-        if given.residual is not None:
-            return Work(self._ring.gather_encoded(given.elements, given.residual, shares, on_sent))
-        return Work(self._ring.all_gather(given.elements, shares, given.wire, on_sent))
+    def _gather(self, given: Slice, on_sent: Callable[[], None]) -> Work:
+        elements, shares, residual = given.elements, given.shares, given.residual
+        if residual is None:
+            return Work(self._ring.all_gather(elements, shares, given.wire, on_sent))
+        return Work(self._ring.gather_encoded(elements, residual, shares, on_sent))
 
 
 class CudaDenseTransport(DenseTransport):
@@ -330,24 +326,17 @@ class CudaDenseTransport(DenseTransport):
         event.record(torch.cuda.current_stream(self._cuda))
         return event
 
-    def prepare(self, given: Slice, collective: MessageCollective, shares: Shares) -> None:
+    def prepare(self, given: Slice) -> None:
         """Do nothing: :meth:`send` does this on its stream, in order."""
 
-    def send(
-        self,
-        given: Slice,
-        collective: MessageCollective,
-        shares: Shares,
-        after: Any,
-        on_sent: Callable[[], None],
-    ) -> Work:
+    def send(self, given: Slice, after: Any, on_sent: Callable[[], None]) -> Work:
         """Begin to exchange a slice once the device has reached the marks."""
         with torch.cuda.stream(self._stream):
             for event in after:
                 self._stream.wait_event(event)
-            super().prepare(given, collective, shares)
+            super().prepare(given)
             # This makes the stream wait, not the host.
-            super().send(given, collective, shares, after, on_sent).wait()
+            super().send(given, after, on_sent).wait()
             return self._all_of_stream()
 
     def gather_numbers(self, own: Sequence[int]) -> tuple[Work, Callable[[], list[list[int]]]]:

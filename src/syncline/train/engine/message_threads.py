@@ -317,9 +317,8 @@ class MessageThreads:
                 return False
         place = self.layout.places[number]
         given = self._slice(number, self.buffers[place.bucket][place.start : place.stop])
-        shares, marks = self._shares[number], round_.marks[number]
         if compressor is None:
-            transport.prepare(given, message.collective, shares)
+            transport.prepare(given)
         if not self._may_send():
             return False
         held_s = message.delay_s - (time.perf_counter_ns() - round_.ready_ns[number]) / 1e9
@@ -329,10 +328,10 @@ class MessageThreads:
         with self._lock:
             self._pacing.sent(number, round_.issued_ns[number])
         if compressor is not None:
-            work = compressor.send(number, given.elements, marks)
+            work = compressor.send(number, given.elements, round_.marks[number])
         else:
             all_sent = functools.partial(self._all_sent, number)
-            work = transport.send(given, message.collective, shares, marks, all_sent)
+            work = transport.send(given, round_.marks[number], all_sent)
         with self._lock:
             round_.works[number] = work
             round_.unsent -= 1
@@ -344,23 +343,21 @@ class MessageThreads:
 
     def exchange(self, number: int, elements: torch.Tensor) -> None:
         """Exchange a dense message's elements on this thread, between rounds; all ranks call."""
-        collective, transport = self.plan.messages[number].collective, self._transport
-        given, shares = self._slice(number, elements), self._shares[number]
-        transport.prepare(given, collective, shares)
-        work = transport.send(given, collective, shares, [transport.mark()], lambda: None)
+        given, transport = self._slice(number, elements), self._transport
+        transport.prepare(given)
+        work = transport.send(given, [transport.mark()], lambda: None)
         work.wait()
         work.wait_on_stream()
 
     def _slice(self, number: int, elements: torch.Tensor) -> Slice:
-        """Return what a message exchanges, from its elements."""
+        """Return a message's elements, and how they are exchanged."""
         message = self.plan.messages[number]
-        if message.wire is None:
-            return Slice(elements, elements.dtype)
         residual = None
+        wire = elements.dtype if message.wire is None else getattr(torch, message.wire)
         if message.wire == "int8":
             assert self._residual is not None
             residual = self._residual[message.start : message.stop]
-        return Slice(elements, getattr(torch, message.wire), residual)
+        return Slice(elements, wire, message.collective, self._shares[number], residual)
 
     def _agree(self, round_: Round) -> bool:
         """Gather gradients, not parameters, if any rank needs them; return False if closing."""
