@@ -31,8 +31,7 @@ WIRES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloa
 LARGEST_DEVIATION = 2.0
 MOST_BATCHES = 10_000  # micro-batches of one update
 T = TypeVar("T")
-Asked = Mapping[str, str | None]
-"""The what-if options as they were given, by the names of their parameters; None: not given."""
+Asked = Mapping[str, str | None]  # parameter -> what-if option as it was given; None: not given
 
 
 def is_plain(asked: Asked) -> bool:

@@ -29,18 +29,14 @@ from syncline import errors
 from syncline.errors import PeerError, SynclineError
 from syncline.lab.processes import LocalProcess, end_of
 
-START_S = 120.0
-"""How long all workers may take to start and connect."""
+START_S = 120.0  # how long all workers may take to start and connect
 FAILURE_GRACE_S = 0.5
 """How long the others may take to report errors after one has failed: the first error to arrive may
 be a consequence of another worker's."""
-END_S = 10.0
-"""How long workers may take to end by themselves before they are killed."""
-OUTPUT_BYTES, OUTPUT_LINES = 4000, 20
-"""How much of the end of a lost worker's output goes into the error."""
+END_S = 10.0  # how long workers may take to end by themselves before they are killed
+OUTPUT_BYTES, OUTPUT_LINES = 4000, 20  # the end of a lost worker's output, for the error
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many parts of it are done, and how many there are."""
+Progress = Callable[[str, int, int], None]  # what is being done, parts done, parts in all
 
 
 class Running(Protocol):
@@ -103,8 +99,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     message: str
     kind: str
-    traceback: str | None = None
-    """None if the message says all."""
+    traceback: str | None = None  # None if the message says all
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -117,8 +112,7 @@ class Reply(msgspec.Struct, frozen=True):
 class Lost(NamedTuple):
     """A worker that has ended."""
 
-    code: int | None
-    """None if its process is unknown because an MPI's launcher started it."""
+    code: int | None  # None if its process is unknown because an MPI's launcher started it
     output: str = ""
 
 
@@ -126,8 +120,7 @@ class _Started(NamedTuple):
     """A process of this group of workers."""
 
     process: Running
-    rank: int | None
-    """None for an MPI's launcher, which starts several ranks."""
+    rank: int | None  # None for an MPI's launcher, which starts several ranks
     output: IO[bytes] | None
 
 

@@ -29,8 +29,7 @@ LEAST_GAIN = 1.02  # remedies that gain less than this factor are not worth a ch
 ACCUMULATED = 4
 SMALL_SHARE = 0.05  # exposed communication below this share of an iteration is not the limit
 EXPECTED_SHARE = 0.5  # a bus bandwidth below this share of the interface's is suspect
-RETRANSMITTED = 0.002
-"""Share of TCP segments sent again that is suspect; a sound network loses fewer than 1 in 1000."""
+RETRANSMITTED = 0.002  # suspect share of TCP segments sent again; below 0.001 in a sound network
 SLOWER, SLOWER_LINK = 1.25, 2.0
 """A rank that takes this many times as long as the median rank to compute, or to exchange a
 message, is suspect."""

@@ -126,8 +126,7 @@ Text = Callable[[float], str]
 class Line:
     """One line of a chart."""
 
-    label: str
-    """Written at its right end; empty for none."""
+    label: str  # written at its right end; empty for none
     css: str
     points: Sequence[tuple[float, float]]
     titles: Sequence[str] = ()
@@ -149,8 +148,7 @@ class Mark:
 class Bar:
     """A bar of parts, the lowest first."""
 
-    label: str
-    """Below the bar."""
+    label: str  # below the bar
     parts: Sequence[tuple[str, str, float, str]]
     """(name, class, height, tooltip) of each; names are written beside the last bar."""
 

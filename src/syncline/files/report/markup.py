@@ -64,10 +64,8 @@ class Column(Generic[Row]):
 
     title: str
     cell: Callable[[Row], Child]
-    numeric: bool = False
-    """Right-aligned, in tabular figures."""
-    wide: bool = False
-    """Left out on narrow screens."""
+    numeric: bool = False  # right-aligned, in tabular figures
+    wide: bool = False  # left out on narrow screens
     css: str = ""
 
     @property

@@ -262,8 +262,7 @@ def profile_section(profile: summary.ProfileFacts | None) -> Html | None:
     )
 
 
-LONGEST_SHARE = 0.5
-"""Longest drawn width of the final iterations, as a share of all phases before."""
+LONGEST_SHARE = 0.5  # longest drawn width of the final iterations, as a share of all phases before
 
 
 def phases_section(run: summary.RunFacts | None) -> Html | None:

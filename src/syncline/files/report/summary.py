@@ -29,19 +29,13 @@ class TimelineFacts(Value, frozen=True):
     name: str
     source: str
     iteration_s: float
-    computation_s: float
-    """While at least one operation runs."""
-    communication_s: float
-    """While at least one message is in flight."""
-    exposed_s: float
-    """While a message is in flight and nothing computes."""
+    computation_s: float  # while at least one operation runs
+    communication_s: float  # while at least one message is in flight
+    exposed_s: float  # while a message is in flight and nothing computes
     spans: int
-    stall_s: float = 0.0
-    """While the computation waits for messages, where the timeline records waits."""
-    order_stall_s: float = 0.0
-    """While nothing is in flight, the next message is not ready and a later one is."""
-    link_share: float = 0.0
-    """Share of the iteration in which at least one message is in flight."""
+    stall_s: float = 0.0  # while computation waits for messages, if the timeline records waits
+    order_stall_s: float = 0.0  # the link idles; its next message is not ready, a later one is
+    link_share: float = 0.0  # share of the iteration in which at least one message is in flight
 
 
 class PlannerRow(Value, frozen=True):
@@ -68,10 +62,8 @@ class PlannerTable(Value, frozen=True):
     rows: tuple[PlannerRow, ...]
     chosen: str
     reason: str
-    suggestion: str = ""
-    """What sparse exchange would gain, in a sentence; empty where that was not predicted."""
-    sharing: str = ""
-    """Effect of jobs that share the links on the chosen planner's iteration; empty for one job."""
+    suggestion: str = ""  # what sparse exchange would gain, in a sentence; empty if not predicted
+    sharing: str = ""  # effect of jobs that share the links on the chosen plan; empty for one job
 
 
 class Check(Value, frozen=True):
@@ -81,8 +73,7 @@ class Check(Value, frozen=True):
     predicted_s: float
     measured_s: float
     noise_s: float | None
-    error: float | None
-    """Predicted relative to measured, signed; None where 0 s were measured."""
+    error: float | None  # predicted relative to measured, signed; None where 0 s were measured
 
 
 class FittedPoint(Value, frozen=True):
@@ -91,8 +82,7 @@ class FittedPoint(Value, frozen=True):
     size_bytes: int
     time_s: float
     fitted_s: float
-    error: float | None
-    """Fitted relative to measured, signed; None for a point of 0 s."""
+    error: float | None  # fitted relative to measured, signed; None for a point of 0 s
 
 
 class NetworkFacts(Value, frozen=True):
@@ -180,11 +170,9 @@ class RunFacts(Value, frozen=True):
     messages: int
     deferred: bool
     rates: tuple[Rate, ...]
-    results: dict[str, float | None]
-    """None where one is not a number."""
+    results: dict[str, float | None]  # None where one is not a number
     events: tuple[Event, ...]
-    final_s: float | None = None
-    """Seconds of a final iteration, by which the phases' costs are counted."""
+    final_s: float | None = None  # seconds of a final iteration, to which costs are relative
     phases: tuple[PhaseFacts, ...] = ()
     memory: tuple[RankMemory, ...] = ()
 

@@ -35,8 +35,7 @@ KINDS: dict[str, str] = {
 """Kind of a span -> how the legend names it."""
 assert set(KINDS) == {kind for part in get_args(SpanKind) for kind in get_args(part)}
 
-MOST_DRAWN = 2000
-"""Spans of one timeline in the picture that needs no script; more would make the file large."""
+MOST_DRAWN = 2000  # spans of a timeline drawn without a script; more would make the file large
 MOST_LISTED = 1000  # spans of one timeline in the table
 
 ROW, GAP, LEAD, STRIP = 22, 4, 3, 5

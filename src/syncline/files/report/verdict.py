@@ -42,12 +42,9 @@ class KeyFigure(Value, frozen=True):
 
     name: str
     label: str
-    value: float | None
-    """None where a training's result is not a number."""
-    unit: str
-    """``s``, ``fraction``, ``iterations``, ``samples/s``, or empty."""
-    noise: float | None = None
-    """Standard error, in the unit of the value."""
+    value: float | None  # None where a training's result is not a number
+    unit: str  # ``s``, ``fraction``, ``iterations``, ``samples/s``, or empty
+    noise: float | None = None  # standard error, in the unit of the value
     note: str = ""
 
 

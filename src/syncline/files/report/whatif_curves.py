@@ -36,8 +36,7 @@ class PlannerGroup(NamedTuple):
     """Planners that are drawn as one line."""
 
     planners: tuple[str, ...]
-    css: str
-    """Class of its colour; ``pale`` for none of its own."""
+    css: str  # class of its colour; ``pale`` for none of its own
 
     @property
     def names(self) -> str:
@@ -51,8 +50,7 @@ class Panel:
 
     what_if: WhatIf
     axis: str
-    indices: Sequence[int]
-    """Indices of the points, in the order of the axis."""
+    indices: Sequence[int]  # indices of the points, in the order of the axis
 
     @cached_property
     def points(self) -> list[Point]:

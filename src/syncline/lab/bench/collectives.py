@@ -36,8 +36,7 @@ MOST_ITERATIONS = 5000  # of a lap in a round
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
 """Latency and time per byte inside a host, to choose the number of blocks: roughly a wake-up, and
 5 GB/s."""
-NETWORK_ALPHA_S = 50e-6
-"""Latency of a message between hosts, to choose the number of blocks."""
+NETWORK_ALPHA_S = 50e-6  # latency of a message between hosts, to choose the number of blocks
 Candidate = TypeVar("Candidate")
 
 

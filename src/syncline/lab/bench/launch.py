@@ -28,8 +28,7 @@ class Meeting:
     setup: Setup
     folder: Path
     hosts: Sequence[Host]
-    interface: str
-    """The network device between ranks."""
+    interface: str  # the network device between ranks
 
     @property
     def by_name(self) -> dict[str, Host]:
@@ -135,8 +134,7 @@ def _worker(python: str, *arguments: str) -> list[str]:
     return module_command("syncline.lab.bench.worker", *arguments, python=python)
 
 
-Options = tuple[list[str], Mapping[str, str]]
-"""Arguments of mpiexec, and variables for it."""
+Options = tuple[list[str], Mapping[str, str]]  # arguments of mpiexec, and variables for it
 
 
 def _open_mpi(at: Meeting, tcp: bool, agent: Path) -> Options:

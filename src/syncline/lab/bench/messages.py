@@ -14,21 +14,17 @@ class Setup(Value, frozen=True, kw_only=True, tag="setup"):
     """The first order: meet the other workers of the team."""
 
     ranks: int
-    store: str
-    """A file through which they find each other."""
+    store: str  # a file through which they find each other
     transport: Transport
-    choices: Literal["measured", "built-in"]
-    """Whether the group may use measured choices of algorithms."""
+    choices: Literal["measured", "built-in"]  # whether measured choices may be used
     timeout_s: float
 
 
 class Ready(Value, frozen=True, kw_only=True):
     """A worker has met the others of its team."""
 
-    version: str
-    """Version of the library that it measures."""
-    site: Site | None = None
-    """Hosts of Syncline's group; None for an MPI."""
+    version: str  # version of the library that it measures
+    site: Site | None = None  # hosts of Syncline's group; None for an MPI
     choices: str = ""
 
 
@@ -37,21 +33,16 @@ class Order(Value, frozen=True, kw_only=True, tag="lap"):
 
     contestant: str
     collective: Collective
-    choice: Choice | None = None
-    """None: the contestant's own choice."""
-    size_bytes: int
-    """Size of the whole vector: of all its shards together."""
-    iterations: int
-    """Measured iterations; a few unmeasured ones precede them."""
+    choice: Choice | None = None  # None: the contestant's own choice
+    size_bytes: int  # size of the whole vector: of all its shards together
+    iterations: int  # measured iterations; a few unmeasured ones precede them
 
 
 class LapTimes(Value, frozen=True, kw_only=True, tag="lap"):
     """What a rank measured."""
 
-    wall_s: float
-    """Time of all iterations together."""
-    cpu_s: float
-    """CPU time of all threads of the process."""
+    wall_s: float  # time of all iterations together
+    cpu_s: float  # CPU time of all threads of the process
 
 
 class Refused(Value, frozen=True, kw_only=True, tag="refused"):

@@ -16,22 +16,18 @@ from syncline.plan.quantities import require_finite
 
 Local = Literal["shared", "tcp"]
 PLACES: tuple[Local, ...] = ("shared", "tcp")
-LEAST_ROUNDS = 5
-"""A median of fewer says little."""
+LEAST_ROUNDS = 5  # a median of fewer says little
 LARGEST_BYTES = 1 << 30
 MOST_LOCAL_WORKERS = 64
 Lap = Annotated[float, described("Length of a turn.", "SECONDS")]
 
 
 class _Request(Value, frozen=True, kw_only=True):
-    sizes_bytes: tuple[int, ...]
-    """Sizes of the whole vector."""
+    sizes_bytes: tuple[int, ...]  # sizes of the whole vector
     workers: tuple[int, ...]
-    place: Local | Cluster
-    """This host, by shared memory or by TCP, or emulated hosts."""
+    place: Local | Cluster  # this host, by shared memory or by TCP, or emulated hosts
     rounds: int
-    lap_s: Lap
-    """A turn repeats a collective for this long; one that takes longer is run once."""
+    lap_s: Lap  # a turn repeats a collective for this long; one that takes longer is run once
     timeout_s: float
 
     def require_range(self, what: str, chosen: Sequence[str], *times: str) -> None:
@@ -69,8 +65,7 @@ class BenchmarkRequest(_Request, frozen=True, kw_only=True):
     timeout_s: Annotated[
         float, described("Give up when a turn takes longer than this many seconds.")
     ] = 300.0
-    pythons: Mapping[str, Path] = {}
-    """MPI -> the interpreter that has its mpi4py."""
+    pythons: Mapping[str, Path] = {}  # MPI -> the interpreter that has its mpi4py
 
     def __post_init__(self) -> None:
         collective_named(self.collective)
@@ -131,8 +126,7 @@ class TuneRequest(_Request, frozen=True, kw_only=True):
 
 
 UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-STEP = 4
-"""Factor from one size of a range to the next."""
+STEP = 4  # factor from one size of a range to the next
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -11,19 +11,13 @@ from syncline.errors import UserError, quoted, require_known
 from syncline.plan.document import Document, Value
 from syncline.plan.quantities import LARGEST_BYTES, require_finite, require_time
 
-OURS = "syncline"
-"""A Syncline group that chooses the algorithm itself."""
-ZERO_COPY = "zero-copy"
-"""Such a group, on buffers of :meth:`Group.allocate <syncline.comm.groups.Group.allocate>`."""
-TORCH = "torch"
-"""``torch.distributed`` with backend ``syncline``."""
-GLOO = "gloo"
-"""``torch.distributed`` with backend ``gloo``."""
-COPY = "memcpy"
-"""No collective: every rank copies a vector."""
+OURS = "syncline"  # a Syncline group that chooses the algorithm itself
+ZERO_COPY = "zero-copy"  # such a group, on buffers of ``Group.allocate``
+TORCH = "torch"  # ``torch.distributed`` with backend ``syncline``
+GLOO = "gloo"  # ``torch.distributed`` with backend ``gloo``
+COPY = "memcpy"  # no collective: every rank copies a vector
 MPIS = ("open-mpi", "mpich")
-PREFIX = f"{OURS}:"
-"""Precedes the name of a forced algorithm."""
+PREFIX = f"{OURS}:"  # precedes the name of a forced algorithm
 
 
 def all_contestants(collective: Collective) -> tuple[str, ...]:
@@ -53,10 +47,8 @@ class CollectiveTimes(Value, frozen=True, kw_only=True):
     workers: int
     size_bytes: int
     iterations: int
-    rounds_s: tuple[float, ...]
-    """In each round: seconds of one operation, of the slowest rank."""
-    cpu_s: tuple[float, ...]
-    """In each round: CPU seconds of one operation, all ranks together."""
+    rounds_s: tuple[float, ...]  # in each round: seconds of one operation, of the slowest rank
+    cpu_s: tuple[float, ...]  # in each round: CPU seconds of one operation, all ranks together
 
     def __post_init__(self) -> None:
         where = f"benchmark of {quoted(self.contestant)}, {self.size_bytes} bytes"
@@ -114,13 +106,11 @@ class Benchmark(Document, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     collective: Collective
-    place: str
-    """In words."""
+    place: str  # in words
     rate_bytes_per_s: float | None = None
     machine: str
     versions: dict[str, str]
-    entries: tuple[CollectiveTimes, ...]
-    """By worker count, size and contestant, as they were asked for."""
+    entries: tuple[CollectiveTimes, ...]  # by worker count, size and contestant, as asked for
     absent: tuple[Absent, ...] = ()
 
     def __post_init__(self) -> None:
@@ -169,8 +159,7 @@ class Benchmark(Document, frozen=True, kw_only=True):
         return None if bound is None else self.bus_bytes_per_s(entry) / bound
 
 
-ELEMENT_BYTES = 4
-"""All contestants exchange 32-bit floating point."""
+ELEMENT_BYTES = 4  # all contestants exchange 32-bit floating point
 
 
 def bus_factor(collective: Collective, workers: int) -> float:

@@ -17,8 +17,7 @@ from syncline.comm.groups.site import Hosts
 from syncline.errors import InternalError
 from syncline.lab.bench.result import times_faster
 
-BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))
-"""Sizes of blocks to try: a quarter of a fragment, a fragment, and more."""
+BLOCKS_BYTES = tuple(kib << 10 for kib in (16, 64, 256, 1024))  # to try; a fragment has 64 KiB
 
 
 def candidate(algorithm: str, block_bytes: int | None = None) -> Region:
@@ -49,10 +48,8 @@ def built_in_candidate(collective: Collective, layout: Hosts, size_bytes: int) -
     return candidate(choice.algorithm, None if choice.blocks is None else BLOCK_BYTES)
 
 
-MARGIN = 0.03
-"""Another candidate is faster only if it saves more than this share of the time."""
-SWITCH = 0.05
-"""A switch must gain more than this share of the time, over all sizes of a region together."""
+MARGIN = 0.03  # another candidate is faster only if it saves more than this share of the time
+SWITCH = 0.05  # a switch must gain more than this share of the time over a whole region
 
 Rounds = Sequence[float]
 Measured = Mapping[int, Mapping[Region, Rounds]]

@@ -89,8 +89,7 @@ def tune(request: TuneRequest, *, progress: Progress = lambda _what, _done, _tot
     return Tuned(tuple(found), tuple(unfinished))
 
 
-Measured = dict[int, dict[Choice, Timing]]
-"""By size in bytes and algorithm."""
+Measured = dict[int, dict[Choice, Timing]]  # by size in bytes and algorithm
 
 
 def _measured(

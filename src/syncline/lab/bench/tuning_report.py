@@ -58,8 +58,7 @@ def _algorithm(region: Region) -> str:
     return f"{region.algorithm}, blocks of {binary_size(region.block_bytes)}"
 
 
-Timings = Mapping[tuple[int, Choice], Timing]
-"""By size in bytes and algorithm."""
+Timings = Mapping[tuple[int, Choice], Timing]  # by size in bytes and algorithm
 
 
 def rows_of(choices: Choices) -> Iterator[RegionRow]:
@@ -113,11 +112,9 @@ def print_choices(console: Console, choices: Choices) -> None:
     console.print(Group(terminal.title(_title(choices)), Padding(table, (1, 0), expand=False)))
 
 
-COLOURS = 6
-"""Colours of a chart; algorithms that are never chosen are pale."""
+COLOURS = 6  # colours of a chart; algorithms that are never chosen are pale
 TICKS = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 20.0)
-MOST_TICKS = 5
-"""On the axis of sizes."""
+MOST_TICKS = 5  # on the axis of sizes
 SHORT = {
     "bidirectional-exchange": "exchange",
     "double-binary-trees": "two trees",

@@ -30,12 +30,10 @@ from syncline.lab.workers import leave, serve
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-WARM_SHARE = 0.1
-"""Iterations before those measured, as a share of them."""
+WARM_SHARE = 0.1  # iterations before those measured, as a share of them
 
 Vector = NDArray[np.float32]
-Run = Callable[[], object]
-"""Does the collective once, and returns when its result is in place."""
+Run = Callable[[], object]  # does the collective once, and returns when its result is in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,7 @@ class Vectors:
 
     given: Vector
     result: Vector
-    shared: SharedBuffer | None = None
-    """The buffer that both lie in, to close afterwards; None for memory of this process."""
+    shared: SharedBuffer | None = None  # the buffer of both, to close; None: memory of this process
 
 
 def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, int]:

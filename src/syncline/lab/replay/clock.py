@@ -23,8 +23,7 @@ BLOCKED_NS = 300_000
 """A host thread that gave up its core and took longer than this, 0.3 ms, had to wait. A shorter
 time is the cost of a hook, which a device with work in its queue does not notice. Losing the core
 to another process does not count."""
-CATCH_UP_NS = 100_000_000
-"""A host that is later than this, 0.1 s, holds up the device: its queue has run empty."""
+CATCH_UP_NS = 100_000_000  # a host later than 0.1 s holds up the device: its queue has run empty
 
 
 class DeviceClock:

@@ -34,10 +34,8 @@ from syncline.train.measure.exchange import gather_numbers
 from syncline.train.measure.statistics import median
 
 CPU = torch.device("cpu")
-LONGEST_START = 100
-"""Iterations after which a contestant must be ready for its warm-up."""
-MAX_NORM = 1e-7
-"""So small that every step scales the gradients."""
+LONGEST_START = 100  # iterations after which a contestant must be ready for its warm-up
+MAX_NORM = 1e-7  # so small that every step scales the gradients
 
 
 def train_step(
@@ -68,15 +66,12 @@ class Contestant:
     need no broadcast."""
     step: Callable[[Any, Any], None] | None = None
     """Takes one step with both; None for :func:`train_step`, which clips as the profile says."""
-    is_ready: Callable[[Any], bool] = lambda _: True
-    """Whether the model has finished its start-up; the same on every rank."""
-    synchronize: Callable[[Any], None] = lambda _: None
-    """Finishes the work that the model still has to do after the last step."""
+    is_ready: Callable[[Any], bool] = lambda _: True  # whether start-up is over; alike on all ranks
+    synchronize: Callable[[Any], None] = lambda _: None  # finishes work left by the last step
     messages: Callable[[Any], Sequence[Span]] = lambda _: ()
     """Returns the messages of the last two iterations, where they are known, with times in ns of
     the monotonic clock."""
-    close: Callable[[Any], None] = lambda _: None
-    """Ends the model's threads and process groups."""
+    close: Callable[[Any], None] = lambda _: None  # ends the model's threads and process groups
 
 
 def run_interleaved(

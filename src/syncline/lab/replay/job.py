@@ -15,17 +15,13 @@ class Lap(Value, frozen=True, kw_only=True):
     """Seconds an iteration in the steady state, on the slowest rank: from the end of the warm-up to
     the end of the last iteration, divided by the iterations. Messages that the warm-up left in
     flight count; those that the last iteration leaves do not."""
-    settled_s: float
-    """The same, until everything is done: messages left at the end count in full."""
+    settled_s: float  # the same, until everything is done: messages left at the end count in full
     steps_s: tuple[float, ...]
-    idle_s: float
-    """How long the device stood still an iteration, waiting for the exchange; median rank."""
-    timeline: Timeline
-    """The last iteration of this rank."""
+    idle_s: float  # how long the device waited for the exchange an iteration, on the median rank
+    timeline: Timeline  # the last iteration of this rank
 
 
-Laps = dict[str, tuple[Lap, ...]]
-"""The laps of each contestant, by name."""
+Laps = dict[str, tuple[Lap, ...]]  # the laps of each contestant, by name
 
 
 class ProbeJob(Value, frozen=True, kw_only=True, tag="probe"):
@@ -38,8 +34,7 @@ class InterleavedJob(Value, frozen=True, kw_only=True, tag="interleaved"):
     """Replay a profile under several plans, interleaved."""
 
     profile: Profile
-    contestants: dict[str, Plan | None]
-    """By name; None: torch's own DistributedDataParallel."""
+    contestants: dict[str, Plan | None]  # by name; None: torch's own DistributedDataParallel
     rounds: int
     iterations: int
     warmup: int

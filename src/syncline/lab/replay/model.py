@@ -88,8 +88,7 @@ class ReplayedOptimizer(Optimizer):
         return loss
 
 
-VALUES = 7
-"""How many different values gradients take: small whole numbers, exact in every dtype."""
+VALUES = 7  # how many different values gradients take: small whole numbers, exact in every dtype
 
 
 def gradient_value(rank: int, iteration: int, tensor: int) -> float:
@@ -207,10 +206,8 @@ class _Part(NamedTuple):
     """One gradient, as the backward pass makes it."""
 
     work: Computation
-    made: Tensor | None
-    """Where a large one is made, of shape (elements,)."""
-    tensor: int
-    """Its index in ready order."""
+    made: Tensor | None  # where a large one is made, of shape (elements,)
+    tensor: int  # its index in ready order
     ready_after: int
     parameter: str
 
@@ -233,8 +230,7 @@ class _Visit(NamedTuple):
 
     owner: _Owner
     needed_by: int
-    parts: tuple[_Part, ...]
-    """The last to be ready first."""
+    parts: tuple[_Part, ...]  # the last to be ready first
 
 
 class _Ready(Function):

@@ -41,8 +41,7 @@ def measured_how(replay: Replay) -> str:
     return f"medians of {rounds} of {iterations}, interleaved"
 
 
-DISPENSABLE = frozenset({"messages", "rounds", "above bound"})
-"""Columns that a narrow terminal leaves out."""
+DISPENSABLE = frozenset({"messages", "rounds", "above bound"})  # not on a narrow terminal
 
 
 def print_replay(console: Console, replay: Replay) -> None:

@@ -19,16 +19,11 @@ class PlanTimes(Value, frozen=True, kw_only=True):
     in_flight: int
     wait: Wait
     predicted_s: float
-    lower_bound_s: float
-    """The predicted time that no plan of its kind can undercut."""
-    rounds_s: tuple[float, ...]
-    """Seconds an iteration in each round, in the steady state, of the slowest rank."""
-    settled_s: tuple[float, ...]
-    """The same, but until the messages that the last iteration left in flight are done, too."""
-    idle_s: tuple[float, ...]
-    """In each round: how long the device stood still an iteration, waiting for the exchange."""
-    iterations_s: tuple[tuple[float, ...], ...]
-    """In each round: every iteration of rank 0."""
+    lower_bound_s: float  # the predicted time that no plan of its kind can undercut
+    rounds_s: tuple[float, ...]  # by round: seconds an iteration, steady state, slowest rank
+    settled_s: tuple[float, ...]  # the same, until messages left in flight are done, too
+    idle_s: tuple[float, ...]  # by round: time an iteration that the device waited for messages
+    iterations_s: tuple[tuple[float, ...], ...]  # in each round: every iteration of rank 0
 
     def __post_init__(self) -> None:
         where = f"replay of {self.planner!r}"
@@ -88,20 +83,16 @@ class Replay(Document, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     model: str
-    cluster: str
-    """The emulated hosts and links, in words."""
-    network: str
-    """Name of the network that was planned for and predicted with."""
+    cluster: str  # the emulated hosts and links, in words
+    network: str  # name of the network that was planned for and predicted with
     workers: int
     machine: str
     warmup: int
     iterations: int
     computation_s: float
     gradient_bytes: int
-    entries: tuple[PlanTimes, ...]
-    """In the order in which they were asked for."""
-    notes: tuple[str, ...] = ()
-    """What reading the profile had to leave out or assume, one sentence each."""
+    entries: tuple[PlanTimes, ...]  # in the order in which they were asked for
+    notes: tuple[str, ...] = ()  # sentences on what reading the profile left out or assumed
 
     def __post_init__(self) -> None:
         for field in ("workers", "warmup", "iterations"):

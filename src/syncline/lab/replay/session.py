@@ -34,15 +34,13 @@ from syncline.train.measure.machine import machine_name
 PATIENCE = 3.0
 """Without ``timeout_s`` a replay may take this many times as long as is predicted, and
 :data:`~syncline.lab.workers.START_S` more."""
-PROBE_S = 600.0
-"""Without ``timeout_s`` the probe may take this long."""
+PROBE_S = 600.0  # without ``timeout_s`` the probe may take this long
 LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
 """Bounds of the largest message that is probed; between them it has the size of all gradients."""
 COPIES = 3.5
 """Copies of all gradients that a worker holds at most: the gradients, their buckets, those that are
 being rebuilt, and what a backend needs for itself. Parameters are zeros that take no memory."""
-WORKER_BYTES = 300e6
-"""Memory that Python and torch take in each worker."""
+WORKER_BYTES = 300e6  # memory that Python and torch take in each worker
 
 
 class ReplayRequest(Value, frozen=True, kw_only=True):
@@ -50,14 +48,10 @@ class ReplayRequest(Value, frozen=True, kw_only=True):
 
     profile: Profile
     cluster: Cluster
-    planners: tuple[str, ...]
-    """Names of planners; ``ddp`` is torch's own DistributedDataParallel."""
-    plans: tuple[Plan, ...] = ()
-    """Ready plans to run as well, each under its planner's name."""
-    network: Network | None = None
-    """Plan and predict with this; None: probe the emulated cluster first."""
-    shard: bool = False
-    """Whether each worker updates its share of the parameters, under plans that overlap."""
+    planners: tuple[str, ...]  # names of planners; ``ddp`` is torch's own DistributedDataParallel
+    plans: tuple[Plan, ...] = ()  # ready plans to run as well, each under its planner's name
+    network: Network | None = None  # to plan and predict with; None: the cluster is probed
+    shard: bool = False  # each worker updates its share of the parameters, under plans that overlap
     rounds: Annotated[int, described("Turns of every planner.")] = 5
     iterations: Annotated[int, described("Measured iterations of a turn.")] = 8
     warmup: Annotated[int, described("Iterations before them.")] = 3
@@ -97,12 +91,10 @@ class ReplayOutcome(NamedTuple):
 
     replay: Replay
     profile: Profile
-    network: Network
-    """The network that plans and predictions are for."""
+    network: Network  # the network that plans and predictions are for
     plans: tuple[Plan, ...]
     forecasts: tuple[Forecast, ...]
-    timelines: tuple[Timeline, ...]
-    """The last iteration of rank 0 in the last round."""
+    timelines: tuple[Timeline, ...]  # the last iteration of rank 0 in the last round
 
 
 def replay(request: ReplayRequest, *, progress: Progress | None = None) -> ReplayOutcome:

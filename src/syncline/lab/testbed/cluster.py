@@ -13,25 +13,20 @@ from syncline.errors import UserError
 from syncline.plan.document import Value
 from syncline.plan.quantities import parse_bandwidth, parse_duration, require_count
 
-DEVICE = "eth0"
-"""The network device of every host."""
-PORT = 29500
-"""MASTER_PORT of a job, on host 0: torchrun's default, which is free because the host is new."""
+DEVICE = "eth0"  # the network device of every host
+PORT = 29500  # MASTER_PORT on host 0: torchrun's default, free because the host is new
 MOST_HOSTS = 100
-MOST_WORKERS = 250
-"""Each is a process of this machine, and takes three of the files that one process may open."""
+MOST_WORKERS = 250  # each takes three of the files that this process may have open
 LEAST_RATE_BYTES_PER_S = 1e5 / 8
 LARGEST_RATE_BYTES_PER_S = 1e12 / 8
 SMALLEST_MTU_BYTES, LARGEST_MTU_BYTES = 1280, 65000
 LONGEST_LATENCY_S = 10.0
 
-FRAME_HEADER_BYTES = 14
-"""Ethernet's header, which the token bucket counts and the MTU does not."""
+FRAME_HEADER_BYTES = 14  # Ethernet's header, which the token bucket counts and the MTU does not
 BURST_S = 400e-6
 BURST_FRAMES = 2
 QUEUE_S = 50e-3
-LEAST_QUEUE_BYTES = 1_000_000
-"""Room for the windows of several senders: a job measures its links, not losses."""
+LEAST_QUEUE_BYTES = 1_000_000  # room for several senders' windows: a job measures links, not losses
 
 
 class Cluster(Value, frozen=True, kw_only=True):
@@ -42,12 +37,10 @@ class Cluster(Value, frozen=True, kw_only=True):
     """
 
     hosts: int
-    rate_bytes_per_s: float | None = None
-    """Of every link, in each direction; None leaves links as fast as the machine is."""
+    rate_bytes_per_s: float | None = None  # of every link, each direction; None: not limited
     host_rates_bytes_per_s: dict[int, float] = msgspec.field(default_factory=dict)
     """Host number -> rate of its link, where it differs from the other links'."""
-    latency_s: float = 0.0
-    """Added to every packet between two hosts, one way."""
+    latency_s: float = 0.0  # added to every packet between two hosts, one way
     workers_per_host: int = 1
     mtu_bytes: int = 9000
     """Largest packet. With 9000, as in data centres, 99.3 % of the rate is payload; with 1500 it

@@ -23,16 +23,14 @@ from syncline.lab.testbed.cluster import Cluster
 from syncline.lab.testbed.kernel import refusal, require_tools
 from syncline.lab.testbed.sandbox import FAILED, READY, SMALL_BYTES
 
-START_S = 30.0
-"""How long the kernel may take to make and remove namespaces; it takes far below a second."""
+START_S = 30.0  # to make or remove namespaces, which takes the kernel far below a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
     """A command that has ended."""
 
-    code: int
-    """Its exit code, or minus the number of the signal that ended it."""
+    code: int  # its exit code, or minus the number of the signal that ended it
     stdout: str
     stderr: str
 
@@ -212,8 +210,7 @@ class Sandbox:
         self._processes = [p for p in self._processes if p.code is None] + [process]
 
 
-COMMAND_S = 60.0
-"""How long a command may take unless said otherwise."""
+COMMAND_S = 60.0  # how long a command may take unless said otherwise
 
 
 class Place:

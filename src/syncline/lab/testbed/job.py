@@ -16,8 +16,7 @@ from syncline.lab.testbed.control import Place, Process
 from syncline.lab.testbed.output import Lines
 from syncline.plan.document import Value
 
-TIMED_OUT = 124
-"""Exit code of a job that took too long: that of timeout(1)."""
+TIMED_OUT = 124  # exit code of a job that took too long: that of timeout(1)
 
 
 class WorkerEnd(Value, frozen=True, kw_only=True):
@@ -25,11 +24,9 @@ class WorkerEnd(Value, frozen=True, kw_only=True):
 
     rank: int
     host: int
-    code: int
-    """Its exit code, or minus the number of the signal that ended it."""
+    code: int  # its exit code, or minus the number of the signal that ended it
     after_s: float
-    stopped: bool
-    """Whether it had been sent a signal to end before it ended."""
+    stopped: bool  # whether it had been sent a signal to end before it ended
 
 
 def name_of(end: WorkerEnd) -> str:
@@ -40,10 +37,8 @@ def name_of(end: WorkerEnd) -> str:
 class JobResult(Value, frozen=True, kw_only=True):
     """How a job ended."""
 
-    ends: tuple[WorkerEnd, ...]
-    """By rank."""
-    stdout: tuple[str, ...] = ()
-    """By rank, where it was kept."""
+    ends: tuple[WorkerEnd, ...]  # by rank
+    stdout: tuple[str, ...] = ()  # by rank, where it was kept
     stderr: tuple[str, ...] = ()
     wall_s: float
     signal: int | None = None
@@ -65,16 +60,12 @@ class JobResult(Value, frozen=True, kw_only=True):
         return TIMED_OUT if self.timed_out else 0
 
 
-GRACE_S = 10.0
-"""How long workers may go on after another has failed, and again after a signal to end."""
-DRAIN_S = 1.0
-"""How long to wait for output of processes that a worker has left behind."""
+GRACE_S = 10.0  # for workers to end after another has failed, and again after a signal to end
+DRAIN_S = 1.0  # how long to wait for output of processes that a worker has left behind
 READ_BYTES = 1 << 16
 
-Output = Callable[[int, bool, bytes], None]
-"""Takes the rank, whether it is standard error, and one line without its end."""
-Notice = Callable[[str], None]
-"""Takes a sentence about what has just happened."""
+Output = Callable[[int, bool, bytes], None]  # rank, whether standard error, line without its end
+Notice = Callable[[str], None]  # takes a sentence about what has just happened
 
 
 def worker_environment(

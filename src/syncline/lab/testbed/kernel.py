@@ -24,8 +24,7 @@ PROCESSES = 0x20000000
 NETWORK = 0x40000000
 
 # <linux/mount.h>
-RESTRICTED = 2 | 4 | 8
-"""No setuid, no devices, no execution."""
+RESTRICTED = 2 | 4 | 8  # no setuid, no devices, no execution
 BIND = 0x1000
 RECURSIVE = 0x4000
 PRIVATE = 0x40000
@@ -78,8 +77,7 @@ def _checked(result: int, name: str | None = None) -> None:
         raise OSError(number, os.strerror(number), name)
 
 
-SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"
-"""Folders of iproute2, often missing from the PATH of users who are not root."""
+SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # of iproute2, often not in a user's PATH
 TOOLS = ("ip", "tc")
 SETTINGS = (
     ("kernel/unprivileged_userns_clone", "1"),

@@ -8,10 +8,8 @@ from typing import BinaryIO
 from rich.console import Console
 from rich.text import Text
 
-LONGEST_LINE_BYTES = 1 << 16
-"""Output without an end of line is passed on in parts of this size."""
-REDRAW_S = 1.0
-"""How often a line that a worker overwrites, as progress bars do, is passed on."""
+LONGEST_LINE_BYTES = 1 << 16  # output without an end of line is passed on in parts of this size
+REDRAW_S = 1.0  # how often a line that a worker overwrites, as progress bars do, is passed on
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
 
 

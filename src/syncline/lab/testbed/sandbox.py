@@ -28,22 +28,18 @@ from syncline.lab.testbed import kernel
 
 READY = "ready"
 FAILED = "failed"
-SWITCH_PLACE = 0
-"""The switch is place 0; host i is place i + 1."""
+SWITCH_PLACE = 0  # the switch is place 0; host i is place i + 1
 
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 
 CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
-CONGESTION_CONTROLS = ("cubic", "reno")
-"""The second where the kernel does not allow the first in a network namespace."""
+CONGESTION_CONTROLS = ("cubic", "reno")  # the second where the kernel refuses the first
 
-KINDS = ("net", "mnt", "uts", "ipc")
-"""Namespaces that every host has of its own, as ``/proc/self/ns`` calls them."""
+KINDS = ("net", "mnt", "uts", "ipc")  # each host's own namespaces, as in /proc/self/ns
 HOST_KINDS = kernel.NETWORK | kernel.MOUNTS | kernel.NAMES | kernel.IPC
 SMALL_BYTES = 4096
 
-Place = tuple[int, ...]
-"""Descriptors of a place's namespaces."""
+Place = tuple[int, ...]  # descriptors of a place's namespaces
 
 
 class _Failure(Exception):

@@ -20,15 +20,13 @@ from syncline.lab.testbed.kernel import tool
 from syncline.lab.testbed.sandbox import SWITCH_PLACE
 from syncline.plan.document import Value
 
-SWITCH = "switch"
-"""The bridge that joins all hosts."""
+SWITCH = "switch"  # the bridge that joins all hosts
 PREFIX_LENGTH = 24
 BURST_PACKETS = 2
 """Packets of segmentation offload that a token bucket holds. If it held one, each packet would need
 a full bucket, and a timer that fires late would lose tokens every time."""
 LARGEST_PACKET_BYTES = 65536
-DELAYED_PACKETS = 100_000
-"""Packets that may be under way on a link with latency."""
+DELAYED_PACKETS = 100_000  # packets that may be in flight on a link with latency
 
 
 def port_of(host: int) -> str:
@@ -100,8 +98,7 @@ class Traffic(Value, frozen=True, kw_only=True):
 
     sent_bytes: int
     received_bytes: int
-    dropped_packets: int
-    """Packets for which the queues at both ends of the link had no room."""
+    dropped_packets: int  # packets for which the queues at both ends of the link had no room
 
 
 class Testbed:

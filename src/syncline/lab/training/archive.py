@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 VERSION = 1
 
-PARTIAL = ".partial"
-"""Suffix of a file that is being written."""
+PARTIAL = ".partial"  # suffix of a file that is being written
 
 
 def save_archive(path: Path, form: str, content: Mapping[str, Any]) -> None:

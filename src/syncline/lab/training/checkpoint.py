@@ -44,16 +44,14 @@ class OptimizerState(TypedDict):
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A training after a number of whole epochs."""
 
-    settings: dict[str, Any]
-    """See :func:`settings_of`."""
+    settings: dict[str, Any]  # see :func:`settings_of`
     epoch: Count
     step: Count
     weights: dict[str, Tensor]
     optimizer: OptimizerState
     random_states: list[Annotated[list[Tensor], Meta(min_length=1, max_length=2)]]
     """For each rank, the states of its generators: the CPU's and, on a GPU, that GPU's."""
-    compression_files: list[str] = []
-    """For each rank, the file with its state of compression; see :mod:`.residuals`."""
+    compression_files: list[str] = []  # by rank: the file of its residuals; see residuals.py
 
     def save(self, folder: Path) -> None:
         """Write the checkpoint into ``folder``; an older one is replaced whole or not at all."""

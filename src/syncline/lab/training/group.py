@@ -15,9 +15,7 @@ import torch.distributed as dist
 from syncline.errors import UserError
 from syncline.lab.training.config import DeviceName, Precision, TrainingConfig
 
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
-"""Parameters of mallopt(3)."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 HEAP_BLOCK_BYTES = 32 << 20
 """The largest blocks that glibc takes from the heap by itself. Larger ones stay mappings of their
 own: glibc before 2.38 cannot reuse a freed aligned block for one of the same size."""

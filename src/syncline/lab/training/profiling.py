@@ -41,8 +41,7 @@ OBSERVED = 3
 the cost of observing (:func:`syncline.train.measure.profiler.profile`)."""
 PROBE_S = 1.0
 LAYERS = "layers.txt.gz"
-TIME_FORMAT = ".0f"
-"""Times of single iterations are whole microseconds: 100 of ResNet-50 take 180 kB."""
+TIME_FORMAT = ".0f"  # whole microseconds: 100 iterations of ResNet-50 take 180 kB
 
 
 def run_profiling(config: TrainingConfig, store: str | None = None) -> None:

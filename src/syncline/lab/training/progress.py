@@ -9,24 +9,20 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-REFRESH_PER_S = 4
-"""Each refresh takes a few milliseconds from the cores that are being timed."""
+REFRESH_PER_S = 4  # each refresh takes a few milliseconds from the cores that are being timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Where training is."""
 
-    epoch: int
-    """Counted from 1."""
+    epoch: int  # counted from 1
     epochs: int
     step: int
     steps: int
-    loss: float
-    """Mean training loss of the last block of steps, or of the epoch."""
+    loss: float  # mean training loss of the last block of steps, or of the epoch
     samples_per_s: float
-    exposed_s: float | None
-    """Communication that the last sampled iteration waited for."""
+    exposed_s: float | None  # communication that the last sampled iteration waited for
     phase: str
 
 

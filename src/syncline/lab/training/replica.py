@@ -29,10 +29,8 @@ class StepTime:
     """How long a step took, and whether it counts as steady training."""
 
     seconds: float
-    measuring: bool
-    """The step was one of those with which Syncline measures, or checks its plan."""
-    first_of_block: bool
-    """The other replica trained just before this step, and left its own data in the caches."""
+    measuring: bool  # the step was one of those with which Syncline measures, or checks its plan
+    first_of_block: bool  # the other replica trained just before; the caches hold its data
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -19,11 +19,9 @@ from syncline.lab.training.data.text import TextData
 from syncline.lab.training.group import Worker
 from syncline.lab.training.models import ImageModel, TextModel, model_named
 
-EVALUATION_BATCH = 128
-"""Images a forward pass in evaluation, where no gradients take memory."""
+EVALUATION_BATCH = 128  # images a forward pass in evaluation, where no gradients take memory
 
-Memory = Any
-"""State that a recurrent model carries from one window to the next, in its own form; or None."""
+Memory = Any  # state that a recurrent model carries between windows, in its own form; or None
 
 
 def _shape(config: TrainingConfig) -> sampling.StepShape:

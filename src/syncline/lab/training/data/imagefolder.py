@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
-MEAN = (0.485, 0.456, 0.406)
-"""Of ImageNet's training images, by channel, in units of full brightness."""
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's training images by channel; 1 is full brightness
 DEVIATION = (0.229, 0.224, 0.225)
 
-TEST_MARGIN = 256 / 224
-"""Test images are scaled to this many times the window that is cut from their middle."""
+TEST_MARGIN = 256 / 224  # size of a scaled test image, relative to its central window
 
-DECODING_THREADS = 4
-"""Pillow decodes outside the interpreter lock, so that threads help."""
+DECODING_THREADS = 4  # Pillow decodes outside the interpreter lock, so that threads help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +36,7 @@ class FolderImages:
     """A split whose images are files."""
 
     files: tuple[Path, ...]
-    labels: Tensor
-    """(N,), int64."""
+    labels: Tensor  # (N,), int64
     image_size: int
 
     def __len__(self) -> int:

@@ -13,8 +13,7 @@ from syncline.errors import FileError, UserError
 from syncline.lab.training.data.sampling import Batch, generator
 from syncline.lab.training.models import ImageModel
 
-CHANNELS = 3
-"""Channels that every model takes."""
+CHANNELS = 3  # channels that every model takes
 
 
 class ImageSplit(Protocol):
@@ -35,28 +34,20 @@ class ImageData:
     classes: int
     train: ImageSplit
     test: ImageSplit
-    decodes: bool = False
-    """Whether making a batch is slow (reads files), so that prefetching it pays."""
+    decodes: bool = False  # whether batches are read from files, so that prefetching pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryImages:
     """A split whose images are one tensor; every batch is normalised and fitted to the model."""
 
-    pixels: Tensor
-    """(N, channels, size, size), uint8; grey images have one channel, which is tripled."""
-    labels: Tensor
-    """(N,), int64."""
-    mean: Tensor
-    """(channels,): subtracted from the pixels, in their unit."""
-    deviation: Tensor
-    """(channels,): divides the difference."""
-    enlarge: int = 1
-    """Each pixel becomes a square of this many pixels a side."""
-    crop_padding: int = 0
-    """Training images are cropped at random after this many pixels of padding on each side."""
-    flip: bool = False
-    """Whether half of the training images are mirrored."""
+    pixels: Tensor  # (N, channels, size, size), uint8; the one channel of grey images is tripled
+    labels: Tensor  # (N,), int64
+    mean: Tensor  # (channels,): subtracted from the pixels, in their unit
+    deviation: Tensor  # (channels,): divides the difference
+    enlarge: int = 1  # each pixel becomes a square of this many pixels a side
+    crop_padding: int = 0  # pixels of padding a side before training images are cropped at random
+    flip: bool = False  # whether half of the training images are mirrored
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -79,8 +70,7 @@ class MemoryImages:
         return Batch(inputs, self.labels[indices])
 
 
-Labelled = tuple[Tensor, Tensor]
-"""Pixels, (N, channels, size, size), uint8, and labels, (N,), int64."""
+Labelled = tuple[Tensor, Tensor]  # pixels (N, channels, size, size), uint8; labels (N,), int64
 
 
 def _in_memory(
@@ -125,8 +115,7 @@ TRAIN_FILES = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST_FILE = "test_batch.bin"
 CIFAR10_FILES = f"{TRAIN_FILES[0]} to {TRAIN_FILES[-1]} and {TEST_FILE}"
 
-CIFAR10_MEAN = (125.31, 122.95, 113.87)
-"""Of the training images, by channel."""
+CIFAR10_MEAN = (125.31, 122.95, 113.87)  # of the training images, by channel
 CIFAR10_DEVIATION = (62.99, 62.09, 66.70)
 
 
@@ -179,8 +168,7 @@ def load_cifar10(folder: Path, model: ImageModel) -> ImageData:
 
 DIGITS_CLASSES = 10
 TEST_FRACTION = 0.2
-SPLIT_SEED = 0
-"""Fixes which images are for testing; runs with different seeds are tested on the same ones."""
+SPLIT_SEED = 0  # every run has the same test images, whatever its own seed
 
 
 def load_digits(_folder: Path, model: ImageModel) -> ImageData:

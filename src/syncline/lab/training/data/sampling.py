@@ -59,8 +59,7 @@ class StepShape(NamedTuple):
     """How many samples, or rows of text, one optimizer step takes."""
 
     workers: int
-    batch_size: int
-    """Samples of one worker in one forward pass."""
+    batch_size: int  # samples of one worker in one forward pass
     accumulate: int
 
 
@@ -94,8 +93,7 @@ def evaluation_shard(samples: int, *, workers: int, rank: int) -> Tensor:
     return torch.arange(samples)[rank::workers]
 
 
-EVALUATION_ROWS = 32
-"""Pieces of the text in an evaluation, over all workers: the worker count must not matter."""
+EVALUATION_ROWS = 32  # pieces of the text in an evaluation, whatever the worker count
 
 
 def windows_in_epoch(tokens: int, shape: StepShape, *, window: int) -> int:

@@ -20,8 +20,7 @@ class TextData:
     vocabulary: int
     train: Tensor
     validation: Tensor
-    test: Tensor | None
-    """Read once, after training; None where the data set has no such split."""
+    test: Tensor | None  # read once, after training; None where the data set has no such split
 
 
 def load_help_text(_folder: Path) -> TextData:

@@ -25,10 +25,8 @@ class ImageModel:
     name: str
     build: Callable[[int, int], nn.Module]
     """(image_size, classes) -> module; (N, 3, image_size, image_size) -> (N, classes) logits."""
-    smallest_image: int
-    """Smaller images are enlarged by a whole factor to at least this many pixels a side."""
-    folder_image: int
-    """Pixels a side to which the images of a folder are cropped."""
+    smallest_image: int  # pixels a side to which smaller images are enlarged, by a whole factor
+    folder_image: int  # pixels a side to which the images of a folder are cropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +37,8 @@ class TextModel:
     build: Callable[[int], nn.Module]
     """(vocabulary) -> module; (N, T) tokens -> (N, T, vocabulary) logits. With ``carries_state``
     the module takes ``(tokens, state)`` and returns ``(logits, state)``."""
-    carries_state: bool
-    """Whether the state after one window is the start of the next."""
-    window: int
-    """Tokens a training window: the length of back-propagation through time."""
+    carries_state: bool  # whether the state after one window is the start of the next
+    window: int  # tokens a training window: the length of back-propagation through time
 
 
 ModelSpec = ImageModel | TextModel

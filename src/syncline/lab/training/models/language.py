@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-LstmState = tuple[Tensor, Tensor]
-"""Hidden and cell state, each of shape (layers, N, hidden)."""
+LstmState = tuple[Tensor, Tensor]  # hidden and cell state, each of shape (layers, N, hidden)
 
-WORD_VOCABULARY = 1000
-"""From this many tokens on, tokens are taken for words and the larger sizes are used."""
+WORD_VOCABULARY = 1000  # from this many tokens on they are words, and the larger sizes are used
 
 
 class LstmLanguageModel(nn.Module):

@@ -13,12 +13,9 @@ from torch.nn import functional
 class _Classifier(nn.Module):
     """Averages features over the image, or over parts of it, and classifies them."""
 
-    features: Callable[[Tensor], Tensor]
-    """(N, 3, H, W) -> (N, channels, H/s, W/s)."""
-    side = 1
-    """The head gets averages over this many parts of the image a side."""
-    head: nn.Module
-    """(N, channels * side * side) -> (N, classes)."""
+    features: Callable[[Tensor], Tensor]  # (N, 3, H, W) -> (N, channels, H/s, W/s)
+    side = 1  # the head gets averages over this many parts of the image a side
+    head: nn.Module  # (N, channels * side * side) -> (N, classes)
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,8 +109,7 @@ class Bottleneck(nn.Module):
     published trace and benchmark of "ResNet-50" uses. The parameters are the same.
     """
 
-    expansion = 4
-    """Ratio of the channels that leave it to those inside it."""
+    expansion = 4  # ratio of the channels that leave it to those inside it
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -184,8 +180,7 @@ class Vgg16(_Classifier):
         self.head = nn.Linear(channels, classes)
 
 
-SMALLEST_FULL_IMAGE = 63
-"""Below this many pixels a side nothing is left after the third pooling of the full form."""
+SMALLEST_FULL_IMAGE = 63  # pixels a side; less would vanish in the full form's third pooling
 
 
 class AlexNet(_Classifier):
