@@ -154,20 +154,17 @@ class Compressing:
     ) -> None:
         self.compression = compression
         self._parameters = dict(parameters)
-        self._session: Session | None = None
-        """The session of a sparse exchange; None otherwise."""
+        self._session: Session | None = None  # the session of a sparse exchange; None otherwise
         self._exchange: Session | _Rounding
         if isinstance(compression, Recipe):
             self._exchange = self._session = Session(compression, parameters, group)
         else:
             self._exchange = _Rounding(compression, parameters, group)
-        self._first_step = 0
-        """The steps already made when this training resumed from a checkpoint."""
+        self._first_step = 0  # the steps already made when this training resumed from a checkpoint
         self._resumed = "not decided"
         self._takers: dict[str, RemovableHandle] = {}
         """By parameter: the hook that adds what its residual holds to its next gradient."""
-        self._delivered: set[str] = set()
-        """Parameters whose hooks have done so."""
+        self._delivered: set[str] = set()  # parameters whose hooks have done so
         # Parameters outlive their wrapper.
         weakref.finalize(self, _remove, self._takers).atexit = False
 

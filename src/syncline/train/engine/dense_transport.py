@@ -66,13 +66,11 @@ class Slice:
     """Contiguous elements of a message, and how they are exchanged."""
 
     elements: torch.Tensor
-    wire: torch.dtype
-    """The type in which they are sent; int8 is encoded."""
+    wire: torch.dtype  # the type in which they are sent; int8 is encoded
     collective: MessageCollective
     shares: Shares
     """The workers' shares; empty for an all-reduce (:mod:`.layout`)."""
-    residual: torch.Tensor | None = None
-    """In int8: what rounding has lost, of the elements' shape."""
+    residual: torch.Tensor | None = None  # in int8: what rounding has lost, of the elements' shape
     sent: torch.Tensor = field(init=False)
     """The tensor that the backend sums: the elements, or a copy in the wire type."""
     encoded: list[list[torch.Tensor]] = field(default_factory=list)
@@ -106,8 +104,7 @@ class DenseTransport:
         self.rank = group.rank()
         self._factor = 1.0 / self.workers
 
-    bounded = True
-    """Whether messages in flight occupy the host, so that it must bound their number."""
+    bounded = True  # whether messages in flight occupy the host, so that it must bound their number
     sends_rings = False
     """Whether it scatters and gathers by :class:`.Ring`, which divides and calls ``on_sent``."""
 

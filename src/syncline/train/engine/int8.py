@@ -19,14 +19,10 @@ import torch
 
 from syncline import _native
 
-BLOCK = 128
-"""Elements that share an exponent. Exponents add 1/128 to the bytes."""
-BIAS = 127
-"""The bias of exponents, as in float32."""
-LEAST_EXPONENT = 6
-"""The largest element of a block is scaled to 2^6 or more."""
-NOT_FINITE = 255
-"""The exponent of a block with an infinity or NaN. All of it arrives as NaN."""
+BLOCK = 128  # Elements that share an exponent. Exponents add 1/128 to the bytes.
+BIAS = 127  # the bias of exponents, as in float32
+LEAST_EXPONENT = 6  # the largest element of a block is scaled to 2^6 or more
+NOT_FINITE = 255  # The exponent of a block with an infinity or NaN. All of it arrives as NaN.
 
 
 def encoded_bytes(values: torch.Tensor) -> int:

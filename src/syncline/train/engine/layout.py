@@ -26,15 +26,12 @@ class BucketLayout:
     Buckets are as small as both allow, since the reducer reports only full ones.
     """
 
-    buckets: tuple[range, ...]
-    """The tensors of each bucket, as indices into the plan's."""
+    buckets: tuple[range, ...]  # the tensors of each bucket, as indices into the plan's
     bucket_bytes: tuple[int, ...]
-    places: tuple[BucketSlice, ...]
-    """Of each message."""
+    places: tuple[BucketSlice, ...]  # of each message
     tensors: tuple[range, ...]
     """Of each message: the tensors that must be ready before it may be sent."""
-    touching: tuple[tuple[int, ...], ...]
-    """Of each tensor: the messages that hold some of it."""
+    touching: tuple[tuple[int, ...], ...]  # of each tensor: the messages that hold some of it
     completing: tuple[tuple[int, ...], ...]
     """Of each tensor: the messages after which its gradient is final."""
     sources: tuple[tuple[int, ...], ...]

@@ -47,8 +47,7 @@ class Round:
         self.marks: list[list[Any]] = [[] for _ in layout.places]
         self.asked_whole: bool | None = None
         """Whether this rank needs whole gradients of a sharded plan; None if undecided."""
-        self.whole: bool | None = None
-        """Whether any rank does; None until all have answered."""
+        self.whole: bool | None = None  # whether any rank does; None until all have answered
         self.loaded = [not sharded] * len(layout.places)
         """Of each all-gather: whether its share of the parameters is in the bucket."""
         self.unsent = self.unfinished = len(layout.places) + norms + sharded
@@ -92,8 +91,7 @@ class MessageThreads:
         self.round: Round | None = None
         """The present round, which a thread that does not train gives to ``Engine.wait``."""
         self._before: Round | None = None
-        self._next: Round | None = None
-        """The present round, until the issuer takes it."""
+        self._next: Round | None = None  # the present round, until the issuer takes it
         self._rounds = 0
         self._desync_numbers: tuple[int, ...] = ()
         self._transport = transport
@@ -119,8 +117,7 @@ class MessageThreads:
             [message.stop - message.start for message in plan.messages],
             [self._last_step(message) for message in plan.messages],
         )
-        self._awaited = -1
-        """The message that the issuer waits to become ready."""
+        self._awaited = -1  # the message that the issuer waits to become ready
         self._closing = self._draining = False
         self._error: SynclineError | None = None
         self._issued_queue: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None]

@@ -15,8 +15,7 @@ from syncline.train.engine.layout import BucketLayout, BucketSlice, sum_shares
 ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
 """The order of each norm, as torch has it."""
 ROW = 256
-BY_ROWS = 32 * ROW
-"""Shorter parts are computed together, by one call for all."""
+BY_ROWS = 32 * ROW  # shorter parts are computed together, by one call for all
 
 
 class ShareNorms:

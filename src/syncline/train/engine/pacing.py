@@ -10,8 +10,7 @@ from statistics import median
 LEAD_S = 0.003
 """A message is sent at least this long before its predecessor is expected to be complete: about as
 long as starting one takes, from the engine's threads to the last rank."""
-ROUNDS = 5
-"""Rounds whose times are kept."""
+ROUNDS = 5  # rounds whose times are kept
 
 
 class Pacing:
@@ -38,15 +37,11 @@ class Pacing:
         self._last_steps = last_steps
         self._took_ns: list[deque[int]] = [deque(maxlen=ROUNDS) for _ in sizes]
         """Of each message: how long it occupied the channel."""
-        self._largest: int | None = None
-        """The largest complete message."""
-        self._last: int | None = None
-        """The message sent last, if it is in flight."""
-        self._last_is_sent = False
-        """Whether the last step of its ring is known to have begun."""
+        self._largest: int | None = None  # the largest complete message
+        self._last: int | None = None  # the message sent last, if it is in flight
+        self._last_is_sent = False  # whether the last step of its ring is known to have begun
         self._sent_ns = 0
-        self._finished_ns = 0
-        """When the last message was complete."""
+        self._finished_ns = 0  # when the last message was complete
         self._begins_ns: float = 0.0
         """When the message sent last got, or should get, the channel to itself."""
 

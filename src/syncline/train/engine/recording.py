@@ -24,42 +24,33 @@ from syncline.train.measure.segments import read_iteration
 class MessageTimes(NamedTuple):
     """The times of one message of the plan, in ns of the host's ``perf_counter``."""
 
-    message: int
-    """Its index in the plan."""
-    ready_ns: int
-    """When it could have been sent: its last gradient was ready."""
-    issued_ns: int
-    """When it was given to the backend."""
+    message: int  # its index in the plan
+    ready_ns: int  # when it could have been sent: its last gradient was ready
+    issued_ns: int  # when it was given to the backend
     finished_ns: int
 
 
 class WaitTimes(NamedTuple):
     """When computation waited for gradients, in ns of the host's ``perf_counter``."""
 
-    label: str
-    """What it waited for, such as the name of the module."""
+    label: str  # what it waited for, such as the name of the module
     began_ns: int
-    arrived_ns: int
-    """When the messages that it waited for had arrived."""
-    updated_ns: int
-    """When the update that it applied was done."""
+    arrived_ns: int  # when the messages that it waited for had arrived
+    updated_ns: int  # when the update that it applied was done
 
 
 class BucketStamps(NamedTuple):
     """One bucket's all-reduce."""
 
     bucket: int
-    issued: Any
-    """Stamp of when the bucket was full and given to the backend."""
-    finished: list[Any]
-    """One stamp, once it is done."""
+    issued: Any  # stamp of when the bucket was full and given to the backend
+    finished: list[Any]  # one stamp, once it is done
 
 
 class EngineTimes(NamedTuple):
     """What the engine recorded of an iteration, on the host's clock."""
 
-    messages: list[MessageTimes]
-    """The finished messages of the last two rounds."""
+    messages: list[MessageTimes]  # the finished messages of the last two rounds
     waits: list[WaitTimes]
 
 
@@ -243,8 +234,7 @@ class _Period(NamedTuple):
     """One period, shown from the point where an iteration begins."""
 
     length_ns: int
-    turn_ns: int
-    """Everything after it is shown at the front."""
+    turn_ns: int  # everything after it is shown at the front
 
     def shown(self, start_ns: int, stop_ns: int) -> Iterator[tuple[int, int, int]]:
         """Yield (start, stop, offset): where the parts of a stretch are shown, and their shift."""

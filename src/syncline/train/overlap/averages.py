@@ -17,8 +17,7 @@ from syncline.torch_private import disable_dynamo, eval_frame_callback
 from syncline.train.overlap.deferral import AverageUpdate, Deferral
 from syncline.train.overlap.pending import UPDATES, is_pending, owner_of
 
-PLAIN = (torch.Tensor, nn.Parameter)
-"""The classes of averages that can be made pending."""
+PLAIN = (torch.Tensor, nn.Parameter)  # the classes of averages that can be made pending
 
 
 def average(

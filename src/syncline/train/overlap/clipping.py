@@ -22,8 +22,7 @@ from syncline.train.engine.norms import ORDERS
 class Change(NamedTuple):
     """A deferred elementwise operation on a gradient."""
 
-    function: Callable[..., Any]
-    """Takes a gradient or, if ``of_many``, a list of them."""
+    function: Callable[..., Any]  # takes a gradient or, if ``of_many``, a list of them
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     of_many: bool

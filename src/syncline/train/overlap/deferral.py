@@ -43,8 +43,7 @@ class Deferral(PendingGradients):
         """The thread that is making updates, and sees their tensors as plain ones; 0 if none."""
         self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
         """By parameter: averages to be updated after its deferred update, in this order."""
-        self._compiled: set[int] = set()
-        """Parameters that compiled code reads."""
+        self._compiled: set[int] = set()  # parameters that compiled code reads
 
     @property
     def _makes_here(self) -> bool:
@@ -298,8 +297,7 @@ class _Orphans:
     collector cannot see a parameter's reference to its gradient, so it would never free a cycle.
     """
 
-    trains_here = True
-    """True on every thread: there is no training any more."""
+    trains_here = True  # true on every thread: there is no training any more
 
     def __init__(
         self,

@@ -27,8 +27,7 @@ from syncline.train.overlap.trial import calls_closure_first
 CurrentDeferral = Callable[[], Deferral | None]
 
 _MARK = "_syncline_overlap"
-PLAIN = (nn.Parameter, KeptParameter)
-"""The classes of parameters that can be made pending."""
+PLAIN = (nn.Parameter, KeptParameter)  # the classes of parameters that can be made pending
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
@@ -61,8 +60,7 @@ class DeferredOptimizer:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self.updates = 0
-        """How often ``step`` was called; all ranks must agree."""
+        self.updates = 0  # how often ``step`` was called; all ranks must agree
         self._models: list[weakref.ref[CurrentDeferral]] = []
         """Each returns a model's current deferral; None if nothing is ever pending in the model."""
         self._warned_of: set[str] = set()

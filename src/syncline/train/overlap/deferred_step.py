@@ -27,8 +27,7 @@ class DeferredStep:
     ) -> None:
         self._optimizer = optimizer
         self._state = state
-        self._deferred = 0
-        """Parameters whose update is deferred."""
+        self._deferred = 0  # parameters whose update is deferred
         self._groups = [
             {key: _copied(value) for key, value in hyperparameters(group).items()}
             for group in optimizer.param_groups
@@ -88,13 +87,10 @@ class TorchState(NamedTuple):
     inference: bool
     autocast: tuple[tuple[str, torch.dtype | None], ...]
     """For the CPU, then another device: the dtype that autocast casts to; None where it is off."""
-    function_modes: tuple[Any, ...]
-    """Outermost first; a default device is one."""
+    function_modes: tuple[Any, ...]  # outermost first; a default device is one
     dispatch_modes: int
-    transformed: bool
-    """Whether a transformation of ``torch.func`` runs."""
-    traced: bool
-    """Whether ``torch.jit.trace`` runs."""
+    transformed: bool  # whether a transformation of ``torch.func`` runs
+    traced: bool  # whether ``torch.jit.trace`` runs
 
     @classmethod
     def now(cls, device: str) -> Self:

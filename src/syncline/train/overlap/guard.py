@@ -26,10 +26,8 @@ from syncline.train.overlap import pending
 from syncline.train.overlap.clipping import Owner
 from syncline.train.overlap.pending import CLASS, UPDATES, PendingGradient, PendingParameter
 
-_TWIN = "_syncline_twin"
-"""Of a guarded tensor: its twin."""
-_OBJECT = "_syncline_object"
-"""Of a twin: a weak reference to the tensor's object."""
+_TWIN = "_syncline_twin"  # of a guarded tensor: its twin
+_OBJECT = "_syncline_object"  # of a twin: a weak reference to the tensor's object
 _GUARD = "_syncline_guard"
 _OUTSIDE = torch_private.dispatch_keys()
 """The included and excluded dispatch keys outside any operator."""

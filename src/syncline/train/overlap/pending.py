@@ -59,8 +59,7 @@ def keep_updates_whole_in_forks() -> None:
 
 _OWNER = "_syncline_owner"
 _INDEX = "_syncline_index"
-CLASS = "_syncline_class"
-"""The attribute of a pending tensor that holds its own class."""
+CLASS = "_syncline_class"  # the attribute of a pending tensor that holds its own class
 
 
 def getter(name: str) -> Any:
@@ -334,8 +333,7 @@ class PendingState:
         self._hides = False
         self._seen: dict[str, Any] = {}
         """The attributes that the running step sees in place of the optimizer's own."""
-        self._stepper = 0
-        """The thread that runs the step; 0 if none does."""
+        self._stepper = 0  # the thread that runs the step; 0 if none does
 
     def hide(self) -> None:
         """Make reads of the state wait."""

@@ -48,8 +48,7 @@ class PendingGradients(Owner):
         pending.keep_updates_whole_in_forks()
         self._trainer = threading.get_ident()
         """The training thread. Reads by others must not affect anything that ranks agree on."""
-        self._stream: Any = None
-        """On CUDA, the stream it trains on."""
+        self._stream: Any = None  # on CUDA, the stream it trains on
         self._gradients: dict[int, torch.Tensor] = {}
         """Pending gradients, each the view of its bucket."""
         self._deferred: dict[int, DeferredStep] = {}
@@ -58,10 +57,8 @@ class PendingGradients(Owner):
         """Pending gradients that have arrived; see :func:`own_class`."""
         self._changes: dict[int, list[Change]] = {}
         """By pending gradient: the changes to make before its update, in this order."""
-        self._norms: torch.Tensor | None = None
-        """The norms of this round, once asked for."""
-        self._zeroed: set[int] = set()
-        """Pending gradients that are set to zero after their update."""
+        self._norms: torch.Tensor | None = None  # the norms of this round, once asked for
+        self._zeroed: set[int] = set()  # pending gradients that are set to zero after their update
 
     @property
     def trains_here(self) -> bool:

@@ -21,14 +21,12 @@ from syncline.train.overlap.pending import PendingState
 from syncline.train.overlap.separable import separability
 from syncline.train.overlap.trial import hyperparameters, normal, same
 
-OTHERS_SCALE = 1e3
-"""The scale of the other parameters' gradients; the probes' own are about 1."""
+OTHERS_SCALE = 1e3  # the scale of the other parameters' gradients; the probes' own are about 1
 CYCLE = 8
 """In every eighth check the others' gradients are infinite; some optimizers then skip a step."""
 MOST_TRIALS = 32
 """The most kinds of settings that are tried: some, such as a label, differ at every step."""
-MOST_ITEMS = 16
-"""For longer containers only the length counts."""
+MOST_ITEMS = 16  # for longer containers only the length counts
 
 
 class StepCheck:
@@ -89,12 +87,9 @@ class _Probe(NamedTuple):
     """Small parameters that stand for those of one kind in one kind of group."""
 
     group: int
-    alone: nn.Parameter
-    """Stepped without any ``other``."""
-    beside: nn.Parameter
-    """Equal to ``alone``, but stepped together with ``other``."""
-    other: nn.Parameter
-    """Has other values, and larger gradients."""
+    alone: nn.Parameter  # stepped without any ``other``
+    beside: nn.Parameter  # equal to ``alone``, but stepped together with ``other``
+    other: nn.Parameter  # has other values, and larger gradients
 
 
 class ProbeParameters:

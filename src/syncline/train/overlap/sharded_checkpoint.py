@@ -22,8 +22,7 @@ from syncline.train.overlap.sharding import unpacked
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageReader
 
-REST = "rest"
-"""The key of the groups and of all state that is not one number per element."""
+REST = "rest"  # the key of the groups and of all state that is not one number per element
 
 
 def as_dtensors(

@@ -132,8 +132,7 @@ class ShardedDeferral(Deferral):
         """Gradients whose updates were made, while they are still pending."""
         plan, layout = engine.plan, engine.layout
         first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
-        self._own: dict[int, list[_Place]] = {}
-        """By all-gather: this rank's share of it."""
+        self._own: dict[int, list[_Place]] = {}  # by all-gather: this rank's share of it
         self._whole: list[list[_Place]] = [[] for _ in plan.tensors]
         """Of each parameter: all of its elements."""
         for number in engine.gathers:

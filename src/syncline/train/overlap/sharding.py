@@ -31,10 +31,8 @@ BLOCK_ELEMENTS = 4 * 1024 * 1024
 BATCH_ELEMENTS = 16 * 1024 * 1024
 """State moves between ranks in batches of about this many elements."""
 
-Span = tuple[int, int]
-"""Elements ``[start, stop)`` of a parameter, in the order of its memory."""
-Spans = list[list[Span]]
-"""Of each parameter: the spans that one rank has, in order."""
+Span = tuple[int, int]  # elements ``[start, stop)`` of a parameter, in the order of its memory
+Spans = list[list[Span]]  # of each parameter: the spans that one rank has, in order
 
 
 class Sharding:

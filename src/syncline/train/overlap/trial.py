@@ -32,8 +32,7 @@ HOOKS, MARKS = "_optimizer_", "_syncline_"
 class Trial(NamedTuple):
     """How stepping parameter by parameter compares with one whole step."""
 
-    why_not: str | None
-    """How it differs; None if it does not."""
+    why_not: str | None  # how it differs; None if it does not
     moves_groups: bool = False
     """Whether a step changes numbers in the parameter groups, such as a count of steps."""
 
@@ -253,8 +252,7 @@ class _SmallCopy:
         own = {**own_attributes(original), "defaults": original.defaults}
         vars(made).update(copy.deepcopy(own, copies), state=state, param_groups=groups)
         self._copy = made
-        self.moved = False
-        """Whether a whole step has changed numbers in the groups."""
+        self.moved = False  # whether a whole step has changed numbers in the groups
 
     def step(self, *args: Any) -> Any:
         return type(self._copy).step(self._copy, *args)
@@ -375,8 +373,7 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-SIDE = 3
-"""The most elements per dimension of a small parameter."""
+SIDE = 3  # the most elements per dimension of a small parameter
 LEAST_RATE = 0.1
 """The least learning rate of a trial: a warm-up that begins at 0 would hide every difference."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -7,24 +7,19 @@ from collections import deque
 from syncline.plan.profile import Norm
 from syncline.train.engine.recording import WaitTimes
 
-KEPT_WAITS = 4096
-"""Waits whose times are kept: an iteration has at most one for each module."""
+KEPT_WAITS = 4096  # waits whose times are kept: an iteration has at most one for each module
 
 
 class Waits:
     """The waits of a model whose updates are deferred, round after round."""
 
     def __init__(self) -> None:
-        self.read_early = False
-        """Whether gradients of the present round were read before ``step``."""
-        self.forced_sync = False
-        """Whether the round's updates were made outside a forward pass."""
+        self.read_early = False  # whether gradients of the present round were read before ``step``
+        self.forced_sync = False  # whether the round's updates were made outside a forward pass
         self.asked_norm: Norm | None = None
         """The norm that was last asked for without being in the plan."""
-        self.stalling_ns = 0
-        """How long computation has waited for gradients in the present round."""
-        self.stall_ns = 0
-        """The same for the last round."""
+        self.stalling_ns = 0  # how long computation has waited for gradients in the present round
+        self.stall_ns = 0  # the same for the last round
         self._rounds = self._early_reads = self._forced_syncs = 0
         self._noted: deque[WaitTimes] = deque(maxlen=KEPT_WAITS)
 

@@ -21,10 +21,8 @@ class Refusal(NamedTuple):
     """Why there is no exchange. It is sent in place of a vector, and so reaches all ranks."""
 
     rank: int
-    reason: int
-    """One of the constants below."""
-    detail: int
-    """Such as the number of a parameter."""
+    reason: int  # one of the constants below
+    detail: int  # such as the number of a parameter
 
 
 Content = SparseVector | Refusal
@@ -34,10 +32,8 @@ class Share(NamedTuple):
     """The input of one rank."""
 
     rank: int
-    ranks: int
-    """P, at least 1."""
-    own: Content
-    """Within the quota, with values that need no rounding for the wire."""
+    ranks: int  # P, at least 1
+    own: Content  # within the quota, with values that need no rounding for the wire
     quota: Quota
     precision: Precision
     lowest_keeps: bool = False
@@ -55,8 +51,7 @@ class ExchangeStep(NamedTuple):
     send_to: int | None = None
     contents: tuple[Content, ...] = ()
     receive_from: int | None = None
-    receives: int = 0
-    """How many contents arrive."""
+    receives: int = 0  # how many contents arrive
 
 
 class ExchangeOutcome(NamedTuple):

@@ -15,8 +15,7 @@ class NamedGradient(NamedTuple):
     """A parameter's gradient, contiguous float32 on the CPU or a GPU."""
 
     name: str
-    values: Tensor
-    """Of shape (elements,); becomes the average."""
+    values: Tensor  # of shape (elements,); becomes the average
 
 
 def flat(values: Tensor) -> Tensor:

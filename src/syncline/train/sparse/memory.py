@@ -29,8 +29,7 @@ class Tracked(NamedTuple):
     """With momentum correction. Either all or none of the tensors of a unit have one."""
 
 
-Unit = Sequence[Tracked]
-"""Parts of a vector from which elements are selected together."""
+Unit = Sequence[Tracked]  # parts of a vector from which elements are selected together
 
 
 class Memory(ABC):
@@ -109,8 +108,7 @@ class Memory(ABC):
         """Return the tensors, or arrays of their memory, with indices and values for each."""
 
 
-ZERO_BLOCK = 1 << 14
-"""Elements that are checked at once for zeros."""
+ZERO_BLOCK = 1 << 14  # elements that are checked at once for zeros
 
 
 class HostMemory(Memory):

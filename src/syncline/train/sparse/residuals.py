@@ -38,10 +38,8 @@ class Residuals:
         )
         self._rates: dict[str, float] = {}
         """By parameter: the learning rate that its residual belongs to; see :meth:`follow`."""
-        self.scale = 1.0
-        """The factor of residuals and of the gradients added to them."""
-        self.changes = 0
-        """How many steps and checkpoints have changed the residuals."""
+        self.scale = 1.0  # the factor of residuals and of the gradients added to them
+        self.changes = 0  # how many steps and checkpoints have changed the residuals
         self.are_delivered = False
         """Whether they are added to the next gradients, which are exchanged dense for now."""
 

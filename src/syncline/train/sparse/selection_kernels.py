@@ -16,8 +16,7 @@ import triton.language as tl
 TILE = 4096
 """Elements of a part that one program of :func:`scan` reads; the last tile of a part has fewer."""
 SAMPLE = 16384
-LINE = 16
-"""Contiguous elements of a sample: as many as one memory access delivers."""
+LINE = 16  # contiguous elements of a sample: as many as one memory access delivers
 BINS = 1024
 DONE, NOT_FINITE, NOT_SELECTED = 0, 1, 2
 """The states of a unit that :func:`finish` reports."""

@@ -31,8 +31,7 @@ from syncline.train.sparse.vector import Quota, SparseVector, rounded
 from syncline.train.sparse.wire import WireFormat
 
 VERSION = 1
-TOLERANCE = 2.0**-18
-"""Relative to the sum of magnitudes: enough for float32 sums of up to 64 ranks."""
+TOLERANCE = 2.0**-18  # relative to the sum of magnitudes: enough for float32 sums of up to 64 ranks
 
 
 class Scaler(Protocol):
@@ -80,15 +79,13 @@ class Session:
         self.memory = memory_of(device_of(parameters))
         self.residuals = Residuals(recipe, self._elements, self.memory)
         self._check = check
-        self.step = 0
-        """How many steps have been exchanged; the warm-up depends on it."""
+        self.step = 0  # how many steps have been exchanged; the warm-up depends on it
         self.scaler: Scaler | None = None
         self.refused = False
         """Whether the scaler is to skip the current or last step; all ranks then get infinities."""
         self._ahead: list[StepAhead] = []
         """One for each optimizer that steps ahead. Either all ranks have some, or none has."""
-        self._begun = False
-        """Whether a message of the current step has been prepared."""
+        self._begun = False  # whether a message of the current step has been prepared
         self._before: dict[str, list[torch.Tensor]] = {}
         """With a scaler: copies of the residuals from before the current or last step, by name."""
 

@@ -18,12 +18,9 @@ from syncline.plan.recipe import Wire
 class SparseVector:
     """Entries in ascending order of their indices; each index occurs once."""
 
-    length: int
-    """Length of the dense vector, in elements; at most 2^32 - 1."""
-    indices: NDArray[np.uint32]
-    """Of shape (entries,)."""
-    values: NDArray[np.float32]
-    """Of shape (entries,)."""
+    length: int  # length of the dense vector, in elements; at most 2^32 - 1
+    indices: NDArray[np.uint32]  # of shape (entries,)
+    values: NDArray[np.float32]  # of shape (entries,)
 
     def __post_init__(self) -> None:
         if self.indices.shape != self.values.shape:
@@ -62,10 +59,8 @@ class SparseVector:
 class Quota(NamedTuple):
     """How many entries are kept of each part of a vector."""
 
-    lengths: tuple[int, ...]
-    """Lengths of the parts, in elements."""
-    counts: tuple[int, ...]
-    """The most entries of each part."""
+    lengths: tuple[int, ...]  # lengths of the parts, in elements
+    counts: tuple[int, ...]  # the most entries of each part
 
     @property
     def length(self) -> int:
@@ -114,8 +109,7 @@ def total(length: int, vectors: Iterable[SparseVector]) -> SparseVector:
 
 Precision = Wire
 PRECISIONS: tuple[Precision, ...] = get_args(Wire)
-NATIVE = {"bfloat16": 2, "float16": 3}
-"""The core's numbers of the types of 16 bits."""
+NATIVE = {"bfloat16": 2, "float16": 3}  # the core's numbers of the types of 16 bits
 
 
 def to_wire(values: NDArray[np.float32], precision: Precision) -> NDArray[np.uint8]:

@@ -39,12 +39,10 @@ REASON = struct.Struct("<II")
 class WireFormat:
     """What both ends of an exchange know about its messages."""
 
-    k: int
-    """The most entries."""
+    k: int  # the most entries
     length: int
     precision: Precision
-    digest: int
-    """64 bits of a digest of everything that the ranks must have in common."""
+    digest: int  # 64 bits of a digest of everything that the ranks must have in common
 
     @property
     def message_bytes(self) -> int:
