@@ -1,7 +1,5 @@
 """``python -m syncline.advise script.py``: what ``syncline advise`` does, for launchers."""
 
-from __future__ import annotations
-
 import sys
 
 from syncline.cli import main

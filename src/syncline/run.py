@@ -1,7 +1,5 @@
 """``python -m syncline.run script.py``: what ``syncline run`` does, for launchers of modules."""
 
-from __future__ import annotations
-
 import sys
 
 from syncline.cli import main

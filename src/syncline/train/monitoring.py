@@ -116,13 +116,13 @@ class Monitored:
                 messages=max(len(bucket_sizes(logging_data(ddp))), 1),
                 events=(Event(iteration=0, text=training.why or "copied"),),
             )
-        now, times_s = runner.progress, runner.steady_iteration_s
+        now, times_s = runner.progress, tuple(runner.steady_iteration_s)
         found = now.tuning.findings
         plan, baseline = found.plan, found.baseline
         steady = None
         if len(times_s) >= MIN_STEADY:
             stock = baseline.name if baseline else "stock DDP"
-            steady = Measurement(times_s=tuple(times_s)).rate(plan.planner if plan else stock)
+            steady = Measurement(times_s=times_s).rate(plan.planner if plan else stock)
         overhead = None
         if now.stage.is_steady and baseline is not None:
             measuring = [phase for phase in now.phases if phase.name != now.stage.name]
@@ -155,8 +155,8 @@ class Monitored:
         be planned has none.
 
         ``syncline/iteration``; ``syncline/steady`` (whether measuring is over); and, if known,
-        ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of stock DDP,
-        ``syncline/predicted_iteration_s``, ``syncline/exposed_communication_s``,
+        ``syncline/iteration_s`` of the last iteration, ``syncline/ddp_iteration_s`` of the DDP
+        baseline, ``syncline/predicted_iteration_s``, ``syncline/exposed_communication_s``,
         ``syncline/messages`` per iteration, and ``syncline/overlaps`` (whether updates wait for the
         next forward pass). Times are in seconds.
         """

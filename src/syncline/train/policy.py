@@ -169,7 +169,8 @@ class Policy:
         assert then.baseline is not None
         assert expected is not None
         plan = None if then.plan is None else self._reads.as_it_can_run(then.plan)
-        self.notes.announce(f"running the saved plan of an earlier start: {expected.name}")
+        text = f"running the saved plan of an earlier start: {expected.name}"
+        self.notes.say(text, is_for_users=True)
         tried = self._experiments
         stage = tried.stage("running the saved plan", plan)
         found = yield from tried.measure_until(stage, expected.iteration_s, tried.is_known)
@@ -204,9 +205,10 @@ class Policy:
 
     def _measure_and_plan(self) -> Steps:
         if self._known is None:
-            self.notes.announce(
+            self.notes.say(
                 "measuring the first iterations and the network, to plan the exchange of "
-                "gradients; training goes on meanwhile"
+                "gradients; training goes on meanwhile",
+                is_for_users=True,
             )
         found = yield from self._experiments.measure_baseline()
         rate = found.rate("stock DDP")
@@ -279,10 +281,10 @@ class Policy:
             self._keep_or_drop(best)
 
     def _judge_again(self, trial: Trial) -> Steps:
-        """Measure stock DDP, then the plan, once more; twice if the first time changes the result.
+        """Measure baseline and plan once more, in this order; twice if that changes the result.
 
-        The machine itself may have become slower since stock DDP was measured, or may be slow for a
-        moment. Measuring the plan both before and after stock DDP cancels a steady drift.
+        The machine itself may have become slower since the baseline was measured, or may be slow
+        for a moment. Measuring the plan before and after the baseline cancels a steady drift.
         """
         baseline = self._experiments.baseline
         judged, faster = trial, [trial.rate.iteration_s <= baseline.iteration_s]
@@ -371,7 +373,7 @@ class Policy:
         )
         level = logging.WARNING if decision == "reverted" else logging.INFO
         is_for_users = forecasts is not None or trial is not None
-        (self.notes.announce if is_for_users else self.notes.say)(reason, level)
+        self.notes.say(reason, level, is_for_users=is_for_users)
 
 
 def _mean(one: Rate, other: Rate) -> Rate:

@@ -83,7 +83,7 @@ class RankMeasurements:
             "read_early": result.read_early,
             "norm": result.norm,
         }
-        everyone = self.gather(own)
+        everyone = gather_json(own, self._job.group, self._job.device)
 
         def any_of(name: str) -> Any:
             return next((ranks[name] for ranks in everyone if ranks[name] is not None), None)
@@ -171,10 +171,6 @@ class RankMeasurements:
             tensors=tensors,
             messages=(Message(start=0, stop=sum(t.elements for t in tensors)),),
         )
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, which must be JSON-serializable."""
-        return gather_json(value, self._job.group, self._job.device)
 
     def shared(self, conclude: Callable[[], Any]) -> Any:
         """Return rank 0's result of ``conclude`` on every rank, or raise on every rank.

@@ -122,8 +122,18 @@ class Reducer:
         changed = {} if plan is None else caps_for_buckets(wrapped.ddp, sizes)
         if self.executor.needs_views:
             changed["gradient_as_bucket_view"] = True
-        with _changed(wrapped.ddp, changed), self.executor.keeping_gradients():
-            self._make_reducer()
+        with (
+            _changed(wrapped.ddp, changed),
+            self.executor.keeping_gradients(),
+            thawed(self._parameters),  # some may have been frozen since
+        ):
+            remake_reducer(
+                wrapped.ddp,
+                [self._parameters[index] for index in self._order],
+                [self._sparse[index] for index in self._order],
+                {n: self._names[i] for n, i in enumerate(self._order) if i in self._names},
+                sample_every=wrapped.sample_rate or SAMPLE_EVERY,
+            )
         if take_bucket is not None:
             TorchDDP.register_comm_hook(wrapped.ddp, None, take_bucket)  # ours refuses hooks
         self._is_ours = True
@@ -132,18 +142,6 @@ class Reducer:
     def _names_in_order(self) -> list[str]:
         names = {id(p): name for name, p in self._wrapped.parameters.items()}
         return [names[id(self._parameters[index])] for index in self._order]
-
-    def _make_reducer(self) -> None:
-        """Make a reducer of the original parameters, even if some are frozen now."""
-        order = self._order
-        with thawed(self._parameters):
-            remake_reducer(
-                self._wrapped.ddp,
-                [self._parameters[index] for index in order],
-                [self._sparse[index] for index in order],
-                {n: self._names[index] for n, index in enumerate(order) if index in self._names},
-                sample_every=self._wrapped.sample_rate or SAMPLE_EVERY,
-            )
 
     def close(self) -> None:
         """End the engine and its process group, and free the reducer: training is over."""

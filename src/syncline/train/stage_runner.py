@@ -71,7 +71,8 @@ class StageRunner:
         self._losses = LossWatch()
         self._left = False
         """Whether the reducer exchanges DDP's own buckets in place of the engine."""
-        self._history: deque[float] = deque(maxlen=HISTORY)
+        self.steady_iteration_s: deque[float] = deque(maxlen=HISTORY)
+        """Seconds of the last steady iterations."""
         self._phases: tuple[PhaseSpan, ...] = ()
         self._noted_tuning = tuning.snapshot()
         self.progress = self._progress()
@@ -82,7 +83,7 @@ class StageRunner:
             stage=self.stage,
             tuning=self._noted_tuning,
             iteration=self.tuning.iteration,
-            iteration_s=self._history[-1] if self._history else None,
+            iteration_s=self.steady_iteration_s[-1] if self.steady_iteration_s else None,
             exposed_s=executor.exposed_s,
             buckets=executor.bucket_count,
             overlaps=executor.deferral is not None and self._job.can_defer,
@@ -93,11 +94,6 @@ class StageRunner:
     def stage(self) -> Stage:
         """The stage that training is in."""
         return self.iterations.stage
-
-    @property
-    def steady_iteration_s(self) -> list[float]:
-        """Seconds of the last steady iterations, at most 1,000."""
-        return list(self._history)
 
     def leave_engine(self) -> None:
         """Let the reducer exchange DDP's own buckets for a while, if the engine runs.
@@ -149,7 +145,7 @@ class StageRunner:
     def _end_steady_iteration(self) -> None:
         iteration_s, done = self.iterations.end_steady(), self.iterations.done
         if done > self.stage.warmup:
-            self._history.append(iteration_s)
+            self.steady_iteration_s.append(iteration_s)
         self._note_phase(self.stage, 1, iteration_s)
         if done % SAMPLE_EVERY:
             return
@@ -165,7 +161,7 @@ class StageRunner:
     def _close_window(self) -> bool:
         """Evaluate the last iterations; return, alike on all ranks, whether to leave the stage."""
         result = self.iterations.result
-        result.iteration_s = list(self._history)[-WINDOW:]
+        result.iteration_s = list(self.steady_iteration_s)[-WINDOW:]
         self._note_forced_syncs()
         own = [
             float(result.read_early is not None),
@@ -233,7 +229,7 @@ class StageRunner:
             self._change_buckets(stage.plan, stage.hook, record=record)
             self._running = (stage.plan, stage.hook, record)
         if stage.is_steady:
-            self._history.clear()
+            self.steady_iteration_s.clear()
             self._drift.restart()
         self.iterations.start()
 

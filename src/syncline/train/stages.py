@@ -251,10 +251,6 @@ class Notebook:
         """Note findings, by name."""
         self.findings = replace(self.findings, **found)
 
-    def say(self, text: str, level: int = logging.INFO) -> None:
-        """Report something."""
-        self.log_lines.append(LogLine(text, level))
-
-    def announce(self, text: str, level: int = logging.INFO) -> None:
-        """Report something, also to users who have not configured logging."""
-        self.log_lines.append(LogLine(text, level, is_for_users=True))
+    def say(self, text: str, level: int = logging.INFO, *, is_for_users: bool = False) -> None:
+        """Add a line to log."""
+        self.log_lines.append(LogLine(text, level, is_for_users))

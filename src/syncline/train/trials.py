@@ -40,7 +40,7 @@ CALIBRATED_S = 0.5
 """Calibrating measures for CALIBRATED_S, at least LEAST_CALIBRATED iterations, then up to
 MOST_CALIBRATED until their error is COMPARED_NOISE. With only two, an interruption would count."""
 CONTENDED = 1.1
-"""If long iterations of stock DDP show less contention than this, the engine is not calibrated
+"""If long iterations of the baseline show less contention than this, the engine is not calibrated
 before a trial: calibrating costs most there, and factors from few iterations are uncertain."""
 AS_PREDICTED = 0.03
 """A trial confirms its prediction if its time is within this share of it."""
@@ -119,10 +119,11 @@ class Trials:
         """Try the plan that was chosen."""
         assert expected.plan is not None
         predicted_s = expected.predicted_s(expected.plan.planner)
-        self._notes.announce(
+        self._notes.say(
             f"trying {expected.plan.planner}, which is predicted to take {in_ms(predicted_s)} an "
             f"iteration; {self._experiments.baseline.name} takes "
-            f"{in_ms(self._experiments.baseline.iteration_s)}"
+            f"{in_ms(self._experiments.baseline.iteration_s)}",
+            is_for_users=True,
         )
         return (yield from self._experiments.try_plan(expected.plan, expected))
 
@@ -179,7 +180,7 @@ class Trials:
     def _reducer_parts(self, first: Forecasts, stock: Plan) -> list[Plan]:
         """Return the plan under which to measure DDP's reducer before a trial, if any.
 
-        Stock DDP's messages do not show how much each of many messages slows computing.
+        The DDP baseline's messages do not show how much each of many messages slows computing.
         """
         plan, many = first.plan, MANY * len(stock.messages)
         if plan is None or needs_engine(plan):
@@ -191,7 +192,7 @@ class Trials:
     def _parts_by_need(self, first: Forecasts, _: Plan) -> list[Plan]:
         """Return the plans under which to measure the engine before a trial, if any.
 
-        No earlier measurement shows how much the engine slows computing, as stock DDP's messages
+        No earlier measurement shows how much the engine slows computing, as DDP's own messages
         use another library. If those show no contention, they may overlap too little to show it.
         So the engine is also measured if it would gain much without any contention.
         """
@@ -244,8 +245,8 @@ def forecast(
 ) -> Forecasts:
     """Compare all planners and choose the plan to try; O(N^2) for N tensors.
 
-    The network is as probed or given; its contention is fitted to the measurements of stock DDP and
-    of the plans that were tried. ``defers``: an update can wait for the next forward pass.
+    The network is as probed or given; its contention is fitted to what was ``measured`` under the
+    baseline and the plans tried. ``defers``: an update can wait for the next forward pass.
     """
     network = fit_contention(profile, network, measured)
     asked = None if settings.planner == Auto.NAME else planner_named(settings.planner)

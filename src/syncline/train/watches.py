@@ -1,4 +1,4 @@
-"""Watches the steady state for drift, and for a plan that is slower than stock DDP."""
+"""Watches the steady state for drift, and for a plan that is slower than the DDP baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RELEVANT = 0.02
 DRIFT_CONFIDENCE = 3.0
 """A change must exceed this many standard errors: a false alarm costs a measurement."""
 LOSS_CONFIDENCE = 2.0
-"""A plan must be slower than stock DDP by this many standard errors."""
+"""A plan must be slower than the DDP baseline by this many standard errors."""
 
 
 class _TwoWindows:
@@ -103,16 +103,16 @@ def _differs(now: Sequence[float], before: Sequence[float]) -> bool:
 
 
 class LossWatch:
-    """Notices in the steady state that a plan takes longer than stock DDP did.
+    """Notices in the steady state that a plan takes longer than the DDP baseline did.
 
-    Stock DDP may have become slower, too; only a new comparison shows that.
+    DDP may have become slower, too; only a new comparison shows that.
     """
 
     def __init__(self) -> None:
         self._windows = _TwoWindows()
 
     def close_window(self, baseline: Rate | None, everyone: Sequence[tuple[float, float]]) -> bool:
-        """End a window; return whether to compare with stock DDP again, if it was measured.
+        """End a window; return whether to measure the DDP baseline again, if there is one.
 
         ``everyone`` has each rank's median seconds of an iteration and its standard error.
         """

@@ -5,8 +5,6 @@ alpha the latency of a transfer, beta the time to send a byte and gamma the time
 each program costs is in the page "Algorithms and costs".
 """
 
-from __future__ import annotations
-
 from syncline.comm.collectives.hierarchical import hierarchical
 from syncline.comm.collectives.schedule import Schedule, Step
 from syncline.comm.collectives.table import (

@@ -1,7 +1,5 @@
 """Linear-pipeline collectives between GPUs of one host, ordered by events alone."""
 
-from __future__ import annotations
-
 from syncline.comm.devices.cuda import CudaDevice
 from syncline.comm.devices.device_group import DeviceGroup
 

@@ -1,7 +1,5 @@
 """Groups of ranks that run collectives on the native engine."""
 
-from __future__ import annotations
-
 from syncline.comm.groups.choices import Choice, Choices
 from syncline.comm.groups.elements import Elements
 from syncline.comm.groups.group import Group, Pending, Transport

@@ -38,8 +38,8 @@ ASK_EVERY = 5
 class Observation:
     """Observes the training of one wrapped model under DDP's own buckets. All ranks make one.
 
-    The wrapper is converted to ours, with the planner of DDP's own buckets. It measures stock DDP,
-    profiles and records as usual, but has nothing else to try and does not defer updates.
+    The wrapper is converted to ours, with the planner of DDP's own buckets. It measures the
+    baseline, profiles and records as usual, but tries no other plan and defers no updates.
     """
 
     def __init__(self, wrapper: TorchDDP, request: Request) -> None:
