@@ -57,8 +57,7 @@ class Work(NamedTuple):
     """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
 
-CAST_ELEMENTS = 64 * 1024
-"""Elements that are divided and cast at a time, so that they stay in the cache."""
+CAST_ELEMENTS = 64 * 1024  # how many are divided and cast at a time, to stay in the cache
 
 
 @dataclass(slots=True)
@@ -71,8 +70,7 @@ class Slice:
     shares: Shares
     """The workers' shares; empty for an all-reduce (:mod:`.layout`)."""
     residual: torch.Tensor | None = None  # in int8: what rounding has lost, of the elements' shape
-    sent: torch.Tensor = field(init=False)
-    """The tensor that the backend sums: the elements, or a copy in the wire type."""
+    sent: torch.Tensor = field(init=False)  # what the backend sums: the elements, or a cast copy
     encoded: list[list[torch.Tensor]] = field(default_factory=list)
     """In int8: by worker, the encoded segments of its share; none for this worker."""
 

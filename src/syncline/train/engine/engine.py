@@ -20,8 +20,7 @@ from syncline.errors import PeerError
 from syncline.train.engine.message_threads import MessageThreads, Round
 from syncline.train.engine.recording import MessageTimes
 
-SLACK_S = 30.0
-"""Grace after the group's own timeout: the backend, which knows the peer, should report first."""
+SLACK_S = 30.0  # grace after the group's timeout: the backend, which knows the peer, reports first
 
 
 class Engine(MessageThreads):

@@ -29,13 +29,10 @@ class BucketLayout:
     buckets: tuple[range, ...]  # the tensors of each bucket, as indices into the plan's
     bucket_bytes: tuple[int, ...]
     places: tuple[BucketSlice, ...]  # of each message
-    tensors: tuple[range, ...]
-    """Of each message: the tensors that must be ready before it may be sent."""
+    tensors: tuple[range, ...]  # of each message: the tensors that must be ready to send it
     touching: tuple[tuple[int, ...], ...]  # of each tensor: the messages that hold some of it
-    completing: tuple[tuple[int, ...], ...]
-    """Of each tensor: the messages after which its gradient is final."""
-    sources: tuple[tuple[int, ...], ...]
-    """Of each all-gather: the reduce-scatters whose sums it sends."""
+    completing: tuple[tuple[int, ...], ...]  # of each tensor: the messages that make it final
+    sources: tuple[tuple[int, ...], ...]  # of each all-gather: reduce-scatters whose sums it sends
 
     @classmethod
     def of(cls, plan: Plan) -> Self:

@@ -54,8 +54,7 @@ class Round:
         self.norms: tuple[Work, torch.Tensor] | None = None
         """The work that a reader's stream must wait for, and the rows of all workers. None until
         the work is complete, or only issued if the host need not wait for it."""
-        self.has_norms = not norms
-        """Whether this rank's part of the norms has been computed, if any."""
+        self.has_norms = not norms  # whether this rank has computed its part of the norms, if any
 
     def times(self) -> list[MessageTimes]:
         """Return the times of the finished messages, in ns."""
@@ -96,8 +95,7 @@ class MessageThreads:
         self._desync_numbers: tuple[int, ...] = ()
         self._transport = transport
         self._compressor = compressor
-        self._residual = residual
-        """Of a plan in int8: what rounding has lost of each element, in the plan's order."""
+        self._residual = residual  # of a plan in int8: its rounding errors, in the plan's order
         self._process = os.getpid()
         self._shares = shares_of(plan)
         self._sums = [i for i, m in enumerate(plan.messages) if m.collective != "all-gather"]
@@ -121,8 +119,7 @@ class MessageThreads:
         self._closing = self._draining = False
         self._error: SynclineError | None = None
         self._issued_queue: queue.SimpleQueue[tuple[Work, Callable[[], None]] | None]
-        self._issued_queue = queue.SimpleQueue()
-        """Works, each with what is called once it is complete; None ends the completer."""
+        self._issued_queue = queue.SimpleQueue()  # works, and what to call after each; None to end
         self.threads = [
             threading.Thread(
                 target=self._guarded, args=(work,), name=f"syncline {name}", daemon=True

@@ -12,8 +12,7 @@ from syncline.plan.profile import Norm
 from syncline.torch_private import foreach_norm
 from syncline.train.engine.layout import BucketLayout, BucketSlice, sum_shares
 
-ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}
-"""The order of each norm, as torch has it."""
+ORDERS: dict[Norm, float] = {"1": 1.0, "2": 2.0, "inf": torch.inf}  # of each norm, as torch has it
 ROW = 256
 BY_ROWS = 32 * ROW  # shorter parts are computed together, by one call for all
 

@@ -42,8 +42,7 @@ class Pacing:
         self._last_is_sent = False  # whether the last step of its ring is known to have begun
         self._sent_ns = 0
         self._finished_ns = 0  # when the last message was complete
-        self._begins_ns: float = 0.0
-        """When the message sent last got, or should get, the channel to itself."""
+        self._begins_ns: float = 0.0  # when the last message has the channel to itself
 
     def opens_ns(self) -> float:
         """Return when the next message may be sent; infinity if only after its predecessor."""

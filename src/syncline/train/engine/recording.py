@@ -54,8 +54,7 @@ class EngineTimes(NamedTuple):
     waits: list[WaitTimes]
 
 
-Recorded = list[BucketStamps] | EngineTimes
-"""What is recorded of an exchange: by the reducer's hook, or by the engine."""
+Recorded = list[BucketStamps] | EngineTimes  # by the reducer's hook, or by the engine
 
 
 BucketHook = Callable[[object, GradBucket], Future[torch.Tensor]]

@@ -20,8 +20,7 @@ from syncline.train.engine.layout import Shares
 from syncline.train.measure.keepalive import keepalive
 
 SEGMENT_BYTES = 1024 * 1024  # while one segment of a share is added, the next one is in flight
-TAGS = 1 << 20
-"""Tags repeat after this many messages, so messages in flight together have different tags."""
+TAGS = 1 << 20  # Tags repeat after this many messages. Fewer are in flight together.
 
 
 class Ring:

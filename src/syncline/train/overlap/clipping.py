@@ -26,8 +26,7 @@ class Change(NamedTuple):
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     of_many: bool
-    factor: float | torch.Tensor | None
-    """The factor that it multiplies by; None for any other operation."""
+    factor: float | torch.Tensor | None  # what it multiplies by; None for any other operation
 
     def make(self, gradients: list[torch.Tensor]) -> None:
         """Change gradients that have arrived."""
@@ -123,8 +122,7 @@ CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
 MERGING = (torch.float32, torch.float64)
 """Dtypes of gradients whose factors may be merged; other dtypes round coarsely and underflow."""
 
-Owned = tuple[Owner, list[int], list[torch.Tensor]]
-"""An owner, and the indices and tensors that are pending for it."""
+Owned = tuple[Owner, list[int], list[torch.Tensor]]  # an owner, and what is pending for it
 Owners = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]
 """Returns the owners of some gradients, or None if some are not pending."""
 

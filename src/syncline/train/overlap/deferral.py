@@ -37,10 +37,8 @@ class Deferral(PendingGradients):
         self, parameters: Mapping[str, nn.Parameter], engine: Engine, guard: Guard | None
     ) -> None:
         super().__init__(parameters, engine, guard)
-        self.in_forward = False
-        """Whether the model's forward pass is running: it reads parameters one after another."""
-        self._maker = 0
-        """The thread that is making updates, and sees their tensors as plain ones; 0 if none."""
+        self.in_forward = False  # whether the model's forward pass is running
+        self._maker = 0  # the thread that is making updates and sees plain tensors; 0 if none
         self._averages: dict[int, list[tuple[AverageUpdate, torch.Tensor]]] = {}
         """By parameter: averages to be updated after its deferred update, in this order."""
         self._compiled: set[int] = set()  # parameters that compiled code reads

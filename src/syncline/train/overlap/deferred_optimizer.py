@@ -68,14 +68,12 @@ class DeferredOptimizer:
         self.why_not: str | None = found.why_not
         """Why steps are synchronous; None if they are not. Each call of ``step`` may change it."""
         self._always_synchronous = self.why_not is not None
-        self._closure_first: bool | None = None
-        """Whether a closure may be called before the step; None until a closure is given."""
+        self._closure_first: bool | None = None  # whether closures may run first; None: unknown
         self._moves_groups = found.moves_groups
         self._check = StepCheck(optimizer)
         torch_private.update_many_at_once(PendingParameter)
         setattr(optimizer, _MARK, weakref.ref(self))
-        self.whole_step: Callable[..., Any] = optimizer.step
-        """The optimizer's own step, or the user's replacement of it."""
+        self.whole_step: Callable[..., Any] = optimizer.step  # or the user's replacement
         self._state = PendingState(optimizer, self._force_sync)
         optimizer.step = types.MethodType(self._deferred_step(), optimizer)  # type: ignore[method-assign]
         optimizer.register_state_dict_pre_hook(lambda _: self._before_save())

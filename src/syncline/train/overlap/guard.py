@@ -29,8 +29,7 @@ from syncline.train.overlap.pending import CLASS, UPDATES, PendingGradient, Pend
 _TWIN = "_syncline_twin"  # of a guarded tensor: its twin
 _OBJECT = "_syncline_object"  # of a twin: a weak reference to the tensor's object
 _GUARD = "_syncline_guard"
-_OUTSIDE = torch_private.dispatch_keys()
-"""The included and excluded dispatch keys outside any operator."""
+_OUTSIDE = torch_private.dispatch_keys()  # the included and excluded keys outside any operator
 HOOKS = (
     pending.getter("_backward_hooks"),
     pending.getter("_post_accumulate_grad_hooks"),
@@ -246,8 +245,7 @@ class KeptParameter(_Kept, nn.Parameter):  # type: ignore[misc]
     """A parameter that keeps its stand-in."""
 
 
-_KEPT = {KeptGradient: torch.Tensor, KeptParameter: nn.Parameter}
-"""By class: the tensor's own class."""
+_KEPT = {KeptGradient: torch.Tensor, KeptParameter: nn.Parameter}  # by class: the tensor's own
 
 
 class _Twin(_OnTwins, torch.Tensor):  # type: ignore[misc]

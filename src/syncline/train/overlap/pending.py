@@ -331,8 +331,7 @@ class PendingState:
         self._synchronize = synchronize
         self._stand_in: _StandIn | None = None
         self._hides = False
-        self._seen: dict[str, Any] = {}
-        """The attributes that the running step sees in place of the optimizer's own."""
+        self._seen: dict[str, Any] = {}  # what a running step sees of the optimizer
         self._stepper = 0  # the thread that runs the step; 0 if none does
 
     def hide(self) -> None:

@@ -49,10 +49,8 @@ class PendingGradients(Owner):
         self._trainer = threading.get_ident()
         """The training thread. Reads by others must not affect anything that ranks agree on."""
         self._stream: Any = None  # on CUDA, the stream it trains on
-        self._gradients: dict[int, torch.Tensor] = {}
-        """Pending gradients, each the view of its bucket."""
-        self._deferred: dict[int, DeferredStep] = {}
-        """By parameter: the step whose update of it is not complete yet."""
+        self._gradients: dict[int, torch.Tensor] = {}  # pending gradients, as views of the buckets
+        self._deferred: dict[int, DeferredStep] = {}  # by parameter: the step to update it
         self._read: set[int] = set()
         """Pending gradients that have arrived; see :func:`own_class`."""
         self._changes: dict[int, list[Change]] = {}

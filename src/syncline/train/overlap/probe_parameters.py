@@ -22,10 +22,8 @@ from syncline.train.overlap.separable import separability
 from syncline.train.overlap.trial import hyperparameters, normal, same
 
 OTHERS_SCALE = 1e3  # the scale of the other parameters' gradients; the probes' own are about 1
-CYCLE = 8
-"""In every eighth check the others' gradients are infinite; some optimizers then skip a step."""
-MOST_TRIALS = 32
-"""The most kinds of settings that are tried: some, such as a label, differ at every step."""
+CYCLE = 8  # every eighth check makes others' gradients infinite; some optimizers then skip a step
+MOST_TRIALS = 32  # the most kinds of settings tried: some settings, such as a label, never repeat
 MOST_ITEMS = 16  # for longer containers only the length counts
 
 

@@ -128,13 +128,11 @@ class ShardedDeferral(Deferral):
         self, parameters: Mapping[str, nn.Parameter], engine: Engine, guard: Guard | None
     ) -> None:
         super().__init__(parameters, engine, guard)
-        self._spent: dict[int, torch.Tensor] = {}
-        """Gradients whose updates were made, while they are still pending."""
+        self._spent: dict[int, torch.Tensor] = {}  # pending gradients whose updates were made
         plan, layout = engine.plan, engine.layout
         first = [0, *itertools.accumulate(tensor.elements for tensor in plan.tensors)]
         self._own: dict[int, list[_Place]] = {}  # by all-gather: this rank's share of it
-        self._whole: list[list[_Place]] = [[] for _ in plan.tensors]
-        """Of each parameter: all of its elements."""
+        self._whole: list[list[_Place]] = [[] for _ in plan.tensors]  # all of each parameter
         for number in engine.gathers:
             message, place = plan.messages[number], layout.places[number]
             offset = place.start - message.start

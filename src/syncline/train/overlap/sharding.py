@@ -26,10 +26,8 @@ from syncline.train.measure.keepalive import keepalive
 from syncline.train.overlap.trial import is_of_elements
 from syncline.train.sparse.gradients import flat, shaped
 
-BLOCK_ELEMENTS = 4 * 1024 * 1024
-"""Elements that are sharded together, if no plan says which gradients are summed together."""
-BATCH_ELEMENTS = 16 * 1024 * 1024
-"""State moves between ranks in batches of about this many elements."""
+BLOCK_ELEMENTS = 4 * 1024 * 1024  # how many are sharded together if there is no plan of sums
+BATCH_ELEMENTS = 16 * 1024 * 1024  # state moves between ranks in batches of this size
 
 Span = tuple[int, int]  # elements ``[start, stop)`` of a parameter, in the order of its memory
 Spans = list[list[Span]]  # of each parameter: the spans that one rank has, in order

@@ -16,17 +16,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-MOST_PARAMETERS = 8
-"""The most parameters in a group of a small copy, unless it has more kinds of parameters."""
+MOST_PARAMETERS = 8  # the most parameters in a group of a copy, unless it has more kinds of them
 SCALES = (1.0, 1e-3, 30.0, 1e3, math.inf)
 """The scale of the gradients in each step: some are above, some below a clipping threshold. In the
 last step one parameter's gradient is infinite; some optimizers then skip the whole step."""
-SLICED_UNITS = 8
-"""How much a step on slices may differ, in units in the last place of the largest number."""
+SLICED_UNITS = 8  # by how many units in the last place of the largest number slices may differ
 STANDARD = frozenset({"defaults", "state", "param_groups", "step", "_opt_called"})
 """Attributes of every optimizer; schedulers add ``step`` and ``_opt_called``."""
-HOOKS, MARKS = "_optimizer_", "_syncline_"
-"""Prefixes of the names of every optimizer's hooks, and of our own marks."""
+HOOKS, MARKS = "_optimizer_", "_syncline_"  # prefixes of optimizers' hooks and of our own marks
 
 
 class Trial(NamedTuple):
@@ -374,8 +371,7 @@ def _seed(seed: int) -> None:
 
 
 SIDE = 3  # the most elements per dimension of a small parameter
-LEAST_RATE = 0.1
-"""The least learning rate of a trial: a warm-up that begins at 0 would hide every difference."""
+LEAST_RATE = 0.1  # the least learning rate of a trial: a warm-up from 0 would hide differences
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 

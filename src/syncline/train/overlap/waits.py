@@ -16,8 +16,7 @@ class Waits:
     def __init__(self) -> None:
         self.read_early = False  # whether gradients of the present round were read before ``step``
         self.forced_sync = False  # whether the round's updates were made outside a forward pass
-        self.asked_norm: Norm | None = None
-        """The norm that was last asked for without being in the plan."""
+        self.asked_norm: Norm | None = None  # the last norm that was asked for and not in the plan
         self.stalling_ns = 0  # how long computation has waited for gradients in the present round
         self.stall_ns = 0  # the same for the last round
         self._rounds = self._early_reads = self._forced_syncs = 0

@@ -17,8 +17,7 @@ from syncline.train.measure.step_hooks import before_steps
 from syncline.train.sparse.gradients import shaped
 from syncline.train.sparse.residuals import Residuals
 
-Places = list[tuple[nn.Parameter, torch.Tensor]]
-"""Parameters that are ahead, each with its true value."""
+Places = list[tuple[nn.Parameter, torch.Tensor]]  # parameters that are ahead, with true values
 
 
 class StepAhead:
@@ -71,11 +70,9 @@ class StepAhead:
                 "step_ahead: the optimizer updates no parameter that is exchanged sparsely and "
                 "not stepped ahead with yet; give each optimizer of this model once"
             )
-        self._copies: dict[str, torch.Tensor] = {}
-        """By parameter: memory for a copy of the weights, allocated once."""
+        self._copies: dict[str, torch.Tensor] = {}  # memory for copies of the weights
         self._places: Places = []
-        self._since: int | None = None
-        """The residuals' count of changes when the weights were last moved."""
+        self._since: int | None = None  # the residuals' ``changes`` when weights were last moved
         hooks = [
             module.register_forward_pre_hook(_Hook(self._before_forward), prepend=True),
             module.register_state_dict_pre_hook(_Hook(self._before_state)),

@@ -62,19 +62,15 @@ class ExchangeOutcome(NamedTuple):
 
     delivered: Content
     """The kept entries of the sum, or why there was no exchange; the same bits on every rank."""
-    returned: SparseVector
-    """What goes back into this rank's residual. Undefined if the exchange was refused."""
+    returned: SparseVector  # for this rank's residual; undefined if the exchange was refused
 
 
 Algorithm = Callable[[Share], Generator[ExchangeStep, tuple[Content, ...], ExchangeOutcome]]
 
 
-UNREADABLE = 1
-"""The reason of a refusal: a message is of another exchange; the detail is the sender's rank."""
-NOT_FINITE = 2
-"""The reason of a refusal: a gradient is not finite; the detail is the parameter's number."""
-OVERFLOW = 3
-"""The reason of a refusal: residual and gradient overflow; the detail is one of the parameters."""
+UNREADABLE = 1  # refused: a message is of another exchange; the detail is the sender's rank
+NOT_FINITE = 2  # refused: a gradient is not finite; the detail is the parameter's number
+OVERFLOW = 3  # refused: residual and gradient overflow; the detail is one of the parameters
 
 
 def refusal_error(refusal: Refusal, names: Sequence[str], *, together: int) -> UserError:

@@ -69,8 +69,7 @@ class GTopKState:
         self.recipe = recipe
         self._arguments = process_group, check, scaler
         self._module = None if isinstance(model, Recipe) else unwrapped(model)
-        self._shown: list[Tensor] = []
-        """Without a model: the parameters of the first step's buckets so far."""
+        self._shown: list[Tensor] = []  # without a model: the parameters of the first step so far
         self._agreed: Session | None = None
         if self._module is not None:
             self._agree(exchanged_parameters(self._module))

@@ -40,8 +40,7 @@ class Residuals:
         """By parameter: the learning rate that its residual belongs to; see :meth:`follow`."""
         self.scale = 1.0  # the factor of residuals and of the gradients added to them
         self.changes = 0  # how many steps and checkpoints have changed the residuals
-        self.are_delivered = False
-        """Whether they are added to the next gradients, which are exchanged dense for now."""
+        self.are_delivered = False  # whether they are added to gradients, now exchanged dense
 
     def __contains__(self, name: str) -> bool:
         return name in self._residuals

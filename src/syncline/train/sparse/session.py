@@ -81,10 +81,8 @@ class Session:
         self._check = check
         self.step = 0  # how many steps have been exchanged; the warm-up depends on it
         self.scaler: Scaler | None = None
-        self.refused = False
-        """Whether the scaler is to skip the current or last step; all ranks then get infinities."""
-        self._ahead: list[StepAhead] = []
-        """One for each optimizer that steps ahead. Either all ranks have some, or none has."""
+        self.refused = False  # whether scalers skip the step; all ranks then get infinities
+        self._ahead: list[StepAhead] = []  # for each optimizer; on all ranks or on none
         self._begun = False  # whether a message of the current step has been prepared
         self._before: dict[str, list[torch.Tensor]] = {}
         """With a scaler: copies of the residuals from before the current or last step, by name."""

@@ -18,12 +18,10 @@ from syncline.train.sparse.torch_memory import TorchMemory, moved_units
 from syncline.train.sparse.vector import SparseVector, joined
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-SAMPLED_FROM = 4 * kernels.SAMPLE
-"""In a unit of fewer elements, everything that is not zero is a candidate."""
+SAMPLED_FROM = 4 * kernels.SAMPLE  # in a unit of fewer elements, all but zeros are candidates
 CANDIDATES = 4
 """A unit has room for this many times k candidates, or :data:`SAMPLED_FROM` if that is more."""
-MOST_TAKEN = 1 << 19
-"""For a larger k torch's selection is faster: here one program finishes a whole unit."""
+MOST_TAKEN = 1 << 19  # for a larger k torch is faster: here one program finishes a whole unit
 
 
 class TritonMemory(TorchMemory):
