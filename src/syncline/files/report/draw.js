@@ -1,5 +1,5 @@
 
-/* Draws prepared timelines into an element, and knows what lies where in the drawing. */
+/* Draws prepared timelines into an element, and finds the span at a place of the drawing. */
 class Picture {
   static SVG = 'http://www.w3.org/2000/svg';
   static NARROW = 600; // below this width, names stand above their rows
@@ -123,7 +123,7 @@ class Picture {
     return shapes;
   }
 
-  /* From when each message was ready to when it was issued: where several wait, the darker. */
+  /* The wait of each message, from ready to issued; darker where several wait. */
   leads(spans, y) {
     const shapes = [];
     let last = []; // the selected one lies on top
@@ -147,7 +147,7 @@ class Picture {
     if (this.measure(label) <= room) return label;
     const message = kind === 'message';
     let letters = Math.floor((label.length * room) / this.measure(label));
-    // A message is told by its first tensor, an operation by the end of its path.
+    // A message is recognised by its first tensor, an operation by the end of its path.
     const cut = () => (message ? `${label.slice(0, letters).trimEnd()}…`
       : `…${label.slice(-letters).replace(/^\.+/, '')}`);
     while (letters > 0 && this.measure(cut()) > room) letters -= 1;

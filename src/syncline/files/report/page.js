@@ -1,5 +1,5 @@
 
-/* The reader's side: zoom, pan, ask. */
+/* What the reader does: zoom, pan, select a span to see its details. */
 (() => {
   const chart = document.getElementById('chart');
   if (!chart) return;
@@ -153,8 +153,8 @@
     chart.addEventListener('wheel', (event) => {
       const pixels = [1, 16, 400][event.deltaMode];
       const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
-      // A scroll of the page that comes across the chart goes on, and so does one that asks for
-      // more than the whole iteration: the chart is no trap.
+      // The page goes on scrolling when its scroll reaches the chart, or when the chart cannot zoom
+      // out or pan any more: the chart must not trap the wheel.
       const passing = event.timeStamp - scrolledAt < 250 && !event.ctrlKey;
       if (passing || (view.whole && (sideways || event.deltaY > 0))) {
         scrolledAt = event.timeStamp;

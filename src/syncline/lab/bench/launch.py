@@ -110,8 +110,8 @@ def torch_team(at: Meeting) -> Iterator[Team]:
 def mpi_team(mpi: str, python: Path, at: Meeting, *, tcp: bool) -> Iterator[Team]:
     """Yield the workers that an MPI's own mpiexec starts; there may be more of them than cores.
 
-    ``python`` is the interpreter of the environment in which the MPI is installed; it raises a
-    UserError if there is none. With ``tcp`` the workers must use TCP; otherwise the MPI chooses.
+    ``python`` is the interpreter of the environment in which the MPI is installed; a UserError says
+    if it is not. With ``tcp`` the workers must use TCP; otherwise the MPI chooses.
     """
     mpiexec = python.parent / "mpiexec"
     for needed in (python, mpiexec):

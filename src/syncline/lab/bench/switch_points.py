@@ -88,9 +88,9 @@ def is_beaten(mine: Rounds, other: Rounds) -> bool:
 
     Two things must hold. The median over the rounds of my time over the other's exceeds
     ``1 + MARGIN``. And all rounds of mine are slower than all of the other, without the fastest
-    quarter of mine and the slowest quarter of the other. With 7 rounds and times that spread by
-    10 %, an equal candidate is found slower in 4 % of cases, one that takes 1.3 times as long in
-    97 %.
+    quarter of mine and the slowest quarter of the other. With 7 rounds of times that spread by
+    10 %, one of six equal candidates is found slower than the fastest in 4 % of cases, one that
+    takes 1.3 times as long in 97 %.
     """
     dropped = len(mine) // 4
     apart = sorted(mine)[dropped] > sorted(other)[-1 - dropped]
@@ -102,13 +102,11 @@ class _Cost(NamedTuple):
 
     lost: float
     departures: int
-    log_time: float
+    log_s: float
 
     def plus(self, other: _Cost) -> _Cost:
         return _Cost(
-            self.lost + other.lost,
-            self.departures + other.departures,
-            self.log_time + other.log_time,
+            self.lost + other.lost, self.departures + other.departures, self.log_s + other.log_s
         )
 
 

@@ -42,7 +42,7 @@ class DeviceClock:
         self._now_ns = now_ns
         self._sleep_s = sleep_s
         self._free_ns: dict[str, int] = {}
-        self._waits = waits or _voluntary_switches
+        self._waits = waits or (lambda: resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
         self._left_ns = now_ns()
         self._left_waits = self._waits()
         self.idle_ns = 0
@@ -84,7 +84,3 @@ class DeviceClock:
             self.idle_ns += now_ns - free_ns
             self._free_ns[lane] = now_ns
         self._left_ns, self._left_waits = now_ns, waits
-
-
-def _voluntary_switches() -> int:
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw

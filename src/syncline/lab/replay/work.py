@@ -100,7 +100,9 @@ class Computation:
         The update's time is divided by the bytes of gradients, or by tensors if the profile has no
         bytes at all.
         """
-        self._arrived("device", "all gradients" if self._is_deferred else self._next_name())
+        operations = self.profile.operations
+        asks = operations[min(self._next, len(operations) - 1)].name
+        self._arrived("device", "all gradients" if self._is_deferred else asks)
         whole_bytes = self.profile.gradient_bytes
         share = size_bytes / whole_bytes if whole_bytes else tensors / len(self.profile.gradients)
         at_once = self._is_deferred  # else a pre-forward hook of the next iteration asks
@@ -109,9 +111,6 @@ class Computation:
         if duration_ns:
             stop_ns = self.clock.run(duration_ns, not_before_ns=self._launched_ns if at_once else 0)
             self._note(COMPUTE, "update", "update", stop_ns - duration_ns, stop_ns)
-
-    def _next_name(self) -> str:
-        return self.profile.operations[min(self._next, len(self.profile.operations) - 1)].name
 
     def _note(self, lane: str, label: str, kind: SpanKind, start_ns: int, stop_ns: int) -> None:
         span = Span(lane=lane, start_ns=start_ns, stop_ns=stop_ns, label=label, kind=kind)

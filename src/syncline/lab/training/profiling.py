@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.data.sampling import seed_from
 from syncline.lab.training.group import Worker, process_group
 from syncline.lab.training.replica import sgd
-from syncline.lab.training.task import Task, task_of
+from syncline.lab.training.task import task_of
 from syncline.lab.training.worker import lost_peers_as_errors, main
 from syncline.plan.files import write_atomically
 from syncline.plan.fit import fit_cost_curve
@@ -77,7 +77,9 @@ def _profile(
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
     torch.manual_seed(seed_from(config.seed, worker.rank))
-    batches, optimizer = _batches(task, worker), sgd(module, config)
+    steps = itertools.chain.from_iterable(task.steps(epoch, worker) for epoch in itertools.count())
+    batches = ((batch.inputs, batch.targets) for step in steps for batch in step)
+    optimizer = sgd(module, config)
     singles: list[tuple[int, LayerTable]] = []
     with worker.autocast(config.precision):
         # A first short profile tells which gradients belong to one layer.
@@ -151,13 +153,6 @@ class _Exchange:
             for size, times_s in by_size.items()
             if times_s
         ]
-
-
-def _batches(task: Task, worker: Worker) -> Iterator[tuple[Tensor, Tensor]]:
-    for epoch in itertools.count():
-        for step in task.steps(epoch, worker):
-            for batch in step:
-                yield batch.inputs, batch.targets
 
 
 def _loss(output: Tensor | tuple[Tensor, object], targets: Tensor) -> Tensor:
