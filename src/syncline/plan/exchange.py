@@ -117,14 +117,10 @@ def hierarchical_all_reduce(
 ) -> CostCurve:
     """Return the cost of an all-reduce between ``workers`` in all, spread evenly over ``hosts``.
 
-    Most algorithms run in three stages, one after another. The L workers of the fullest host
-    reduce-scatter round a ring; worker i of each host all-reduces its ``M / L`` bytes with worker i
-    of the others, by ``algorithm``; the workers of a host all-gather the results. The L all-reduces
-    share the link ``between`` two hosts; their latencies overlap, and each worker adds only its own
-    part. Those of :data:`FLAT` pipeline chunks over all workers, host by host: latencies add up
-    along a chunk's path, the slowest link limits the rate. All bytes between hosts pass the switch.
-
-    Source of the pipelines: NCCL's ring and tree, without its protocols.
+    Algorithms of :data:`FLAT` (NCCL's ring and tree, without its protocols) are one pipeline over
+    all workers. All others run in three stages: a reduce-scatter inside each host, an all-reduce
+    between hosts by ``algorithm``, and an all-gather inside. All bytes between hosts pass the
+    switch. The page "Algorithms and costs" has the formulas.
     """
     if algorithm in FLAT and workers > hosts:
         return _flat(
@@ -377,12 +373,11 @@ def rescaled(
 ) -> CostCurve:
     """Return a measured curve of the exchange ``before`` for the exchange ``after``.
 
-    The measured curve is multiplied by the ratio of the formulas after and before: one ratio for
-    the latency and one for the rest. For algorithms of :data:`FLAT` and :data:`TUNED`, each size
-    has its own ratio. The measured shape is kept if the formula after is a straight line and the
-    density is the same; otherwise the formula's shape is taken. The cost of hosts' stages and of
-    selecting and merging was not measured; it is added unscaled. For the ratios, a curve that is
-    not straight counts as the line through its cost at 0 and ``reference_bytes``.
+    Latency and rate are multiplied by the ratio of the formulas after and before; the page
+    "Algorithms and costs" has the details. For algorithms of :data:`FLAT` and :data:`TUNED`, each
+    size has its own ratio. The cost of hosts' stages and of selecting and merging was not measured;
+    it is added unscaled. For the ratios, a curve that is not straight counts as the line through
+    its cost at 0 and ``reference_bytes``.
     """
     if before == after:
         return curve

@@ -47,9 +47,8 @@ class Fit(NamedTuple):
 def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
     """Fit a piecewise linear curve by relative error, each octave of sizes counting alike.
 
-    A library switches algorithm at certain sizes, so no single line fits an all-reduce over six
-    decades. No piece falls, but the next may begin lower. The page "Algorithms and costs" has the
-    steps. Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
+    No piece falls, but the next may begin lower. The page "Algorithms and costs" has the steps.
+    Sizes may be repeated; their (lower) median counts. O(n^2) for n sizes.
 
     Raises:
         UserError: there are fewer than two sizes or more than 4,096, a size is below 0, or a time
@@ -214,7 +213,7 @@ def _non_decreasing(points: Sequence[Measurement]) -> list[Measurement]:
 def _without_spikes(sizes: Sequence[int], times: Sequence[float]) -> list[float]:
     """Return the times, with each isolated outlier replaced by the nearer neighbour's time.
 
-    An outlier is on no line ``a + b M``, ``a, b >= 0``, through a neighbour, above both or below.
+    An outlier is above both neighbours or below both, and on no line with a, b >= 0 through one.
     """
     found = list(times)
     for i in range(1, len(times) - 1):

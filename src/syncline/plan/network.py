@@ -303,10 +303,8 @@ class Network(Document, frozen=True, kw_only=True):
     def casting(self, wire: Rounded) -> Network:
         """Return the network whose curves are for messages rounded to 16 or 8 bits.
 
-        Casting adds passes over the float32 elements, each as fast as summation (gamma; free if
-        unknown): one for 16 bits, two for 8. Messages in 8 bits are not summed hop by hop; each
-        worker sends its shares directly to all others. So on H hosts of L workers, a host sends
-        ``L^2 (H - 1) / (H L - 1)`` times the bytes of a ring.
+        The page "Algorithms and costs" has the formulas. Sizes are bytes on the wire. Casting takes
+        no time if gamma is unknown.
         """
         passes, longer, direct = 1, 1.0, False
         if wire == "int8":

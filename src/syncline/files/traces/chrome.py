@@ -1,7 +1,4 @@
-"""Timelines in the Chrome trace event format, which Perfetto (ui.perfetto.dev) opens.
-
-Arrows show which span made a message ready, and which span waited for it.
-"""
+"""Timelines in the Chrome trace event format, which Perfetto (ui.perfetto.dev) opens."""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ def read_kineto(
 ) -> KinetoTrace:
     """Read the profiler traces of one job.
 
-    A message's duration on one rank includes waiting for slower ranks. So the cost of a message is
-    its shortest duration over the ranks; with one rank, the shortest over the steps is the best
-    estimate. The clocks of the ranks are aligned so that messages end at the same time on all.
+    The clocks of the ranks are aligned so that messages end at the same time on all.
 
     Args:
         paths: a trace file, or one file for each rank of one job.

@@ -1,20 +1,8 @@
 """One step of a profiler trace taken apart into tasks, with waiting taken out.
 
-The host's time is cut wherever it launches work on the device or waits for the device. The time
-between two cuts is a host task: real work, including Python's. A device task waits for the host
-task that launched it and for the tasks before it on the device. Where the host waited for the
-device (a synchronisation, or a copy that blocks), the waiting is not part of any task: the next
-host task waits for the device task instead, so that a simulator can predict that wait. If nothing
-was recorded on a device, the operators of the host are the computation.
-
-Every stream is a lane. Traces do not record waits between streams. A task that began later than its
-launch and its own stream allow is taken to have waited for the last task of another stream that
-ended before it. Delays that this does not explain become waits of their own: a task began still
-later, as in the middle of a CUDA graph, or the host went on later than what it waited for. To
-detect them, a step is simulated while it is taken apart, just as its profile will be.
-
-Communication with other workers that is not a gradient message is waiting, not computing. So its
-kernels, and on the host the time that a thread waited, have a lane of their own.
+The page "Algorithms and costs" says how ("Profiler traces"). If nothing was recorded on a device,
+the operators of the host are the computation. To detect waits that a trace does not explain, a step
+is simulated while it is taken apart, just as its profile will be.
 """
 
 from __future__ import annotations

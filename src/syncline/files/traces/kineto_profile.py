@@ -224,11 +224,10 @@ def make_profile(
 ) -> Profile:
     """Return the profile of steps that consist of the same tasks.
 
-    Every duration is the median over the steps. Medians of single tasks add up to less than the
-    median of their sum, since delays are rare and long. So they are scaled, for each phase and
-    lane, to the median of the steps' totals. Waiting for other workers is not scaled. A gradient
-    whose reader is not known counts as needed by the first task of the forward pass, which is never
-    too late. Above ``most_operations``, neighbouring launches are merged.
+    Every duration is the median over the steps, scaled for each phase and lane to the median of the
+    steps' totals: medians of single tasks add up to less, since delays are rare and long. Waiting
+    for other workers is not scaled. A gradient whose reader is not known counts as needed by the
+    first task of the forward pass. Above ``most_operations``, neighbouring launches are merged.
     """
     columns = list(zip(*(step.tasks for step in steps), strict=True))
     medians = [statistics.median(task.duration_ns for task in column) for column in columns]

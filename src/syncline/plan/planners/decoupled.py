@@ -38,11 +38,9 @@ def plan_decoupled(
 ) -> Plan:
     """Return a plan that reduce-scatters early and all-gathers when the channel is free.
 
-    A norm, or the update of a share, needs only the sums, so reduce-scatters go in ready order. An
-    all-gather goes before the last reduce-scatter only where the channel would be idle, and never
-    if it carries updated parameters; the others follow in the order of need. A reduce-scatter right
-    before its own all-gather becomes an all-reduce, except for the last. The page "Algorithms and
-    costs" has the search. 1 or 2 messages are in flight, and each costs ``handling_s`` more.
+    The page "Algorithms and costs" has the search ("overlap with a norm"). All-gathers of a sharded
+    profile carry updated parameters, so they follow all reduce-scatters. 1 or 2 messages are in
+    flight, and each costs ``handling_s`` more.
     """
     tensors = [t for t in whole_tensors(profile) if t.size_bytes]
     if not tensors:
@@ -144,11 +142,7 @@ class DecoupledRound(NamedTuple):
 def with_fewer_groups(
     round_: DecoupledRound, lasts: list[int], order: Order
 ) -> tuple[list[int], Order]:
-    """Merge neighbouring groups, from the first on, while the round ends hardly later.
-
-    A small message may fill an idle moment of the channel, but the messages behind it then wait for
-    the slowest worker, which the model does not count.
-    """
+    """Merge neighbouring groups, from the first on, while the round ends hardly later."""
     latest_ns = round_.end_ns(lasts, order) * (1 + ACCEPTED_DELAY)
     group = 0
     while group < len(lasts) - 1:

@@ -13,12 +13,8 @@ from syncline.plan.profile import Profile
 class Merge(MergingPlanner, frozen=True, kw_only=True):
     """Merge so that the last message finishes as early as any merging allows.
 
-    MG-WFBP weighs each merge alone, so tensors whose gaps are each shorter than the latency chain
-    into one late message. The optimum has a short exact form: with ``f(0) = 0``,
-
-        ``f(j) = min over i < j of max(f(i), ready(j)) + T(size(i .. j))``.
-
-    The conditions and the proof are in the page "Algorithms and costs". O(N^2) at worst.
+    It solves ``f(j) = min over i < j of max(f(i), ready(j)) + T(size(i .. j))`` with ``f(0) = 0``.
+    The page "Algorithms and costs" has the conditions and the proof. O(N^2) at worst.
     """
 
     NAME: ClassVar[str] = "merge"

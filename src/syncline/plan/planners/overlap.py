@@ -110,21 +110,13 @@ class Overlap(Planner, frozen=True, kw_only=True):
     Every piece of a message pays the latency again, so merging, cutting and ordering depend on each
     other. The messages are contiguous slices of the gradients in any static order. They are to
     minimise ``max(base, max over messages (arrival + tail))``
-    (:mod:`~syncline.plan.simulator.bound`). The search is native and deterministic:
+    (:mod:`~syncline.plan.simulator.bound`). The search is native and deterministic.
 
-    1. Seeds. All groups of tensors of about X bytes, for X in a geometric grid; the plans of all
-       other planners; and a dispatcher with forty rules. It sends the most urgent ready tensor, and
-       merges it with neighbours while nothing arrives too late. If a more urgent tensor would then
-       be late, it cuts the tensor or holds it back.
-    2. Local search on the critical block: the messages that delay the one that ends the round
-       (J. Carlier, *The one-machine sequencing problem*, 1982). Its steps move, merge or split
-       messages, shift a boundary, or rearrange a few successive messages exactly. A round of at
-       most 12 elements is solved exactly.
-    3. Neighbouring messages are merged where that costs nothing.
-
-    The search ends early at a lower bound, or once messages arrive a sixteenth of the computing
-    time early. The simulator compares the result with the unchanged plans of all other planners;
-    a tie goes to the least time on the link, then to the fewest messages in flight and in all.
+    Source of the local search: J. Carlier, *The one-machine sequencing problem*, 1982. The page
+    "Algorithms and costs" has the steps. A round of at most 12 elements is solved exactly. The
+    search ends early at a lower bound, or once messages arrive a sixteenth of the computing time
+    early. The simulator compares the result with the unchanged plans of all other planners; a tie
+    goes to the least time on the link, then to the fewest messages in flight and in all.
 
     Args:
         in_flight: messages that may be in flight at once, 1 or 2. With two, the latency of one is

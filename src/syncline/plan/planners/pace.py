@@ -24,9 +24,8 @@ def preemptive_order(
 ) -> tuple[int, list[tuple[int, int, int]]]:
     """Return the order that minimises ``max(arrival + tail)`` if interruptions cost nothing.
 
-    PACE solves an integer program. None is needed, because Jackson's rule is optimal: the channel
-    always sends the ready job with the longest tail, and interrupts it when a job with a longer
-    tail becomes ready. The proof is in the page "Algorithms and costs".
+    PACE solves an integer program. None is needed, because Jackson's rule is optimal; the page
+    "Algorithms and costs" has the rule and the proof.
 
     Returns:
         The largest arrival plus tail, exact to the nanosecond, and the pieces (job, start, stop) in
@@ -45,11 +44,10 @@ MOST_TENSORS = 1 << 14
 class Pace(Planner, frozen=True, kw_only=True):
     """Fuse tensors into groups of similar size, and interrupt a group for a more urgent one.
 
-    For every number of groups R the chain of tensors is cut so that the smallest group is as large
-    as possible, and the groups are ordered preemptively (:func:`preemptive_order`). The R whose
-    iteration ends first is taken. PACE treats interruptions as free, and so does the choice of R
-    here. The simulator and training pay the latency of every piece, so the plan can lose to one
-    without interruptions. O(N^2 log N) at worst, in the native core.
+    For every number of groups the chain of tensors is cut so that the smallest group is as large as
+    possible, and the groups are ordered by :func:`preemptive_order`. The number whose iteration
+    ends first is taken, as if interruptions were free. In fact every piece pays the latency, so the
+    plan can lose to one without interruptions. O(N^2 log N) at worst, in the native core.
 
     Source: Y. Bao, Y. Peng, Y. Chen, C. Wu, *Preemptive All-reduce Scheduling for Expediting
     Distributed DNN Training*, INFOCOM 2020, Eq. 10 and Algorithm 1.

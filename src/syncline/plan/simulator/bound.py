@@ -21,8 +21,7 @@ from syncline.plan.simulator.workers import ALIKE
 class Terms(NamedTuple):
     """One round of gradients, on a clock that starts with the backward pass.
 
-    In the steady state every round is alike, because each message holds a gradient that some
-    operation before the next backward pass waits for. So the period is
+    In the steady state every round is alike, and the period is
     ``max(base, max over messages (arrival + tail))``, the objective of PACE (Theorem 1).
     """
 
@@ -101,18 +100,9 @@ def lower_bound_ns(
 ) -> int:
     """Return a lower bound on the period of any plan, however it merges, splits and orders.
 
-    Take any plan on one channel. A message transmits after its latency, for ``T(M) - T(0)`` at
-    least. Divide every transmission among the gradients of the message, in proportion to their
-    bytes. Then
-
-    - nothing of gradient ``i`` is transmitted before ``ready_i + T(0)``;
-    - its shares add up to at least ``p_i = bytes_i * min over M of (T(M) - T(0)) / M``;
-    - it arrives when the last message with a share of it has, and its tail still runs after that.
-
-    So the transmissions are a preemptive schedule of one machine, and end no earlier than the best
-    such schedule, Jackson's: the bound is ``T(0) + J(ready, p, tail)``. If all-reduces may be
-    ``decoupled``, the latency of an all-gather may overlap other transmissions. The bound then has
-    half of ``T(0)``, but a gradient arrives no earlier than ``ready_i + T(0)``.
+    The bound is ``T(0)`` plus Jackson's preemptive schedule of the gradients' least transmission
+    times; the page "Algorithms and costs" has the proof. If all-reduces may be ``decoupled``, it is
+    ``T(0) / 2`` plus the schedule, and at least ``ready + T(0) + tail`` of every gradient.
 
     With one in flight (``in_flight=1``, and none decoupled) every message also pays for its
     latency. Then, for any ``q``, no plan sends the gradients whose tails are at least ``q`` sooner
@@ -147,37 +137,27 @@ def network_bound_ns(
     With ``norm``, every update waits for a norm of all gradients; if plans are ``sharded``, all
     gathers follow all sums.
     """
-    curves = (network.all_reduce, network.pipelined)
-    return min(
-        max(
-            lower_bound_ns(terms, curve, decoupled=decoupled or norm or sharded),
-            _norm_bound_ns(terms, curve) if norm else 0,
-            _sharded_bound_ns(terms, curve) if sharded else 0,
-        )
-        for curve in curves
-        if curve is not None
-    )
+    bounds_ns = []
+    for curve in (network.all_reduce, network.pipelined):
+        if curve is not None:
+            bound_ns = lower_bound_ns(terms, curve, decoupled=decoupled or norm or sharded)
+            if norm or sharded:
+                bound_ns = max(bound_ns, _after_sums_ns(terms, curve, norm=norm, sharded=sharded))
+            bounds_ns.append(bound_ns)
+    return min(bounds_ns)
 
 
-def _norm_bound_ns(terms: Terms, curve: CostCurve) -> int:
-    """Return the bound where every update waits for a norm: the longest tail follows all sums."""
-    end_ns, latency_ns, _ = _sums(terms, curve)
-    return max(terms.base_ns, latency_ns + end_ns + max(terms.tail_ns, default=0))
-
-
-def _sharded_bound_ns(terms: Terms, curve: CostCurve) -> int:
-    """Return the bound where workers update shares: no gather begins before the last sum."""
-    end_ns, latency_ns, gathers_ns = _sums(terms, curve)
-    begun_ns = [end_ns + 2 * latency_ns] * len(gathers_ns)
-    return max(terms.base_ns, _preemptive_end_ns(begun_ns, gathers_ns, terms.tail_ns))
-
-
-def _sums(terms: Terms, curve: CostCurve) -> tuple[int, int, list[int]]:
-    """Return the earliest end of all reduce-scatters, their latency, and the time of each."""
+def _after_sums_ns(terms: Terms, curve: CostCurve, *, norm: bool, sharded: bool) -> int:
+    """Return a bound where the longest tail (``norm``), or all gathers, follow all sums."""
     rate_ns = least_s_per_byte(curve, sum(terms.size_bytes)) * NS_PER_S / 2
+    latency_ns = round(curve.latency_s * NS_PER_S) // 2
     sums_ns = [math.floor(rate_ns * size) for size in terms.size_bytes]
     end_ns = _preemptive_end_ns(terms.ready_ns, sums_ns, [0] * len(sums_ns))
-    return end_ns, round(curve.latency_s * NS_PER_S) // 2, sums_ns
+    bound_ns = latency_ns + end_ns + max(terms.tail_ns, default=0) if norm else 0
+    if sharded:
+        gathers_ready_ns = [end_ns + 2 * latency_ns] * len(sums_ns)
+        bound_ns = max(bound_ns, _preemptive_end_ns(gathers_ready_ns, sums_ns, terms.tail_ns))
+    return bound_ns
 
 
 def _preemptive_end_ns(

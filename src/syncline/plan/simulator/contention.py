@@ -51,12 +51,9 @@ def as_under_stock(
 ) -> tuple[Profile, Network, Measured]:
     """Return the profile and the network corrected by the DDP baseline ``stock``, and the baseline.
 
-    If forward and backward pass took less time during messages than without them, or more than
-    contention can explain, they are scaled to the time during messages. The wait for the slowest
-    worker is set so that the prediction matches the iteration. If the iteration was faster even
-    without a wait, messages cost less in training than in the probe, which waits for each one.
-    Their cost is then scaled, unless even a quarter of it is too much. The network's own contention
-    is ignored.
+    Where contention cannot explain the measured times, the passes, the wait for the slowest worker
+    or the cost of messages are scaled so that the baseline is predicted as measured; the page
+    "Algorithms and costs" has the rules. The network's own contention is ignored.
     """
     contention = fit_contention(profile, network, [stock]).contention
     if stock.slowdown_s and (stock.slowdown_s < 0 or contention.computing == LARGEST):
@@ -113,13 +110,8 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
 
     The engine sends the messages of plans that wait on need, and DDP's reducer all others. So each
     kind is fitted by itself; a kind that was not measured keeps the network's contention. The first
-    plan under the reducer is the DDP baseline. Each factor is between 1 and 4.
-
-    The slowdown of computing follows from how much longer the passes took than in the profile, and
-    that of messages from the iterations' remaining extra time. If the passes were not timed, both
-    are the same. If plans with few messages and with many were timed, the computing time that each
-    message takes is fitted too: by least squares or, under the reducer, to whole iterations with
-    more than :data:`MANY` times the baseline's messages.
+    plan under the reducer is the DDP baseline. Each factor is between 1 and 4. The page "Algorithms
+    and costs" says how they are fitted.
     """
     by_need = [m for m in measured if m.plan.wait == "need"]
     others = [m for m in measured if m.plan.wait != "need"]

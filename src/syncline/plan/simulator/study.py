@@ -1,7 +1,4 @@
-"""A whole what-if: its points, where they cross, and what limits one of them.
-
-A crossing lies between two points that differ only in the worker count, or only in the bandwidth.
-"""
+"""A whole what-if: its points, where they cross, and what limits one of them."""
 
 from __future__ import annotations
 
