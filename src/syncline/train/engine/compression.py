@@ -234,8 +234,6 @@ class Compressing:
         """Return a text that must be the same on all ranks when training begins."""
         return f"{self._resumed} after {self._exchange.step} steps"
 
-    # ------------------------------------------------------------------ back to dense exchange
-
     def deliver_residuals(self) -> None:
         """Add what the residuals hold to the next gradients, which are exchanged densely.
 
@@ -276,8 +274,6 @@ class Compressing:
             return gradient + exchange.ranks * shaped(residuals.taken(name), strides)
 
         return take
-
-    # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self, plan: Plan | None, *, decided: bool) -> dict[str, Any]:
         """Return what this rank must save under ``plan``; nothing may be in flight."""

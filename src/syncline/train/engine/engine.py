@@ -78,23 +78,17 @@ class Engine(MessageThreads):
                 work.wait_on_stream()
 
     @property
-    def undecided(self) -> bool:
-        """Whether this rank has not said yet what the all-gathers of a sharded plan carry."""
-        round_ = self.round
-        return self.plan.sharded and round_ is not None and round_.asked_whole is None
-
-    @property
     def carries_parameters(self) -> bool:
         """Whether the present round's all-gathers carry parameters."""
         return self.round is not None and self.round.whole is False
 
     def ask(self, *, whole: bool) -> None:
         """Say if this rank needs whole gradients of a sharded plan; a round's first call counts."""
-        if self.undecided:
+        round_ = self.round
+        if self.plan.sharded and round_ is not None and round_.asked_whole is None:
             with self._lock:
-                assert self.round is not None
-                if self.round.asked_whole is None:
-                    self.round.asked_whole = whole
+                if round_.asked_whole is None:
+                    round_.asked_whole = whole
                 self._for_issuer.notify()
 
     def wait_for_sums(self) -> bool:

@@ -160,9 +160,6 @@ def timeline_of(
     )
 
 
-# ------------------------------------------------------------------ computation
-
-
 class _Piece(NamedTuple):
     """A stretch of the compute lane, in ns from the iteration's beginning."""
 
@@ -224,9 +221,6 @@ def _without(pieces: Iterable[_Piece], taken: Sequence[_Piece]) -> Iterator[_Pie
             start_ns = max(start_ns, other.stop_ns)
         if start_ns < piece.stop_ns:
             yield piece._replace(start_ns=start_ns)
-
-
-# ------------------------------------------------------------------ messages
 
 
 class _Period(NamedTuple):
@@ -309,9 +303,6 @@ def _joined(parts: list[tuple[int, int, int]], seam_ns: int) -> Iterator[tuple[i
         yield before[0][0], after[0][1], before[0][2]
         parts = [p for p in parts if p not in (before[0], after[0])]
     yield from parts
-
-
-# ------------------------------------------------------------------ clocks
 
 
 def _host_ns(stamp: Any, clock: Clock) -> int:

@@ -30,13 +30,10 @@ class Change(NamedTuple):
 
     def make(self, gradients: list[torch.Tensor]) -> None:
         """Change gradients that have arrived."""
-        if not gradients or self._does_nothing:
-            return
-        if self.of_many:
-            self.function(gradients, *self.args, **self.kwargs)
-            return
-        for gradient in gradients:
-            self.function(gradient, *self.args, **self.kwargs)
+        if gradients and not self._does_nothing:
+            arguments: Sequence[Any] = [gradients] if self.of_many else gradients
+            for each in arguments:
+                self.function(each, *self.args, **self.kwargs)
 
     @property
     def _does_nothing(self) -> bool:

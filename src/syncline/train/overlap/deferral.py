@@ -92,8 +92,6 @@ class Deferral(PendingGradients):
         """Finish everything, and release all tensors."""
         self.synchronize()
 
-    # ------------------------------------------------------------------ the forward pass
-
     def begin_forward(self) -> None:
         """Call before a forward pass: finish the parameters that it reads without a hook."""
         if torch.is_grad_enabled():
@@ -109,8 +107,6 @@ class Deferral(PendingGradients):
     def note_compiled(self, indices: Iterable[int]) -> None:
         """Note that compiled code without a hook reads some parameters."""
         self._compiled.update(indices)
-
-    # ------------------------------------------------------------------ finishing
 
     def make_updates(self, label: str, indices: Sequence[int]) -> None:
         """Make the deferred updates of some parameters, which are about to be used."""

@@ -79,8 +79,6 @@ class PendingGradients(Owner):
             yield
         torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    # ------------------------------------------------------------------ waiting for them
-
     def suspend_gradients(self) -> None:
         """Make the gradients pending: the backward pass is over, their exchange is not."""
         engine = self.engine
@@ -168,8 +166,6 @@ class PendingGradients(Owner):
         for index in found:
             release(self._gradients.pop(index))
         self._read.difference_update(found)
-
-    # ------------------------------------------------------------------ before the update
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
         """Return the norms of pending gradients, in their dtype; None if they are not exchanged.

@@ -152,8 +152,6 @@ class ShardedDeferral(Deferral):
                 for each in places(message.start + start, message.start + stop)
             ]
 
-    # ------------------------------------------------------------------ the update
-
     def wait_for_sums(self) -> bool:
         """Return once this rank's sums are in place; say whether shares are to be updated."""
         return self._stalled_by(self.engine.wait_for_sums)
@@ -192,8 +190,6 @@ class ShardedDeferral(Deferral):
             foreach_zero_([self._gradients[index] for index in zeroed])
             for index in zeroed:
                 release(self._gradients.pop(index))
-
-    # ------------------------------------------------------------------ gradients
 
     def _wait(self, tensors: Sequence[int], of: Round | None = None) -> None:
         """Wait for messages; if no step has been made yet, they bring whole gradients."""

@@ -98,8 +98,6 @@ class Sharding:
             flat(self.parameters[index].detach())[start:stop] = share[offset:][: stop - start]
             offset += stop - start
 
-    # ------------------------------------------------------------------ between ranks
-
     @torch.no_grad()
     def gather(self, parameters: Iterable[nn.Parameter]) -> None:
         """Gather all ranks' shares of some parameters; all ranks call with the same ones."""

@@ -153,8 +153,6 @@ class GTopKState:
         session.load_state_dict(state)
         self.step = session.step
 
-    # ------------------------------------------------------------------ the hook
-
     def exchanged(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin the exchange of a bucket; return a future of its averaged buffer."""
         if self._agreed is None:
