@@ -45,7 +45,7 @@ class SynclineCallback(TrainerCallback):
     def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Plan the model's exchange and overlap its optimizer.
 
-        A UserError if several processes train, but not with torch's DistributedDataParallel.
+        Raise UserError if several processes train, but not with torch's DistributedDataParallel.
         """
         wrapped = uncompiled(self._trainer.model_wrapped)
         if isinstance(wrapped, TorchDDP):

@@ -40,16 +40,15 @@ class Compressible:
         training, compressing = self._compressed("scaled_by")
         if not scaler.is_enabled():
             return
-        if not isinstance(compressing.compression, Recipe):
-            compressing.follow(scaler)
-            return
-        if training.tuning.settings.check:
+        is_sparse = isinstance(compressing.compression, Recipe)
+        if is_sparse and training.tuning.settings.check:
             raise UserError(
                 "with a scaler, residuals of the sparse exchange could be lost in a dense step "
                 "that is skipped; make the wrapper with check=False, so that no step is dense"
             )
         compressing.follow(scaler)
-        training.stop_deferring("a scaler reads all gradients before each step")
+        if is_sparse:
+            training.stop_deferring("a scaler reads all gradients before each step")
 
     def step_ahead(self, optimizer: torch.optim.Optimizer) -> None:
         """Compute gradients at the weights as they will be once residuals are applied.

@@ -71,7 +71,7 @@ def test_this_torch_rebuilds_memory_from_the_fields_that_are_sent(
     assert tuple(inspect.signature(rebuild_cuda_tensor).parameters) == cuda.FIELDS
     assert {"tensor_size", "storage_device", *cuda.TAKEN_OVER, *cuda.FIXED} == set(cuda.FIELDS)
     monkeypatch.setattr(cuda, "rebuild_cuda_tensor", lambda novel: novel)
-    with pytest.raises(UserError, match=r"by other fields than are known here .*novel"):
+    with pytest.raises(UserError, match=r"by other fields than Syncline expects .*novel"):
         cuda._require_known_torch()
     monkeypatch.setattr(cuda, "rebuild_cuda_tensor", lambda *args, **kwargs: (args, kwargs))
     cuda._require_known_torch()  # torch's own, as far as can be seen: a tracer wraps it

@@ -69,7 +69,7 @@ def test_an_error_of_the_device_ends_the_group() -> None:
     ("changes", "message"),
     [
         ({"ready": ["MQ=="]}, "rank 0: rank 1 shares 1 and 4 events for 4 slots; run one release"),
-        ({"ready": "1"}, "sent what cannot be read as LinkCard: .*; run one release"),
+        ({"ready": "1"}, "sent no valid LinkCard: .*; run one release"),
     ],
 )
 def test_a_neighbour_of_another_kind_is_refused(

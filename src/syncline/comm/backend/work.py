@@ -118,7 +118,7 @@ class BackendWork(dist.Work):
         """Return the sender of a received message; raise RuntimeError if nothing was received."""
         peer = self.pending[0].peer if self.pending else None
         if peer is None:
-            raise RuntimeError("the source rank is known of a receive alone, once it is done")
+            raise RuntimeError("only a receive has a source rank, and only once it is done")
         return peer
 
     source_rank = _source_rank
@@ -176,7 +176,7 @@ class Completer:
         """Run a job after earlier ones, or at once on the thread itself; UserError in a fork."""
         if os.getpid() != self._process:
             raise UserError(
-                "a fork was to complete a future of a group that its parent joined; use the future "
+                "a fork cannot complete a future of a group that its parent joined; use the future "
                 "in the parent, or make a new group in the fork"
             )
         if threading.get_ident() == self.ident:

@@ -48,11 +48,11 @@ def _elements(memory: ctypes.Array[ctypes.c_char]) -> Elements:
 
 
 def decoded(text: bytes, form: type[T]) -> T:
-    """Return what another rank has sent as JSON; raise PeerError if it is not of that form."""
+    """Return what another rank has sent as JSON; raise PeerError if it is no ``form``."""
     try:
         return msgspec.json.decode(text, type=form)
     except msgspec.DecodeError as error:
         raise PeerError(
-            f"a neighbouring rank sent what cannot be read as {form.__name__}: {error}; run one "
-            "release of syncline and torch on all ranks"
+            f"a neighbouring rank sent no valid {form.__name__}: {error}; run one release of "
+            "syncline and torch on all ranks"
         ) from error

@@ -225,6 +225,6 @@ def _require_known_torch() -> None:
     found, expected = set(_fields()), set(FIELDS)
     if found != expected:
         raise UserError(
-            f"torch {torch.__version__} shares CUDA memory by other fields than are known here "
+            f"torch {torch.__version__} shares CUDA memory by other fields than Syncline expects "
             f"({', '.join(sorted(found ^ expected))}); use NCCL, or another release of torch"
         )

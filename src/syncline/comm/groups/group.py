@@ -382,9 +382,7 @@ class Group:
         less memory, MismatchError for another size, and PeerError if a rank here is missing.
         """
         if self._native.forked:
-            raise _forked(
-                f"rank {self.rank}: a fork of its process was to allocate a shared buffer"
-            )
+            raise _forked(f"rank {self.rank}: a fork of its process allocated a shared buffer")
         if not self._leave.still_active():
             raise self._was_closed()
         group = weakref.ref(self)  # a buffer does not keep its group alive

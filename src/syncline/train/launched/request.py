@@ -41,7 +41,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_this_process(cls) -> Request | None:
-        """Return what this process was asked for; None if switched off, a UserError if invalid."""
+        """Return the request, None if switched off; raise UserError if the variable is invalid."""
         if os.environ.get(OFF) == "0":
             return None
         try:
