@@ -99,11 +99,9 @@ class Compressor:
         self._last = max(n for n, m in enumerate(plan.messages) if m.payload == "sparse")
 
     def send(self, number: int, buffer: torch.Tensor, after: Sequence[Any]) -> Work:
-        """Begin to exchange a message: its gradients one after the other, averaged in place.
-
-        When the work is complete, so is the device's. For ``after`` see :meth:`prepare`.
-        """
+        """Begin to average a message's gradients in place; for ``after`` see :meth:`prepare`."""
         parts = buffer.split([tensor.elements for tensor in self._tensors[number]])
+        # No stream need wait for it: the work of the device ends before the exchange does.
         return Work(self.prepare(number, parts, after))
 
     def prepare(

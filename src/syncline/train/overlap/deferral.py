@@ -287,8 +287,8 @@ class Deferral(PendingGradients):
 class _Orphans:
     """Finishes the gradients that were in flight when their model's wrapper was dropped.
 
-    Each gradient keeps this object alive. It refers to gradients and parameters weakly: the garbage
-    collector cannot see a parameter's reference to its gradient, so it would never free a cycle.
+    Each gradient keeps this object alive, which refers to gradients and parameters weakly: the
+    garbage collector would never free a cycle (see :func:`.pending.suspend`).
     """
 
     trains_here = True  # true on every thread: there is no training any more

@@ -29,7 +29,10 @@ class DeferredStep:
         self._state = state
         self._deferred = 0  # parameters whose update is deferred
         self._groups = [
-            {key: _copied(value) for key, value in hyperparameters(group).items()}
+            {
+                key: value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+                for key, value in hyperparameters(group).items()
+            }
             for group in optimizer.param_groups
         ]
         numbered = [(n, p) for n, g in enumerate(optimizer.param_groups) for p in g["params"]]
@@ -155,10 +158,6 @@ def _replaced_modes(wanted: tuple[Any, ...]) -> Iterator[None]:
             pop()
         for mode in reversed(before):
             push(mode)
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 def foreign_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[str, Any]]:

@@ -168,11 +168,7 @@ class PendingGradients(Owner):
         self._read.difference_update(found)
 
     def norms(self, indices: Sequence[int], norm: Norm) -> list[torch.Tensor] | None:
-        """Return the norms of pending gradients, in their dtype; None if they are not exchanged.
-
-        The norm of a gradient that was read is computed as the exchange does, to give the same on
-        ranks that have not read it.
-        """
+        """Return the norms of pending gradients, in their dtype; None if they are not exchanged."""
         if not self._deferred.keys().isdisjoint(indices):
             return None
         if self.engine.plan.norm != norm:
@@ -189,7 +185,7 @@ class PendingGradients(Owner):
         with UPDATES, lifted([(self._gradients[index], None) for index in read]):
             for index in indices:
                 gradient = self._gradients[index]
-                if index in self._read:
+                if index in self._read:  # computed as the exchange does, for ranks that have not
                     value = share_norms.local(index, flat(gradient))
                 else:
                     value = exchanged[index]

@@ -53,10 +53,7 @@ class Residuals:
         return taken
 
     def together(self, names: Sequence[str]) -> Tensor:
-        """Move all residuals into one tensor, of which each becomes a view, and return it.
-
-        ``names`` must list every parameter.
-        """
+        """Make all residuals, in the order of ``names``, views of one tensor; return the tensor."""
         everything = torch.cat([self._residuals[name] for name in names])
         parts = everything.split([len(self._residuals[name]) for name in names])
         self._residuals.update(zip(names, parts, strict=True))

@@ -45,10 +45,7 @@ class Scaler(Protocol):
 
 
 class Session:
-    """Recipe, step and residuals of one rank, which averages gradients over all ranks in messages.
-
-    The communication hook has one, and so has the wrapper.
-    """
+    """Recipe, step and residuals of one rank's sparse exchange, for the hook or the wrapper."""
 
     def __init__(
         self,
@@ -116,10 +113,7 @@ class Session:
         *,
         synchronize: Callable[[], None],
     ) -> None:
-        """Compute gradients at the weights with residuals applied, until the session ends.
-
-        See :class:`StepAhead`. A recipe that leaves no residuals is a UserError too.
-        """
+        """Step ahead (:class:`StepAhead`) until the session ends; UserError without residuals."""
         residuals = self.residuals
         if not any(name in residuals for name in parameters):
             raise UserError(
