@@ -135,12 +135,9 @@ def with_clipping(profile: Profile, *, clip: bool) -> Profile:
 
 
 def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float) -> None:
-    """Print how a predicted iteration compares with DDP's default buckets.
-
-    Prints nothing if the network has the cost of sparse messages, because DDP sends dense ones.
-    """
+    """Print how a predicted iteration compares with DDP's default buckets."""
     if network.density is not None:
-        return
+        return  # the network has no cost of DDP's dense messages
     ddp_s = predict_iteration_s(profile, network, Ddp().plan(profile, network))
     click.echo(
         f"\npredicted: {terminal.plain(name)} {units.duration(iteration_s)} an iteration, DDP's "

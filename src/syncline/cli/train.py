@@ -70,8 +70,7 @@ FIELDS = fields_of(TrainingConfig) | {
     name: msgspec.structs.replace(field, default=None) for name, field in HYPERPARAMETERS.items()
 }
 
-training_options = partial(field_options, FIELDS)
-"""Give a command options for fields of a training's configuration, named in the help's order."""
+training_options = partial(field_options, FIELDS)  # adds options for fields of TrainingConfig
 
 
 @click.command(cls=GroupedCommand, groups=GROUPS, epilog=EPILOG, details=DETAILS)

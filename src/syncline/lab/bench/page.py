@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -138,16 +138,18 @@ def save_report(benchmark: Benchmark, target: Path) -> None:
 def render(benchmark: Benchmark) -> str:
     """Return the page as the text of one HTML file."""
     parts = [_section(benchmark, workers) for workers in benchmark.worker_counts]
-    absent = (
+    lines = [f"{name}: {version}" for name, version in benchmark.versions.items()]
+    lines += [
         f"{a.contestant} was absent ({a.workers} workers): {a.reason}" for a in benchmark.absent
-    )
+    ]
+    notes = (note(typeset(line)) for line in lines)
     text = headline(benchmark)
     return page(
         title=benchmark.collective,
         subject=f"{benchmark.collective} · {benchmark.place} · on {benchmark.machine}",
         headline=text[0].upper() + text[1:],
         detail=measured_how(benchmark),
-        sections=[*parts, versions_section(benchmark.versions, absent)],
+        sections=[*parts, section("contestants", "What was measured", *notes)],
         numbers="collectives.json",
     )
 
@@ -187,12 +189,6 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
             "Every contestant and size, the fastest first",
         ),
     )
-
-
-def versions_section(versions: Mapping[str, str], others: Iterable[str] = ()) -> Html:
-    """Return what was measured, by name, and other remarks."""
-    lines = (*(f"{name}: {version}" for name, version in versions.items()), *others)
-    return section("contestants", "What was measured", *(note(typeset(line)) for line in lines))
 
 
 def _picture(

@@ -20,8 +20,7 @@ from syncline.plan.profile import Profile
 
 OWN_ATTRIBUTES = ("clock", "gradient_names", "optimizer", "profile", "work")
 """Public attributes of :class:`Replayed`; the others have underscores."""
-RESERVED = frozenset([*dir(nn.Module()), *OWN_ATTRIBUTES])
-"""Attributes that modules have; torch refuses a parameter or submodule of such a name."""
+RESERVED = frozenset([*dir(nn.Module()), *OWN_ATTRIBUTES])  # names that torch refuses for a child
 
 
 def module_names(names: Sequence[str]) -> dict[str, str]:

@@ -48,10 +48,7 @@ WINDOW = 64
 
 
 class TransformerLanguageModel(nn.Module):
-    """Four blocks of causal self-attention; 128 channels for characters, 256 for words.
-
-    Decoder-only, pre-norm, with learnt positions.
-    """
+    """Decoder-only, pre-norm, learnt positions; 4 blocks of 128 channels, or 256 for words."""
 
     mask: Tensor
 
