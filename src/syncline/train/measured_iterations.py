@@ -116,7 +116,7 @@ class MeasuredIterations:
             if first:
                 observer.pause()
         elif forward is Forward.ACCUMULATED:
-            # An iteration begins with its first such pass, which waits for the previous update.
+            # An iteration begins with its first forward pass, which waits for the previous update.
             if first:
                 self._begin_observing(observer)
                 self._accumulates = True
@@ -124,7 +124,7 @@ class MeasuredIterations:
             self._accumulates = False
             observer.resume()
         elif not first:
-            # Another pass before the same backward: earlier ones count as between iterations.
+            # Another forward pass before the same backward pass: the iteration begins again here.
             again = observer.begin()
             if again is not None and self._noted is not None:
                 iteration, recorded = self._noted

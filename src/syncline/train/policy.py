@@ -72,7 +72,7 @@ class Policy:
     # ------------------------------------------------------------------ the way through training
 
     def steps(self) -> Steps:
-        """Measure, plan, try, decide, record, and train on; once more after a change."""
+        """Measure, plan, try, decide, record, and train on; start again after a change."""
         yield from self._strategy()
         while True:
             yield from self._record()

@@ -57,7 +57,7 @@ def require_accepted(module: nn.Module, arguments: Mapping[str, Any], settings: 
     """Raise on all ranks if they differ, or on this rank if its arguments cannot be used.
 
     Call before torch's constructor, which waits for all ranks; ``arguments`` are its own, by name.
-    Without a process group nothing is compared: that constructor reports it.
+    Without a process group nothing is compared, and torch's constructor raises.
     """
     refused = None
     try:

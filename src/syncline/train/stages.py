@@ -133,7 +133,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     times_s: tuple[float, ...] = ()
     """Seconds of each iteration: the median over the ranks."""
     passes_s: tuple[float, ...] = ()
-    """Of each iteration that was observed, the seconds of its forward and backward pass."""
+    """Seconds of the forward and backward pass of each observed iteration."""
     computing: Typical | None = None
     """Forward plus backward pass as the reducer timed them, if it did on every rank."""
     active: Typical | None = None

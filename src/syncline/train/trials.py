@@ -31,9 +31,9 @@ from syncline.train.experiments import (
 from syncline.train.stages import Measurement, Settings, Step
 
 CALIBRATION_PARTS = (4, 12)
-"""Numbers of messages (reduce-scatter and all-gather if there is a norm) for measuring the engine:
-few and many, to see how much each message slows computing. DDP's reducer is measured under the
-many only, or under more if the DDP baseline has as many."""
+"""Numbers of messages for measuring the engine: few and many, to see how much each message slows
+computing. With a norm, each is a reduce-scatter and an all-gather. DDP's reducer is measured with
+the larger number only, or a still larger one if the DDP baseline has as many."""
 LEAST_CALIBRATED = 3
 MOST_CALIBRATED = 12
 CALIBRATED_S = 0.5

@@ -67,9 +67,8 @@ class Tuning:
     def begin(self, batch: int | None) -> Stage:
         """Return the first stage, before the first iteration, of a batch of that size if known."""
         if self._measurements.rank == 0:
-            remembered = None
-            if self._memory is not None:
-                remembered = self._memory.recall(self._job, self.settings, batch)
+            memory = self._memory
+            remembered = memory.recall(self._job, self.settings, batch) if memory else None
             self._policy = Policy(
                 self.settings,
                 self._measurements.single_message_plan(),

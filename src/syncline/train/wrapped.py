@@ -1,4 +1,4 @@
-"""``Wrapped``: a module in torch's DDP class, as its reducer, engine and record need it."""
+"""``Wrapped``: what is known of a module in torch's DDP class, and what the user asked for."""
 
 from __future__ import annotations
 

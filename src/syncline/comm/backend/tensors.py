@@ -71,7 +71,7 @@ def elements_of(tensor: Tensor, *, copies: bool) -> Elements:
 
 
 def reduction_of(opts: Any, tensors: Sequence[Tensor]) -> str:
-    """Return our name of the reduction in torch's options; raise UserError if there is none."""
+    """Return our name of the reduction in torch's options; raise UserError if we have none."""
     operator = SUM if opts is None else opts.reduceOp
     if operator == SUM:
         return "sum"

@@ -20,7 +20,7 @@ from syncline.comm.collectives.schedule import Transfers, in_turn, together
 class Fold(NamedTuple):
     """The ranks that exchange, and what the surplus ranks hand to them first.
 
-    Backwards, the transfers give the surplus ranks their results. Each is one step if there are
+    Run backwards, the transfers give the surplus ranks their results. Each is one step if there are
     surplus ranks, else empty.
     """
 
@@ -37,7 +37,7 @@ def fold(ranks: int, blocks: int) -> Fold:
     """Reduce any number of ranks, whose vectors have ``blocks`` blocks, to a power of two.
 
     With P = 2^k + r, the odd ones of the first 2 r ranks send their whole vector to the rank before
-    them and get the sums at the end. A neighbour is often on the same host.
+    them and get the sums at the end. That neighbour is often on the same host.
     """
     remainder = ranks - folded_blocks(ranks)
     others = np.arange(1, 2 * remainder, 2)

@@ -186,13 +186,13 @@ class Schedule:
 
 
 def require_ranks(algorithm: str, ranks: int, *, blocks: int = 1) -> None:
-    """Raise UserError for too few or too many ranks or blocks, which a rank sends twice at most."""
+    """Raise UserError for too few or too many ranks or blocks."""
     if not 1 <= ranks <= LARGEST_RANKS:
         raise UserError(
             f"the program of {algorithm!r} needs 1 to {LARGEST_RANKS} ranks, found {ranks}; "
             "for more, use the cost formulas (syncline.plan.collective_costs)"
         )
-    most = LARGEST_TRANSFERS // (2 * ranks)
+    most = LARGEST_TRANSFERS // (2 * ranks)  # a rank sends each block twice at most
     if not 1 <= blocks <= most:
         raise UserError(
             f"the program of {algorithm!r} for {ranks} ranks needs 1 to {most} blocks, "

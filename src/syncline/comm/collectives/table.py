@@ -28,7 +28,7 @@ MOST_BLOCKS = 4096
 
 
 class Fixed(NamedTuple):
-    """An algorithm whose blocks follow from the ranks, the argument of both; the root is rank 0."""
+    """An algorithm whose number of blocks follows from that of ranks; the root is rank 0."""
 
     transfers: Callable[[int], Transfers]
     blocks: Callable[[int], int]

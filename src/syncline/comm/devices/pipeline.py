@@ -21,8 +21,7 @@ from syncline.comm.groups import Group
 from syncline.errors import MismatchError, PeerError
 
 READY, TAKEN = 0, 1
-"""Tags of notices: the event after which a slot is filled, or after which it has been read, is
-recorded."""
+"""Tags of notices that an event is recorded: of a slot that is filled, or that has been read."""
 
 
 class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

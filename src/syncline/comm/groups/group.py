@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ from syncline.comm.groups.meeting import Connected, Introduced
 from syncline.comm.groups.messages import announce_shutdown, out_of_descriptors, require_descriptors
 from syncline.comm.groups.notes import Store
 from syncline.comm.groups.rendezvous import Reception
-from syncline.comm.groups.shared_buffers import SharedBuffer, SharedBuffers
+from syncline.comm.groups.shared_buffers import SharedBuffer, SharedBuffers, sealed_memory
 from syncline.comm.groups.site import APART
 from syncline.comm.groups.ucx import addresses, new_worker
 from syncline.comm.groups.watch import Watch
@@ -596,20 +595,14 @@ def _window(ranks: int) -> int:
 
 
 def _new_segment(ranks: int, rank: int) -> int:
-    """Return memory without a name, so that it never outlives its processes."""
+    """Return a descriptor of the memory that this rank shares with the ranks of its host."""
     size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
     try:
-        segment = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with contextlib.ExitStack() as failed:
-            failed.callback(os.close, segment)
-            os.ftruncate(segment, size_bytes)
-            fcntl.fcntl(segment, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-            failed.pop_all()
+        return sealed_memory(size_bytes, os.ftruncate)
     except OSError as error:
         raise UserError(
             f"rank {rank}: {size_bytes} bytes of shared memory cannot be allocated: {error}"
         ) from error
-    return segment
 
 
 def _scratch(like: Elements) -> Elements:

@@ -171,22 +171,30 @@ class SharedBuffers:
                 peer.connection.send(NOTICE.pack(number, 0))
 
 
+def sealed_memory(size_bytes: int, extend: Callable[[int, int], None]) -> int:
+    """Return a descriptor of unnamed memory, which can neither shrink nor outlive its processes."""
+    descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        extend(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def _new_memory(size_bytes: int, rank: int) -> int:
-    """Return a descriptor of memory without a name, all of it allocated."""
+    """Return a descriptor of memory that is allocated, not only mapped."""
     where = f"rank {rank}: no memory for a shared buffer of {size_bytes} bytes"
     do = "free some, raise the container's limit, or allocate less"
     available = available_bytes()
     if size_bytes > available:  # the kernel would overcommit, and kill processes
         raise UserError(f"{where}: {available} are free; {do}")
-    descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        # Otherwise missing memory would be a fatal signal at the first access.
-        os.posix_fallocate(descriptor, 0, size_bytes)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        # Allocated, because missing memory would be a fatal signal at the first access.
+        return sealed_memory(size_bytes, lambda fd, size: os.posix_fallocate(fd, 0, size))
     except OSError as error:
-        os.close(descriptor)
         raise UserError(f"{where}: {error.strerror}; {do}") from error
-    return descriptor
 
 
 def _mapped(descriptor: int, size_bytes: int, rank: int) -> _native.SharedMemory:
