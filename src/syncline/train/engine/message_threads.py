@@ -289,7 +289,7 @@ class MessageThreads:
         if message.payload == "sparse":
             compressor = self._compressor
             assert compressor is not None
-        # An all-gather sends sums. Several of these may still be in flight.
+        # An all-gather sends the sums of messages that may still be in flight.
         sources = self.layout.sources[number] if transport.bounded else ()
         is_sum = message.collective != "all-gather"
         with self._lock:

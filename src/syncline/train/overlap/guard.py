@@ -161,9 +161,7 @@ class _Guarded:
 
     @classmethod
     @disable_dynamo
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in HOOKS:
             pending.finish_all(args)
             return func(*args, **(kwargs or {}))
@@ -174,9 +172,7 @@ class _Guarded:
 
     @classmethod
     @disable_dynamo
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found: list[Any] = pending.tensors_in((args, kwargs))
         with UPDATES:
@@ -209,9 +205,7 @@ class _OnTwins:
 
     @classmethod
     @disable_dynamo
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*_own(args), **_own(kwargs or {}))
 
 
@@ -220,9 +214,7 @@ class _Kept(_OnTwins):
 
     @classmethod
     @disable_dynamo
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # A trace identifies a parameter by the stand-in.
         if torch_private.tracing_state() is not None:
             with without_torch_function():

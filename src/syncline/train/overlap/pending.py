@@ -100,9 +100,7 @@ class _Pending:
 
     @classmethod
     @disable_dynamo  # a compiled function calls this uncompiled, between two parts of its code
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in METADATA:
             with without_torch_function():

@@ -30,6 +30,8 @@ class Tracked(NamedTuple):
 
 
 Unit = Sequence[Tracked]  # parts of a vector from which elements are selected together
+Taken = SparseVector | int  # the entries taken, or the number of a unit that has overflowed
+Placed = Iterable[tuple[Any, Any, Any]]  # tensors or their arrays, with indices and values
 
 
 class Memory(ABC):
@@ -67,9 +69,7 @@ class Memory(ABC):
         """Say of each tensor whether it has elements and all are zeros."""
 
     @abstractmethod
-    def take(
-        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
-    ) -> SparseVector | int:
+    def take(self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float) -> Taken:
         """Add gradients to residuals, take out those of largest magnitude, and leave zeros.
 
         Of equal magnitudes the lower index is taken. Zeros are never taken, so there may be fewer.
@@ -102,9 +102,7 @@ class Memory(ABC):
             values[indices] = written
 
     @abstractmethod
-    def _placed(
-        self, tensors: Sequence[Tensor], vector: SparseVector
-    ) -> Iterable[tuple[Any, Any, Any]]:
+    def _placed(self, tensors: Sequence[Tensor], vector: SparseVector) -> Placed:
         """Return the tensors, or arrays of their memory, with indices and values for each."""
 
 
@@ -126,9 +124,7 @@ class HostMemory(Memory):
         """Say of each tensor whether it has elements and all are zeros."""
         return [values.numel() > 0 and _is_zero(values) for values in tensors]
 
-    def take(
-        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
-    ) -> SparseVector | int:
+    def take(self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float) -> Taken:
         """Add gradients to residuals, take out those of largest magnitude, in one pass a unit.
 
         Exact, in O(elements) for any data: a threshold is guessed from a sample, the elements above
@@ -155,9 +151,7 @@ class HostMemory(Memory):
             taken.append(found)
         return joined(taken)
 
-    def _placed(
-        self, tensors: Sequence[Tensor], vector: SparseVector
-    ) -> Iterable[tuple[Any, Any, Any]]:
+    def _placed(self, tensors: Sequence[Tensor], vector: SparseVector) -> Placed:
         parts = vector.parts([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             yield tensor.numpy(), part.indices, part.values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from syncline.torch_private import foreach_add_, foreach_copy_, foreach_mul_, foreach_norm
-from syncline.train.sparse.memory import HostMemory, Memory, Tracked, Unit, require_selectable
+from syncline.train.sparse import memory
+from syncline.train.sparse.memory import HostMemory, Memory, Taken, Tracked, Unit
 from syncline.train.sparse.vector import SparseVector, joined
 
 MAGNITUDE_BITS = 0x7FFFFFFF
@@ -37,11 +38,9 @@ class TorchMemory(Memory):
         norms = _largest_of_each(tensors)
         return [t.numel() > 0 and norm == 0 for t, norm in zip(tensors, norms, strict=True)]
 
-    def take(
-        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
-    ) -> SparseVector | int:
+    def take(self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float) -> Taken:
         """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
-        require_selectable(sum(each.residual.numel() for unit in units for each in unit))
+        memory.require_selectable(sum(each.residual.numel() for unit in units for each in unit))
         every = [each for unit in moved_units(units, momentum) for each in unit]
         if not every:
             return SparseVector.empty(0)
@@ -81,9 +80,7 @@ class TorchMemory(Memory):
             foreach_copy_([*residuals], [*together.split([r.numel() for r in residuals])])
         return SparseVector(len(together), there.cpu().numpy().astype(np.uint32), values)
 
-    def _placed(
-        self, tensors: Sequence[Tensor], vector: SparseVector
-    ) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    def _placed(self, tensors: Sequence[Tensor], vector: SparseVector) -> memory.Placed:
         """Leave out tensors without entries; all entries are copied to the device at once."""
         parts = list(vector.parts([tensor.numel() for tensor in tensors]))
         if not len(vector):
@@ -125,9 +122,7 @@ class CudaMemory(TorchMemory):
     def _selection(self) -> TorchMemory:
         return selection_on(self.device)
 
-    def take(
-        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
-    ) -> SparseVector | int:
+    def take(self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float) -> Taken:
         """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
         return self._selection.take(units, counts, momentum=momentum)
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from syncline.train.sparse import selection_kernels as kernels
-from syncline.train.sparse.memory import Tracked, Unit, require_selectable
+from syncline.train.sparse.memory import Taken, Tracked, Unit, require_selectable
 from syncline.train.sparse.torch_memory import TorchMemory, moved_units
 from syncline.train.sparse.vector import SparseVector, joined
 
@@ -27,9 +27,7 @@ MOST_TAKEN = 1 << 19  # for a larger k torch is faster: here one program finishe
 class TritonMemory(TorchMemory):
     """Memory of a GPU; also of the CPU, where Triton's interpreter runs the kernels."""
 
-    def take(
-        self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float
-    ) -> SparseVector | int:
+    def take(self, units: Sequence[Unit], counts: Sequence[int], *, momentum: float) -> Taken:
         """Add gradients to residuals, take out those of largest magnitude, and leave zeros."""
         lengths = [sum(each.residual.numel() for each in unit) for unit in units]
         require_selectable(sum(lengths))
