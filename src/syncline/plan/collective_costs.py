@@ -1,8 +1,4 @@
-"""The costs of collectives by formula: all-reduces, parameter servers and the linear pipeline.
-
-MG-WFBP states its Table 2 for powers of two. Here ``log N`` is ``ceil(log2 N)``, a whole number of
-rounds; that many suffice for any N.
-"""
+"""The costs of collectives by formula: all-reduces, parameter servers and the linear pipeline."""
 
 from __future__ import annotations
 
@@ -75,13 +71,8 @@ def all_reduce_line(
 ) -> CostCurve:
     """Return the cost line of an all-reduce algorithm. Source: MG-WFBP, Table 2.
 
-    Erratum: for the double binary trees the paper prints ``a = 2 log N``, without the alpha that
-    makes it a time; each of the ``2 log N`` rounds of the tree pays one latency, so it is
-    ``2 alpha log N`` here.
-
-    Erratum: its slope ``beta + gamma`` is kept as printed, to reproduce the paper's figures. For
-    more than two workers, no all-reduce over one full-duplex port a worker is that fast: each
-    receives and sends ``2 M`` bytes. So the slope is ``2 beta + gamma``, which ``two-tree`` has.
+    The page "Algorithms and costs" has the errata of ``double-binary-trees``, whose slope is kept
+    as printed, to reproduce the paper's figures. ``log N`` is ``ceil(log2 N)`` for any N.
 
     The algorithm is a key of :data:`ALL_REDUCE_ALGORITHMS`. alpha is the latency between two nodes,
     beta the transmission time of a byte, and gamma the time to sum up a byte of result. One worker

@@ -319,7 +319,13 @@ class Network(Document, frozen=True, kw_only=True):
         def rounded(curve: CostCurve) -> CostCurve:
             parts = [curve.rebased(curve.latency_s, longer), cast]
             if direct:
-                parts.append(self._uneven_end(curve))
+                # A worker's flows to the others end up to a segment (or a whole share) apart;
+                # meanwhile its link is partly idle. A ring sends 2 (P - 1) / P times the bytes.
+                whole = SEGMENT_BYTES * self.workers
+                per_byte = curve.segments[-1].s_per_byte / (2 * (self.workers - 1))
+                parts.append(
+                    CostCurve.of_rows([(0, 0.0, per_byte), (whole, whole * per_byte, 0.0)])
+                )
             return CostCurve.in_turn(parts)
 
         if self.workers == 1 or (not gamma and longer == 1 and not direct):
@@ -328,16 +334,6 @@ class Network(Document, frozen=True, kw_only=True):
             None if curve is None else rounded(curve) for curve in (self.all_reduce, self.pipelined)
         )
         return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
-
-    def _uneven_end(self, curve: CostCurve) -> CostCurve:
-        """Return the extra cost, beyond a ring's, of sending shares directly.
-
-        A worker's flows to the others end up to a segment (or a whole share) apart; meanwhile its
-        link is partly idle. An all-reduce of ``curve`` sends 2 (P - 1) / P times its bytes.
-        """
-        whole = SEGMENT_BYTES * self.workers
-        per_byte = curve.segments[-1].s_per_byte / (2 * (self.workers - 1))
-        return CostCurve.of_rows([(0, 0.0, per_byte), (whole, whole * per_byte, 0.0)])
 
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
         """Return this network's prediction for another worker count; see :meth:`with_`."""
@@ -451,8 +447,7 @@ class Network(Document, frozen=True, kw_only=True):
     def exchange(self) -> Exchange:
         """The exchange whose cost is the curve, with an inferred link if none is known.
 
-        Over the inferred link, the formula costs as much as the curve's line. Gamma is unknown, so
-        summation is part of beta. Source: MG-WFBP, section 6.4.
+        Over that link the formula costs as much as the curve. Source: MG-WFBP, section 6.4.
 
         Raises:
             UserError: no link can be inferred.

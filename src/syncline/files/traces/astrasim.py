@@ -22,7 +22,6 @@ from syncline.files.traces.trace import Trace, Written, bytes_in, model_of, seco
 from syncline.plan.profile import Profile
 
 DEFAULT_CLOCK_HZ = 1e9
-"""Cycles per second of the simulated accelerator: one per nanosecond, as ASTRA-sim assumes."""
 POLICIES = (
     "DATA",
     "MODEL",

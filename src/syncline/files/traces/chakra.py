@@ -221,8 +221,7 @@ class _Tasks(NamedTuple):
 def _foreign(graph: Graph, model: str) -> Trace:
     """Read a trace that does not hold the phases.
 
-    A message that the CPU launches, or that waits for several operations, adds an operation of zero
-    duration for the point at which it is ready.
+    A message that the CPU launches, or that waits for several operations, adds an empty operation.
     """
     tasks = _tasks(graph)
     if not tasks.messages:

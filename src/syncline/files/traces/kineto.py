@@ -283,9 +283,9 @@ def _measured_messages(
 ) -> tuple[Measurement, ...]:
     """Return the cost of messages of each size; no message is faster than a smaller one.
 
-    A measured duration is the cost plus waiting, and the last rank does not wait. If all ranks were
-    traced, the cost is therefore the median over messages of the shortest duration over ranks;
-    otherwise the shortest duration of all.
+    A measured duration includes waiting, but the last rank does not wait. So with all ranks traced,
+    the cost is the median over messages of the shortest duration over ranks; otherwise the shortest
+    duration of all.
     """
     shortest: dict[tuple[int, int], tuple[int, int]] = {}  # by message: bytes, ns over ranks
     for step in steps:
@@ -326,9 +326,8 @@ def _message_costs(points: Sequence[Measurement]) -> Fit | None:
 def in_turn(sent: Sequence[MeasuredCollective]) -> list[Interval]:
     """Return the interval of each message as if they were sent one after another.
 
-    Messages in flight at the same time are taken to share the network equally. A message's interval
-    is as long as the sum of its shares, and begins at its start or at the end of the message
-    before. O(n^2) for n messages.
+    Messages in flight at the same time share the network equally. An interval is as long as the sum
+    of a message's shares, and begins with it or after the message before. O(n^2) for n messages.
     """
     spans: list[Interval] = []
     clock_ns = -(1 << 62)
@@ -359,9 +358,8 @@ def with_waiting(steps: Sequence[StepTasks], points: Sequence[Measurement]) -> l
     """Return the steps with waits for the other workers' gradients before each message.
 
     An all-reduce begins when the last worker has its gradients: at its end minus its cost without
-    waiting, which ``points`` has for every size. Until then, the operation before the message
-    waits. If the message waited on one rank, all ranks wait until it begins, so that on average it
-    begins when the last worker is ready.
+    waiting, which ``points`` has for every size. If a message waited on one rank, all ranks wait
+    until it begins, so that on average it begins when the last worker is ready.
     """
     cost_s = {point.size_bytes: point.time_s for point in points}
     if (fit := _message_costs(points)) is not None:  # as on the trace's own network

@@ -84,11 +84,9 @@ def profile_of(
 
 
 def layers_of(profile: Profile) -> LayerTable:
-    """Cut a profile into layers: one for each forward operation, in order.
+    """Cut a profile into layers: one for each forward (or, without any, backward) operation.
 
-    A backward operation that makes a gradient ready belongs to the forward operation that needs the
-    parameter; else to the last forward operation that it depends on; else to the layer of the
-    backward operation before it. Without a forward pass, each backward operation is a layer.
+    The page "Algorithms and costs" says to which layer a backward operation belongs.
     """
     lost: list[str] = []
     operations = profile.operations

@@ -125,8 +125,7 @@ def most_urgent_first(
     """Return the order in which a channel with a priority queue sends these slices, as all-reduces.
 
     A plan is fixed beforehand, so the queue is simulated here, with the profile's times and the
-    network's costs. Whenever another message may be issued, it is the most urgent ready one.
-    Latencies of messages in flight overlap; transmissions are one at a time, in order. O(N log N).
+    network's costs. Latencies of messages in flight overlap, transmissions do not. O(N log N).
     """
     rows = network.collective("all-reduce", in_flight=in_flight).rows()
     costs_ns = _native.costs([s.size_bytes for s in slices], rows)

@@ -1,8 +1,7 @@
 """Analysis of a simulated run: its critical path, and what waited for what.
 
 The critical path is walked back from the end of an iteration: before each task comes one whose end
-let it begin. If there are several, the one on the same lane is taken, so that the path stays on one
-resource if possible. Its parts add up to the time that it spans.
+let it begin, on the same lane if possible. Its parts add up to the time that it spans.
 """
 
 from __future__ import annotations

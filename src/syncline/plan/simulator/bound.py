@@ -21,8 +21,7 @@ from syncline.plan.simulator.workers import ALIKE
 class Terms(NamedTuple):
     """One round of gradients, on a clock that starts with the backward pass.
 
-    In the steady state every round is alike, and the period is
-    ``max(base, max over messages (arrival + tail))``, the objective of PACE (Theorem 1).
+    The period is ``max(base, max over messages (arrival + tail))`` (PACE, Theorem 1).
     """
 
     ready_ns: list[int]

@@ -89,10 +89,8 @@ def message_tasks(
 ) -> list[MessageTask]:
     """Return the tasks of all messages of one iteration, in the plan's order.
 
-    One message at a time occupies the channel for ``T(M)``. With more in flight, its latency
-    ``T(0)`` overlaps the transmission of others: it begins when the message is ready, the one
-    before it has begun and the one ``in_flight`` before it has arrived. Raise UserError for a
-    parameter server without a link.
+    The page "Algorithms and costs" says what each occupies ("The DAG of synchronous SGD"). Raise
+    UserError for a parameter server without a link.
     """
     if strategy.exchange == "parameter-server":
         return _with_server(network, plan, classes)

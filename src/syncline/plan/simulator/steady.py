@@ -66,9 +66,9 @@ def steady_state(
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
-    Jobs that share links are simulated beside one another; the period is the mean over evenly
-    spread offsets. If nothing overlaps the next iteration or is prefetched for it, one is enough.
-    With jitter, or if 64 iterations do not settle, the period is a mean.
+    Of jobs that share links, the period is the mean over evenly spread offsets. With jitter, or if
+    64 iterations do not settle, it is the mean over iterations. If nothing overlaps the next
+    iteration or is prefetched for it, one iteration is enough.
     """
     settled = partial(_settled, profile, plan, strategy, workers)
     if plan is None or network.jobs == 1:
