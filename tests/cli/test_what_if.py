@@ -276,7 +276,7 @@ def test_what_a_parameter_server_does_not_count_is_said(run: Run, profile: Path)
     options = ("--strategy", "parameter-server", "--planner", "ddp")
     assert swept(run, profile, LINK, *options).notes == ()
     trees = swept(run, profile, f"{LINK},algorithm=tree", *options)
-    assert "the network's binary-tree does not count" in trees.notes[0]
+    assert "the network's binary-tree is not used" in trees.notes[0]
     clipped = swept(run, profile, LINK, *options, "--clip")
     assert "no norm of the gradients is exchanged" in clipped.notes[0]
 

@@ -176,8 +176,8 @@ def _note_waits(steps: Sequence[StepTasks], notes: list[str]) -> None:
         longest = max((task for step in steps for task in step.tasks), key=lambda t: t.waited_ns)
         notes.append(
             f"{share * 100:.1f} % of a step is waiting that nothing in the trace explains, at most "
-            f"{longest.waited_ns / 1e6:.3g} ms at once, before {longest.name}: it takes as long as "
-            "measured on any network and device"
+            f"{longest.waited_ns / 1e6:.3g} ms at once, before {longest.name}: predictions keep it "
+            "as measured, for any network and device"
         )
 
 

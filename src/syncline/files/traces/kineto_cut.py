@@ -177,8 +177,8 @@ class _Cutter:
         if names:
             self._notes.append(
                 f"{len(names)} communication operations of a step are no gradient messages "
-                f"({', '.join(sorted(set(names))[:4])}): they take as long as measured, with the "
-                "waiting for other workers, on any network and device"
+                f"({', '.join(sorted(set(names))[:4])}): predictions keep their time as measured, "
+                "with the waiting for other workers, for any network and device"
             )
         return StepTasks(
             source=source,
@@ -308,7 +308,7 @@ class _Cutter:
         # A task of zero duration is added, too: steps then have the same tasks even if two events
         # fall on one tick of the clock.
         at_ns = max(at_ns, start)
-        # Before a blocking copy begins, the host waits for what it launches next, not for the past.
+        # The wait for a blocking copy to begin is explained by the copy's stream.
         late_ns = LATE_NS if after or spent_ns is None else None
         if spent_ns is None:
             spent_ns = at_ns - start - self._waited_for_peers(start, at_ns)

@@ -135,8 +135,8 @@ def _note_unsized(parameters: Sequence[ReadyPoint], kept: int, notes: list[str])
         listed = ", ".join(map(str, unsized[:LISTED])) + ", ..." * (len(unsized) > LISTED)
         notes.append(
             f"{len(unsized)} of {len(parameters)} gradients without a size in the trace (in ready "
-            f"order: {listed}): of them {len(unsized) - left_out} with what is left of their "
-            f"message, {left_out} left out; give all sizes with --sizes"
+            f"order: {listed}): {len(unsized) - left_out} take what is left of their message, "
+            f"{left_out} are left out; give all sizes with --sizes"
         )
 
 

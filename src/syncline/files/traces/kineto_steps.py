@@ -120,8 +120,8 @@ def outline_steps(events: KinetoEvents, notes: list[str]) -> list[Outline]:
     ]
     if any(WAITING_LOADER.match(op.name) for step in outlines for op in step.loading):
         notes.append(
-            "the batches were read by loader processes: the reading time is what the training "
-            "process waited for them, not what reading took"
+            "the batches were read by loader processes: the reading time is how long the training "
+            "process waited for them, not how long reading took"
         )
     if any(step.passes > 1 for step in outlines):
         notes.append(

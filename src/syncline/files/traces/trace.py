@@ -37,7 +37,7 @@ class Trace(NamedTuple):
     points: tuple[Measurement, ...] = ()
     """Measured all-reduces: bytes and seconds; empty where the trace times none."""
     fit: Fit | None = None
-    """Cost curve of messages, from the points; None for a fit of all sizes, made on demand."""
+    """Cost curve of messages; None: fitted to the points on demand."""
     workers: int | None = None
     """Workers that exchanged the messages; None where the trace does not say."""
     steps: int = 1

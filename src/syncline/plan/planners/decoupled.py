@@ -56,8 +56,8 @@ def plan_decoupled(
 def in_equal_parts(profile: Profile, network: Network, parts: int, *, by_need: bool = True) -> Plan:
     """Return a plan of whole tensors in ready order, in about ``parts`` messages of equal size.
 
-    With ``by_need`` two are in flight, and updates wait on need; if these wait for a norm or are
-    sharded, each message is decoupled. Otherwise they are DDP's buckets of that size.
+    Without ``by_need`` they are DDP's buckets of that size. With it, two are in flight and updates
+    wait on need; each message is decoupled if updates wait for a norm or are sharded.
     """
     size_bytes = -(-profile.gradient_bytes // parts)
     cut = Ddp(bucket_bytes=size_bytes, first_bucket_bytes=size_bytes)

@@ -21,7 +21,7 @@ class MgWfbp(MergingPlanner, frozen=True, kw_only=True):
     NAME: ClassVar[str] = "mgwfbp"
 
     def last_tensors(self, profile: Profile, network: Network) -> list[int]:
-        """Return the tensors that are normal layers."""
+        """Return the tensors that end a message: the paper's normal layers."""
         a_s, b_s_per_byte = network.all_reduce.linearised(profile.gradient_bytes)
         # The paper numbers layers from the input, 1 to L; gradients become ready from L to 1.
         sizes = [gradient.size_bytes for gradient in reversed(profile.gradients)]

@@ -27,7 +27,7 @@ BYTES_PER_GBIT = 125e6
 MOST_OF_IT = 0.8
 """Layers are named until they cover this share of the messages' time on the critical path."""
 MOST_RANGES = 2
-"""Ranges of layers that a sentence names."""
+"""Most ranges of layers that a sentence names."""
 LOADERS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of loader processes that are tried."""
 NAMES = {

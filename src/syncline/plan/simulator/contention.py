@@ -28,7 +28,7 @@ EXACT = 1e-3
 ROUNDS = 4
 """Gauss-Newton steps of the fit of the computing time that messages take."""
 PRECISION = 2e-4
-"""Of a factor."""
+"""Width of the interval of factors at which a root search ends."""
 MOST_STEPS = 26
 TOLERANCE = 1e-4
 """Share of an iteration by which a prediction may differ from what a factor is fitted to."""

@@ -314,8 +314,8 @@ def _connect_loading(dag: Dag, profile: Profile, strategy: Strategy) -> None:
         # Two buffers on the device: a batch is copied once the one before the last is used up.
         dag.graph.add_edges(dag.joins[:-2], dag.slot_tasks(copies[0])[2:])
     if reads and strategy.prefetch_data:
-        # A batch leaves the buffer when it is copied or, without copies, when its iteration begins:
-        # then the one before it has ended. A batch that is being read already has its place there.
+        # A batch leaves the buffer when it is copied or, without copies, when its iteration begins,
+        # which is when the one before ends. A batch that is being read already occupies a place.
         ahead = max(strategy.ahead, strategy.loaders)
         taken = dag.slot_tasks(copies[-1]) if copies else dag.joins
         places = ahead if copies else ahead + 1

@@ -140,19 +140,19 @@ def _left_out(points: Sequence[Change], simulator: WhatIfSimulator) -> Iterable[
     if any((change.jobs or network.jobs) > 1 for change in points):
         yield (
             "Jobs that share the links are alike, and planned as if each had the links to itself; "
-            "iterations are means over how they are offset against one another."
+            "iteration times are means over the offsets between the jobs."
         )
     if any(change.wire is not None for change in points):
         yield (
-            "Converting gradients to and from the type in which they travel is not charged, nor is "
-            "what the sum loses in it."
+            "Converting gradients to and from the type in which they travel is not included, nor "
+            "is the effect of the lower precision."
         )
     sparse = network.density is not None or any(change.density is not None for change in points)
     if sparse and network.sparse is None:
-        yield "Selecting and merging the elements of a sparse exchange is not charged."
+        yield "Selecting and merging the elements of a sparse exchange is not included."
     served = any(change.strategy.exchange == "parameter-server" for change in points)
     if served and network.algorithm not in ("ring", *SERVER_ALGORITHMS):
-        yield f"With a parameter server the network's {network.algorithm} does not count."
+        yield f"With a parameter server the network's {network.algorithm} is not used."
     if served and simulator.profile_at(points[0]).norm is not None:
         yield "With a parameter server no norm of the gradients is exchanged."
     if any(change.compute_scale != 1 for change in points):

@@ -80,7 +80,7 @@ class Workers(Value, frozen=True, kw_only=True):
         table = np.broadcast_to(factors, (iterations, len(classes)))
         if not self.jitter:
             return table
-        # A stream of its own, drawn row by row: more iterations leave the first ones as they were.
+        # A separate random stream, drawn row by row: more iterations do not change the first ones.
         generator = np.random.default_rng([self.seed, 1])
         return table * np.exp(generator.normal(0, self.jitter, (iterations, len(classes))))
 
