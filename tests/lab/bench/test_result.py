@@ -47,7 +47,7 @@ def test_the_file_is_read_back() -> None:
 def test_entries_that_cannot_be() -> None:
     with pytest.raises(UserError, match="no entries"):
         Benchmark(collective="reduce", place="", machine="", versions={}, entries=())
-    with pytest.raises(UserError, match="longer than 0 s"):
+    with pytest.raises(UserError, match="must be above 0 s, found 0"):
         entry("gloo", 0.0, 4)
     with pytest.raises(UserError, match="longer than the 70369 s"):
         entry("gloo", 1e300, 4)

@@ -64,7 +64,7 @@ class CollectiveTimes(Value, frozen=True, kw_only=True):
         for seconds in (*self.rounds_s, *self.cpu_s):
             require_time(where, seconds)
         if min(self.rounds_s) <= 0:
-            raise UserError(f"{where}: the times of operations must be above 0 s")
+            raise UserError(f"{where}: times must be above 0 s, found {min(self.rounds_s):g}")
 
     @property
     def latency_s(self) -> float:

@@ -44,7 +44,7 @@ class PlanTimes(Value, frozen=True, kw_only=True):
                 for seconds in value if isinstance(value, tuple) else (value,):
                     require_time(f"{where}: {field}", seconds)
         if min(self.rounds_s) <= 0:
-            raise UserError(f"{where}: the times of iterations must be above 0 s")
+            raise UserError(f"{where}: times must be above 0 s, found {min(self.rounds_s):g}")
 
     @property
     def measured_s(self) -> float:
