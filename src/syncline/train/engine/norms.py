@@ -83,11 +83,10 @@ class ShareNorms:
     def local(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
         """Return the norm of a gradient of shape ``(elements,)``, as all workers compute it."""
         rows = torch.zeros(len(self._pieces), 1, dtype=torch.float64, device=gradient.device)
+        combined = torch.maximum if self._order == torch.inf else torch.add
         for row, pieces in zip(rows, self._pieces, strict=True):
             for number in self._numbers([gradient[start:stop] for start, stop in pieces[index]]):
-                row[0] = (
-                    torch.maximum(row[0], number) if self._order == torch.inf else row[0] + number
-                )
+                row[0] = combined(row[0], number)
         return self.norms(rows)[0]
 
     def _numbers(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

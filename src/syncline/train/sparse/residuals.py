@@ -73,7 +73,7 @@ class Residuals:
             self.scale = scale
 
     def follow(self, name: str, rate: float) -> None:
-        """Rescale a parameter's residual for a new learning rate, to move the weights as far.
+        """Rescale a parameter's residual for a new learning rate: it moves the weights equally far.
 
         Gradients added from now on belong to this rate. A rate of 0 does not change residuals;
         values delivered then move no weight, as with dense gradients.
