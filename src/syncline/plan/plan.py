@@ -285,7 +285,14 @@ class Plan(Document, frozen=True, kw_only=True):
         A tensor without elements belongs to the message that holds the element before it.
         """
         ends = self._ends()
-        return tuple(_tensors_between(ends, message) for message in self.messages)
+        found = []
+        for message in self.messages:
+            first = bisect.bisect_right(ends, message.start) if message.start else 0
+            stop = bisect.bisect_right(ends, message.stop)
+            if (ends[stop - 1] if stop else 0) < message.stop:  # it ends inside the next tensor
+                stop += 1
+            found.append(range(first, max(stop, first)))
+        return tuple(found)
 
     def message_bytes(self) -> tuple[int, ...]:
         """Return each message's bytes on the wire; a sparse one counts as if it were dense."""
@@ -361,12 +368,3 @@ def _covers(spans: list[tuple[int, int]], span: tuple[int, int]) -> bool:
             break
         at = max(at, stop)
     return at >= span[1]
-
-
-def _tensors_between(ends: list[int], message: Message) -> range:
-    first = bisect.bisect_right(ends, message.start) if message.start else 0
-    stop = bisect.bisect_right(ends, message.stop)
-    whole = ends[stop - 1] if stop else 0
-    if whole < message.stop:  # the message ends inside the next tensor
-        stop += 1
-    return range(first, max(stop, first))

@@ -189,21 +189,18 @@ class Profile(Document, frozen=True, kw_only=True):
                     )
         if not self.gradients:
             raise UserError("profile: no gradient tensors; a model without them needs no exchange")
-        self._check_gradients()
-        self._check_order()
-        total_s = math.fsum(operation.duration_s for operation in self.operations)
-        require_time("profile: all operations together", total_s)
-
-    def _check_gradients(self) -> None:
         require_tensors("profile: gradients", "gradient", self.gradients)
         for index, gradient in enumerate(self.gradients):
             for field in ("ready_after", "needed_by"):
-                operation = getattr(gradient, field)
-                if operation is not None and not 0 <= operation < len(self.operations):
+                place = getattr(gradient, field)
+                if place is not None and not 0 <= place < len(self.operations):
                     raise UserError(
                         f"profile: gradients[{index}] {quoted(gradient.name)}: {field} is "
-                        f"{operation}, but there are {len(self.operations)} operations"
+                        f"{place}, but there are {len(self.operations)} operations"
                     )
+        self._check_order()
+        total_s = math.fsum(operation.duration_s for operation in self.operations)
+        require_time("profile: all operations together", total_s)
 
     def _check_order(self) -> None:
         exchanged = self._first("finalize", "update")

@@ -153,10 +153,6 @@ _SCHEMA = re.compile(rb'"schema"\s*:\s*"1\.')
 _KINETO_KEYS = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
 
 
-def _is_execution_trace(head: bytes) -> bool:
-    return _begins_json(head, b"{") and _SCHEMA.search(head) is not None
-
-
 def _is_kineto(head: bytes) -> bool:
     if _begins_json(head, b"["):
         return b'"ph"' in head
@@ -241,7 +237,7 @@ FORMATS: dict[str, Format] = {
         Format(
             name=EXECUTION_TRACE,
             summary="PyTorch execution trace: structure and bytes, no times",
-            detects=_is_execution_trace,
+            detects=lambda head: _begins_json(head, b"{") and bool(_SCHEMA.search(head)),
             read=_read_execution_trace,
         ),
         Format(

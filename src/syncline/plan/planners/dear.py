@@ -32,7 +32,13 @@ class Dear(Planner, frozen=True, kw_only=True):
 
     def plan(self, profile: Profile, network: Network) -> Plan:
         """Return the plan for one iteration of ``profile`` on ``network``."""
-        buckets = self._buckets(profile)
+        buckets: list[Slice] = []
+        for tensor in reversed(whole_tensors(profile)):
+            if buckets and buckets[-1].size_bytes + tensor.size_bytes < self.bucket_bytes:
+                buckets[-1] = tensor.joined(buckets[-1])
+            else:
+                buckets.append(tensor)
+        buckets.reverse()  # into the order in which they become ready
         scattered = [
             Message(start=b.start, stop=b.stop, collective="reduce-scatter") for b in buckets
         ]
@@ -41,13 +47,3 @@ class Dear(Planner, frozen=True, kw_only=True):
             for b in sorted(buckets, key=lambda b: b.urgency)
         ]
         return plan_of(self.NAME, profile, network.workers, scattered + gathered)
-
-    def _buckets(self, profile: Profile) -> list[Slice]:
-        """Return the buckets in the order in which they become ready."""
-        filled: list[Slice] = []
-        for tensor in reversed(whole_tensors(profile)):
-            if filled and filled[-1].size_bytes + tensor.size_bytes < self.bucket_bytes:
-                filled[-1] = tensor.joined(filled[-1])
-            else:
-                filled.append(tensor)
-        return filled[::-1]

@@ -118,10 +118,14 @@ def _settled(
     elif len(offsets_ns) > 1 or by_need or drift_apart or ahead or profile.has_lanes:
         # Some part of an iteration can run beside the one before it.
         iterations = FIRST_ITERATIONS * round_of
+    workers_of = [workers] * len(offsets_ns)
+    if workers.jitter:  # each job draws its own
+        seeds = range(workers.seed, workers.seed + len(offsets_ns))
+        workers_of = [msgspec.structs.replace(workers, seed=seed) for seed in seeds]
     while True:
         dags = [
             build(profile, network, plan, strategy=strategy, workers=own, iterations=iterations)
-            for own in _own_draws(workers, len(offsets_ns))
+            for own in workers_of
         ]
         dag = dags[0]
         graph = dag.graph if len(dags) == 1 else side_by_side(dags, offsets_ns)
@@ -156,10 +160,3 @@ def _settled(
                 period_ns = max(period_ns, float(sent.mean()))
             return Steady(dag, start_ns, stop_ns, ends_ns, period_ns, error)
         iterations *= 2
-
-
-def _own_draws(workers: Workers, jobs: int) -> list[Workers]:
-    """Return the workers of each job: equal ones, but each job draws its own jitter."""
-    if not workers.jitter:
-        return [workers] * jobs
-    return [msgspec.structs.replace(workers, seed=workers.seed + job) for job in range(jobs)]

@@ -35,13 +35,11 @@ from syncline.plan.simulator.transformations import (
     without_loading,
 )
 from syncline.plan.simulator.workers import ALIKE, Workers
-from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
+from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, VALUE_BYTES
 from syncline.plan.whatif import Point, Setting
 
 MOST_POINTS = 5000
 """Points of one sweep."""
-ELEMENT_BYTES = 4
-"""Bytes of an element for which the costs of sparse exchange are computed."""
 
 PlanFunction = Callable[[Profile, Network], Plan]
 
@@ -192,7 +190,7 @@ class WhatIfSimulator:
         if network.density is None or not elements:
             return network
         width = profile.gradient_bytes / elements
-        if width == ELEMENT_BYTES:
+        if width == VALUE_BYTES:
             return network
         whole, pipelined = network.all_reduce, network.pipelined
         if pipelined is not None:
@@ -277,7 +275,7 @@ def _computed(change: Change) -> _Computed:
 def of_width(curve: CostCurve, exchange: Exchange, element_bytes: float) -> CostCurve:
     """Convert the curve of a sparse exchange of 4-byte elements to elements of another width."""
     index_bytes = exchange.index_bytes
-    rate = (1 + index_bytes / element_bytes) / (1 + index_bytes / ELEMENT_BYTES)
+    rate = (1 + index_bytes / element_bytes) / (1 + index_bytes / VALUE_BYTES)
     link = curve.less(exchange.computing_curve())
     link = link.rebased(link.latency_s, rate)
     return CostCurve.in_turn([link, exchange.computing_curve(element_bytes=element_bytes)])
