@@ -30,9 +30,7 @@ from syncline.errors import PeerError, SynclineError
 from syncline.lab.processes import LocalProcess, end_of
 
 START_S = 120.0  # how long all workers may take to start and connect
-FAILURE_GRACE_S = 0.5
-"""How long the others may take to report errors after one has failed: the first error to arrive may
-be a consequence of another worker's."""
+FAILURE_GRACE_S = 0.5  # after a failure, for other workers to report what may be its cause
 END_S = 10.0  # how long workers may take to end by themselves before they are killed
 OUTPUT_BYTES, OUTPUT_LINES = 4000, 20  # the end of a lost worker's output, for the error
 

@@ -20,9 +20,7 @@ from syncline.plan.profile import COMPUTING, WAIT, Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 from syncline.plan.simulator.whatif import Change, WhatIfSimulator
 
-MODEL_ERROR = 0.03
-"""Standard error of a predicted ratio of two iteration times, as benchmarks.prediction_error found
-for iteration times."""
+MODEL_ERROR = 0.03  # standard error of predicted time ratios, from benchmarks.prediction_error
 BUCKETS_MIB = (1, 2, 5, 10, 25, 50, 100, 200)
 RATES = {"10 Gbit/s": 1.25e9, "25 Gbit/s": 3.125e9, "100 Gbit/s": 12.5e9}
 LEAST_GAIN = 1.02  # remedies that gain less than this factor are not worth a change
@@ -30,9 +28,7 @@ ACCUMULATED = 4
 SMALL_SHARE = 0.05  # exposed communication below this share of an iteration is not the limit
 EXPECTED_SHARE = 0.5  # a bus bandwidth below this share of the interface's is suspect
 RETRANSMITTED = 0.002  # suspect share of TCP segments sent again; below 0.001 in a sound network
-SLOWER, SLOWER_LINK = 1.25, 2.0
-"""A rank that takes this many times as long as the median rank to compute, or to exchange a
-message, is suspect."""
+SLOWER, SLOWER_LINK = 1.25, 2.0  # a rank this many times slower than the median rank is suspect
 FAST_BYTES_PER_S = 1.25e9  # from 10 Gbit/s on, packets of 1,500 bytes cost noticeable CPU time
 
 

@@ -29,14 +29,11 @@ from syncline.lab.testbed import Cluster
 from syncline.lab.workers import Progress
 from syncline.train.measure.machine import machine_name
 
-TRIALS = (1, 10)
-"""The most iterations of a lap in each trial. Trials come before the first round, and tell how
-many iterations make a lap of the wanted length."""
+TRIALS = (1, 10)  # most iterations of a lap in each trial; they precede the first round
 MOST_ITERATIONS = 5000  # of a lap in a round
+# To choose the number of blocks: inside a host about a wake-up and 5 GB/s; latency between hosts.
 HOST_ALPHA_S, HOST_BETA_S_PER_BYTE = 5e-6, 2e-10
-"""Latency and time per byte inside a host, to choose the number of blocks: roughly a wake-up, and
-5 GB/s."""
-NETWORK_ALPHA_S = 50e-6  # latency of a message between hosts, to choose the number of blocks
+NETWORK_ALPHA_S = 50e-6
 Candidate = TypeVar("Candidate")
 
 
@@ -52,10 +49,10 @@ def race(
     """Interleave candidates; return the iterations a lap and the laps of each.
 
     Every round has one lap of each candidate, and starts with another one. ``lap`` measures a
-    candidate over a number of iterations, chosen so that it takes ``lap_s``. It returns None if the
-    candidate cannot take part, which drops the candidate. ``step`` is called before each of
-    :data:`TRIALS` and each round. A candidate whose best trial takes more than ``hopeless`` times
-    as long as the best of all is not measured any further.
+    candidate over a number of iterations, which the trials choose so that it takes ``lap_s``. If it
+    returns None, the candidate cannot take part and is dropped. ``step`` is called before each
+    trial and round. A candidate whose best trial takes more than ``hopeless`` times as long as the
+    best of all is not measured any further.
     """
     least_s: dict[Candidate, float] = {}
 

@@ -62,9 +62,7 @@ class BenchmarkRequest(_Request, frozen=True, kw_only=True):
     contestants: tuple[str, ...]
     rounds: Annotated[int, described("Turns of every contestant.")] = LEAST_ROUNDS
     lap_s: Lap = 0.05
-    timeout_s: Annotated[
-        float, described("Give up when a turn takes longer than this many seconds.")
-    ] = 300.0
+    timeout_s: Annotated[float, described("Give up when a turn takes longer.", "SECONDS")] = 300.0
     pythons: Mapping[str, Path] = {}  # MPI -> the interpreter that has its mpi4py
 
     def __post_init__(self) -> None:
@@ -103,9 +101,7 @@ class TuneRequest(_Request, frozen=True, kw_only=True):
     collectives: tuple[Collective, ...]
     rounds: Annotated[int, described("Turns of every algorithm.")] = 7
     lap_s: Lap = 0.02
-    timeout_s: Annotated[
-        float, described("Give up when a turn takes longer than this.", "SECONDS")
-    ] = 60.0
+    timeout_s: Annotated[float, described("Give up when a turn takes longer.", "SECONDS")] = 60.0
     deadline_s: Annotated[
         float,
         described(

@@ -20,9 +20,7 @@ from syncline.lab.bench.switch_points import built_in_candidate, candidates, reg
 from syncline.lab.workers import Progress
 from syncline.train.measure.machine import machine_name
 
-HOPELESS = 4.0
-"""An algorithm that takes this many times as long as the fastest in both trials is not measured any
-further."""
+HOPELESS = 4.0  # an algorithm this many times slower than the fastest in all trials is dropped
 
 
 class Tuned(NamedTuple):

@@ -199,9 +199,7 @@ def sgd(module: nn.Module, config: TrainingConfig) -> SGD:
     )
 
 
-DROPS = (0.5, 0.75)
-"""Parts of the training after which the step schedule divides the learning rate by ten, as in He et
-al., section 4.2: after 32 and 48 of 64 thousand iterations."""
+DROPS = (0.5, 0.75)  # parts of a training; He et al., section 4.2: 32k and 48k of 64k iterations
 
 
 def learning_rate_factor(step: int, steps_per_epoch: int, hyper: Hyperparameters) -> float:
