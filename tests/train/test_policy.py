@@ -801,7 +801,7 @@ def test_a_remembered_plan_that_ddp_does_not_take_is_forgotten() -> None:
     assert "profiling" in names(stages)
     assert run.findings.plan is not None
     assert run.findings.plan.planner == "overlap"
-    assert len(said(run, "DDP would not take the messages of by hand: other buckets")) == 1
+    assert len(said(run, "DDP did not take the messages of by hand: other buckets")) == 1
 
 
 def test_a_remembered_plan_is_not_run_where_nothing_defers() -> None:

@@ -165,7 +165,7 @@ class Experiments:
 
         If 16 or 8 bits were asked for, the alternative to Syncline is DDP with torch's hook of 16
         bits. So ``anew`` also measures that, and the faster of the two is the baseline from then
-        on. What is returned is always DDP without the hook.
+        on; what ``anew`` returns is DDP without the hook.
         """
         self.hook = None if anew else self.hook
         warmup = REBUILT  # the buckets of a plan ran before
@@ -251,7 +251,7 @@ class Experiments:
         if found.mismatch is None:
             return False
         self.notes.say(
-            f"DDP would not take the messages of {plan.planner}: {found.mismatch}; {OTHER_ORDER}",
+            f"DDP did not take the messages of {plan.planner}: {found.mismatch}; {OTHER_ORDER}",
             logging.WARNING,
         )
         return True

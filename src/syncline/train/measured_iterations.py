@@ -124,7 +124,8 @@ class MeasuredIterations:
             self._accumulates = False
             observer.resume()
         elif not first:
-            # Another forward pass before the same backward pass: the iteration begins again here.
+            # Another forward pass before the same backward pass: the iteration begins again here,
+            # and the earlier passes count as time between iterations.
             again = observer.begin()
             if again is not None and self._noted is not None:
                 iteration, recorded = self._noted

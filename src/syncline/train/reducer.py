@@ -79,7 +79,7 @@ class Reducer:
     def make_final(self) -> None:
         """Rebuild the reducer's buckets on all ranks, after its first backward pass.
 
-        torch's class does so in its next forward pass, which may be in evaluation on some ranks.
+        torch's class does so in its next forward pass, but ranks may not all run the same passes.
         """
         ddp = self._wrapped.ddp
         if self._is_ours and not has_final_buckets(ddp):

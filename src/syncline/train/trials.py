@@ -50,7 +50,7 @@ LEAST_GAIN = 0.01
 """A plan that is predicted to gain this share is tried, however noisy the DDP baseline is: a trial
 costs almost nothing if the plan is as fast."""
 TRIALS = 3
-"""At most this many plans are tried, each only if the previous trial differed from its prediction.
+"""At most this many plans are tried, another only if the last trial differed from its prediction.
 Then one more may be tried that only the fitted contention speaks against."""
 
 

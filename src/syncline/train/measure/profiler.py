@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import timeit
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -246,15 +247,13 @@ def unpack_seconds(parameters: Mapping[str, nn.Parameter]) -> float:
     copies = [
         torch.empty_like(p, memory_format=torch.contiguous_format) for p in parameters.values()
     ]
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        offset = 0
-        for copy in copies:
-            copy.view(-1).copy_(flat[offset : offset + copy.numel()])
-            offset += copy.numel()
-        times.append(time.perf_counter() - start)
-    return median(times[1:])
+    parts = flat.split([copy.numel() for copy in copies])
+
+    def unpack() -> None:
+        for copy, part in zip(copies, parts, strict=True):
+            copy.view(-1).copy_(part)
+
+    return median(timeit.repeat(unpack, number=1, repeat=3)[1:])
 
 
 def _dependencies(trace: SegmentTrace, computing: list[Segment]) -> list[list[int]]:
