@@ -166,7 +166,7 @@ def test_no_step_is_dense_unasked(workers: WorkerPool) -> None:
         ("half", "is torch.float16 on cpu; sparse exchange needs torch.float32"),
         ("embedding", "UserError: module '0' makes sparse gradients"),
         ("momentum", "UserError: a recipe with momentum replaces the optimizer's"),
-        ("lossy plan", "UserError: the plan has lossy messages; that must be asked for"),
+        ("lossy plan", "UserError: the plan has lossy messages, which must be asked for"),
         ("other payload", "UserError: the plan's messages travel as bfloat16, compression is gtop"),
         ("whole model", "UserError: a recipe with unit 'model' selects from all gradients at once"),
         ("planner of several", "message; the planner 'merge' makes several: take 'single'"),

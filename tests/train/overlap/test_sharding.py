@@ -181,7 +181,7 @@ def test_refusals_say_what_to_do(workers: WorkerPool, tmp_path: Path) -> None:
             "Adafactor cannot be sharded",
             "full_state_dict is for optimizers that this model shards",
             "model.overlap(optimizer, shard=True) before training",
-            "write model.full_state_dict(optimizer)",
+            "call model.full_state_dict(optimizer)",
             "no checkpoint can be read",
             "no sharded optimizer under 'other'",
             "called twice",

@@ -318,7 +318,7 @@ def require_compression(
     if compression is None:
         if plan is not None and plan.is_lossy:
             raise UserError(
-                "the plan has lossy messages; that must be asked for: give compression too, the "
+                "the plan has lossy messages, which must be asked for: give compression too, the "
                 "recipe or type that the plan was made for"
             )
         return
@@ -329,14 +329,14 @@ def require_compression(
         )
     if isinstance(compression, Recipe) and compression.momentum and check:
         raise UserError(
-            "a recipe with momentum replaces the optimizer's, which the dense steps of the check "
-            "would lack; give check=False, so that every step is compressed"
+            "a recipe with momentum replaces the optimizer's momentum, which the dense steps of the "
+            "check would lack; give check=False, so that every step is compressed"
         )
     whole = isinstance(compression, Recipe) and compression.unit == "model"
     if whole and plan is None and planner not in (Auto.NAME, Single.NAME):
         raise UserError(
             "a recipe with unit 'model' selects from all gradients at once, so they travel in one "
-            f"message; the planner {planner!r} makes several: take 'single', or leave it out"
+            f"message; the planner {planner!r} makes several: take 'single', or leave planner out"
         )
     ignored = ignored_by_ddp(module)
     exchanged = {

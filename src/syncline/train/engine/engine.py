@@ -175,7 +175,7 @@ class Engine(MessageThreads):
             names = ", ".join(self.plan.label(self.layout.tensors[m]) for m in messages[:3])
             raise PeerError(
                 f"rank {self.rank}: the exchange of {names or 'the gradients'} did not end within "
-                f"{self.timeout_s:.0f} s of the last message that moved; a peer has stopped, see "
+                f"{self.timeout_s:.0f} s of its last progress; a peer has stopped, see "
                 "the other ranks' output, and resume from the last checkpoint"
             )
 

@@ -254,7 +254,7 @@ def owner_of(tensor: torch.Tensor) -> Owner:
     if owner is None:
         raise UserError(
             "this gradient was kept while its model was dropped, in the middle of its exchange; "
-            "read it before"
+            "read it before that"
         )
     return owner
 

@@ -202,7 +202,7 @@ class ShardedDeferral(Deferral):
         if spent and not self._makes_here:
             raise UserError(
                 f"overlap(shard=True): the gradient of {self.names[spent[0]]!r} was read after the "
-                "optimizer's step, where no rank has whole gradients; read it before the step, or "
+                "optimizer's step, when no rank has whole gradients; read it before the step, or "
                 "call optimizer.zero_grad() first, also before the module is moved or cast"
             )
         super().read_gradients(indices)
@@ -236,8 +236,8 @@ class ShardedDeferral(Deferral):
                 if self.parameters[index].grad is gradient:
                     raise UserError(
                         f"overlap(shard=True): the gradient of {self.names[index]!r} was not set "
-                        "to zero after the optimizer's step, and no rank has the whole of it that "
-                        "this backward pass adds to; call optimizer.zero_grad() in between"
+                        "to zero after the optimizer's step. This backward pass would add to it, "
+                        "but no rank has it whole; call optimizer.zero_grad() in between"
                     )
             for gradient in self._spent.values():
                 release(gradient)

@@ -110,7 +110,7 @@ class ShardedOptimizer(DeferredOptimizer):
             if any(p.grad is not None and is_pending(p.grad) for p in exchanged):
                 raise UserError(
                     "overlap(shard=True): a second step was made on the gradients of one backward "
-                    "pass, of which no rank has the whole after the first; make one step"
+                    "pass, but after the first no rank has whole gradients; make one step"
                 )
             # Hooks of the step itself would see shares instead of the model's parameters.
             before_steps.call(self.optimizer, (), {})
@@ -129,7 +129,7 @@ class ShardedOptimizer(DeferredOptimizer):
 
     def _before_save(self) -> None:
         raise UserError(
-            "state_dict() of a sharded optimizer would hold one rank's share; write "
+            "state_dict() of a sharded optimizer would hold one rank's share; call "
             "model.full_state_dict(optimizer) on all ranks, which returns the whole on rank 0"
         )
 
