@@ -31,9 +31,7 @@ from syncline.plan.simulator.transformations import with_sharding
 from syncline.plan.timeline import Timeline
 from syncline.train.measure.machine import machine_name
 
-PATIENCE = (
-    3.0  # without ``timeout_s`` a replay may take this many times its prediction, and START_S
-)
+PATIENCE = 3.0  # without ``timeout_s`` a replay may take START_S and this times its prediction
 PROBE_S = 600.0  # without ``timeout_s`` the probe may take this long
 LEAST_PROBED_BYTES, MOST_PROBED_BYTES = 1 << 20, 1 << 26
 """Bounds of the largest message that is probed; between them it has the size of all gradients."""
