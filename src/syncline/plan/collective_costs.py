@@ -146,7 +146,7 @@ def pipeline_line(
 
 
 BLOCK_COUNTS = (1, *(half << i for i in range(20) for half in (2, 3)))
-"""1, 2, 3, 4, 6, 8, 12, ...: how many blocks a pipelined message may be cut into."""
+"""1, 2, 3, 4, 6, 8, 12, ...: numbers of blocks that are tried, besides the worker count."""
 
 
 def pipeline_curve(
@@ -157,11 +157,7 @@ def pipeline_curve(
     *,
     steps: Callable[[int, float], tuple[float, float]] = pipeline_steps,
 ) -> CostCurve:
-    """Return the cost of a linear pipeline's collective in the cheapest number of equal blocks.
-
-    It tries 1, 2, 3, 4, 6, 8, 12, ... blocks, and one for each worker, where the cost of an
-    all-reduce has a kink. That costs at most 2.1 % more than the best number of blocks.
-    """
+    """Return the cost of a linear pipeline's collective, within 2.1 % of the best block count."""
     require_workers(workers)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)

@@ -88,11 +88,7 @@ DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
 def all_reduce_curve(
     algorithm: str, workers: int, link: Link, *, switch_bytes_per_s: float | None = None
 ) -> CostCurve:
-    """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`.
-
-    The bytes of all workers pass the switch: ``P ceil(log2 P) M`` by recursive doubling,
-    ``2 (P - 1) M`` by any other algorithm.
-    """
+    """Return the cost of an all-reduce over a link, by one of :data:`DENSE_ALGORITHMS`."""
     require_known("all-reduce algorithm", algorithm, DENSE_ALGORITHMS)
     algorithm = FLAT.get(algorithm, algorithm)
     if algorithm == "linear-pipeline":
@@ -102,6 +98,7 @@ def all_reduce_curve(
     if switch_bytes_per_s is None:
         return curve
     doubling = algorithm == "recursive-doubling"
+    # How often the message passes the switch, over all workers.
     sent = workers * doubling_rounds(workers) if doubling else 2 * (workers - 1)
     return curve.at_least(curve.latency_s, sent / switch_bytes_per_s)
 
@@ -271,11 +268,7 @@ class Exchange(Value, frozen=True, kw_only=True):
         )
 
     def push_and_pull(self) -> tuple[CostCurve, CostCurve]:
-        """Return the costs of sending all gradients to parameter servers and of fetching the sums.
-
-        With hosts, the push begins with a reduce-scatter round a ring inside each host, and the
-        pull ends with an all-gather. Each includes half of the time of the hosts' stages.
-        """
+        """Return the costs of sending gradients to parameter servers and of fetching the sums."""
         require_known("exchange through servers", self.algorithm, SERVER_ALGORITHMS)
         link, inside = self.link, self.inside or _FREE
         return self._one_way(link, inside), self._one_way(_no_gamma(link), _no_gamma(inside))

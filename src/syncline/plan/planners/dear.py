@@ -12,11 +12,9 @@ from syncline.plan.profile import Profile
 
 
 class Dear(Planner, frozen=True, kw_only=True):
-    """Reduce-scatter in the backward pass, all-gather in the next forward pass.
+    """Reduce-scatter each bucket once it is ready; then all-gather all in the order of need.
 
-    Buckets are filled from the input on while they stay below ``bucket_bytes``. In the backward
-    pass each is reduce-scattered as soon as it is ready. After all reduce-scatters, they are
-    all-gathered in the order in which the forward pass needs them.
+    Buckets are filled from the input on while they stay below ``bucket_bytes``.
 
     Source: L. Zhang, S. Shi, X. Chu, W. Wang, B. Li, C. Liu, *DeAR: Accelerating Distributed Deep
     Learning with Fine-Grained All-Reduce Pipelining*, ICDCS 2023; the size is the default of its

@@ -57,7 +57,7 @@ class Dag(NamedTuple):
         return self._in_each_iteration(first + np.arange(count, dtype=np.int64) * width)
 
     def message_tasks(self, message: int | None = None) -> TaskIndices:
-        """Return the tasks of one of :attr:`messages`: shape ``(iterations, 1)``; or of all."""
+        """Return the tasks of one of :attr:`messages`, or of all: ``(iterations, messages)``."""
         chosen = np.arange(len(self.messages)) if message is None else np.array([message])
         return self._in_each_iteration(len(self.classes) * self.layout.before_exchange + chosen)
 
