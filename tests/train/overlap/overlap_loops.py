@@ -403,7 +403,7 @@ for _text, _happens, _kind, _near, _how in (
     ("`clip_grad_norm_` with `foreach=True`", OVERLAPS, "2", True, partial(_norm, foreach=True)),
     ("`clip_grad_norm_` with `foreach=False`", OVERLAPS, "2", True, partial(_norm, foreach=False)),
     ("`clip_grad_norm_` of the 1-norm", OVERLAPS, "1", True, partial(_norm, norm_type=1)),
-    ("`clip_grad_norm_` of the largest", OVERLAPS, "inf", True, partial(_norm, norm_type="inf")),
+    ("`clip_grad_norm_` of the max norm", OVERLAPS, "inf", True, partial(_norm, norm_type="inf")),
     ("`error_if_nonfinite`", OVERLAPS, "2", True, partial(_norm, error_if_nonfinite=True)),
     ("`get_total_norm` and `clip_grads_with_norm_`, logged", OVERLAPS, "2", True, _in_two_calls),
     ("clipping the norm of each group of parameters", OVERLAPS, "2", True, _by_group),
@@ -422,7 +422,10 @@ def clip_unexpected(side: Side) -> None:
 
 
 @feature(
-    "the same, one rank after the other reads its gradients first", OVERLAPS, norm="2", near=True
+    "`clip_grad_norm_` after one rank, another at each step, has read its gradients",
+    OVERLAPS,
+    norm="2",
+    near=True,
 )
 def clip_read_on_one_rank(side: Side) -> None:
     def clip(ddp: Any) -> torch.Tensor:
@@ -658,7 +661,10 @@ def averaged_inside(side: Side) -> None:
     side.finish(ddp, optimizer)
 
 
-@feature("weights changed after they were averaged, in every place", OVERLAPS)
+@feature(
+    "weights changed after they were averaged: after `step`, by a hook, after the forward pass",
+    OVERLAPS,
+)
 def averaged_and_changed(side: Side) -> None:
     ddp, optimizer = begin(side)
     mean = AveragedModel(ddp.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))

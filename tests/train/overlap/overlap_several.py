@@ -64,7 +64,7 @@ def gan(side: Side) -> None:
     _gan(side, freeze=False)
 
 
-@feature("a GAN that freezes its judge meanwhile, `find_unused_parameters=True`", OVERLAPS)
+@feature("a GAN that freezes its discriminator meanwhile, `find_unused_parameters=True`", OVERLAPS)
 def gan_frozen(side: Side) -> None:
     _gan(side, freeze=True)
 

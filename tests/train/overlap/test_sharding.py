@@ -38,7 +38,7 @@ TRIED = [
     "a backward pass without a step, now and then",
     "`clip_grad_norm_` with `foreach=True`",
     "the same, where the norm is below the limit",
-    "`clip_grad_norm_` of the largest",
+    "`clip_grad_norm_` of the max norm",
     "clipping every tenth step only",
     "`GradScaler`, with steps that it skips",
     "`clip_grad_value_`",
@@ -49,7 +49,7 @@ TRIED = [
 """Rows of the table of features that are the same with sharded optimizers."""
 GATHERED = [
     "`p.grad` read after `backward`",
-    "the same, one rank after the other reads its gradients first",
+    "`clip_grad_norm_` after one rank, another at each step, has read its gradients",
     "`GradScaler` with a fused optimizer",
 ]
 """Rows in which some rank reads gradients before the step, so that these are gathered."""
