@@ -160,8 +160,7 @@ class Compressing:
             self._exchange = _Rounding(compression, parameters, group)
         self._first_step = 0  # the steps already made when this training resumed from a checkpoint
         self._resumed = "not decided"
-        self._takers: dict[str, RemovableHandle] = {}
-        """By parameter: the hook that adds what its residual holds to its next gradient."""
+        self._takers: dict[str, RemovableHandle] = {}  # hooks that add residuals to gradients
         self._delivered: set[str] = set()  # parameters whose hooks have done so
         # Parameters outlive their wrapper.
         weakref.finalize(self, _remove, self._takers).atexit = False
@@ -329,8 +328,8 @@ def require_compression(
         )
     if isinstance(compression, Recipe) and compression.momentum and check:
         raise UserError(
-            "a recipe with momentum replaces the optimizer's momentum, which the dense steps of the "
-            "check would lack; give check=False, so that every step is compressed"
+            "a recipe with momentum replaces the optimizer's momentum, which the check's dense steps "
+            "would lack; give check=False, so that every step is compressed"
         )
     whole = isinstance(compression, Recipe) and compression.unit == "model"
     if whole and plan is None and planner not in (Auto.NAME, Single.NAME):

@@ -51,8 +51,7 @@ def sum_then(
 class Work(NamedTuple):
     """A collective in flight."""
 
-    wait: Callable[[], object]
-    """Blocks until the result is in place; raises RuntimeError if a peer failed or timed out."""
+    wait: Callable[[], object]  # blocks for the result; RuntimeError if a peer failed or timed out
     wait_on_stream: Callable[[], object] = lambda: None
     """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
 
@@ -67,8 +66,7 @@ class Slice:
     elements: torch.Tensor
     wire: torch.dtype  # the type in which they are sent; int8 is encoded
     collective: MessageCollective
-    shares: Shares
-    """The workers' shares; empty for an all-reduce (:mod:`.layout`)."""
+    shares: Shares  # the workers' shares, empty for an all-reduce; see ``layout``
     residual: torch.Tensor | None = None  # in int8: what rounding has lost, of the elements' shape
     sent: torch.Tensor = field(init=False)  # what the backend sums: the elements, or a cast copy
     encoded: list[list[torch.Tensor]] = field(default_factory=list)

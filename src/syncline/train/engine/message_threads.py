@@ -34,19 +34,16 @@ class Round:
     """One iteration's exchange."""
 
     def __init__(self, layout: BucketLayout, *, norms: bool, sharded: bool) -> None:
-        self.missing = [len(tensors) for tensors in layout.tensors]
-        """Of each message: how many of its tensors are not ready."""
+        self.missing = [len(tensors) for tensors in layout.tensors]  # by message: tensors not ready
         self.ready = [False] * len(layout.touching)
-        self.left = [len(messages) for messages in layout.completing]
-        """Of each tensor: how many messages must still arrive before its gradient is final."""
+        self.left = [len(messages) for messages in layout.completing]  # by tensor: messages to come
         self.works: list[Work | None] = [None] * len(layout.places)
         """Of each issued message; None again once the host has seen it complete."""
         self.ready_ns = [0] * len(layout.places)
         self.issued_ns = [0] * len(layout.places)
         self.finished_ns = [0] * len(layout.places)
         self.marks: list[list[Any]] = [[] for _ in layout.places]
-        self.asked_whole: bool | None = None
-        """Whether this rank needs whole gradients of a sharded plan; None if undecided."""
+        self.asked_whole: bool | None = None  # whether this rank needs whole gradients, if sharded
         self.whole: bool | None = None  # whether any rank does; None until all have answered
         self.loaded = [not sharded] * len(layout.places)
         """Of each all-gather: whether its share of the parameters is in the bucket."""
@@ -84,11 +81,9 @@ class MessageThreads:
         self.layout = layout
         self.rank = transport.rank
         self.timeout_s = timeout_s
-        self.buffers: dict[int, torch.Tensor] = {}
-        """By bucket: its elements. All must be there before the first round."""
+        self.buffers: dict[int, torch.Tensor] = {}  # by bucket: its elements; set before round 1
         self.share_norms = ShareNorms(plan, layout) if plan.norm is not None else None
-        self.round: Round | None = None
-        """The present round, which a thread that does not train gives to ``Engine.wait``."""
+        self.round: Round | None = None  # the present one; other threads give it to ``wait``
         self._before: Round | None = None
         self._next: Round | None = None  # the present round, until the issuer takes it
         self._rounds = 0

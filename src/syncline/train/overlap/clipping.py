@@ -116,8 +116,7 @@ FOREACH: dict[Any, str] = {
 NORMS = (torch.linalg.vector_norm, torch.norm, torch.Tensor.norm)
 CLIPPING = frozenset({*INPLACE, *FOREACH, *NORMS, foreach_norm, unscale_})
 
-MERGING = (torch.float32, torch.float64)
-"""Dtypes of gradients whose factors may be merged; other dtypes round coarsely and underflow."""
+MERGING = (torch.float32, torch.float64)  # dtypes whose factors may be merged; others underflow
 
 Owned = tuple[Owner, list[int], list[torch.Tensor]]  # an owner, and what is pending for it
 Owners = Callable[[Sequence[torch.Tensor]], Sequence[Owned] | None]

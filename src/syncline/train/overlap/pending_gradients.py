@@ -51,10 +51,8 @@ class PendingGradients(Owner):
         self._stream: Any = None  # on CUDA, the stream it trains on
         self._gradients: dict[int, torch.Tensor] = {}  # pending gradients, as views of the buckets
         self._deferred: dict[int, DeferredStep] = {}  # by parameter: the step to update it
-        self._read: set[int] = set()
-        """Pending gradients that have arrived; see :func:`own_class`."""
-        self._changes: dict[int, list[Change]] = {}
-        """By pending gradient: the changes to make before its update, in this order."""
+        self._read: set[int] = set()  # pending gradients that have arrived; see ``own_class``
+        self._changes: dict[int, list[Change]] = {}  # by gradient: to be made before its update
         self._norms: torch.Tensor | None = None  # the norms of this round, once asked for
         self._zeroed: set[int] = set()  # pending gradients that are set to zero after their update
 

@@ -30,8 +30,7 @@ class Trial(NamedTuple):
     """How stepping parameter by parameter compares with one whole step."""
 
     why_not: str | None  # how it differs; None if it does not
-    moves_groups: bool = False
-    """Whether a step changes numbers in the parameter groups, such as a count of steps."""
+    moves_groups: bool = False  # whether a step changes numbers in groups, such as a step count
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:

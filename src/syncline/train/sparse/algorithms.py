@@ -36,8 +36,7 @@ class Share(NamedTuple):
     own: Content  # within the quota, with values that need no rounding for the wire
     quota: Quota
     precision: Precision
-    lowest_keeps: bool = False
-    """Whether, of the ranks that make the same merge, the lowest keeps what the merge drops."""
+    lowest_keeps: bool = False  # whether the lowest rank of a merge keeps all that it drops
 
     @property
     def length(self) -> int:
@@ -60,8 +59,7 @@ class ExchangeOutcome(NamedTuple):
     Over all ranks, ``sum(own) = delivered + sum(returned)``, to rounding.
     """
 
-    delivered: Content
-    """The kept entries of the sum, or why there was no exchange; the same bits on every rank."""
+    delivered: Content  # kept entries of the sum, or why there are none; the same bits on all ranks
     returned: SparseVector  # for this rank's residual; undefined if the exchange was refused
 
 

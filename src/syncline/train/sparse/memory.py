@@ -25,8 +25,7 @@ class Tracked(NamedTuple):
 
     residual: Tensor
     gradient: Tensor
-    velocity: Tensor | None = None
-    """With momentum correction. Either all or none of the tensors of a unit have one."""
+    velocity: Tensor | None = None  # with momentum correction; of all tensors of a unit or none
 
 
 Unit = Sequence[Tracked]  # parts of a vector from which elements are selected together

@@ -81,8 +81,7 @@ class Session:
         self.refused = False  # whether scalers skip the step; all ranks then get infinities
         self._ahead: list[StepAhead] = []  # for each optimizer; on all ranks or on none
         self._begun = False  # whether a message of the current step has been prepared
-        self._before: dict[str, list[torch.Tensor]] = {}
-        """With a scaler: copies of the residuals from before the current or last step, by name."""
+        self._before: dict[str, list[torch.Tensor]] = {}  # residuals before the step, with a scaler
 
     @property
     def sent_bytes(self) -> int:
