@@ -328,8 +328,8 @@ def require_compression(
         )
     if isinstance(compression, Recipe) and compression.momentum and check:
         raise UserError(
-            "a recipe with momentum replaces the optimizer's momentum, which the check's dense steps "
-            "would lack; give check=False, so that every step is compressed"
+            "a recipe with momentum replaces the optimizer's momentum, which the check's dense "
+            "steps would lack; give check=False, so that every step is compressed"
         )
     whole = isinstance(compression, Recipe) and compression.unit == "model"
     if whole and plan is None and planner not in (Auto.NAME, Single.NAME):
