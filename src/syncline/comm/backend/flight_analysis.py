@@ -94,7 +94,7 @@ def analyse(dumps: Mapping[str, Dump]) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what ranks had not completed, and what torch's analyser finds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=main.__doc__)
     usual = default_prefix()
     parser.add_argument(
         "prefix",

@@ -359,10 +359,8 @@ class ProcessGroup(TorchsProcessGroup):  # type: ignore[misc]
         """Collect several tensors; ``outputs[r]`` are those of rank r."""
         if other := self._other(inputs):
             return other.allgather_coalesced(outputs, inputs, *_options(opts))
-        works = (
-            self._gather_all([of_rank[number] for of_rank in outputs], tensor)
-            for number, tensor in enumerate(inputs)
-        )
+        pairs = zip(zip(*outputs, strict=True), inputs, strict=True)
+        works = (self._gather_all(*pair) for pair in pairs)
         return self._all_begun("all_gather", inputs, works, outputs)
 
     def all_gather_single_coalesced(
