@@ -59,11 +59,11 @@ class Link(Value, frozen=True, kw_only=True):
 
 
 class Stage(Value, frozen=True, kw_only=True):
-    """A resource beside the links, with a capacity that its users share equally.
+    """A resource other than the links, whose users share its capacity equally.
 
-    ``"host"``: the work of a host on the whole message of each of its workers, such as copies over
-    the PCIe lane; links wait meanwhile. ``"switch"``: what carries the bytes of all links together,
-    such as a switch or an uplink; the slower of it and the links counts.
+    ``"host"``: work of a host on the whole message of each of its workers, such as copies over
+    PCIe, while the links wait. ``"switch"``: what carries the bytes of all links together, such as
+    a switch or an uplink; it works while the links do, and the slower one counts.
     """
 
     at: Literal["host", "switch"]
@@ -278,12 +278,12 @@ class Exchange(Value, frozen=True, kw_only=True):
         sharded = self.algorithm == "sharded-parameter-server"
         servers = ends if sharded else self.servers or 1
         own = msgspec.structs.astuple(link)
-        way = server_line(ends, *own, servers=servers, colocated=self.colocated)
+        across = server_line(ends, *own, servers=servers, colocated=self.colocated)
         if self._switch_bytes_per_s is not None and ends > 1:
-            way = way.at_least(way.latency_s, ends / self._switch_bytes_per_s)
+            across = across.at_least(across.latency_s, ends / self._switch_bytes_per_s)
         rate = inside.beta_s_per_byte + inside.gamma_s_per_byte
         within = CostCurve.line((local - 1) * inside.alpha_s, rate * (local - 1) / local)
-        return CostCurve.in_turn((way, CostCurve.line(0.0, self._host_s_per_byte / 2), within))
+        return CostCurve.in_turn((across, CostCurve.line(0.0, self._host_s_per_byte / 2), within))
 
     @property
     def _ends(self) -> int:

@@ -212,12 +212,12 @@ class Network(Document, frozen=True, kw_only=True):
     ) -> Network:
         """Return a network whose all-reduce costs what was measured, such as by nccl-tests.
 
-        The curve is fitted as that of a probe (:func:`syncline.plan.fit.fit_cost_curve`). Repeated
-        sizes count by their median. ``algorithm`` is for other worker counts.
+        The curve is fitted as a probe's (:func:`syncline.plan.fit.fit_cost_curve`). Of repeated
+        sizes, the median counts. ``algorithm`` scales the curve to other worker counts.
 
         Raises:
             UserError: there are not as many times as sizes, fewer than two sizes or more than
-                4,096, a size is no whole number of bytes, or a time is not above 0.
+                4,096, a size is not a whole number of bytes, or a time is not above 0.
         """
         if len(sizes_bytes) != len(times_s):
             raise UserError(

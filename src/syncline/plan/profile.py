@@ -41,9 +41,9 @@ COMPUTING: tuple[Phase, ...] = ("forward", "backward")
 Resource = Literal["device", "host", "stream 2", "stream 3", "stream 4", "peers", "waits"]
 """What runs an operation: the device's compute stream, or the host thread that launches work on it.
 
-``peers`` is communication with other workers that is no gradient exchange, such as an all-to-all.
+``peers`` is communication with other workers other than the gradient exchange, such as all-to-all.
 ``waits`` are waits for slower workers, and waits that a trace does not explain; any number of them
-run at once. Both run beside the computing.
+run at once. ``peers`` and ``waits`` overlap computing.
 """
 
 
@@ -66,7 +66,7 @@ class Operation(Value, frozen=True, kw_only=True):
     after: tuple[int, ...] = ()
     """Indices of the operations whose results it needs; all smaller than its own."""
     resource: Resource = "device"
-    """``host`` for launching kernels and other work of the CPU that runs beside a GPU."""
+    """``host`` for launching kernels and other work of the CPU that overlaps a GPU's."""
 
     @property
     def duration_ns(self) -> int:
@@ -232,7 +232,7 @@ class Profile(Document, frozen=True, kw_only=True):
 
     @property
     def has_lanes(self) -> bool:
-        """Whether an operation runs beside the compute stream, and so beside another iteration."""
+        """Whether an operation runs beside the compute stream, and so may overlap iterations."""
         return any(o.lane not in ("disk", "copy", "device") for o in self.operations)
 
     @property

@@ -14,7 +14,7 @@ from syncline.plan.profile import NOT_COMPUTED, Phase
 
 SpanKind = Phase | Literal["message", "wait"]
 """What runs; ``wait`` is computation that waits for messages, or communication with other workers
-that is no gradient message."""
+other than gradient messages."""
 
 COMPUTE = "compute"
 COMMUNICATION = "communication"
@@ -68,7 +68,7 @@ class Timeline(Document, frozen=True, kw_only=True):
 
     Raises:
         UserError: on construction, if a span ends before it starts or starts before 0, a message is
-            ready before 0 or after it starts, a span that is no message has ``ready_ns``, or the
+            ready before 0 or after it starts, a span other than a message has ``ready_ns``, or the
             iteration takes less than 0.
     """
 

@@ -83,7 +83,7 @@ def test_the_worker_count_is_that_of_the_process_group(tmp_path: Path) -> None:
     assert plan_of(read(tmp_path, whole)).workers == 8
     for broken in ("{", "[" * 100_000, "9" * 5_000):
         made["inputs"] = {"values": [broken]}
-        with pytest.raises(FileError, match="process groups are no JSON"):
+        with pytest.raises(FileError, match="process groups are not JSON"):
             read(tmp_path, whole)
 
 

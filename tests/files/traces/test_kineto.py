@@ -448,7 +448,7 @@ def test_sizes_by_hand_must_fit(tmp_path: Path) -> None:
     rows = ["a 1000", "b 1000", "# c 5", "c 1000", "d 999"]
     with pytest.raises(MismatchError, match=r"line 6, 'd': 999 elements, but .* says 1000"):
         read(tmp_path, Job(), sizes=sizes_file(tmp_path, *rows))
-    with pytest.raises(MismatchError, match=r"line 2, 'a': 7 bytes are no whole number of float32"):
+    with pytest.raises(MismatchError, match=r"line 2, 'a': 7 bytes are not a whole number"):
         read(
             tmp_path,
             Job(shapes=False),

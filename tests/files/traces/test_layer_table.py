@@ -116,7 +116,7 @@ def test_a_table_is_known_by_its_beginning() -> None:
         ("0 fc 1 1 1e30 4\n", "line 1: the communication time is 1e.24 s, longer than"),
         ("0 fc 1 1 1 1e30\n", "line 1: the size of the gradient is 1e30, which is not possible"),
         ("0 fc 1 1 1 4.5\n", "line 1: expected whole bytes"),
-        ("0 fc 1 1 1 5\n", "a gradient of 5 bytes holds no whole number of elements"),
+        ("0 fc 1 1 1 5\n", "a gradient of 5 bytes is not a whole number of elements"),
         ("zero fc 1 1 1 4\n", "line 1: expected a layer id, found 'zero'"),
         ("0 a 1 1 1 4\n1 b 1 1 1 4\n1 c 1 1 1 4\n", "line 3: layer 1 comes twice"),
         ("0 a 1 1 1 4\n1 b 1 1 1 4\n0 a 1 1 1 4\n", "iteration 2 ends before layer 1"),

@@ -76,7 +76,7 @@ NODE = "nodeX -- ReLU -- forward_compute_time=1, backward_compute_time=1, parame
     [
         (PIPEDREAM + "\tnode4 -- node2\n", "the edges have a cycle, through node2, node"),
         (PIPEDREAM + "\tnode4 -- node4\n", "the edges have a cycle, through node4"),
-        (PIPEDREAM + "\tnode4 -- node9\n", "line 11: an edge of 'node9', which is no node"),
+        (PIPEDREAM + "\tnode4 -- node9\n", "line 11: an edge of 'node9', which is not a node"),
         (PIPEDREAM + "\tnode4 node5\n", "line 11: expected an edge"),
         (PIPEDREAM + NODE.replace("nodeX", "node3"), "line 11: 'node3' comes twice"),
         (PIPEDREAM.replace("forward_compute_time=22.3, ", ""), "line 2: expected 'node"),

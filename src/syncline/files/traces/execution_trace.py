@@ -288,7 +288,7 @@ class _Reader:
         try:
             groups = json.loads(values[0])
         except (ValueError, RecursionError):  # ValueError also for numbers of too many digits
-            raise _broken(where, "its process groups are no JSON") from None
+            raise _broken(where, "its process groups are not JSON") from None
         for group in groups if isinstance(groups, list) else ():
             if isinstance(group, dict):
                 self._grow(group.get("group_size"), where)
@@ -298,7 +298,7 @@ class _Reader:
         if workers is None:
             return
         if type(workers) is not int or not 1 <= workers <= LARGEST_WORKERS:
-            raise _broken(where, f"{quoted(workers)} is no worker count")
+            raise _broken(where, f"{quoted(workers)} is not a worker count")
         self._workers = max(self._workers or 0, workers)
 
 

@@ -146,7 +146,7 @@ class _Cutter:
         self._queued_until_ns = outline.start_ns
         self._first_kernel = False
         self._forward: list[tuple[int, int]] = []  # (end or launch, task)
-        # When messages were under way and no operator ran.
+        # When messages were in flight and no operator ran.
         self._gaps = difference(
             merged((c.start_ns, c.stop_ns) for c in collectives),
             merged((op.start_ns, op.stop_ns) for op in outline.outermost),
@@ -176,7 +176,7 @@ class _Cutter:
         names = [t.name for t in self._tasks if t.resource == PEERS and t.stop_ns > t.start_ns]
         if names:
             self._notes.append(
-                f"{len(names)} communication operations of a step are no gradient messages "
+                f"{len(names)} communication operations of a step are not gradient messages "
                 f"({', '.join(sorted(set(names))[:4])}): predictions keep their time as measured, "
                 "with the waiting for other workers, for any network and device"
             )

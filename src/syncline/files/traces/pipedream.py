@@ -96,7 +96,7 @@ def read_pipedream(path: str | os.PathLike[str], *, progress: ReadProgress | Non
             for name in (before, after):
                 if name not in nodes:
                     raise UserError(
-                        f"{where}: an edge of {name[:40]!r}, which is no node; the file is "
+                        f"{where}: an edge of {name[:40]!r}, which is not a node; the file is "
                         "truncated or was edited by hand"
                     )
             nodes[after].inputs.append(before)

@@ -57,7 +57,7 @@ class GradientSizes(NamedTuple):
             where = f"{self.source}: {line}, {quoted(name)}"
             if rest:
                 raise MismatchError(
-                    f"{where}: {size} bytes are no whole number of {dtype or 'float32'} "
+                    f"{where}: {size} bytes are not a whole number of {dtype or 'float32'} "
                     "elements; correct the size"
                 )
             # Without a dtype, a size of 1 may mean that there is no tensor.

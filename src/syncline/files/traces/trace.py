@@ -151,7 +151,7 @@ def sized_gradient(
     if not 0 <= size_bytes <= LARGEST_BYTES:
         raise UserError(f"a gradient of {size_bytes} bytes is not possible")
     if size_bytes % 2:
-        raise UserError(f"a gradient of {size_bytes} bytes holds no whole number of elements")
+        raise UserError(f"a gradient of {size_bytes} bytes is not a whole number of elements")
     width, dtype = (2, "float16") if size_bytes % 4 else (4, "float32")
     elements = size_bytes // width
     return Gradient(

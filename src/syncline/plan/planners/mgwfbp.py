@@ -14,7 +14,7 @@ class MgWfbp(MergingPlanner, frozen=True, kw_only=True):
     """Merge a tensor into the next when that finishes the pair no later.
 
     Source: MG-WFBP, Algorithm 1, with the latency ``a`` and slope ``b`` of Eq. 10. A measured
-    curve that is no straight line is replaced by the line through its cost at 0 bytes and at the
+    curve that is not a straight line is replaced by the line through its cost at 0 bytes and at the
     size of all gradients. The paper calls the result optimal; it is not (see ``merge``).
     """
 

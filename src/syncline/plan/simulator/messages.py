@@ -45,7 +45,7 @@ class MessageTask(NamedTuple):
 def message_costs_ns(network: Network, plan: Plan) -> list[int]:
     """Return the cost of each message alone, in nanoseconds; raise UserError if it is not known.
 
-    Dense messages on a sparse network have the dense cost only beside sparse ones.
+    Dense messages on a sparse network have the dense cost only in plans with sparse ones.
     """
     sparse, sizes = plan.is_sparse, plan.message_bytes()
     # (collective, whether it is a dense message among sparse ones, type in which it travels)
@@ -76,7 +76,7 @@ def _pricing(network: Network, *, whole: bool) -> Network:
         return network
     raise UserError(
         f"network {quoted(network.name)} says what sparse messages cost, and the plan has dense "
-        "ones beside them; describe the network without --algorithm and --density, and give these "
+        "ones among them; describe the network without --algorithm and --density, and give these "
         "to the simulation"
     )
 
