@@ -42,7 +42,7 @@ def test_info_of_a_layer_table(table: Path) -> None:
     lines = [line.rstrip() for line in _run("info", table).splitlines()]
     assert lines[0] == "Trace alexnet"
     assert "steps           1" in lines
-    assert "workers         not said" in lines
+    assert "workers         unknown" in lines
     assert "operations      43" in lines
     assert "gradients       8, 244 MB" in lines
     assert "  data          1.20 s" in lines

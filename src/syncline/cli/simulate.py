@@ -99,7 +99,7 @@ def _what_if(name: str, metavar: str, text: str) -> arguments.Decorator:
 @_what_if("--accumulate", "N,...", "one exchange and update for this many micro-batches.")
 @_what_if("--straggler", "FACTOR@RANK,...", "a slower worker; 1.2@3+2@0 for two at once, or none.")
 @_what_if("--spread", "SIGMA,...", "workers differ, by a log-normal factor each.")
-@_what_if("--jitter", "SIGMA,...", "the same, drawn anew for every iteration.")
+@_what_if("--jitter", "SIGMA,...", "like --spread, drawn anew for every iteration.")
 @_what_if("--seed", "N,...", "other draws of --spread and --jitter.")
 @_what_if("--strategy", "NAME,...", "what overlaps, such as loop, caffe-mpi or pytorch, or all.")
 @click.option("--point", type=int, metavar="N", help="Say what limits this point of the sweep.")

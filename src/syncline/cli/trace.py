@@ -246,7 +246,7 @@ def _rows(form: Format, found: Trace) -> Iterable[tuple[str, str]]:
     phases = [(f"  {phase}", units.duration(s)) for phase, s in facts.get("phases_s", {}).items()]
     yield "format", f"{form.name}: {form.summary}"
     yield "steps", str(found.steps)
-    yield "workers", "not said" if found.workers is None else str(found.workers)
+    yield "workers", "unknown" if found.workers is None else str(found.workers)
     if found.profile is not None:
         yield "operations", str(facts["operations"])
         yield "gradients", f"{facts['gradients']}, {units.size(facts['gradient_bytes'])}"

@@ -100,7 +100,7 @@ def verdict(bundle: Bundle) -> Verdict:
 
 
 def _what_it_holds(bundle: Bundle) -> str:
-    """Return a sentence on the first of profile, plan, network and timeline that is there."""
+    """Return a sentence on the first part the bundle has: profile, plan, network or timeline."""
     if profile := bundle.profile:
         return (
             f"One iteration of {profile.model} computes for "

@@ -1,8 +1,7 @@
 """A worker process of the benchmark: ``python -m syncline.lab.bench.worker SOCKET TEAM [RANK]``.
 
-It runs one lap after another, as ordered. Between laps it only waits for the next order, so that it
-takes no processor time from others whose turn it is. If an MPI has started it, the rank is the
-MPI's.
+It runs one lap after another, as ordered. Between laps it waits for the next order, and leaves the
+processors to the contestant that is measured. A worker that an MPI started has the MPI's rank.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Replayed(nn.Module):
     """A module with the gradients of a profile, which waits as long as the profile computes.
 
     Called without arguments it runs the forward operations, by waiting, and returns a loss whose
-    ``backward()`` runs the backward operations and hands out every gradient when the profile says.
+    ``backward()`` runs the backward operations and delivers every gradient when the profile does.
     Submodules that own parameters are called just before the operation that first needs one of
     them, so that pre-forward hooks that wait for parameters wait there.
 
@@ -233,9 +233,9 @@ class _Visit(NamedTuple):
 
 
 class _Ready(Function):
-    """Backward: runs the operations up to one, then hands out a gradient that it ends.
+    """Backward: runs the operations up to the one that finishes a gradient, then delivers it.
 
-    One node for each gradient: if one node returned several, their order would be undefined.
+    Each gradient has its own node: if a node returned several, their order would be undefined.
     """
 
     @staticmethod

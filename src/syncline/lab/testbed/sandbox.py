@@ -133,7 +133,7 @@ def _own_namespaces() -> Place:
 
 
 def _set_up_host(name: str, table: str) -> None:
-    """Give a host a name, a view of its own network devices, shared memory and names of hosts.
+    """Set up a host's name, shared memory, /sys with its own network devices, and /etc/hosts.
 
     Programs compare names and shared memory to find out whether they are on one host: NCCL and UCX
     would otherwise bypass the network.

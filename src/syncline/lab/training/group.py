@@ -103,8 +103,8 @@ def _keep_freed_memory() -> None:
 def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[Worker]:
     """Join the other workers, by torchrun's environment variables, and leave them at the end.
 
-    A process group that is there already is used, and left as it is. ``store`` is a file through
-    which the workers find each other; None: at ``MASTER_ADDR`` and ``MASTER_PORT``.
+    An existing process group is used, and is not destroyed. ``store`` is a file through which the
+    workers find each other; None: at ``MASTER_ADDR`` and ``MASTER_PORT``.
     """
     # RANK, WORLD_SIZE, LOCAL_RANK and MASTER_* are torchrun's way of passing arguments.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))

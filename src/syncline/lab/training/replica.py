@@ -139,8 +139,8 @@ class Replica:
     def evaluate(self, *, final: bool = False) -> dict[str, float]:
         """Return the task's figures of merit; the ``final`` ones are computed after training."""
         self.synchronize()
-        # Batch norm keeps one set of statistics a worker, and DDP hands out those of rank 0 with
-        # the next forward pass. They are the model's, so all workers evaluate with them.
+        # Every worker has its own statistics of batch norm, and DDP broadcasts those of rank 0 in
+        # the next forward pass. These are the model's, so all workers evaluate with them.
         for buffer in self.module.buffers():
             dist.broadcast(buffer, src=0)
         self.ddp.eval()
