@@ -351,7 +351,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         """Prepare for uneven inputs, as torch's ``join_hook``; DDP's reducer exchanges meanwhile.
 
         It replaces the engine in the first forward pass, since torch does not say here whether the
-        context is enabled; on a rank without inputs, before that shadows another rank's pass.
+        context is enabled. A rank without inputs switches before it shadows another rank's pass.
         """
         training = self._training
         training.begin_join()

@@ -248,11 +248,9 @@ class StageRunner:
 def _report_undecided(runner_of: weakref.ref[StageRunner]) -> None:
     """Say at the end of the process if training was too short for a decision."""
     runner = runner_of()
-    if (
-        runner is None
-        or runner.tuning.findings.decision != "undecided"
-        or not runner.progress.iteration
-    ):
+    if runner is None or runner.tuning.findings.decision != "undecided":
+        return
+    if runner.progress.iteration == 0:
         return
     announce(
         f"training ended after {runner.progress.iteration} iterations, while {runner.stage.name}: "
