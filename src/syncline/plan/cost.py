@@ -42,9 +42,8 @@ class CostCurve(Value, frozen=True, kw_only=True):
     faster algorithm. No message costs less than an empty one, whose cost is the latency.
 
     Raises:
-        UserError: on construction, if there is no segment, the first does not start at 0 bytes,
-            starts do not increase, a value is negative or not finite, or a piece begins below the
-            cost of an empty message.
+        UserError: on construction, if the segments do not start at 0 bytes and increase, a value is
+            negative or not finite, or a piece begins below the cost of an empty message.
     """
 
     segments: tuple[CostSegment, ...]

@@ -99,8 +99,7 @@ class Network(Document, frozen=True, kw_only=True):
     """Worker count and communication costs.
 
     Raises:
-        UserError: on construction, for fewer than one worker, an impossible measured point, a fit
-            error or an issue gap that is negative or not finite, or an impossible exchange
+        UserError: on construction, for a value out of its range, or an impossible exchange
             (:class:`syncline.plan.exchange.Exchange`).
     """
 

@@ -64,10 +64,9 @@ class Plan(Document, frozen=True, kw_only=True):
     """An ordered list of messages that covers every gradient element exactly once.
 
     Raises:
-        UserError: on construction, if there is no tensor, two tensors share a name, the messages
-            overlap or leave a gap, a scattered element is not gathered later, a lossy message holds
-            other elements than float32, reduce-scatters and all-gathers are rounded differently, or
-            a sparse message is not an all-reduce of whole tensors, or one in int8 is an all-reduce.
+        UserError: on construction, if there is no tensor, two tensors share a name, the messages do
+            not cover every element once, a scattered element is not gathered later, or a payload
+            does not fit a message's collective, tensors or dtype.
     """
 
     KIND: ClassVar[str] = "plan"

@@ -147,10 +147,8 @@ class Profile(Document, frozen=True, kw_only=True):
     """What one iteration costs on one worker.
 
     Raises:
-        UserError: on construction, if there is no gradient, an operation waits for itself or a
-            later one (a cycle), a time is negative, not finite or absurdly long, an index is out of
-            range, two gradients share a name, or a gradient is ready only after an operation that
-            needs the exchanged gradients.
+        UserError: on construction, if there is no gradient, a time or an index is out of range, two
+            gradients share a name, or operations or gradients are listed out of order.
     """
 
     KIND: ClassVar[str] = "profile"

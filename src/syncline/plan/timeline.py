@@ -67,9 +67,8 @@ class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
     Raises:
-        UserError: on construction, if a span ends before it starts or starts before 0, a message is
-            ready before 0 or after it starts, a span other than a message has ``ready_ns``, or the
-            iteration takes less than 0.
+        UserError: on construction, if times are negative or out of order, or a span other than a
+            message has ``ready_ns``.
     """
 
     KIND: ClassVar[str] = "timeline"
