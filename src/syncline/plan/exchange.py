@@ -50,7 +50,7 @@ class Link(Value, frozen=True, kw_only=True):
         """Return the link with another bandwidth, one way, or latency; gamma stays."""
         rate = bandwidth_bytes_per_s
         if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise UserError(f"a bandwidth must be finite and above 0 bytes a second, found {rate}")
+            raise UserError(f"a bandwidth must be finite and above 0 bytes/s, found {rate}")
         return Link(
             alpha_s=self.alpha_s if latency_s is None else latency_s,
             beta_s_per_byte=self.beta_s_per_byte if rate is None else 1 / rate,

@@ -76,7 +76,7 @@ WORKERS_HELP = "write one as 16, some as 4,8,16, and many as 4,8,...,2048 or 2..
 
 
 def parse_bandwidth(text: str) -> float:
-    """Return a bandwidth in bytes a second.
+    """Return a bandwidth in bytes per second.
 
     Bits: ``10gbit``, ``100mbit/s``, ``10Gbps``. Bytes: ``1.25GB/s``, ``900MB/s``, ``1GiB/s``. The
     prefixes k, M, G and T are powers of 1000, lower case allowed for bits; Ki, Mi, Gi and Ti are

@@ -98,7 +98,7 @@ def test_a_message_that_only_fills_an_idle_moment_goes_with_the_next() -> None:
         size_bytes=[4, 400_000],
         tail_ns=[0, 0],
         need=[1, 0],
-        half=CostCurve.line(1e-8, 1e-9),
+        part_cost=CostCurve.line(1e-8, 1e-9),
         gap_ns=0,
         norm_ns=10,
         in_flight=1,

@@ -132,14 +132,14 @@ def choose(
         forecasts[name] = predict(profile, network, plans[name])
     predictions = tuple(forecast.prediction for forecast in forecasts.values())
     best = min(predictions, key=lambda p: p.preference)
-    stock = forecasts[Ddp.NAME].prediction
-    gain_s = stock.iteration_s - best.iteration_s
+    baseline = forecasts[Ddp.NAME].prediction
+    gain_s = baseline.iteration_s - best.iteration_s
     noise_s = CONFIDENCE * profile.baseline.noise_s if profile.baseline else 0.0
     if gain_s > noise_s:
         chosen = best.planner
         reason = (
-            f"predicted to take {gain_s * 1e3:.2f} ms ({gain_s / stock.iteration_s:.1%}) less an "
-            "iteration than DDP's buckets"
+            f"predicted to take {gain_s * 1e3:.2f} ms ({gain_s / baseline.iteration_s:.1%}) less "
+            "an iteration than DDP's buckets"
         )
     elif gain_s > 0:
         chosen = Ddp.NAME

@@ -182,8 +182,8 @@ def choose_compressed(
     if not isinstance(compression, Recipe):
         own.insert(0, compressed(own[0], hook_for(compression)))
         buckets = "buckets with or without a hook"
-    stock = [predict(profile, network, plan).prediction for plan in own]
-    least_s = min(each.iteration_s for each in stock)
+    baselines = [predict(profile, network, plan).prediction for plan in own]
+    least_s = min(each.iteration_s for each in baselines)
     gain_s = least_s - best.iteration_s
     name = compression_name(compression)
     if gain_s > 0:
@@ -197,7 +197,7 @@ def choose_compressed(
         model=profile.model,
         network=network.name,
         workers=network.workers,
-        predictions=(*(p for p in predictions if p.planner != stock[0].planner), *stock),
+        predictions=(*(p for p in predictions if p.planner != baselines[0].planner), *baselines),
         chosen=best.planner,
         reason=reason,
     )

@@ -47,7 +47,7 @@ def plan_decoupled(
         return plan_of(name, profile, network.workers, [Message(start=0, stop=0)])
     round_ = DecoupledRound.of(tensors, profile, network, in_flight)
     if handling_s:
-        round_ = round_._replace(half=round_.half.raised(handling_s))
+        round_ = round_._replace(part_cost=round_.part_cost.raised(handling_s))
     lasts, order = with_fewer_groups(round_, *round_.search())
     messages = _messages(tensors, lasts, order)
     return plan_of(name, profile, network.workers, messages, in_flight=in_flight)
@@ -87,7 +87,7 @@ class DecoupledRound(NamedTuple):
     size_bytes: list[int]
     tail_ns: list[int]
     need: list[int]
-    half: CostCurve
+    part_cost: CostCurve
     """The cost of a reduce-scatter, and of an all-gather."""
     gap_ns: int
     norm_ns: int
@@ -109,7 +109,7 @@ class DecoupledRound(NamedTuple):
             size_bytes=[t.size_bytes for t in tensors],
             tail_ns=[t.tail_ns for t in tensors],
             need=[t.need for t in tensors],
-            half=network.collective("all-gather", in_flight=in_flight),
+            part_cost=network.collective("all-gather", in_flight=in_flight),
             gap_ns=round(network.issue_gap_s * NS_PER_S) if in_flight == 1 else 0,
             norm_ns=norm_ns,
             in_flight=in_flight,
@@ -125,10 +125,10 @@ class DecoupledRound(NamedTuple):
         return _native.decoupled(self._native(), list(self._seeds()), BUDGET)
 
     def _native(self) -> Any:
-        return (*self[:4], self.half.rows(), *self[5:])
+        return (*self[:4], self.part_cost.rows(), *self[5:])
 
     def _seeds(self) -> Iterator[list[int]]:
-        yield _native.merge(self.ready_ns, self.size_bytes, self.half.never_falling().rows())
+        yield _native.merge(self.ready_ns, self.size_bytes, self.part_cost.never_falling().rows())
         total_bytes, last = sum(self.size_bytes), len(self.size_bytes) - 1
         for count in GROUP_COUNTS:
             filled, found = 0, {last}

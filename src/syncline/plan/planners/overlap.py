@@ -210,7 +210,7 @@ class Overlap(Planner, frozen=True, kw_only=True):
             raise UserError(
                 f"overlap: network {quoted(network.name)} needs longer than "
                 f"{LONGEST_NS / 1e9:.0f} s for the gradients of {quoted(profile.model)}; costs are "
-                "in seconds and seconds a byte"
+                "in seconds and seconds per byte"
             )
         round_ = Round.of(profile)
         if not round_.elements:

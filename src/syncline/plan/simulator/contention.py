@@ -47,36 +47,37 @@ class Measured(NamedTuple):
 
 
 def as_under_stock(
-    stock: Measured, profile: Profile, network: Network
+    baseline: Measured, profile: Profile, network: Network
 ) -> tuple[Profile, Network, Measured]:
-    """Return the profile and the network corrected by the DDP baseline ``stock``, and the baseline.
+    """Return the profile and the network corrected by the DDP baseline, and the baseline itself.
 
     Where contention cannot explain the measured times, the passes, the wait for the slowest worker
     or the cost of messages are scaled so that the baseline is predicted as measured; the page
     "Algorithms and costs" has the rules. The network's own contention is ignored.
     """
-    contention = fit_contention(profile, network, [stock]).contention
-    if stock.slowdown_s and (stock.slowdown_s < 0 or contention.computing == LARGEST):
+    contention = fit_contention(profile, network, [baseline]).contention
+    if baseline.slowdown_s and (baseline.slowdown_s < 0 or contention.computing == LARGEST):
         alone_s = profile.phase_s(*COMPUTING)
-        factor = max(alone_s + stock.slowdown_s, 0.0) / alone_s
+        factor = max(alone_s + baseline.slowdown_s, 0.0) / alone_s
         profile = _changed(profile, lambda o: o.phase in COMPUTING, lambda s: s * factor)
-        stock = stock._replace(slowdown_s=0.0)
-        contention = fit_contention(profile, network, [stock]).contention
+        baseline = baseline._replace(slowdown_s=0.0)
+        contention = fit_contention(profile, network, [baseline]).contention
     if 1 < contention.exchange < LARGEST:
-        return profile, network, stock
-    computing = 1.0 if stock.slowdown_s is None else contention.computing
+        return profile, network, baseline
+    computing = 1.0 if baseline.slowdown_s is None else contention.computing
 
     def over_s(faster: float) -> float:
         slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
-        return predict_iteration_s(profile, _faster(slowed, faster), stock.plan) - stock.iteration_s
+        predicted_s = predict_iteration_s(profile, _faster(slowed, faster), baseline.plan)
+        return predicted_s - baseline.iteration_s
 
     longer_s = over_s(1.0)
     profile = _changed(profile, lambda o: o.name == WAIT, lambda s: max(s - longer_s, 0.0))
-    if over_s(1.0) > EXACT * stock.iteration_s:
-        faster = _root(lambda faster: -over_s(faster), TOLERANCE * stock.iteration_s)
+    if over_s(1.0) > EXACT * baseline.iteration_s:
+        faster = _root(lambda faster: -over_s(faster), TOLERANCE * baseline.iteration_s)
         if faster < LARGEST:  # otherwise messages are not the reason
             network = _faster(network, faster)
-    return profile, network, stock
+    return profile, network, baseline
 
 
 def _faster(network: Network, factor: float) -> Network:
@@ -119,26 +120,26 @@ def fit_contention(profile: Profile, network: Network, measured: Sequence[Measur
         found = _fitted(profile, network, by_need)
         network = msgspec.structs.replace(network, contention_by_need=found)
     if others:
-        stock = len(others[0].plan.messages)
-        many = [m for m in others if len(m.plan.messages) > MANY * stock]
+        baseline_messages = len(others[0].plan.messages)
+        many = [m for m in others if len(m.plan.messages) > MANY * baseline_messages]
         found = _fitted(profile, network, [m for m in others if m not in many])
         network = msgspec.structs.replace(network, contention=found)
         if many:
-            found = _with_handling(profile, network, many, stock)
+            found = _with_handling(profile, network, many, baseline_messages)
             network = msgspec.structs.replace(network, contention=found)
     return network
 
 
 def _with_handling(
-    profile: Profile, network: Network, many: Sequence[Measured], stock: int
+    profile: Profile, network: Network, many: Sequence[Measured], baseline_messages: int
 ) -> Contention:
     """Return the network's contention with a time for each message beyond the baseline's."""
-    more = [len(m.plan.messages) - stock for m in many]
+    more = [len(m.plan.messages) - baseline_messages for m in many]
     late_s = [m.iteration_s - predict_iteration_s(profile, network, m.plan) for m in many]
     weight = sum(count * count for count in more)
     cost_s = math.fsum(count * late for count, late in zip(more, late_s, strict=True))
     return msgspec.structs.replace(
-        network.contention, per_message_s=max(cost_s / weight, 0.0), free_messages=stock
+        network.contention, per_message_s=max(cost_s / weight, 0.0), free_messages=baseline_messages
     )
 
 

@@ -218,8 +218,8 @@ def _push_and_pull(network: Network, *, transmitting: bool = False) -> tuple[Cos
     where = f"network {quoted(network.name)}"
     if network.algorithm in SERVER_ALGORITHMS:
         if transmitting:
-            half = network.exchange.transmitting().links_curve().rebased(0.0, 0.5)
-            return half, half
+            one_way = network.exchange.transmitting().links_curve().rebased(0.0, 0.5)
+            return one_way, one_way
         return network.collective("reduce-scatter"), network.collective("all-gather")
     if network.density is not None:
         raise UserError(
@@ -241,5 +241,5 @@ def _require_possible(network: Network, total_ns: int) -> None:
     if total_ns > LONGEST_NS:
         raise UserError(
             f"network {quoted(network.name)}: the messages of one iteration take longer than "
-            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds a byte"
+            f"{LONGEST_NS / NS_PER_S:.0f} s; costs are in seconds and seconds per byte"
         )

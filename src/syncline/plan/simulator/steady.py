@@ -1,4 +1,4 @@
-"""The steady state: simulate until the time from one iteration to the next settles."""
+"""The steady state: simulate until iterations take equally long."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Steady(NamedTuple):
     period_ns: float
     """Time between the ends of iterations: the last, or the mean after warm-up if they differ."""
     error_ns: float
-    """Standard error of the period; 0 if it settled."""
+    """Standard error of the period; 0 if it is constant."""
     alone_ns: float | None = None
     """The period without the other jobs that share the links, if there are any."""
     offset_ns: tuple[float, ...] = ()
@@ -67,15 +67,15 @@ def steady_state(
     """Simulate iterations, twice as many each time, until the last three take equally long.
 
     Of jobs that share links, the period is the mean over evenly spread offsets. With jitter, or if
-    64 iterations do not settle, it is the mean over iterations. If nothing overlaps the next
+    64 iterations do not agree, it is the mean over iterations. If nothing overlaps the next
     iteration or is prefetched for it, one iteration is enough.
     """
-    settled = partial(_settled, profile, plan, strategy, workers)
+    steady_run = partial(_steady_run, profile, plan, strategy, workers)
     if plan is None or network.jobs == 1:
-        return settled(network, [0])
-    alone = settled(msgspec.structs.replace(network, jobs=1), [0])
+        return steady_run(network, [0])
+    alone = steady_run(msgspec.structs.replace(network, jobs=1), [0])
     runs = [
-        settled(network, [0, *(round(share * alone.period_ns) for share in shares)])
+        steady_run(network, [0, *(round(share * alone.period_ns) for share in shares)])
         for shares in _offsets(network.jobs - 1)
     ]
     periods_ns = tuple(run.period_ns for run in runs)
@@ -95,7 +95,7 @@ def _offsets(others: int) -> list[list[float]]:
     return ((shuffled.T + 0.5) / OFFSETS).tolist()  # type: ignore[no-any-return]
 
 
-def _settled(
+def _steady_run(
     profile: Profile,
     plan: Plan | None,
     strategy: Strategy,

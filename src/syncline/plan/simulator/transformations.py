@@ -60,7 +60,7 @@ def with_compute_scale(profile: Profile, scale: float) -> Profile:
     if not 1 / SLOWEST_SCALE <= scale <= SLOWEST_SCALE:
         raise UserError(
             f"a compute scale must be between {1 / SLOWEST_SCALE:g} and {SLOWEST_SCALE:g}, found "
-            f"{scale:g}; 0.5 halves what the device computes for"
+            f"{scale:g}; 0.5 halves the computing time of the device"
         )
     return _scaled(profile, lambda operation: scale if operation.lane in STREAMS else 1.0)
 
