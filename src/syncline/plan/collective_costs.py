@@ -71,8 +71,9 @@ def all_reduce_line(
 ) -> CostCurve:
     """Return the cost line of an all-reduce algorithm. Source: MG-WFBP, Table 2.
 
-    The page "Algorithms and costs" has the errata of ``double-binary-trees``, whose slope is kept
-    as printed, to reproduce the paper's figures. ``log N`` is ``ceil(log2 N)`` for any N.
+    Erratum: for the double binary trees the paper prints ``a = 2 log N``, without the alpha of each
+    round. Their slope is also too low, but kept to reproduce the paper's figures; see the page
+    "Algorithms and costs". ``log N`` is ``ceil(log2 N)`` for any N.
 
     The algorithm is a key of :data:`ALL_REDUCE_ALGORITHMS`. alpha is the latency between two nodes,
     beta the transmission time of a byte, and gamma the time to sum up a byte of result. One worker
