@@ -87,7 +87,7 @@ def test_jobs_that_share_the_links(run: Run, profile: Path) -> None:
     assert found[0].slowdown == 1 < found[1].slowdown < found[2].slowdown < 3
     assert found[1].sharing is not None
     assert found[1].sharing.alone_s == found[0].iteration_s
-    assert "means over how they are offset" in made.notes[0]
+    assert "means over the offsets" in made.notes[0]
     result = run("simulate", profile, f"{slow},jobs=2", "--planner", "merge")
     assert f"{found[1].slowdown:.2f} times as long as alone" in " ".join(result.out.split())
     result = run("simulate", profile, slow, "--jobs", "1,2")

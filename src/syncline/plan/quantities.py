@@ -141,7 +141,7 @@ def parse_workers(text: str) -> tuple[int, ...]:
         raise UserError(f"workers {text!r} is not a list of counts; {WORKERS_HELP}")
     if not counts:
         raise UserError(
-            f"workers {text!r}: continued as begun, it misses the last count; {WORKERS_HELP}"
+            f"workers {text!r}: the list, continued, does not reach the end exactly; {WORKERS_HELP}"
         )
     if len(set(counts)) < len(counts):
         raise UserError(f"workers {text!r} names a count twice; {WORKERS_HELP}")
