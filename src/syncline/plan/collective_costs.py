@@ -120,8 +120,7 @@ def server_line(
 
 
 SERVER_ALGORITHMS = ("parameter-server", "sharded-parameter-server")
-"""The first has one server unless more are given; the second one per worker or, with hosts, per
-host."""
+"""First: one server unless more are given. Second: one per worker or, with hosts, per host."""
 
 
 def pipeline_steps(workers: int, blocks: float) -> tuple[float, float]:

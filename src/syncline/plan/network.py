@@ -138,8 +138,7 @@ class Network(Document, frozen=True, kw_only=True):
     """Resources other than links that the bytes of an exchange pass through."""
     jobs: int = 1
     """How many equal jobs share the links and switches, each with its own servers, if any. The
-    curve is that of one job alone: how the others slow it depends on when they send, which only the
-    simulator knows."""
+    curve is that of one job alone; the simulator predicts how jobs slow each other."""
     sparse: SparseSpeeds | None = None
     """How fast the workers select and merge, if that was measured. A sparse algorithm's curve then
     includes the time for it."""
@@ -500,7 +499,5 @@ PRESETS: dict[str, Network] = {
     "25gbit": _ethernet(25),
     "100gbit": _ethernet(100),
 }
-"""Measured all-reduce lines of three 16-GPU clusters (MG-WFBP, Fig. 4), and nominal links.
-
-The links are ideal: 16 workers in a ring, 20 us a message, and all the bits a second of the name.
-"""
+"""Measured all-reduce lines of three 16-GPU clusters (MG-WFBP, Fig. 4), and ideal links: a ring of 16
+workers, 20 us per message, and the full nominal bandwidth."""

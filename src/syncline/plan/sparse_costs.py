@@ -19,8 +19,7 @@ from syncline.plan.quantities import require_finite
 
 INDEX_BYTES = VALUE_BYTES = 4
 CODED_INDEX_BYTES, ESCAPE = 2, 1 << 16
-"""An index is coded as its distance from the one before; one of ``ESCAPE`` elements or more takes 4
-more bytes."""
+"""An index is coded as its distance from the last one; from ``ESCAPE`` on it takes 4 more bytes."""
 
 
 class SparseSpeeds(Value, frozen=True, kw_only=True):

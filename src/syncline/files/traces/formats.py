@@ -260,4 +260,4 @@ FORMATS: dict[str, Format] = {
         ),
     )
 }
-"""In the order in which they are tried: those with plain headers first."""
+"""In the order in which they are tried: formats with an unambiguous header first."""

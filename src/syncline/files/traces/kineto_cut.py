@@ -508,10 +508,9 @@ class _Cutter:
         return self._forward[place][1] if place < len(self._forward) else None
 
     def _message(self, at_ns: int, collective: MeasuredCollective) -> None:
-        """Add two points: a message is ready on this worker, and it is ready on all workers.
+        """Add the points at which a message is ready on this worker, and on all workers.
 
-        How much later the second one is, is not known yet; see
-        :func:`syncline.files.traces.kineto.with_waiting`.
+        :func:`syncline.files.traces.kineto.with_waiting` moves the second point to its time.
         """
         self._work_until(at_ns)
         self._queued_until_ns = max(self._queued_until_ns, collective.stop_ns)

@@ -225,18 +225,16 @@ def _least_squares(a: Floats, b: Floats, wanted: Floats) -> tuple[float, float]:
 def _root(increasing: Callable[[float], float], tolerance: float) -> float:
     """Return the factor at which a function crosses 0, or the nearest end of the range.
 
-    Regula falsi, the Illinois variant: the value at an end that is kept twice in a row is halved. A
-    simulated time is nearly linear in a factor, so this takes a few steps.
-
-    Source: M. Dowell and P. Jarratt, A modified regula falsi method for computing the root of an
-    equation, BIT 11 (1971).
+    Regula falsi, the Illinois variant; a simulated time is nearly linear in a factor. Source: M.
+    Dowell and P. Jarratt, A modified regula falsi method for computing the root of an equation, BIT
+    11 (1971).
     """
     low, high = 1.0, LARGEST
     if (below := increasing(low)) >= 0:
         return low
     if (above := increasing(high)) <= 0:
         return high
-    side = 0
+    side = 0  # the value at an end that is kept twice in a row is halved
     for _ in range(MOST_STEPS):
         factor = (low * above - high * below) / (above - below)
         value = increasing(factor)
