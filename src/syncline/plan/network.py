@@ -499,5 +499,5 @@ PRESETS: dict[str, Network] = {
     "25gbit": _ethernet(25),
     "100gbit": _ethernet(100),
 }
-"""Measured all-reduce lines of three 16-GPU clusters (MG-WFBP, Fig. 4), and ideal links: a ring of 16
-workers, 20 us per message, and the full nominal bandwidth."""
+"""Measured all-reduce lines of three 16-GPU clusters (MG-WFBP, Fig. 4), and ideal links: a ring of
+16 workers, 20 us per message, and the full nominal bandwidth."""

@@ -44,25 +44,6 @@ class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
 LATEST_NS = 1 << 62
 
 
-def _wrong(span: Span) -> str | None:
-    """Return what is wrong with a span; None if nothing is."""
-    if not 0 <= span.start_ns <= span.stop_ns:
-        return (
-            f"runs from {span.start_ns} ns to {span.stop_ns} ns; a span starts at 0 or later and "
-            "does not stop before it starts"
-        )
-    if span.ready_ns is None:
-        return None
-    if span.kind != "message":
-        return f"has ready_ns and is of the kind {quoted(span.kind)}; only messages have it"
-    if not 0 <= span.ready_ns <= span.start_ns:
-        return (
-            f"is ready at {span.ready_ns} ns and starts at {span.start_ns} ns; a message is ready "
-            "at 0 or later and not after it starts"
-        )
-    return None
-
-
 class Timeline(Document, frozen=True, kw_only=True):
     """Spans on an integer-nanosecond clock that starts with the iteration.
 
@@ -88,7 +69,21 @@ class Timeline(Document, frozen=True, kw_only=True):
                 f"timeline: times are at most {LATEST_NS} ns, found {quoted(latest_ns)} ns"
             )
         for index, span in enumerate(self.spans):
-            wrong = _wrong(span)
+            wrong = None
+            if not 0 <= span.start_ns <= span.stop_ns:
+                wrong = (
+                    f"runs from {span.start_ns} ns to {span.stop_ns} ns; a span starts at 0 or "
+                    "later and does not stop before it starts"
+                )
+            elif span.ready_ns is not None and span.kind != "message":
+                wrong = (
+                    f"has ready_ns and is of the kind {quoted(span.kind)}; only messages have it"
+                )
+            elif span.ready_ns is not None and not 0 <= span.ready_ns <= span.start_ns:
+                wrong = (
+                    f"is ready at {span.ready_ns} ns and starts at {span.start_ns} ns; a message "
+                    "is ready at 0 or later and not after it starts"
+                )
             if wrong is not None:
                 raise UserError(f"timeline: spans[{index}] {quoted(span.label)} {wrong}")
 
