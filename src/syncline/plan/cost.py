@@ -113,21 +113,7 @@ class CostCurve(Value, frozen=True, kw_only=True):
 
     def at_least(self, a_s: float, b_s_per_byte: float) -> CostCurve:
         """Return the larger of the curve and a line at every size, as one curve."""
-        rows: list[tuple[int, float, float]] = []
-        ends = (*(s.start_bytes for s in self.segments[1:]), LARGEST_BYTES)
-        for segment, end in zip(self.segments, ends, strict=True):
-            start = segment.start_bytes
-            pieces = [
-                (segment.cost_s, segment.s_per_byte),
-                (a_s + b_s_per_byte * start, b_s_per_byte),
-            ]
-            (low_s, low), (high_s, high) = sorted(pieces)
-            rows.append((start, high_s, high))
-            until = (high_s - low_s) / (low - high) if low > high else math.inf
-            if 0 < until <= end - start - 1:
-                crossing = start + math.ceil(until)
-                rows.append((crossing, low_s + low * (crossing - start), low))
-        return _above_latency(rows)
+        return _envelope([self, CostCurve.line(a_s, b_s_per_byte)], largest=True)
 
     def segment_at(self, size_bytes: int) -> CostSegment:
         """Return the piece that ``size_bytes`` lies on."""
@@ -243,14 +229,19 @@ def lower_envelope(curves: Sequence[CostCurve]) -> CostCurve:
     """
     if not curves:
         raise UserError("the cheapest of no algorithms was asked for; name at least one")
+    return _envelope(curves, largest=False)
+
+
+def _envelope(curves: Sequence[CostCurve], *, largest: bool) -> CostCurve:
+    sign = -1 if largest else 1  # the largest cost is the least negative one
     starts = sorted({s.start_bytes for curve in curves for s in curve.segments})
     rows: list[tuple[int, float, float]] = []
     previous: CostSegment | None = None
     for start, stop in itertools.pairwise([*starts, LARGEST_BYTES + 1]):
         segments = [curve.segment_at(start) for curve in curves]
-        slopes = [Fraction(segment.s_per_byte) for segment in segments]
+        slopes = [sign * Fraction(segment.s_per_byte) for segment in segments]
         intercepts_s = [
-            Fraction(segment.cost_s) - slope * segment.start_bytes
+            sign * Fraction(segment.cost_s) - slope * segment.start_bytes
             for segment, slope in zip(segments, slopes, strict=True)
         ]
         lines = list(zip(intercepts_s, slopes, segments, strict=True))  # in exact numbers
