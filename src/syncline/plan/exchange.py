@@ -47,7 +47,7 @@ class Link(Value, frozen=True, kw_only=True):
     def with_(
         self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
     ) -> Link:
-        """Return the link with another bandwidth, one way, or latency; gamma stays."""
+        """Return the link with another one-way bandwidth or latency; UserError if impossible."""
         rate = bandwidth_bytes_per_s
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             raise UserError(f"a bandwidth must be finite and above 0 bytes/s, found {rate}")
