@@ -78,8 +78,7 @@ def require_known(
         raise UserError(where + unknown(what, name, names, also=others))
 
 
-LONGEST_QUOTE = 80
-"""The most characters of a value that a message quotes."""
+LONGEST_QUOTE = 80  # the most characters of a value that a message quotes
 LONGEST_TEXT = 400
 """The most characters of another library's text in a message. Such text may quote the input."""
 

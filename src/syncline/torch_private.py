@@ -42,8 +42,7 @@ eval_frame_callback: Callable[[], Any] = _eval_frame.get_eval_frame_callback
 
 COMPILED_FROM = "_torchdynamo_orig_callable"
 """Attribute of a function that the compiler made, or that it was told to skip."""
-LEFT_ALONE = "_torchdynamo_disable"
-"""Attribute of a function that the compiler was told to skip."""
+LEFT_ALONE = "_torchdynamo_disable"  # attribute of a function that the compiler was told to skip
 
 
 def is_compiled(module: nn.Module) -> bool:

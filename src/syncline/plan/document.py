@@ -13,10 +13,8 @@ from syncline.errors import FileError, quoted, shortened
 from syncline.plan.files import read_bytes, unique_members, write_atomically
 
 FORMAT_PREFIX = "syncline/"
-LONGEST_HEADER_BYTES = 1000
-"""Longest format or version value in a header."""
-LARGEST_FILE_BYTES = 64 << 20
-"""Largest file that is read; decoding it takes less than 2 GB."""
+LONGEST_HEADER_BYTES = 1000  # longest format or version value in a header
+LARGEST_FILE_BYTES = 64 << 20  # largest file that is read; decoding it takes less than 2 GB
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

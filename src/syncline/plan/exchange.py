@@ -402,8 +402,7 @@ def _link_rescaled(
     return curve.rebased(latency_s, slower)
 
 
-SIZES_A_DOUBLING = 4
-"""Sizes per doubling of the bytes at which the ratio of two curves is taken."""
+SIZES_A_DOUBLING = 4  # sizes per doubling of the bytes at which the ratio of two curves is taken
 
 
 def _times_ratio(curve: CostCurve, old: CostCurve, new: CostCurve, up_to_bytes: int) -> CostCurve:

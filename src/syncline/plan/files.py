@@ -121,8 +121,7 @@ def writing(path: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
         raise FileError(f"{path}: cannot be written: {error.strerror or error}{room}") from None
 
 
-MOST_LINKS = 40
-"""As many as the kernel follows."""
+MOST_LINKS = 40  # as many as the kernel follows
 
 
 @contextmanager

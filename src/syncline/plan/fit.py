@@ -15,15 +15,12 @@ from numpy.typing import NDArray
 from syncline.errors import UserError
 from syncline.plan.cost import CostCurve, Measurement
 
-HIDDEN_UP_TO_BYTES = 1024 * 1024
-"""Up to this size the latency is a visible part of the cost."""
+HIDDEN_UP_TO_BYTES = 1024 * 1024  # up to this size the latency is a visible part of the cost
 
 MOST_SIZES = 4096
 """Time and memory grow with the square of the number of sizes: 4,096 take some seconds."""
-POINTS_PER_SEGMENT = 2
-"""Fewest points that a piece of the curve rests on."""
-KNOWN_BEFOREHAND = 0.15
-"""Relative width of the prior of each of a piece's two parameters."""
+POINTS_PER_SEGMENT = 2  # fewest points that a piece of the curve rests on
+KNOWN_BEFOREHAND = 0.15  # relative width of the prior of each of a piece's two parameters
 RESOLUTION = 0.01
 """Relative error below which a better fit is noise; it bounds the number of pieces."""
 JITTER = 0.05

@@ -43,8 +43,7 @@ ETHERNET_LATENCY_S = 20e-6
 SEGMENT_BYTES = 256 * 1024
 """Largest segment of an int8 message: as many elements as a float32 segment of
 :data:`syncline.train.engine.ring.SEGMENT_BYTES`."""
-REFERENCE_BYTES = 64 * 1024 * 1024
-"""A curve without measured points is linearised up to this size."""
+REFERENCE_BYTES = 64 * 1024 * 1024  # a curve without measured points is linearised up to this size
 
 
 class Contention(Value, frozen=True, kw_only=True):

@@ -40,8 +40,7 @@ Wait = Literal["update", "need"]
 each forward operation of the next iteration waits for the messages with gradients of the parameters
 that it reads; these are updated just before it."""
 
-BYTES_PER_NORM = 8
-"""Norms are sent as float64."""
+BYTES_PER_NORM = 8  # norms are sent as float64
 
 
 class Message(Value, frozen=True, kw_only=True):

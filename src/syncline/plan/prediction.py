@@ -9,10 +9,8 @@ from syncline.errors import UserError, quoted
 from syncline.plan.document import Document, Value
 from syncline.plan.quantities import NS_PER_S, require_finite
 
-LEAST_GAIN = 1.05
-"""Least speed-up at which a lossy exchange is worth mentioning."""
-WHOLE_FROM = 10.0
-"""Speed-ups from here on are shown as whole numbers."""
+LEAST_GAIN = 1.05  # least speed-up at which a lossy exchange is worth mentioning
+WHOLE_FROM = 10.0  # speed-ups from here on are shown as whole numbers
 
 
 class Suggestion(Value, frozen=True, kw_only=True):

@@ -52,8 +52,7 @@ PEERS: Resource = "peers"
 WAITS: Resource = "waits"
 UNEXPLAINED = "unexplained wait"
 """Name of a wait that a trace does not explain, followed by what waited."""
-NOT_COMPUTED = (PEERS, WAITS)
-"""Resources whose operations take as long as measured on any device."""
+NOT_COMPUTED = (PEERS, WAITS)  # resources whose operations take as long as measured on any device
 
 
 class Operation(Value, frozen=True, kw_only=True):

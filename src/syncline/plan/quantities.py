@@ -9,8 +9,7 @@ from fractions import Fraction
 
 from syncline.errors import UserError, quoted, require_known
 
-LARGEST_BYTES = 1 << 62
-"""Most bytes of all gradients together."""
+LARGEST_BYTES = 1 << 62  # most bytes of all gradients together
 LARGEST_CONTENTION = 100.0
 """Largest factor by which computing and communicating may slow each other."""
 LARGEST_IN_FLIGHT = 64
@@ -69,8 +68,7 @@ NUMBER = r"\s*(\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?)\s*"
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_PREFIXES = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 UNITS_PER_S = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}
-MOST_COUNTS = 1000
-"""Most worker counts that one list may stand for."""
+MOST_COUNTS = 1000  # most worker counts that one list may stand for
 BANDWIDTH_HELP = "write bits as 10gbit or 10Gbps, and bytes as 1.25GB/s or 1.25GiB/s"
 WORKERS_HELP = "write one as 16, some as 4,8,16, and many as 4,8,...,2048 or 2..64"
 

@@ -42,8 +42,7 @@ LONGEST_COMPARED_S, but at least 12 and at most 48 iterations."""
 DETAILED_FROM_S = 0.5
 """Recording every operation takes some ms. From this length on, all profiled iterations do so.
 Shorter ones take turns, and some record nothing, which shows the cost of recording."""
-PROFILED = (2, 9)
-"""Iterations observed at first, of long iterations and of short ones."""
+PROFILED = (2, 9)  # iterations observed at first, of long iterations and of short ones
 MOST_PROFILED = (6, 18)
 PROFILED_NOISE = 0.01
 OTHER_ORDER = (

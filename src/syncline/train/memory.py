@@ -25,8 +25,7 @@ from syncline.train.log import logger
 from syncline.train.stages import Findings, Settings
 from syncline.train.wrapped import Wrapped
 
-MOST_KEPT = 100
-"""This many files are kept; the oldest are removed."""
+MOST_KEPT = 100  # this many files are kept; the oldest are removed
 
 
 class Remembered(Document, frozen=True, kw_only=True):

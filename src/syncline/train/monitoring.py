@@ -26,8 +26,7 @@ from syncline.train.stages import Measurement
 
 Class = TypeVar("Class", bound=type[Any])
 
-MIN_STEADY = 5
-"""Least number of steady iterations for a rate."""
+MIN_STEADY = 5  # least number of steady iterations for a rate
 
 
 def with_own_errors(cls: Class) -> Class:

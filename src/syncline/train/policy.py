@@ -33,8 +33,7 @@ from syncline.train.trials import Known, Trials
 RECORDED_ITERATIONS = 3
 AS_REMEMBERED = 0.05
 """If a remembered plan's time differs from the saved one by at most this, the decision holds."""
-CHANGED = 0.20
-"""If it differs by more than this, none of the saved measurements holds."""
+CHANGED = 0.20  # if it differs by more than this, none of the saved measurements holds
 
 
 class Policy:

@@ -25,19 +25,15 @@ if TYPE_CHECKING:
     from syncline.train.engine.engine import Engine
     from syncline.train.overlap.deferral import Deferral
 
-SILENCE_S = 10.0
-"""After this long, an exiting process reports that it still waits for the others."""
+SILENCE_S = 10.0  # after this long, an exiting process reports that it still waits for the others
 PATIENCE_AFTER_ERROR_S = 5.0
 """A process that exits by an exception waits at most this long for the next message: the others
 will notice its exit."""
-THREADS_S = 1.0
-"""How long the engine's threads may take to end."""
-RELEASE_S = 0.05
-"""How long an exiting process gives Gloo's threads to release what they hold."""
+THREADS_S = 1.0  # how long the engine's threads may take to end
+RELEASE_S = 0.05  # how long an exiting process gives Gloo's threads to release what they hold
 FINISHING = BEFORE_RELEASED + 1
 AWAITING = BEFORE_RELEASED
-LAST = -1000
-"""Priorities of finalizers: before all others, right after that, and after all others."""
+LAST = -1000  # priorities of finalizers: before all others, right after that, and after all others
 
 
 def finish_on_shutdown(deferral: Deferral, engine: Engine) -> Finalize[None]:

@@ -42,8 +42,7 @@ MOST_CALIBRATED until their error is COMPARED_NOISE. With only two, an interrupt
 CONTENDED = 1.1
 """If long iterations of the baseline show less contention than this, the engine is not calibrated
 before a trial: calibrating costs most there, and factors from few iterations are uncertain."""
-AS_PREDICTED = 0.03
-"""A trial confirms its prediction if its time is within this share of it."""
+AS_PREDICTED = 0.03  # a trial confirms its prediction if its time is within this share of it
 CALIBRATION_GAIN = 0.05
 """Overlapping is calibrated, or tried again, only if it may gain this share of an iteration."""
 LEAST_GAIN = 0.01

@@ -17,8 +17,7 @@ from syncline.train.wrapped import Wrapped
 
 LEAST_UPDATES = 3
 """Updates of a parameter before the warning: a single change may be restored weights."""
-LOOK_EVERY = 10
-"""Iterations between two checks of the model's parameters."""
+LOOK_EVERY = 10  # iterations between two checks of the model's parameters
 
 
 class UnexchangedWatch:

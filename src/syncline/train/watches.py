@@ -19,8 +19,7 @@ RELEVANT = 0.02
 """A change below this share of an iteration does not matter, however large it is relatively."""
 DRIFT_CONFIDENCE = 3.0
 """A change must exceed this many standard errors: a false alarm costs a measurement."""
-LOSS_CONFIDENCE = 2.0
-"""A plan must be slower than the DDP baseline by this many standard errors."""
+LOSS_CONFIDENCE = 2.0  # a plan must be slower than the DDP baseline by this many standard errors
 
 
 class _TwoWindows:

@@ -19,16 +19,13 @@ from syncline.comm.groups.choices import user_cache
 from syncline.errors import UserError
 from syncline.plan.files import write_atomically
 
-DEFAULT_ENTRIES = 2000
-"""As many as NCCL keeps."""
-FORMAT_VERSION = "2.10"
-"""The version of NCCL's format that torch's analyser reads."""
+DEFAULT_ENTRIES = 2000  # as many as NCCL keeps
+FORMAT_VERSION = "2.10"  # the version of NCCL's format that torch's analyser reads
 PREFIX = "nccl"
 """The start of operations' names. Torch's analyser refuses ``syncline``."""
 FLAT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 """Collectives on lists of tensors. As in NCCL's format, such a list counts as one flat tensor."""
-POLL_S = 0.25
-"""How often a rank checks whether another has asked for dumps."""
+POLL_S = 0.25  # how often a rank checks whether another has asked for dumps
 LONGEST_WAIT_S = 2.0
 """How long a rank whose operation has failed waits for the other ranks' dumps. After that its
 process may end, and ``torchrun`` then ends the others."""

@@ -14,8 +14,7 @@ from syncline.comm.groups.elements import DTYPES, REDUCTIONS
 from syncline.errors import UserError
 
 REDUCED = {getattr(torch, name): name for name in DTYPES}
-MOVED = {**REDUCED, torch.bool: "uint8"}
-"""The dtypes of elements that are only copied."""
+MOVED = {**REDUCED, torch.bool: "uint8"}  # the dtypes of elements that are only copied
 SUM = dist.ReduceOp.SUM
 OPERATORS = {getattr(dist.ReduceOp, name.upper()): name for name in REDUCTIONS}
 

@@ -226,8 +226,7 @@ class Future(torch.futures.Future[Any]):
 
 LONGEST_EXIT_S = 2.0
 """How long the end of the process waits for threads that are in torch, or in a callback."""
-LATE = -1
-"""Priority of the process's finalizer: after those that finish exchanges."""
+LATE = -1  # priority of the process's finalizer: after those that finish exchanges
 
 
 class _UntilExit:

@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from syncline.errors import UserError
 
 LARGEST_RANKS = 2048
-LARGEST_TRANSFERS = 1 << 24
-"""Limits a program and its simulation to a few GiB."""
+LARGEST_TRANSFERS = 1 << 24  # limits a program and its simulation to a few GiB
 
 
 Indices = NDArray[np.int32]

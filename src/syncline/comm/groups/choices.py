@@ -23,10 +23,8 @@ from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
 from syncline.plan.document import Document, Value
 from syncline.plan.quantities import LARGEST_BYTES, require_time
 
-SMALL_SHARED_BYTES = 64 * 1024
-"""Up to this size latencies cost more than bytes, in shared memory."""
-SMALL_BETWEEN_BYTES = 8 * 1024
-"""The same between hosts."""
+SMALL_SHARED_BYTES = 64 * 1024  # up to this size latencies cost more than bytes, in shared memory
+SMALL_BETWEEN_BYTES = 8 * 1024  # the same between hosts
 FEW_RANKS = 4
 """Up to this many ranks of a host, a tree reduces to one rank faster than the direct algorithm, in
 which each rank reduces a part and all ranks but the root need memory of their own."""
@@ -266,8 +264,7 @@ def _read(path: Path, changed_ns: int) -> Choices | None:
 
 
 BUILT_IN = "built-in"
-CHOICES = "choices"
-"""The name of rank 0's note, which holds its chooser, or why there is no group."""
+CHOICES = "choices"  # the name of rank 0's note, which holds its chooser, or why there is no group
 Wanted = Choices | Literal["measured", "built-in"]
 """Which choices a group uses: the given ones, or the built-in ones. ``"measured"``: what ``syncline
 tune`` has measured for these hosts, if the user's cache has that, else the built-in ones."""

@@ -32,8 +32,7 @@ Transport = Literal["auto", "shared", "tcp", "ucx", "shared+ucx"]
 hosts; ``"tcp"``: TCP to all ranks; ``"ucx"``: UCX to all ranks; ``"shared+ucx"``: shared memory
 inside a host, UCX between hosts. UCX is for RDMA."""
 
-LEAVING = 1
-"""Priority of the process's finalizers: after those that finish exchanges."""
+LEAVING = 1  # priority of the process's finalizers: after those that finish exchanges
 DEFAULT_TIMEOUT_S = 300.0
 FRAGMENT_BYTES = 64 * 1024
 WINDOW, LEAST_WINDOW = 16, 8
@@ -41,8 +40,7 @@ WINDOW, LEAST_WINDOW = 16, 8
 fill a core's own cache, so most lines have left it before they are written again. 8 to each of
 several peers are a small part of the shared cache."""
 TCP_FRAGMENT_BYTES = 256 * 1024
-PAUSE_S = 20e-6
-"""Busy-poll this long, which is longer than a fragment takes."""
+PAUSE_S = 20e-6  # busy-poll this long, which is longer than a fragment takes
 SPIN_S = 200e-6
 """Then poll, yielding the processor between polls, this long before blocking: a sleep and wake
 costs at least 60 us on a VM."""
@@ -54,10 +52,8 @@ ANY_RANK = -1
 MOST_TAG = 2**32 - 1
 Composed = Literal["gather", "scatter", "all-to-all"]
 """Collectives that are composed of messages."""
-SLICE_S = 0.25
-"""How often a wait lets Python handle signals, such as that of Ctrl-C."""
-MOST_CALLS = 512
-"""A group keeps at most this many prepared calls."""
+SLICE_S = 0.25  # how often a wait lets Python handle signals, such as that of Ctrl-C
+MOST_CALLS = 512  # a group keeps at most this many prepared calls
 
 
 class PreparedCall(NamedTuple):

@@ -39,20 +39,15 @@ HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
 """:data:`MAGIC`, the caller's rank and its nonce."""
 MAGIC = b"sync"
 PROOF_BYTES = 32
-REPLY = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")
-"""The answerer's nonce and proof."""
+REPLY = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")  # the answerer's nonce and proof
 CLAIM = struct.Struct("<B2I")
 """What a proof is about, before the two nonces: who proves, the caller's rank, the answerer's."""
 BY_CALLER, BY_ANSWERER = range(2)
-CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as the kernel attests them."""
+CREDENTIALS = struct.Struct("3i")  # process, user and group, as the kernel attests them
 TIMEVAL = struct.Struct("ll")
-BACKLOG = 4096
-"""Connections that may wait for this rank; the kernel may allow fewer."""
-MOST_ACCEPTED = 1024
-"""Connections accepted at once, before those under way are served again."""
-MOST_UNKNOWN = 256
-"""Connections without a proof yet, beside one for each rank."""
+BACKLOG = 4096  # connections that may wait for this rank; the kernel may allow fewer
+MOST_ACCEPTED = 1024  # connections accepted at once, before those under way are served again
+MOST_UNKNOWN = 256  # connections without a proof yet, beside one for each rank
 RETRY_S = 0.02
 
 

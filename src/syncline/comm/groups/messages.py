@@ -42,8 +42,7 @@ def out_of_descriptors(rank: int, error: OSError) -> UserError | None:
     )
 
 
-SHUTDOWN = b"goodbye"
-"""The start of a rank's last message to another; the reason may follow."""
+SHUTDOWN = b"goodbye"  # the start of a rank's last message to another; the reason may follow
 MOST_BYTES = 1024
 
 

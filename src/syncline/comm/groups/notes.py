@@ -12,11 +12,9 @@ from syncline.errors import PeerError
 
 PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.01
 """Pauses between polls for a note, at first and at most. Otherwise a tenth of the time waited."""
-CHECK_S = 0.25
-"""How often a waiting rank checks whether its peer has ended or has posted a failure."""
+CHECK_S = 0.25  # how often a waiting rank checks whether its peer has ended or has posted a failure
 LEAST_CHECK_S = 0.05
-REFUSAL = "not joining"
-"""The names of notes that say why a rank does not join begin with this."""
+REFUSAL = "not joining"  # the names of notes that say why a rank does not join begin with this
 
 
 class Store(Protocol):

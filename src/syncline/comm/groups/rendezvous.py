@@ -30,8 +30,7 @@ from syncline.errors import PeerError, UserError
 from syncline.plan.document import Value
 
 Note = TypeVar("Note", bound=Value)
-REFUSAL_S = 5.0
-"""How long a rank that cannot join waits for the others, so that they learn why."""
+REFUSAL_S = 5.0  # how long a rank that cannot join waits for the others, so that they learn why
 POLL_S = 0.01
 """The first interval between polls for a newer invitation; it doubles up to ``CHECK_S``."""
 
@@ -260,8 +259,7 @@ def _did_not_join(ranks: Sequence[int]) -> str:
     )
 
 
-MEETING_DESCRIPTORS = 2
-"""The listening socket, and a store in a file while it is read."""
+MEETING_DESCRIPTORS = 2  # the listening socket, and a store in a file while it is read
 
 
 class Reception:

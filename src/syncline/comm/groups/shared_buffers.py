@@ -22,8 +22,7 @@ from syncline.errors import MismatchError, PeerError, UserError
 
 NOTICE = struct.Struct("<QQ")
 """The number of a buffer and its size in bytes; size 0: its owner has closed it."""
-OWN = -1
-"""The native group's number for this rank."""
+OWN = -1  # the native group's number for this rank
 
 
 class SharedBuffer:

@@ -16,8 +16,7 @@ Hosts = tuple[tuple[int, ...], ...]
 """The ranks of each host."""
 Route = Literal["auto", "tcp", "ucx", "shared+ucx"]
 """How ranks are joined; see :data:`~syncline.comm.groups.group.Transport`."""
-APART = ("tcp", "ucx")
-"""Routes without shared memory."""
+APART = ("tcp", "ucx")  # routes without shared memory
 WORDS: dict[Route, str] = {
     "auto": "",
     "tcp": " by TCP",

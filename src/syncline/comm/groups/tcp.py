@@ -20,8 +20,7 @@ from syncline.plan.document import Value
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 """Names the interface, as for Gloo; in a list, the first one that has an address counts."""
-CALL_S = 1.0
-"""How long an attempt to connect takes at most; the next one is to another address."""
+CALL_S = 1.0  # how long an attempt to connect takes at most; the next one is to another address
 ADVICE = f"interface= or {VARIABLE} names a device that reaches the other hosts"
 Address = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 

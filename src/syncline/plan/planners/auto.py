@@ -67,8 +67,7 @@ def suggestion(
     )
 
 
-CONFIDENCE = 2.0
-"""Standard errors that a predicted gain must exceed: 2 for 95 % confidence."""
+CONFIDENCE = 2.0  # standard errors that a predicted gain must exceed: 2 for 95 % confidence
 
 
 class ChosenPlan(NamedTuple):

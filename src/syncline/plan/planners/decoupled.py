@@ -19,10 +19,8 @@ from syncline.plan.quantities import NS_PER_S
 
 GROUP_COUNTS = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128)
 """The search begins with each of these numbers of groups of equal size."""
-BUDGET = 60_000
-"""Orders that the search evaluates: 0.1 to 0.3 s."""
-ACCEPTED_DELAY = 1 / 500
-"""Share of its time by which a round may end later if that saves messages."""
+BUDGET = 60_000  # orders that the search evaluates: 0.1 to 0.3 s
+ACCEPTED_DELAY = 1 / 500  # share of its time by which a round may end later if that saves messages
 
 Order = list[tuple[int, int, bool]]
 """Messages in the order of sending: groups ``[first, last]``, and whether it is an all-gather."""

@@ -13,8 +13,7 @@ from syncline.plan.planners.slices import plan_of, whole_tensors
 from syncline.plan.profile import Profile
 from syncline.plan.quantities import NS_PER_S, require_time
 
-FIRST_THRESHOLD_BYTES = 64 * 1024 * 1024
-"""Fusion threshold of Horovod's first releases."""
+FIRST_THRESHOLD_BYTES = 64 * 1024 * 1024  # fusion threshold of Horovod's first releases
 
 
 class Buckets(MergingPlanner, frozen=True, kw_only=True):

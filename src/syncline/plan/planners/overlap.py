@@ -24,10 +24,8 @@ from syncline.plan.simulator.predict import predict_iteration_s
 
 MOST_IN_FLIGHT = 2
 DEFAULT_BUDGET = 10_000_000
-TENSOR_BUDGET = 200_000
-"""Per tensor: with few tensors, a larger budget does not help."""
-EXACT_ELEMENTS = 12
-"""Rounds of at most this many elements are solved exactly."""
+TENSOR_BUDGET = 200_000  # per tensor: with few tensors, a larger budget does not help
+EXACT_ELEMENTS = 12  # rounds of at most this many elements are solved exactly
 MARGIN = 1 / 16
 """Share of the computing time by which messages should arrive early. That does not shorten the
 period, but absorbs delays."""

@@ -15,8 +15,7 @@ from syncline.plan.plan import Message, Plan, Wait
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import terms
 
-MOST_SLICES = 1 << 17
-"""Most slices of a plan: more would take minutes to plan and to simulate."""
+MOST_SLICES = 1 << 17  # most slices of a plan: more would take minutes to plan and to simulate
 
 
 class Slice(NamedTuple):

@@ -26,10 +26,8 @@ LADDER_GBIT_S = (1.0, 2.5, 5.0, 10.0, 25.0, 40.0, 50.0, 100.0, 200.0, 400.0)
 BYTES_PER_GBIT = 125e6
 MOST_OF_IT = 0.8
 """Layers are named until they cover this share of the messages' time on the critical path."""
-MOST_RANGES = 2
-"""Most ranges of layers that a sentence names."""
-LOADERS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of loader processes that are tried."""
+MOST_RANGES = 2  # most ranges of layers that a sentence names
+LOADERS = (1, 2, 4, 8, 16, 32, 64)  # numbers of loader processes that are tried
 NAMES = {
     "forward": "the forward pass",
     "backward": "the backward pass",

@@ -76,8 +76,7 @@ def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
     return max(finish_ns, default=0) + sum(profile.gates_ns().values()) - update_ns
 
 
-MOST_JOBS = 1 << 14
-"""Most jobs that the native core schedules."""
+MOST_JOBS = 1 << 14  # most jobs that the native core schedules
 MOST_TAILS = 64
 
 

@@ -12,12 +12,9 @@ from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 
-LARGEST_FACTOR = 16.0
-"""Largest factor by which the link may be slower or faster than given."""
-STEPS = 64
-"""Factors that are tried first, evenly spread on a logarithmic scale."""
-PRECISION = 1e-4
-"""Of the logarithm of the factor."""
+LARGEST_FACTOR = 16.0  # largest factor by which the link may be slower or faster than given
+STEPS = 64  # factors that are tried first, evenly spread on a logarithmic scale
+PRECISION = 1e-4  # of the logarithm of the factor
 LEAST_EFFECT = 0.01
 """If a network twice as slow changes the times by a smaller share, they cannot calibrate it."""
 

@@ -21,14 +21,10 @@ Floats = NDArray[np.float64]
 
 MANY = 2
 """Plans with more than this many times the DDP baseline's messages show the CPU time of each."""
-LARGEST = 4.0
-"""A larger factor is an error of the model, not contention."""
-EXACT = 1e-3
-"""A difference below this share of an iteration is the error of a fit."""
-ROUNDS = 4
-"""Gauss-Newton steps of the fit of the computing time that messages take."""
-PRECISION = 2e-4
-"""Width of the interval of factors at which a root search ends."""
+LARGEST = 4.0  # a larger factor is an error of the model, not contention
+EXACT = 1e-3  # a difference below this share of an iteration is the error of a fit
+ROUNDS = 4  # Gauss-Newton steps of the fit of the computing time that messages take
+PRECISION = 2e-4  # width of the interval of factors at which a root search ends
 MOST_STEPS = 26
 TOLERANCE = 1e-4
 """Share of an iteration by which a prediction may differ from what a factor is fitted to."""

@@ -98,10 +98,8 @@ class Dag(NamedTuple):
 LONGEST_SUM_NS = 1 << 55
 """Longest that all tasks may take together on the engine's clock: 1.1 years."""
 MOST_TASKS = 1 << 30
-NOT_COMPUTING = ("disk", "copy", "join")
-"""Lanes that neither compute nor wait for parameters."""
-WIRES = ("channel", "push", "pull")
-"""Lanes on which messages are transmitted."""
+NOT_COMPUTING = ("disk", "copy", "join")  # lanes that neither compute nor wait for parameters
+WIRES = ("channel", "push", "pull")  # lanes on which messages are transmitted
 
 
 def build(

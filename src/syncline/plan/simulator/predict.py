@@ -27,8 +27,7 @@ from syncline.plan.simulator.workers import ALIKE, Workers
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, SpanKind, Timeline
 
 DEFAULT_STRATEGY = STRATEGIES["loop"]
-SHOWN_CLASSES = 4
-"""Workers that a timeline shows where they differ, the slowest first."""
+SHOWN_CLASSES = 4  # workers that a timeline shows where they differ, the slowest first
 
 
 class Forecast(NamedTuple):

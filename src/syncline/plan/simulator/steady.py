@@ -20,12 +20,9 @@ from syncline.plan.simulator.workers import ALIKE, Workers
 
 FIRST_ITERATIONS = 4
 MOST_ITERATIONS = 64
-AGREEING = 3
-"""Periods in a row that must be equal."""
-WARM_UP = 4
-"""Iterations left out of the mean if the period does not become constant."""
-OFFSETS = 8
-"""Number of simulated sets of offsets between jobs that share links."""
+AGREEING = 3  # periods in a row that must be equal
+WARM_UP = 4  # iterations left out of the mean if the period does not become constant
+OFFSETS = 8  # number of simulated sets of offsets between jobs that share links
 
 
 class Steady(NamedTuple):

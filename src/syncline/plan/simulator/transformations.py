@@ -13,8 +13,7 @@ from syncline.plan.profile import ACCUMULATING, COMPUTING, STREAMS, Operation, P
 from syncline.plan.quantities import NS_PER_S, bytes_per_element, require_count
 from syncline.plan.simulator.strategy import Strategy
 
-SLOWEST_SCALE = 1000.0
-"""Largest factor on computing, and its inverse."""
+SLOWEST_SCALE = 1000.0  # largest factor on computing, and its inverse
 
 
 def with_wire(profile: Profile, dtype: str) -> Profile:

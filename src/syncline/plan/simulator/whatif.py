@@ -38,8 +38,7 @@ from syncline.plan.simulator.workers import ALIKE, Workers
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, VALUE_BYTES
 from syncline.plan.whatif import Point, Setting
 
-MOST_POINTS = 5000
-"""Points of one sweep."""
+MOST_POINTS = 5000  # points of one sweep
 
 PlanFunction = Callable[[Profile, Network], Plan]
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from syncline.errors import UserError
 from syncline.plan.document import Value
 
-SLOWEST = 1000.0
-"""Largest factor by which a worker may be slower, or faster."""
+SLOWEST = 1000.0  # largest factor by which a worker may be slower, or faster
 
 
 class WorkerClass(NamedTuple):
@@ -85,8 +84,7 @@ class Workers(Value, frozen=True, kw_only=True):
         return table * np.exp(generator.normal(0, self.jitter, (iterations, len(classes))))
 
 
-ALIKE = Workers()
-"""All workers compute alike."""
+ALIKE = Workers()  # all workers compute alike
 
 
 def parse_stragglers(text: str) -> tuple[tuple[int, float], ...]:

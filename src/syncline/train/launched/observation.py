@@ -27,12 +27,10 @@ from syncline.train.measure.interfaces import interface_used, segments
 from syncline.train.measure.probe import probe
 from syncline.train.measure.statistics import median
 
-PROBED_S = 5.0
-"""Approximate time of the network probe."""
+PROBED_S = 5.0  # approximate time of the network probe
 LINK_BYTES = 1 << 20
 LINK_REPETITIONS = 5
-ASK_EVERY = 5
-"""Iterations between the ranks' joint checks of whether the time is over."""
+ASK_EVERY = 5  # iterations between the ranks' joint checks of whether the time is over
 
 
 class Observation:

@@ -10,8 +10,7 @@ from syncline.errors import UserError
 from syncline.plan.recipe import Compression
 from syncline.torch_entry import LAUNCHED
 
-OFF = "SYNCLINE"
-"""The environment variable that disables both commands if it is 0."""
+OFF = "SYNCLINE"  # the environment variable that disables both commands if it is 0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,8 +16,7 @@ from multiprocessing.util import Finalize
 
 import torch
 
-PATIENCE_S = 1.0
-"""Longest wait at exit: a thread that waits for a peer releases nothing."""
+PATIENCE_S = 1.0  # longest wait at exit: a thread that waits for a peer releases nothing
 POLL_S = 0.001
 RELEASED = 90
 BEFORE_RELEASED = RELEASED + 1

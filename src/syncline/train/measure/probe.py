@@ -58,8 +58,7 @@ CONTENTION_BYTES = 4 * 1024 * 1024
 CONTENTION_REPETITIONS = 5
 LARGEST_CONTENTION = 4.0
 """A larger factor is noise: four threads that share a core do not slow each other more."""
-MATRIX = 160
-"""Side of the matrices whose products are the computation of the contention test."""
+MATRIX = 160  # side of the matrices whose products are the computation of the contention test
 
 
 def probe(

@@ -16,8 +16,7 @@ ELEMENTS = 1 << 22
 DISTINCT_VALUES = 1 << 16
 """Random numbers, repeated to fill them: drawing all would take longer than the measurement."""
 ENTRIES = 20_000
-OVERHEAD_ELEMENTS = 64
-"""Elements, and entries, of a message whose time is all overhead."""
+OVERHEAD_ELEMENTS = 64  # elements, and entries, of a message whose time is all overhead
 REPETITIONS = 3
 DENSITY = 0.001
 WIDEST_VECTORS = -1

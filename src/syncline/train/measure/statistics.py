@@ -10,10 +10,8 @@ __all__ = ["compare", "lower_quartile", "median", "standard_error", "typical", "
 
 SIGMA_PER_MAD = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
-ERROR_PER_SIGMA = 1.2533
-"""Standard error of a median over that of a mean: sqrt(pi / 2)."""
-INTERRUPTED = 2.0
-"""A timing of more than this many medians includes other work."""
+ERROR_PER_SIGMA = 1.2533  # standard error of a median over that of a mean: sqrt(pi / 2)
+INTERRUPTED = 2.0  # a timing of more than this many medians includes other work
 LEAST_FOR_MAD = 8
 """With fewer values the median absolute deviation is too coarse: standard deviation is used."""
 QUANTILES_97_5 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
