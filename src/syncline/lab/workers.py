@@ -139,8 +139,7 @@ class WorkerGroup:
         self._started: list[_Started] = []
         self._ranks: dict[int, Connection] = {}
         self._agents: list[Connection] = []
-        self._busy = False
-        """Whether workers may still be starting, or carrying out an order."""
+        self._busy = False  # whether workers may still be starting, or carrying out an order
 
     def __enter__(self) -> Self:
         with _address(self.path) as address:

@@ -22,8 +22,7 @@ class Executor:
     backward pass whose gradients were exchanged.
     """
 
-    needs_views = False
-    """Whether gradients must be views of the buckets."""
+    needs_views = False  # whether gradients must be views of the buckets
     deferral: Deferral | None = None
     """Tracks what is deferred to the next forward pass; None if nothing can be."""
 
@@ -39,8 +38,7 @@ class Executor:
         self.buckets = buckets
         """The range of the plan's tensors in each reducer bucket; empty for DDP's own."""
         self.bucket_bytes = bucket_bytes
-        self._expected = False
-        """Whether the next backward pass will be exchanged."""
+        self._expected = False  # whether the next backward pass will be exchanged
         self.mixed = False
         """Whether a backward pass without exchange has followed the last exchanged one."""
 

@@ -58,12 +58,10 @@ class Forecasts(NamedTuple):
     profile: Profile
     network: Network
     comparison: Comparison
-    plan: Plan | None
-    """The plan to try; None if DDP's own buckets are expected to be as good."""
+    plan: Plan | None  # the plan to try; None if DDP's own buckets are expected to be as good
     held_back: bool = False
     """Whether ``plan`` would leave messages to the next forward pass, but no optimizer defers."""
-    compressing: Network | None = None
-    """The costs of compressed messages; None without compression."""
+    compressing: Network | None = None  # the costs of compressed messages; None without compression
 
     def predicted_s(self, planner: str) -> float:
         """Return the predicted seconds an iteration of a planner."""
@@ -99,10 +97,8 @@ class Experiments:
         self.settings = settings
         self.reads = reads
         self.notes = notes
-        self._single = single
-        """The plan with one message, which needs no measurement."""
-        self.baseline_s: tuple[float, ...] = ()
-        """Seconds of the iterations of the DDP baseline."""
+        self._single = single  # the plan with one message, which needs no measurement
+        self.baseline_s: tuple[float, ...] = ()  # seconds of the iterations of the DDP baseline
         self.hook: Rounded | None = None
         """The type of torch's hook in the DDP baseline, if 16 or 8 bits were asked for and it is
         faster than no hook."""

@@ -38,8 +38,7 @@ class FirstRounds:
         self._seen: dict[int, tuple[list[int], int]] = {}
         """For each final bucket seen so far: its parameters' ids and its number of values."""
         self.mismatch: str | None = None
-        self.usable = False
-        """Whether the buckets are final and match the layout."""
+        self.usable = False  # whether the buckets are final and match the layout
 
     def note(self, bucket: GradBucket) -> None:
         """Note a final bucket's content; with the last bucket, compare all with the layout.

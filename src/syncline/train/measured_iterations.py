@@ -41,20 +41,17 @@ class MeasuredIterations:
         self._observer: Observer | None = None
         self._away: tuple[Any, Any] | None = None
         """When the program left training in this iteration, and when it returned."""
-        self._left_at: Any = None
-        """When the program left training, if it has not returned."""
+        self._left_at: Any = None  # when the program left training, if it has not returned
         self._in_iteration = False
         """Whether a forward pass that trains has begun since the last iteration ended."""
         self._accumulates = False
         """Whether all forward passes of this iteration so far only accumulate gradients."""
         self._noted: tuple[ObservedIteration, Recorded] | None = None
         """The last observed iteration, and its exchange."""
-        self._timed: Sample | None = None
-        """The last sample of the reducer's timers."""
+        self._timed: Sample | None = None  # the last sample of the reducer's timers
         self._start: Any = None
         self.stage = stage
-        self.done = 0
-        """How many iterations of the stage are over."""
+        self.done = 0  # how many iterations of the stage are over
         self.result = StageResult()
 
     @property

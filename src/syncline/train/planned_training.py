@@ -49,8 +49,7 @@ class UnplannedTraining:
     UserError.
     """
 
-    runner: StageRunner | None = None
-    """Runs the stages of a planned training; None without a plan."""
+    runner: StageRunner | None = None  # runs the stages of a planned training; None without a plan
 
     def __init__(
         self, wrapped: Wrapped, why: str | None = None, compression: object = None

@@ -46,15 +46,13 @@ class ReducerExecutor(Executor):
         planned = () if plan is None else (plan.message_tensors(), plan.message_bytes())
         super().__init__(wrapped, finished, *planned)
         self._plan = plan
-        self._order: list[str] = []
-        """The names of the reducer's parameters, in their order."""
+        self._order: list[str] = []  # the names of the reducer's parameters, in their order
         exchange = exchange_in(wire, wrapped.group)
         self._hook = exchange if wire is not None else None
         self._recorder = BucketRecorder(exchange, wrapped.clock) if record else None
         self._hooks = GradientHooks()
         self._reducer: Any = None
-        self._begun = False
-        """Whether the expected backward pass has reached a gradient."""
+        self._begun = False  # whether the expected backward pass has reached a gradient
         self._task = -1
         """The id of the backward pass at whose end we check; nested ones have their own."""
         self._is_static = False

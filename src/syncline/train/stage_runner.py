@@ -41,16 +41,12 @@ class Progress(NamedTuple):
     """The state when an iteration ended. It never changes, so any thread may read it."""
 
     stage: Stage
-    tuning: Tuning
-    """A copy, as it was when the stage began."""
+    tuning: Tuning  # a copy, as it was when the stage began
     iteration: int
-    iteration_s: float | None
-    """Seconds of the last steady iteration."""
-    exposed_s: float | None
-    """Seconds that the last timed iteration waited for messages."""
+    iteration_s: float | None  # seconds of the last steady iteration
+    exposed_s: float | None  # seconds that the last timed iteration waited for messages
     buckets: int
-    overlaps: bool
-    """Whether updates wait for the next forward pass."""
+    overlaps: bool  # whether updates wait for the next forward pass
     phases: tuple[PhaseSpan, ...]
 
 
@@ -69,8 +65,7 @@ class StageRunner:
         self._running: tuple[Plan | None, Rounded | None, bool] = (None, None, False)
         self._drift = DriftWatch()
         self._losses = LossWatch()
-        self._left = False
-        """Whether the reducer exchanges DDP's own buckets in place of the engine."""
+        self._left = False  # whether the reducer exchanges DDP's own buckets in place of the engine
         self.steady_iteration_s: deque[float] = deque(maxlen=HISTORY)
         """Seconds of the last steady iterations."""
         self._phases: tuple[PhaseSpan, ...] = ()

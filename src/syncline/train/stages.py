@@ -39,8 +39,7 @@ class Settings:
     check: bool = True
     compression: Compression | None = None
     overlap_optimizers: bool = False
-    ddp: Ddp = field(default_factory=Ddp)
-    """DDP's own buckets under the user's arguments."""
+    ddp: Ddp = field(default_factory=Ddp)  # DDP's own buckets under the user's arguments
 
     @property
     def wire(self) -> Rounded | None:
@@ -60,18 +59,15 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     """A number of training iterations under one set of messages."""
 
     name: str
-    plan: Plan | None = None
-    """The messages; None for DDP's own buckets."""
+    plan: Plan | None = None  # the messages; None for DDP's own buckets
     hook: Rounded | None = None
     """Without a plan: the type of torch's hook for DDP's own buckets; None: no hook."""
-    warmup: int = 0
-    """Iterations that are not measured."""
+    warmup: int = 0  # iterations that are not measured
     iterations: int = 0
     """Iterations that are measured; 0: the steady state, until something changes."""
     turns: tuple[Turn, ...] = ()
     """How closely the measured iterations are observed, in turns; not at all if empty."""
-    record: bool = False
-    """Record when each message is issued and complete."""
+    record: bool = False  # record when each message is issued and complete
     goes_on: bool = False
     """Continue the measurement of the previous stage: its iterations count, too."""
     baseline: Rate | None = None
@@ -99,10 +95,8 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
 class Probe(Value, frozen=True, kw_only=True, tag=True):
     """A measurement of the network between two iterations."""
 
-    iteration_s: float
-    """Seconds of an iteration, which determine how long the probe may take."""
-    contention: bool
-    """Guess contention: no iterations will show it."""
+    iteration_s: float  # seconds of an iteration, which determine how long the probe may take
+    contention: bool  # guess contention: no iterations will show it
 
 
 Step = Stage | Probe
@@ -112,12 +106,10 @@ class Deferring(NamedTuple):
     """Whether updates can wait for the next forward pass, as rank 0 sees it."""
 
     can_defer: bool = False
-    why_not: str | None = None
-    """Why all updates are synchronous, if they are."""
+    why_not: str | None = None  # why all updates are synchronous, if they are
     was_asked: bool = False
     """Whether an optimizer was, or will be, given to ``overlap``."""
-    sharded: bool = False
-    """Whether each rank updates a share of the parameters."""
+    sharded: bool = False  # whether each rank updates a share of the parameters
 
 
 class Typical(NamedTuple):
@@ -130,18 +122,15 @@ class Typical(NamedTuple):
 class Measurement(Value, frozen=True, kw_only=True):
     """What all ranks measured in a step, the same on each of them."""
 
-    times_s: tuple[float, ...] = ()
-    """Seconds of each iteration: the median over the ranks."""
+    times_s: tuple[float, ...] = ()  # seconds of each iteration: the median over the ranks
     passes_s: tuple[float, ...] = ()
     """Seconds of the forward and backward pass of each observed iteration."""
     computing: Typical | None = None
     """Forward plus backward pass as the reducer timed them, if it did on every rank."""
     active: Typical | None = None
     """Time in which a worker was not waiting for the engine's messages or for buffers."""
-    broadcast_s: float = 0.0
-    """How long DDP broadcast buffers: the longest of the ranks' medians."""
-    profile: Profile | None = None
-    """What was observed, in a stage with turns."""
+    broadcast_s: float = 0.0  # how long DDP broadcast buffers: the longest of the ranks' medians
+    profile: Profile | None = None  # what was observed, in a stage with turns
     network: Network | None = None
     mismatch: str | None = None
     """How the reducer's buckets differed from the plan, if they did on any rank."""
@@ -149,10 +138,8 @@ class Measurement(Value, frozen=True, kw_only=True):
     """Why almost no communication overlapped forward passes, if so on any rank."""
     norm: Norm | None = None
     """A norm of the gradients that every step asked for, if the plan does not exchange it."""
-    drifted: bool = False
-    """Whether computation or communication has changed for good."""
-    slower: bool = False
-    """Whether iterations take longer than those of the DDP baseline did."""
+    drifted: bool = False  # whether computation or communication has changed for good
+    slower: bool = False  # whether iterations take longer than those of the DDP baseline did
     deferring: Deferring = Deferring()
 
     def rate(self, name: str) -> Rate:
@@ -201,13 +188,10 @@ class Findings(Value, frozen=True, kw_only=True):
 
     profile: Profile | None = None
     network: Network | None = None
-    plan: Plan | None = None
-    """The plan whose messages run; None for DDP's own buckets."""
+    plan: Plan | None = None  # the plan whose messages run; None for DDP's own buckets
     baseline: Rate | None = None
-    hook: Rounded | None = None
-    """The type of torch's hook in the DDP baseline; None: no hook."""
-    planned: Rate | None = None
-    """The plan, as measured when it was decided on."""
+    hook: Rounded | None = None  # the type of torch's hook in the DDP baseline; None: no hook
+    planned: Rate | None = None  # the plan, as measured when it was decided on
     comparison: Comparison | None = None
     costs: Network | None = None
     """The costs of the plan's messages if these are compressed; otherwise see :attr:`network`."""
@@ -236,8 +220,7 @@ class LogLine(NamedTuple):
 
     text: str
     level: int
-    is_for_users: bool = False
-    """Whether users who have not configured logging are to see it, too."""
+    is_for_users: bool = False  # whether users who have not configured logging are to see it, too
 
 
 class Notebook:

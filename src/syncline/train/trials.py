@@ -58,8 +58,7 @@ class Known(NamedTuple):
 
     profile: Profile
     network: Network
-    own: Measured | None
-    """Iterations under DDP's own buckets; None where nothing is checked."""
+    own: Measured | None  # iterations under DDP's own buckets; None where nothing is checked
 
 
 class Trials:

@@ -33,8 +33,7 @@ class _Answer(msgspec.Struct):
     """What rank 0 sends to the others."""
 
     step: Step
-    findings: dict[str, Any] = {}
-    """Those that have changed, by name."""
+    findings: dict[str, Any] = {}  # those that have changed, by name
     log_lines: list[LogLine] = []
 
 
@@ -46,8 +45,7 @@ class Tuning:
         self.settings = settings
         self._memory = memory
         self._measurements = RankMeasurements(job)
-        self._policy: Policy | None = None
-        """On rank 0, from the first iteration on."""
+        self._policy: Policy | None = None  # on rank 0, from the first iteration on
         self._steps: Steps | None = None
         self.resumed: tuple[Plan | None] | None = None
         """In a tuple, the plan of the checkpoint that training continues from, where None is DDP's

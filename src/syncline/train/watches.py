@@ -52,8 +52,7 @@ class Sample(NamedTuple):
     """The times of an iteration."""
 
     computation_s: float
-    communication_s: float
-    """From the first message sent to the last one done."""
+    communication_s: float  # from the first message sent to the last one done
 
 
 class DriftWatch:

@@ -47,8 +47,7 @@ class Wrapped:
         self.guard: Guard | None = None
         self.sharding: Sharding | None = None
         """Which elements each rank updates, if optimizers are sharded."""
-        self.why_not_deferred: str | None = None
-        """Why all updates are synchronous, if they are."""
+        self.why_not_deferred: str | None = None  # why all updates are synchronous, if they are
         self.broadcast_ns = 0
         """How long buffers were broadcast since the last call of ``take_broadcast_s``."""
         self.sample_rate: int | None = None

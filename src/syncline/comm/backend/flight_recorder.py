@@ -41,10 +41,8 @@ class Record:
     name: str
     inputs: Sequence[Kind]
     outputs: Sequence[Kind]
-    number: tuple[int, int]
-    """The numbers of collectives and messages so far, including this one."""
-    peer: int | None
-    """The peer of a message, -1 for any rank; None for a collective."""
+    number: tuple[int, int]  # the numbers of collectives and messages so far, including this one
+    peer: int | None  # the peer of a message, -1 for any rank; None for a collective
     created_ns: int
     ended_ns: int = 0
     tasks: Sequence[_native.Task | None] | None = None
@@ -158,8 +156,7 @@ class Dumper:
         self._ranks = ranks
         self._groups = groups
         self._lock = threading.Lock()
-        self._outcome = ""
-        """The end of error messages, once there was a dump."""
+        self._outcome = ""  # the end of error messages, once there was a dump
         self._wake = threading.Event()
         self._closed = False
         self._dumped = threading.Event()

@@ -44,8 +44,7 @@ class Gpus:
         self._owner = owner
         self._groups: dict[str, DeviceGroup | None] = {}
         """By name; None where the ranks are not all on one host."""
-        self._others: dict[str, Any] = {}
-        """By kind of device; None where it is this group's own."""
+        self._others: dict[str, Any] = {}  # by kind of device; None where it is this group's own
 
     def other(self, device: torch.device) -> Any:
         """Return the process group of another backend for a device, or None if it is this one's.

@@ -64,8 +64,7 @@ class _Edges(NamedTuple):
     tree: Numbers
     child: Numbers
     parent: Numbers
-    delay: Numbers
-    """The step of the broadcast in which the first block comes to the child."""
+    delay: Numbers  # the step of the broadcast in which the first block comes to the child
     period: int
     """Steps between the blocks of a tree: the number of colours, 1 for two ranks, else 2."""
 

@@ -27,10 +27,8 @@ class Fold(NamedTuple):
     core: NDArray[np.int64]
     """A power of two of ranks. If every rank has a shard, rank ``core[n]`` handles the shards from
     ``core[n]`` to before ``core[n + 1]``."""
-    vectors: Transfers
-    """The surplus ranks' whole vectors, to be added."""
-    shards: Transfers
-    """The surplus ranks' shards, one block a rank."""
+    vectors: Transfers  # the surplus ranks' whole vectors, to be added
+    shards: Transfers  # the surplus ranks' shards, one block a rank
 
 
 def fold(ranks: int, blocks: int) -> Fold:

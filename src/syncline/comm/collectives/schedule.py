@@ -28,8 +28,7 @@ class Transfers(NamedTuple):
     destination: Indices
     block_start: Indices
     block_stop: Indices
-    reduces: Flags
-    """Whether the receiver adds the blocks to its own; otherwise they replace them."""
+    reduces: Flags  # whether the receiver adds the blocks to its own; otherwise they replace them
 
     @classmethod
     def of(
@@ -135,8 +134,7 @@ class Schedule:
     block_start: Indices
     block_stop: Indices
     reduces: Flags
-    root: int = 0
-    """The rank that a broadcast starts from and a reduce ends at; ignored otherwise."""
+    root: int = 0  # the rank that a broadcast starts from and a reduce ends at; ignored otherwise
 
     def __post_init__(self) -> None:
         require_ranks(self.algorithm, self.ranks)

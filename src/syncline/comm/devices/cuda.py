@@ -36,10 +36,8 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
 class MemoryHandle(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What torch needs to open another process's memory."""
 
-    gpu: str
-    """Its UUID, since processes may number GPUs differently."""
-    size_bytes: int
-    """Of the tensor, which has dtype uint8 and one dimension."""
+    gpu: str  # its UUID, since processes may number GPUs differently
+    size_bytes: int  # of the tensor, which has dtype uint8 and one dimension
     tensor_offset: int
     storage_handle: bytes
     storage_size_bytes: int

@@ -49,8 +49,7 @@ class DeviceCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DeviceWork:
     """A collective that is enqueued: its result is in place after the events."""
 
-    task = peer = None
-    """Other collectives in flight have these."""
+    task = peer = None  # other collectives in flight have these
 
     def __init__(self, device: CudaDevice, events: Sequence[Event], tensor: Tensor) -> None:
         self._device = device

@@ -29,23 +29,17 @@ class LinkCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     block_bytes: int
     window: int
-    staging: bytes
-    """A handle of its staging buffer; only the next rank opens it."""
-    ready: tuple[bytes, ...]
-    """Handles of the events of its slots, for the next rank."""
-    taken: tuple[bytes, ...]
-    """Handles of the events of the previous rank's slots, for that rank."""
+    staging: bytes  # a handle of its staging buffer; only the next rank opens it
+    ready: tuple[bytes, ...]  # handles of the events of its slots, for the next rank
+    taken: tuple[bytes, ...]  # handles of the events of the previous rank's slots, for that rank
 
 
 class _Slots(NamedTuple):
     """The slots between two neighbours."""
 
-    staging: Tensor
-    """The sender's buffer; dtype uint8."""
-    ready: Sequence[Event]
-    """The sender's events, one a slot."""
-    taken: Sequence[Event]
-    """The receiver's."""
+    staging: Tensor  # the sender's buffer; dtype uint8
+    ready: Sequence[Event]  # the sender's events, one a slot
+    taken: Sequence[Event]  # the receiver's
 
 
 class Pipeline:
@@ -71,8 +65,7 @@ class Pipeline:
         staging = device.allocate(block_bytes * window, streams)
         ready = [device.shared_event() for _ in range(window)]
         taken = [device.shared_event() for _ in range(window)]
-        self._shared = staging, ready, taken
-        """Kept as long as other ranks may use it."""
+        self._shared = staging, ready, taken  # kept as long as other ranks may use it
         card = LinkCard(
             block_bytes=block_bytes,
             window=window,
@@ -85,8 +78,7 @@ class Pipeline:
         self._next = (group.rank + 1) % group.ranks
         self._previous = (group.rank - 1) % group.ranks
         self._sent = self._received = 0  # blocks
-        self._noticed = [0, 0]
-        """Notices received, by tag."""
+        self._noticed = [0, 0]  # notices received, by tag
         self._out = self._in = _Slots(staging, ready, taken)
         if group.ranks > 1:
             their_taken = [device.open_event(handle) for handle in cards[self._next].taken]

@@ -87,12 +87,10 @@ class Timing(Value, frozen=True, kw_only=True):
     """How long an algorithm took for one size."""
 
     collective: Collective
-    size_bytes: int
-    """Size of the whole vector."""
+    size_bytes: int  # size of the whole vector
     algorithm: str
     blocks: int | None = None
-    rounds_s: tuple[float, ...]
-    """In each round: seconds of one collective, of the slowest rank."""
+    rounds_s: tuple[float, ...]  # in each round: seconds of one collective, of the slowest rank
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1 or not self.rounds_s or min(self.rounds_s) <= 0:
@@ -115,12 +113,10 @@ class Choices(Document, frozen=True, kw_only=True):
     KIND: ClassVar[str] = "choices"
     VERSION: ClassVar[int] = 1
 
-    release: str
-    """The version of Syncline that was measured."""
+    release: str  # the version of Syncline that was measured
     measured: Annotated[dt.datetime, msgspec.Meta(tz=True)]
     place: str
-    machine: str
-    """The processor that measured."""
+    machine: str  # the processor that measured
     site: Site
     regions: dict[Collective, tuple[Region, ...]]
     """By size; the first begins at 0. Missing collectives were not measured."""
@@ -274,10 +270,8 @@ class Chooser(Value, frozen=True):
     """Chooses the algorithm of a collective."""
 
     hosts: Hosts
-    regions: Regions
-    """Measured choices; other collectives get the built-in choice."""
-    source: str
-    """Where the regions come from, in words."""
+    regions: Regions  # measured choices; other collectives get the built-in choice
+    source: str  # where the regions come from, in words
 
     def choose(self, collective: Collective, size_bytes: int) -> Choice:
         """Return the algorithm for a vector of ``size_bytes``."""

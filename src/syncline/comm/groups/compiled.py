@@ -21,14 +21,10 @@ class Compiled(NamedTuple):
     """A program that the native core can run."""
 
     native: _native.Program
-    out_of_place: bool
-    """Whether it can leave its input unchanged and write elsewhere."""
-    changes: bool
-    """Whether this rank changes any block."""
-    spills: bool
-    """Whether it changes blocks outside this rank's equal part."""
-    variant: int
-    """A number that two ranks share only if they use the same algorithm and root."""
+    out_of_place: bool  # whether it can leave its input unchanged and write elsewhere
+    changes: bool  # whether this rank changes any block
+    spills: bool  # whether it changes blocks outside this rank's equal part
+    variant: int  # a number that two ranks share only if they use the same algorithm and root
 
 
 @lru_cache(maxsize=512)

@@ -35,8 +35,7 @@ class Elements:
     address: int
     count: int
     dtype: str
-    owner: object = None
-    """Keeps the memory alive as long as it is needed."""
+    owner: object = None  # keeps the memory alive as long as it is needed
 
     @property
     def size_bytes(self) -> int:

@@ -61,8 +61,7 @@ class PreparedCall(NamedTuple):
 
     start: Callable[[int, int, int, bool], _native.Operation | None]
     code: Compiled
-    part_bytes: int
-    """Of each rank's part of the vector, where it has equal parts."""
+    part_bytes: int  # of each rank's part of the vector, where it has equal parts
 
 
 class Pending:

@@ -71,8 +71,7 @@ class Connected:
 class Introduced(Connected):
     """Another rank of this host; its connection is open as long as the group is."""
 
-    process: int
-    """A descriptor that becomes readable when its process ends (a pidfd)."""
+    process: int  # a descriptor that becomes readable when its process ends (a pidfd)
     passed: list[int] = field(default_factory=list)
     """Descriptors that it has passed and that are not closed yet."""
 
@@ -130,8 +129,7 @@ class Meeting(Generic[Met]):
     """Meets other ranks."""
 
     _notes: Notes
-    _addresses: Sequence[str]
-    """Where each rank of the group listens."""
+    _addresses: Sequence[str]  # where each rank of the group listens
     _secret: bytes
     _listening: socket.socket
     _passed: Sequence[int] = ()

@@ -94,11 +94,9 @@ class Notes:
     """The notes that the ranks of one group leave for each other while it forms."""
 
     _store: Store
-    prefix: str
-    """Of their keys in the store; no other group has it."""
+    prefix: str  # of their keys in the store; no other group has it
     rank: int
-    deadline: float
-    """When to give up waiting for one, on the monotonic clock, in seconds."""
+    deadline: float  # when to give up waiting for one, on the monotonic clock, in seconds
 
     def leave(self, name: str, text: str) -> None:
         """Leave a note, under a name that no other rank uses."""

@@ -41,13 +41,11 @@ class RankCard:
 
     host: tuple[str, str]
     """Boot and network namespace: ranks that have both in common can share memory."""
-    name: str
-    """The name of its host, for errors."""
+    name: str  # the name of its host, for errors
     machine: str
     """Its host's identity in measured choices; see :func:`machine_identity`."""
     socket: str
-    nonce: str
-    """Unique: it tells this process from earlier ones with this rank."""
+    nonce: str  # unique: it tells this process from earlier ones with this rank
 
     @classmethod
     def own(cls) -> RankCard:
@@ -67,10 +65,8 @@ class Members:
     """The processes of a group, on which all of them agree."""
 
     cards: tuple[RankCard, ...]
-    prefix: str
-    """Prefix of further notes in the store; no other rendezvous has it."""
-    secret: bytes
-    """Known to every process that has read the list."""
+    prefix: str  # prefix of further notes in the store; no other rendezvous has it
+    secret: bytes  # known to every process that has read the list
 
 
 class _Invitation(Value, frozen=True, kw_only=True):
@@ -86,16 +82,14 @@ class _Answer(Value, frozen=True, kw_only=True):
 
     nonce: str
     card: RankCard | None
-    error: str | None
-    """Why it does not join; None if it does."""
+    error: str | None  # why it does not join; None if it does
 
 
 class _Result(Value, frozen=True, kw_only=True):
     """Rank 0's note: the answers so far, all of them unless there is an error."""
 
     answers: dict[int, _Answer]
-    error: str | None
-    """Why there is no group."""
+    error: str | None  # why there is no group
 
 
 @dataclass(frozen=True, slots=True, eq=False)

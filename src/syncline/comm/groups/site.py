@@ -37,8 +37,7 @@ class Site(Value, frozen=True, kw_only=True):
     layout: Hosts
     """The ranks of each host; without shared memory, each rank counts as a host of its own."""
     machines: tuple[str, ...]
-    names: tuple[str, ...]
-    """For display; both are in alphabetical order."""
+    names: tuple[str, ...]  # for display; both are in alphabetical order
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for host in self.layout for rank in host)

@@ -30,8 +30,7 @@ class Place(Value, frozen=True, kw_only=True):
 
     addresses: tuple[str, ...]
     port: int
-    boot: str
-    """Identity of its machine: on the same one it may be called at a loopback address."""
+    boot: str  # identity of its machine: on the same one it may be called at a loopback address
 
 
 def own_addresses(rank: int, interface: str | None) -> list[Address]:

@@ -211,8 +211,7 @@ SUMMING = (
 class _Tasks(NamedTuple):
     nodes: list[Node]
     """The operations: nodes that compute, and messages that need an operation of their own."""
-    after: list[list[int]]
-    """For each of these, the indices of the operations that it waits for."""
+    after: list[list[int]]  # for each of these, the indices of the operations that it waits for
     messages: list[tuple[Node, int]]
     """Each with the index of the operation after which it may be sent; -1 for none."""
     left_out: Counter[str]

@@ -57,10 +57,8 @@ class Node(NamedTuple):
     id: int
     name: str
     type: NodeType
-    data_deps: array[int]
-    """Ids of the nodes whose results it reads."""
-    ctrl_deps: array[int]
-    """Ids of the nodes after which it runs without reading their results."""
+    data_deps: array[int]  # ids of the nodes whose results it reads
+    ctrl_deps: array[int]  # ids of the nodes after which it runs without reading their results
     duration_us: int = 0
     attributes: Mapping[str, AttributeValue] = {}
 

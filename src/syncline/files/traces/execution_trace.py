@@ -46,8 +46,7 @@ class SizedNode(NamedTuple):
     """None for a gradient without a tensor (the loss does not depend on its parameter), and for a
     message that holds no gradients, such as counters."""
     dtype: str | None
-    ready: int = 0
-    """Of a message: how many gradients were ready when it was launched."""
+    ready: int = 0  # of a message: how many gradients were ready when it was launched
 
 
 class TracedIteration(NamedTuple):

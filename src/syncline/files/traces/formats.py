@@ -42,12 +42,10 @@ Paths = Sequence[str | os.PathLike[str]]
 class TraceOptions(NamedTuple):
     """Options of some formats, and the progress callback of readers."""
 
-    clock_hz: float = DEFAULT_CLOCK_HZ
-    """Cycles per second, for formats whose times are cycles."""
+    clock_hz: float = DEFAULT_CLOCK_HZ  # cycles per second, for formats whose times are cycles
     step: int | None = None
     """The number of the only ``ProfilerStep`` to read; None for all."""
-    sizes: str | None = None
-    """File with the sizes of gradients that a profiler trace lacks."""
+    sizes: str | None = None  # file with the sizes of gradients that a profiler trace lacks
     progress: ReadProgress | None = None
 
 

@@ -41,8 +41,7 @@ from syncline.plan.timeline import Interval, active_ns
 class KinetoTrace(NamedTuple):
     """The steps of a training job, of one rank or several."""
 
-    model: str
-    """The file's name: a trace does not say which model it is of."""
+    model: str  # the file's name: a trace does not say which model it is of
     device: str
     """``"cuda"`` where work was launched on a device, else ``"cpu"``."""
     workers: int | None

@@ -46,12 +46,10 @@ class CutMark(NamedTuple):
     """A place at which the host's time is cut."""
 
     at_ns: int
-    order: int
-    """Of marks at the same time, the one with the lowest order comes first."""
+    order: int  # of marks at the same time, the one with the lowest order comes first
     cause: LaunchCall | HostOp | MeasuredCollective | None
     """What the host did until then; None if only the phase or the operator changes."""
-    launched: tuple[DeviceTask, ...] = ()
-    """What the call put on the device."""
+    launched: tuple[DeviceTask, ...] = ()  # what the call put on the device
 
 
 def take_apart(events: KinetoEvents, outlines: Sequence[Outline]) -> list[StepTasks]:
@@ -133,8 +131,7 @@ class _Cutter:
         # When each lane is free in a simulation of the step; when the work before the step ended.
         self._simulated_ns, self._begun_ns = self._before(own, earlier, lanes)
         self._batch_ns = outline.start_ns
-        self._ends_ns: list[int] = []
-        """When each task ends in the simulation."""
+        self._ends_ns: list[int] = []  # when each task ends in the simulation
         self._free_ns: dict[Resource, int] = {}
         """When the work launched so far on each lane ends in the trace."""
         self._done = sorted(own, key=attrgetter("stop_ns"))

@@ -56,8 +56,7 @@ class HostOp(msgspec.Struct, frozen=True, gc=False):
     stop_ns: int
     name: str
     annotation: bool
-    sequence: int | None
-    """Number that a forward operator shares with its backward node."""
+    sequence: int | None  # number that a forward operator shares with its backward node
     record_id: int | None
     """Record function id, by which an execution trace names the same operation."""
     shapes: tuple[tuple[int, ...], ...]

@@ -46,27 +46,19 @@ class Outline(NamedTuple):
     number: int
     start_ns: int
     stop_ns: int
-    threads: frozenset[str]
-    """The main thread and those that ran backward operators."""
-    ops: Sequence[HostOp]
-    """Operators and annotations of those threads, by start."""
-    others: Sequence[HostOp]
-    """Those of other threads, by start."""
-    calls: Sequence[LaunchCall]
-    """Calls of all threads, by start."""
-    outermost: Sequence[HostOp]
-    """Operators that no other operator encloses, by start."""
+    threads: frozenset[str]  # the main thread and those that ran backward operators
+    ops: Sequence[HostOp]  # operators and annotations of those threads, by start
+    others: Sequence[HostOp]  # those of other threads, by start
+    calls: Sequence[LaunchCall]  # calls of all threads, by start
+    outermost: Sequence[HostOp]  # operators that no other operator encloses, by start
     loading: Sequence[HostOp]
-    backward_ns: float
-    """Where the backward pass starts; infinite where there is none."""
+    backward_ns: float  # where the backward pass starts; infinite where there is none
     finalize_ns: float
     """Where unpacking exchanged gradients starts; the update's start where nothing is unpacked."""
-    update_ns: float
-    """Where the work after the backward pass starts."""
+    update_ns: float  # where the work after the backward pass starts
     optimizer_ns: float
     """Where the optimizer's step starts; the end of the step where there is none."""
-    passes: int
-    """Backward passes that accumulate gradients; only the last one makes them final."""
+    passes: int  # backward passes that accumulate gradients; only the last one makes them final
 
     @property
     def holds(self) -> Holds:
@@ -401,10 +393,8 @@ class TracedTask(NamedTuple):
     stop_ns: int
     joint: bool = False
     """Whether it is never merged: it waits for the device, or a task waits for exactly this one."""
-    held_by: int | None = None
-    """The task of another stream that it waited for in this step."""
-    waited_ns: int = 0
-    """How much later it ended than the trace explains."""
+    held_by: int | None = None  # the task of another stream that it waited for in this step
+    waited_ns: int = 0  # how much later it ended than the trace explains
 
 
 class ReadyPoint(NamedTuple):
@@ -414,10 +404,8 @@ class ReadyPoint(NamedTuple):
     dtype: str | None
     ready_after: int
     needed_by: int | None
-    record_id: int | None
-    """Record function id of the operator that made it ready."""
-    name: str | None = None
-    """Name of the parameter, if a file of sizes gives it."""
+    record_id: int | None  # record function id of the operator that made it ready
+    name: str | None = None  # name of the parameter, if a file of sizes gives it
 
     @property
     def size_bytes(self) -> int | None:
@@ -481,17 +469,13 @@ class StepTasks(NamedTuple):
     """One for each gradient tensor, in the order in which they became final."""
     messages: list[ReadyPoint]
     """One for each exchanged bucket, in the order in which they were launched."""
-    collectives: list[MeasuredCollective]
-    """When each message was in flight."""
+    collectives: list[MeasuredCollective]  # when each message was in flight
     holds: Holds
     notes: list[str]
-    ended_ns: int
-    """When its work was done: by the host, or later by the device."""
-    begun_ns: int
-    """When the device had finished the work before it, or the host began it."""
+    ended_ns: int  # when its work was done: by the host, or later by the device
+    begun_ns: int  # when the device had finished the work before it, or the host began it
     rank: int = 0
-    shift_ns: int = 0
-    """How much later this step began than on the rank where it began first."""
+    shift_ns: int = 0  # how much later this step began than on the rank where it began first
 
     @property
     def measured_s(self) -> float:

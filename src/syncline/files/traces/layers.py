@@ -23,13 +23,10 @@ class Layer:
 
     name: str
     forward_s: float = 0.0
-    weight_s: float = 0.0
-    """Backward time until the gradient of its parameters is ready."""
-    input_s: float = 0.0
-    """Backward time after that: the gradient with respect to its input."""
+    weight_s: float = 0.0  # backward time until the gradient of its parameters is ready
+    input_s: float = 0.0  # backward time after that: the gradient with respect to its input
     gradient_bytes: int = 0
-    message_s: float = 0.0
-    """The all-reduce of its gradient, where a table times it."""
+    message_s: float = 0.0  # the all-reduce of its gradient, where a table times it
     update_s: float = 0.0
     gradients: list[str] = field(default_factory=list)
     """Names of the tensors that make up its bytes, where they are known."""
@@ -39,11 +36,9 @@ class Layer:
 class LayerTable:
     """The layers of a profile."""
 
-    data_s: float
-    """Reading and copying the batch."""
+    data_s: float  # reading and copying the batch
     layers: list[Layer]
-    lost: list[str]
-    """What the layers cannot express of the profile, one phrase each."""
+    lost: list[str]  # what the layers cannot express of the profile, one phrase each
 
 
 def profile_of(

@@ -219,10 +219,8 @@ class _Scanner:
         self._position = 0
         self._dropped = 0
         self._ended = False
-        self._last = ""
-        """The item before the next comma, in messages."""
-        self._between = ""
-        """The text between the last element and the next, if both are objects."""
+        self._last = ""  # the item before the next comma, in messages
+        self._between = ""  # the text between the last element and the next, if both are objects
 
     def members(self, arrays: Collection[str]) -> Iterator[JsonElement]:
         names: set[str] = set()

@@ -30,10 +30,8 @@ class GradientSizes(NamedTuple):
     """The content of a file of sizes."""
 
     source: str
-    in_bytes: bool
-    """Whether sizes are in bytes, not in elements."""
-    rows: Mapping[str, tuple[str, int]]
-    """By name: the line, and the size."""
+    in_bytes: bool  # whether sizes are in bytes, not in elements
+    rows: Mapping[str, tuple[str, int]]  # by name: the line, and the size
 
     def join(self, step: StepTasks) -> StepTasks:
         """Return a step of a profiler trace with these sizes and names, if they match it."""

@@ -36,20 +36,14 @@ class Trace(NamedTuple):
     """None if the trace does not hold enough for one; ``notes`` says what is missing."""
     points: tuple[Measurement, ...] = ()
     """Measured all-reduces: bytes and seconds; empty where the trace times none."""
-    fit: Fit | None = None
-    """Cost curve of messages; None: fitted to the points on demand."""
+    fit: Fit | None = None  # cost curve of messages; None: fitted to the points on demand
     workers: int | None = None
     """Workers that exchanged the messages; None where the trace does not say."""
-    steps: int = 1
-    """Iterations that the profile was averaged over, or chosen from."""
-    plan: Plan | None = None
-    """The messages that were sent, where the trace holds them."""
-    timeline: Timeline | None = None
-    """When everything ran, if the trace says so."""
-    iteration_s: float | None = None
-    """Median measured seconds of the steps, if the trace says so."""
-    notes: tuple[str, ...] = ()
-    """What could not be recovered, and what was assumed."""
+    steps: int = 1  # iterations that the profile was averaged over, or chosen from
+    plan: Plan | None = None  # the messages that were sent, where the trace holds them
+    timeline: Timeline | None = None  # when everything ran, if the trace says so
+    iteration_s: float | None = None  # median measured seconds of the steps, if the trace says so
+    notes: tuple[str, ...] = ()  # what could not be recovered, and what was assumed
 
     def known_profile(self) -> Profile:
         """Return the profile; UserError if the trace does not hold enough for one."""
@@ -98,8 +92,7 @@ class Written(NamedTuple):
     """The content of a trace file that was made from a profile."""
 
     content: bytes
-    lost: tuple[str, ...] = ()
-    """What the format cannot say, one sentence each."""
+    lost: tuple[str, ...] = ()  # what the format cannot say, one sentence each
 
 
 def model_of(path: str | os.PathLike[str]) -> str:

@@ -71,8 +71,7 @@ class Computation:
         self._next = 0
         self.begun_ns = self.clock.free_ns()
         """When the iteration began: the device had done all of the one before."""
-        self.ran: list[Span] = []
-        """What the lanes of the device did, in ns of the monotonic clock."""
+        self.ran: list[Span] = []  # what the lanes of the device did, in ns of the monotonic clock
 
     def forward(self, operation: int) -> None:
         """Run everything before an operation of the profile; wait until the device is free."""

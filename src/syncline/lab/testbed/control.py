@@ -46,8 +46,7 @@ class Process:
         self._what = what
         self.code: int | None = None
         """None while it runs; then its exit code, or minus the signal that ended it."""
-        self.ended_at_ns = 0
-        """On the monotonic clock."""
+        self.ended_at_ns = 0  # on the monotonic clock
         answer = self._receive(START_S, "start")
         if "failed" in answer:
             self._control.close()

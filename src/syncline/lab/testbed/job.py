@@ -94,8 +94,7 @@ class Job:
         self._began_ns = time.monotonic_ns()
         self._running: dict[int, Process] = {}
         self._ends: dict[int, WorkerEnd] = {}
-        self._stopped_at_ns: int | None = None
-        """When workers first got a signal to end."""
+        self._stopped_at_ns: int | None = None  # when workers first got a signal to end
         self._scheduled: list[tuple[float, int]] = []
         """Signals still to be sent: when, in monotonic seconds, and which."""
         self._signal: int | None = None

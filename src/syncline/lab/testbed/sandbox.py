@@ -158,10 +158,8 @@ class _Server:
     ) -> None:
         self._connection = connection
         self._places = places
-        self._processors = processors
-        """Of each host: the processors that its commands may use."""
-        self._controls: dict[int, socket.socket] = {}
-        """Process id -> socket to its caller."""
+        self._processors = processors  # of each host: the processors that its commands may use
+        self._controls: dict[int, socket.socket] = {}  # process id -> socket to its caller
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:

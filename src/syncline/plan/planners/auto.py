@@ -77,8 +77,7 @@ class ChosenPlan(NamedTuple):
     plan: Plan
     """The plan of ``comparison.chosen``."""
     forecast: Forecast
-    plans: dict[str, Plan]
-    """Every candidate's plan, by planner."""
+    plans: dict[str, Plan]  # every candidate's plan, by planner
     deferring: frozenset[str]
     """The planners whose plans let the forward pass wait for single gradients."""
 

@@ -31,8 +31,7 @@ class CompressedChoice(NamedTuple):
     """Of the compressed plans on :attr:`network`, and of DDP's buckets on the real network: dense
     and, if all elements are rounded, with torch's hook that rounds them."""
     plan: Plan
-    network: Network
-    """What messages cost when they are compressed."""
+    network: Network  # what messages cost when they are compressed
     deferring: bool
     """Whether the plan's planner would let the forward pass wait for single gradients."""
 

@@ -85,8 +85,7 @@ class DecoupledRound(NamedTuple):
     size_bytes: list[int]
     tail_ns: list[int]
     need: list[int]
-    part_cost: CostCurve
-    """The cost of a reduce-scatter, and of an all-gather."""
+    part_cost: CostCurve  # the cost of a reduce-scatter, and of an all-gather
     gap_ns: int
     norm_ns: int
     in_flight: int

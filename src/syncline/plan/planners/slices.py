@@ -27,10 +27,8 @@ class Slice(NamedTuple):
     ready_ns: int
     """When its last gradient is ready, on the clock of the bound's ``Terms``."""
     tail_ns: int
-    need: int
-    """The first operation of the next iteration that waits for it."""
-    tensor: int
-    """Index of its last tensor."""
+    need: int  # the first operation of the next iteration that waits for it
+    tensor: int  # index of its last tensor
 
     @property
     def urgency(self) -> tuple[int, int]:

@@ -36,8 +36,7 @@ class PathStep(NamedTuple):
     label: str
     rank: int | None = None
     """First rank of the workers that ran it; None for a message, or where all are alike."""
-    message: int | None = None
-    """Index of the message in the plan."""
+    message: int | None = None  # index of the message in the plan
 
     @property
     def duration_ns(self) -> int:

@@ -30,8 +30,7 @@ class Terms(NamedTuple):
     tail_ns: list[int]
     """Time from the gradient's arrival to the next backward pass if nothing else delays the forward
     pass: the update, and all operations from the one that needs it."""
-    base_ns: int
-    """The period without communication."""
+    base_ns: int  # the period without communication
 
 
 @lru_cache(maxsize=4)  # planners ask for the same profile's terms again for each plan

@@ -23,10 +23,8 @@ class Calibration(NamedTuple):
     """A network whose link explains measured iterations."""
 
     network: Network
-    factor: float
-    """How many times slower the link is than given."""
-    errors: dict[int, float]
-    """By number of workers: predicted over measured, less 1."""
+    factor: float  # how many times slower the link is than given
+    errors: dict[int, float]  # by number of workers: predicted over measured, less 1
 
     @property
     def note(self) -> str:

@@ -35,8 +35,7 @@ class Measured(NamedTuple):
 
     plan: Plan
     iteration_s: float
-    noise_s: float = 0.0
-    """A smaller difference from a prediction is noise."""
+    noise_s: float = 0.0  # a smaller difference from a prediction is noise
     slowdown_s: float | None = None
     """Seconds that a worker computed longer than in the profile: in forward and backward pass under
     the DDP baseline, in the whole iteration under the engine. None if it was not measured."""

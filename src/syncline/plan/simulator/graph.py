@@ -16,18 +16,15 @@ Times = NDArray[np.int64]
 class Lane(NamedTuple):
     """A resource that runs tasks."""
 
-    capacity: int
-    """Tasks that it runs at once; 0 for any number."""
-    in_order: bool
-    """Whether it starts tasks in the order in which they were added."""
+    capacity: int  # tasks that it runs at once; 0 for any number
+    in_order: bool  # whether it starts tasks in the order in which they were added
 
 
 class TaskGraph:
     """Tasks on lanes with dependencies, built up in arrays (dag-model, section IV)."""
 
     def __init__(self) -> None:
-        self.lanes: list[Lane] = []
-        """The resources, by index."""
+        self.lanes: list[Lane] = []  # the resources, by index
         self._contentions: list[tuple[int, int, float, float]] = []
         self._count = 0
         self._tasks = _Columns(np.int32, np.int64)  # lane, nanoseconds

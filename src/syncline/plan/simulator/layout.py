@@ -14,8 +14,7 @@ class Slot(NamedTuple):
 
     lane: str
     duration_ns: int
-    operation: int | None
-    """Index in the profile; None for a join."""
+    operation: int | None  # index in the profile; None for a join
     gate: bool = False
     """Whether it is the share of the update just before the operation, not the operation."""
 
@@ -24,14 +23,10 @@ class IterationLayout(NamedTuple):
     """One worker's iteration: slots before and after the exchange, and the edges among them."""
 
     slots: tuple[Slot, ...]
-    before_exchange: int
-    """How many slots come before the messages in the list of tasks."""
-    edges: tuple[tuple[int, int], ...]
-    """(slot, slot that waits for it)."""
-    slot_of: dict[int, int]
-    """Slot of each operation that is run."""
-    gate_of: dict[int, int]
-    """Slot of the gate before each operation that has one."""
+    before_exchange: int  # how many slots come before the messages in the list of tasks
+    edges: tuple[tuple[int, int], ...]  # (slot, slot that waits for it)
+    slot_of: dict[int, int]  # slot of each operation that is run
+    gate_of: dict[int, int]  # slot of the gate before each operation that has one
 
 
 def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> IterationLayout:

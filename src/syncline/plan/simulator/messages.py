@@ -27,17 +27,14 @@ class MessageTask(NamedTuple):
     """``channel``: transmission; ``latency``: the part that overlaps others' transmission;
     ``delay``: waiting before it may be sent; ``push`` and ``pull``: to and from a server."""
     duration_ns: int
-    message: int
-    """Index of the message in the plan."""
+    message: int  # index of the message in the plan
     waits_for_gradients: bool
-    last: bool
-    """Whether the message has arrived when this task ends."""
+    last: bool  # whether the message has arrived when this task ends
     after: tuple[int, ...] = ()
     """Indices of the message tasks of the same iteration that it waits for."""
     worker_class: int | None = None
     """The class whose gradients it waits for; None: those of all workers."""
-    norms: bool = False
-    """Whether it exchanges the norms of the gradients, after the message."""
+    norms: bool = False  # whether it exchanges the norms of the gradients, after the message
     link_share: float = 0.0
     """Share of its time in which it keeps links busy, if other jobs use them too; else 0."""
 

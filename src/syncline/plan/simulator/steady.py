@@ -35,8 +35,7 @@ class Steady(NamedTuple):
     """When each iteration ended; under contention, only for the first half of the iterations."""
     period_ns: float
     """Time between the ends of iterations: the last, or the mean after warm-up if they differ."""
-    error_ns: float
-    """Standard error of the period; 0 if it is constant."""
+    error_ns: float  # standard error of the period; 0 if it is constant
     alone_ns: float | None = None
     """The period without the other jobs that share the links, if there are any."""
     offset_ns: tuple[float, ...] = ()

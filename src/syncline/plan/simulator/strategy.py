@@ -20,8 +20,7 @@ class Strategy(Value, frozen=True, kw_only=True):
     one_loader: bool = False
     """One thread reads and copies in turn, so that a batch costs ``t_io + t_h2d`` (Eq. 3 to 5).
     Otherwise reading and copying are a pipeline, and the slower of the two counts."""
-    loaders: int = 1
-    """Loader processes, each reading one batch at a time."""
+    loaders: int = 1  # loader processes, each reading one batch at a time
     ahead: int = 2
     """Batches that may be read but not yet copied (or, without copies, not yet used); at least as
     many as there are loaders."""

@@ -20,10 +20,8 @@ class WorkerClass(NamedTuple):
     """Workers that take exactly the same time; only one of them is simulated."""
 
     factor: float
-    size: int
-    """How many there are."""
-    first: int
-    """Rank of the first of them."""
+    size: int  # how many there are
+    first: int  # rank of the first of them
 
 
 class Workers(Value, frozen=True, kw_only=True):
@@ -34,8 +32,7 @@ class Workers(Value, frozen=True, kw_only=True):
     spread: float = 0.0
     """Standard deviation of the logarithm of a factor drawn once for each worker (log-normal with
     median 1): 0.1 for workers that differ by about 10 %."""
-    jitter: float = 0.0
-    """The same, drawn anew for each worker and iteration."""
+    jitter: float = 0.0  # the same, drawn anew for each worker and iteration
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -16,22 +16,17 @@ OFF = "SYNCLINE"  # the environment variable that disables both commands if it i
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What was asked for; an environment variable holds it as JSON."""
 
-    advises: bool = False
-    """Only observe, and advise."""
+    advises: bool = False  # only observe, and advise
     planner: str = "auto"
     check: bool = True
     compression: Compression | None = None
     cache: bool | str = True
     compile_blocks: bool = False
     """Compile the blocks of a model that the script compiles as a whole."""
-    report: str | None = None
-    """The folder of the report that rank 0 writes at the end."""
-    folder: str = ""
-    """The folder for the advice and the data behind it."""
-    seconds: float = 60.0
-    """How long to observe at most."""
-    goes_on: bool = False
-    """Continue training after the advice."""
+    report: str | None = None  # the folder of the report that rank 0 writes at the end
+    folder: str = ""  # the folder for the advice and the data behind it
+    seconds: float = 60.0  # how long to observe at most
+    goes_on: bool = False  # continue training after the advice
     json: bool = False
 
     def to_variable(self) -> dict[str, str]:

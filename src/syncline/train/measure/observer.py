@@ -49,14 +49,11 @@ class ObservedIteration(NamedTuple):
     """The events of one iteration, in order."""
 
     events: list[ObservedEvent]
-    end_stamp: Any
-    """When the next iteration began."""
-    graph: AutogradGraph | None
-    """In detailed iterations only."""
+    end_stamp: Any  # when the next iteration began
+    graph: AutogradGraph | None  # in detailed iterations only
     sequence_at: list[int]
     """Autograd's sequence number at each event up to ``OUTPUT``, in detailed iterations."""
-    quiet: bool = False
-    """Whether only its beginning and end were recorded."""
+    quiet: bool = False  # whether only its beginning and end were recorded
 
 
 class Observer:
@@ -253,8 +250,7 @@ class AutogradGraph(NamedTuple):
     """Class name of each node's function, such as ``"ConvolutionBackward0"``."""
     sequence: list[int]
     """Autograd's number of each node, which increases in the order of the forward pass."""
-    consumers: list[list[int]]
-    """For each node, the nodes that must run before it in backward."""
+    consumers: list[list[int]]  # for each node, the nodes that must run before it in backward
 
 
 def read_graph(output: Any) -> AutogradGraph:

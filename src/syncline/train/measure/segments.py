@@ -21,12 +21,9 @@ class Segment(NamedTuple):
     name: str
     phase: Phase
     duration_ns: int
-    ready: tuple[str, ...] = ()
-    """Parameters whose gradients are final when it ends."""
-    node: int | None = None
-    """Index of the autograd node that it runs."""
-    first_event: int = -1
-    """Index of the event that it begins with, for forward segments."""
+    ready: tuple[str, ...] = ()  # parameters whose gradients are final when it ends
+    node: int | None = None  # index of the autograd node that it runs
+    first_event: int = -1  # index of the event that it begins with, for forward segments
 
 
 class SegmentTrace(NamedTuple):
