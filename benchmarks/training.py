@@ -3,6 +3,7 @@
 Only the links are emulated. ``syncline train --model transformer --baseline`` runs on hosts whose
 exchange and computing take about equally long: seconds an iteration, perplexity, and how far the
 prediction was off. With ``--shard`` each seed trains once more, its optimizer's state in shards.
+With ``--compression bf16`` or ``int8`` the other side is DDP with torch's bf16 hook.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--shard", action="store_true")
+    parser.add_argument("--compression", choices=["bf16", "fp16", "int8"])
     arguments = parser.parse_args()
     rows = []
     forms = (False, True) if arguments.shard else (False,)
@@ -51,15 +53,18 @@ def main() -> None:
         speed_ups = [row["speed_up"] for row in rows if row["sharded"] == shard]
         print(f"{'sharded, ' * shard}times as fast as DDP: {spread(speed_ups)}")
     print(f"prediction off by {median([abs(r['prediction_error']) for r in rows]):.1%} (median)")
-    settings = {"hosts": arguments.hosts, "rate": arguments.rate, "steps": arguments.steps}
-    save("training" + "_sharded" * arguments.shard, {"settings": settings, "rows": rows})
+    settings = {name: vars(arguments)[name] for name in ("hosts", "rate", "steps", "compression")}
+    wire = "" if arguments.compression is None else f"_{arguments.compression}"
+    save("training" + wire + "_sharded" * arguments.shard, {"settings": settings, "rows": rows})
 
 
 def measured(arguments: argparse.Namespace, seed: int, *, shard: bool) -> dict[str, Any]:
     """Train once and return the figures."""
     steps = ("--steps", str(arguments.steps), "--seed", str(seed))
     hosts = ("--hosts", str(arguments.hosts), "--rate", arguments.rate)
-    form = ("--shard",) * shard
+    form = ["--shard"] * shard
+    if arguments.compression is not None:
+        form += ["--compression", arguments.compression]
     run, _ = beside_ddp("--model", "transformer", "--data", "text", *form, *steps, hosts=hosts)
     return {**row_of(run, seed), "sharded": shard}
 

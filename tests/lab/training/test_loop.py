@@ -72,6 +72,9 @@ def trainings(folder: Path) -> dict[str, TrainingConfig]:
             baseline=True,
             block_steps=1,
         ),
+        "rounded": config(
+            "rounded", "lstm", "ptb", **words, steps=2, baseline=True, compression="bf16"
+        ),
         "folder": config(
             "folder",
             "resnet20",
@@ -118,6 +121,11 @@ def checkpoint_of(trained: Trained, name: str) -> Checkpoint:
 @pytest.mark.parametrize("name", ["digits", "bf16"])
 def test_the_twin_ends_with_the_same_bits(trained: Trained, name: str) -> None:
     assert trained[1][0][name].results[DIFFERENCE] == 0.0
+
+
+def test_the_baseline_of_a_rounded_exchange_has_the_hook(trained: Trained) -> None:
+    """Syncline's model sends whole gradients while it is measured."""
+    assert trained[1][0]["rounded"].results[DIFFERENCE] > 0.0
 
 
 def test_training_learns_and_every_rank_has_the_same_results(trained: Trained) -> None:

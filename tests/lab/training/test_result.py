@@ -60,6 +60,11 @@ def test_text() -> None:
     ]
 
 
+def test_the_baseline_of_a_rounded_exchange_is_named() -> None:
+    text = summary_text(CONFIG, msgspec.structs.replace(RUN, compression="int8"))
+    assert "+- 0.012 (syncline over torch ddp with a bfloat16 hook)" in text
+
+
 def test_text_of_a_suggestion() -> None:
     suggested = Suggestion(
         algorithm="gtop-k-butterfly",

@@ -22,10 +22,8 @@ class Hyperparameters(Value, frozen=True):
     """Settings of the optimizer, SGD with momentum; a description is the help of an option."""
 
     epochs: Annotated[int, described("Passes over the data.")]
-    batch_size: Annotated[int, described("Samples a worker in one forward pass.")]
-    """For text, rows."""
-    learning_rate: Annotated[float, described("Highest learning rate.")]
-    """It is not scaled with the worker count."""
+    batch_size: Annotated[int, described("Samples a worker in one forward pass.")]  # text: rows
+    learning_rate: Annotated[float, described("Highest learning rate.")]  # for any workers
     momentum: Annotated[float, described("Momentum of SGD.")] = 0.9
     weight_decay: Annotated[float, described("Weight decay of SGD.")] = 0.0
     schedule: Annotated[
@@ -88,8 +86,8 @@ COMPRESSIONS: dict[str, Rounded | SparseAlgorithm] = {**SPARSE_NAMES, **ROUNDED}
 FULL_NAMES: dict[str, SparseAlgorithm] = {name: name for name in SPARSE_NAMES.values()}
 """Sparse algorithms by the names that files, reports and the simulator give them, taken too."""
 DENSE_BELOW = 1024
-"""Elements. The largest are selected from each parameter by itself, so a bias or a norm would send
-only one or two a step, and the rest late and all at once."""
+"""Parameters of fewer elements are sent whole. Elements are selected parameter by parameter, so a
+bias or a norm would send only one or two a step, and the rest late and all at once."""
 
 
 def is_sparse(compression: str | None) -> bool:
@@ -110,12 +108,11 @@ class TrainingConfig(Value, frozen=True):
     workers: Annotated[int, described("Processes to start on this host.")] = 2
     seed: Annotated[int, described("Seed of all randomness.")] = 0
     precision: Annotated[Precision, described("float32 or bf16.")] = "float32"
-    accumulate: Annotated[int, described("Forward passes a step.")] = 1
-    """Only the last backward pass of a step exchanges gradients."""
+    accumulate: Annotated[int, described("Forward passes a step, with one exchange.")] = 1
     steps: Annotated[int | None, described("Stop after this many steps.")] = None
     """Training ends earlier if the epochs are done. The learning rate always follows the epochs."""
     device: Annotated[DeviceName, described("auto, cpu or cuda.")] = "auto"
-    planner: Annotated[str, described("How to cut the gradients.")] = "auto"
+    planner: Annotated[str, described("How gradients are grouped.")] = "auto"
     plan: Annotated[str | None, described("Run the plan in this file.")] = None
     profile: Annotated[
         str | None, described("Plan from the profile in this file instead of measuring one.")
@@ -148,13 +145,18 @@ class TrainingConfig(Value, frozen=True):
     step_ahead: Annotated[
         bool, described("Compute gradients at the weights with this rank's residuals applied.")
     ] = False
-    """Then nothing is deferred."""
+    """Updates are then not deferred."""
     check: Annotated[bool, described("Go back to DDP's own exchange where that is faster.")] = True
     cache: Annotated[
         str | None, described("Folder that keeps the plan for the next start of this training.")
     ] = None
-    baseline: Annotated[bool, described("Train a replica under torch's DDP, and compare.")] = False
-    block_steps: Annotated[int, described("Steps a turn of each replica.")] = 10
+    baseline: Annotated[
+        bool,
+        described(
+            "Train a replica under torch's DDP, with its hook for --compression, and compare."
+        ),
+    ] = False
+    block_steps: Annotated[int, described("Steps of a replica before the other's.")] = 10
     checkpoint: Annotated[
         str | None, described("Folder to write a checkpoint to after every epoch.")
     ] = None

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from syncline.lab.training.checkpoint import Checkpoint, load_checkpoint, settings_of
@@ -25,8 +26,10 @@ from syncline.lab.training.task import Task, task_of
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
+from syncline.plan.recipe import hook_for
 from syncline.plan.run import Run
 from syncline.train.ddp import DistributedDataParallel
+from syncline.train.engine.recording import exchange_in
 
 
 def train(
@@ -53,7 +56,7 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
     """Load the data, build the replicas, and restore the checkpoint if training is resumed."""
     task = task_of(config)
     if config.baseline and worker.device.type == "cuda":
-        _compute_alike()
+        _compute_deterministically()
     torch.manual_seed(config.seed)
     module = task.build().to(worker.device)
     checkpoint = None
@@ -69,6 +72,7 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
     torch.manual_seed(seed_from(config.seed, worker.rank))
 
     optimizer = sgd(module, config)
+    compression = config.recipe(task.steps_per_epoch)
     ddp = DistributedDataParallel(
         module,
         planner=config.planner,
@@ -76,7 +80,7 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
         profile=None if config.profile is None else Profile.load(config.profile),
         network=None if config.network is None else Network.load(config.network),
         check=config.check,
-        compression=config.recipe(task.steps_per_epoch),
+        compression=compression,
         cache=config.cache or False,
         device_ids=worker.device_ids,
     )
@@ -84,6 +88,10 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
     replicas = [replica(name=SYNCLINE, ddp=ddp, optimizer=optimizer)]
     if baseline is not None:
         under_torch = TorchDistributedDataParallel(baseline, device_ids=worker.device_ids)
+        if isinstance(compression, str):
+            assert dist.group.WORLD is not None
+            hook = exchange_in(hook_for(compression), dist.group.WORLD)
+            under_torch.register_comm_hook(None, hook)
         replicas.append(replica(name=BASELINE, ddp=under_torch, optimizer=sgd(baseline, config)))
     training = _Training(
         config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
@@ -96,8 +104,8 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
     return training
 
 
-def _compute_alike() -> None:
-    """Let replicas on a GPU get the same bits from the same numbers.
+def _compute_deterministically() -> None:
+    """Have replicas on a GPU compute the same bits from the same numbers.
 
     Many of CUDA's algorithms add in an order that varies, and training multiplies the difference.
     torch warns of an operation that has no deterministic one.
@@ -110,7 +118,7 @@ def _compute_alike() -> None:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Training:
-    """A training under way."""
+    """A running training."""
 
     config: TrainingConfig
     worker: Worker
@@ -122,10 +130,9 @@ class _Training:
     epoch: int = 0
     step: int = 0
     figures: dict[str, float] = field(default_factory=dict)
-    _phase: tuple[str, str] = ("", "")
-    """The phase that training was in at the last step, and its words."""
+    _phase: tuple[str, str] = ("", "")  # the phase of the last step, and its text
     _swaps: Iterator[bool] = field(default_factory=lambda: itertools.cycle((False, True)))
-    """Whether the baseline goes first, block by block."""
+    """Whether the baseline goes first in the next block."""
 
     def run(self) -> Run:
         """Train to the end; return the record."""
@@ -154,11 +161,11 @@ class _Training:
         losses: list[float] = []
         for block, swapped in zip(self._blocks(), self._swaps, strict=False):
             block_start = time.perf_counter()
-            # The replicas take turns in going first, so that neither always finds the batches in
-            # the caches, or always follows an evaluation.
+            # Replicas go first alternately, so that neither always finds the batches in the caches,
+            # or always follows an evaluation.
             order = self.replicas[::-1] if swapped else self.replicas
-            taken = {r.name: r.run_block(block, beside_another=len(order) > 1) for r in order}
-            losses += taken[SYNCLINE]
+            by_name = {r.name: r.run_block(block, beside_another=len(order) > 1) for r in order}
+            losses += by_name[SYNCLINE]
             self.step += len(block)
             rate = len(block) * self.config.samples_per_step / (time.perf_counter() - block_start)
             self.progress.step(self._snapshot(losses[-1], rate))

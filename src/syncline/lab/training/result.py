@@ -15,6 +15,7 @@ from torch import nn
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.group import Worker
 from syncline.lab.training.replica import Replica, StepTime
+from syncline.plan.recipe import hook_for
 from syncline.plan.run import RankMemory, Rate, Run, Sent
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.measure.statistics import median, standard_error
@@ -65,7 +66,7 @@ def memory(
 ) -> tuple[RankMemory, ...]:
     """Return what every worker keeps for Syncline's model; all workers take part.
 
-    The state of SGD is a number for each element if it has momentum. Of a sharded one a worker is
+    With momentum, the state of SGD has the size of the parameters. If it is sharded, a worker is
     predicted to keep an equal share.
     """
     model, state = replicas[0].module, replicas[0].optimizer.state
@@ -134,9 +135,8 @@ def rates(times: dict[str, Sequence[StepTime]], samples_per_step: int) -> tuple[
     """Return the iteration time of each replica, in the order of ``times``.
 
     The first step of each block is left out, since it pays for the caches that the other replica
-    has filled. So are, for all replicas, the steps during which the first one was measuring: all
-    are judged by the same batches at the same time. A replica without any step left has no rate;
-    none has one if training ended while the first was measuring.
+    has filled. The steps in which the first replica was measuring are left out of all replicas, so
+    that all are compared on the same batches. A replica without any step left has no rate.
     """
     reference = next(iter(times.values()))
     result = []
@@ -168,7 +168,11 @@ def summary_text(config: TrainingConfig, run: Run) -> str:
     rows += [(rate.name, _rate(rate)) for rate in run.rates]
     ratio = speed_ratio(run)
     if ratio is not None:
-        rows.append(("speed-up", f"{ratio[0]:.3f} +- {ratio[1]:.3f} ({SYNCLINE} over {BASELINE})"))
+        hook = (
+            f" with a {hook_for(run.compression)} hook" if isinstance(run.compression, str) else ""
+        )
+        speed_up = f"{ratio[0]:.3f} +- {ratio[1]:.3f} ({SYNCLINE} over {BASELINE}{hook})"
+        rows.append(("speed-up", speed_up))
     elif config.baseline:
         rows.append(("speed-up", "unknown: training ended before the measurement did"))
     if DIFFERENCE in run.results:
