@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "train.sparse": TOOLS | {"train.measure", "torch_private"},
     "train.launched": RUNTIME | {"train"},
     "hooks": RUNTIME,
-    "integrations": RUNTIME | {"train"},
+    "integrations": RUNTIME | {"train", "train.launched"},
     "lab.processes": BOTTOM,
     "lab.workers": BOTTOM | {"lab.processes"},
     "lab.testbed": DATA | {"lab.processes"},

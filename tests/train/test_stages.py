@@ -9,6 +9,7 @@ import pytest
 
 from syncline.plan.profile import ACCUMULATING, Gradient, Operation, Phase, Profile
 from syncline.plan.run import Rate
+from syncline.train import rank_measurements
 from syncline.train.rank_measurements import RankMeasurements, StageResult
 from syncline.train.stages import (
     Deferring,
@@ -72,23 +73,27 @@ def test_waiting_for_buffers_is_not_computing() -> None:
     assert found == pytest.approx(0.75)
 
 
-class OfTwoRanks(RankMeasurements):
-    """The other rank has measured 2 s, and nothing in the reducer."""
+class Wrapping:
+    deferring = Deferring(can_defer=True)
+    group = device = None
 
+
+class OfTwoRanks(RankMeasurements):
     def __init__(self) -> None:
         self._job = Wrapping()  # type: ignore[assignment]
 
-    def gather(self, value: Any) -> list[Any]:
-        other = {"times_s": [2.0] * 3, "active": [2.0, 0.5], "computing": None, "broadcast_s": 2.0}
-        return [value, {**value, **other, "mismatch": "other", "norm": None}]
 
-
-class Wrapping:
-    deferring = Deferring(can_defer=True)
+def of_two_ranks(value: Any, *_: object) -> list[Any]:
+    """The other rank has measured 2 s, and nothing in the reducer."""
+    other = {"times_s": [2.0] * 3, "active": [2.0, 0.5], "computing": None, "broadcast_s": 2.0}
+    return [value, {**value, **other, "mismatch": "other", "norm": None}]
 
 
 @pytest.mark.parametrize(("own_s", "longest_s"), [([1.0, 1.0, 9.0], 2.0), ([3.0], 3.0), ([], 2.0)])
-def test_what_ranks_measured_is_put_together(own_s: list[float], longest_s: float) -> None:
+def test_what_ranks_measured_is_put_together(
+    own_s: list[float], longest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_measurements, "gather_json", of_two_ranks)
     result = StageResult(
         iteration_s=[1.0, 2.0, 4.0],
         computing_s=[1.0] * 3,

@@ -93,7 +93,7 @@ def test_handles_come_back_as_they_were_sent() -> None:
 )
 def test_a_handle_of_another_form_is_refused(field: str, value: object) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(MEMORY)) | {field: value}
-    with pytest.raises(PeerError, match="cannot be read as MemoryHandle"):
+    with pytest.raises(PeerError, match="sent no valid MemoryHandle"):
         decoded(msgspec.json.encode(fields), cuda.MemoryHandle)
 
 

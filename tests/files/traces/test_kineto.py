@@ -357,7 +357,7 @@ def test_gradients_without_a_size_are_left_out_where_nothing_tells_it(tmp_path: 
         profile = trace.profile()
         assert [g.elements for g in profile.gradients] == [1000] * 14
         assert predicted_us(trace) > 0
-        assert any("2 left out" in note for note in trace.notes)
+        assert any("2 are left out" in note for note in trace.notes)
     trace = read(tmp_path, Job(layers=16, undefined=(4, 5)))
     assert [g.elements for g in trace.profile().gradients] == [1000] * 10 + [2000] + [1000] * 4
 

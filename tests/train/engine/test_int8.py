@@ -87,7 +87,7 @@ def test_nothing_is_lost(elements: int, seed: int, size: float, share: float) ->
     assert (values.double() + residual.double()).equal(due.double())
     for start in range(0, elements, int8.BLOCK):
         block = slice(start, start + int8.BLOCK)
-        step = max(float(due[block].abs().max()) / 2**int8.PLACES, 2.0**-126)
+        step = max(float(due[block].abs().max()) / 2**int8.LEAST_EXPONENT, 2.0**-126)
         assert float(residual[block].abs().max()) <= step
     again, left = values.clone(), residual.clone()
     int8.encode(again, left)  # as the all-gather does with what the reduce-scatter has rounded

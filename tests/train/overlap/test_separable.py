@@ -388,7 +388,7 @@ WHY_NOT: dict[str, tuple[Make, str]] = {
         "Clipping, tried on a small example, updates a parameter differently when it is stepped ",
     ),
     "neighbours": (OfNeighbours, "OfNeighbours, tried on a small example, updates a parameter "),
-    "noisy": (Noisy, "Noisy, tried on a small example, updates a parameter otherwise "),
+    "noisy": (Noisy, "Noisy, tried on a small example, updates a parameter differently "),
     "counting-parameters": (CountingParameters, "its step changes 'k' of parameter group 0"),
     "counting-attribute": (CountingAttribute, "its step changes its attribute 'steps'"),
     "counting-inside": (CountingInside, "its step changes its attribute 'counts'"),
