@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # TORCH=2.11 tests with another version than the one that is developed with; TORCH=newest, the newest.
 CONSTRAINTS := $(if $(TORCH),build/constraints.txt,constraints-dev.txt)
-NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp) CMakeLists.txt src/syncline/torch_entry.py
+CPP := $(wildcard csrc/*.hpp csrc/*/*.cpp csrc/*/*.hpp)
+NATIVE := $(CPP) CMakeLists.txt src/syncline/torch_entry.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test-tools demo test test-slow test-gpu bench-gpu test-native lint format bench \
@@ -67,13 +68,13 @@ lint: setup  ## Check style, types, formatting of C++ and the direction of impor
 	$(BIN)/mypy
 	$(BIN)/mypy -p reproduce
 	$(BIN)/mypy -p tests.gpu -m benchmarks.gpu -m tests.benchmarks.test_gpu
-	$(BIN)/clang-format --dry-run --Werror csrc/*/*.cpp csrc/*/*.hpp
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: setup  ## Format Python and C++
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i csrc/*/*.cpp csrc/*/*.hpp
+	$(BIN)/clang-format -i $(CPP)
 
 bench: setup  ## Measure against peers; writes benchmarks/results
 	$(BIN)/python -m benchmarks
