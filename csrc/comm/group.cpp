@@ -367,7 +367,7 @@ bool Group::awaits(const Operation& operation, std::int32_t rank) const {
     if (peer.link == nullptr) return false;
     const Program& program = *operation.request_.program;
     // What has arrived and waits for its turn, behind another rank's, is not missing.
-    const bool silent = !peer.link->has_come() && operation.open(program.receives_from(rank));
+    const bool silent = !peer.link->has_arrived() && operation.open(program.receives_from(rank));
     const bool full = !peer.link->can_send() || !peer.sends.under_way.empty();
     return silent || (full && operation.open(program.sends_to(rank)));
 }
@@ -588,8 +588,8 @@ Group::Patience Group::patience() const {
 }
 
 bool Group::has_arrivals() {
-    return mailbox_.has_come() || std::ranges::any_of(links_, [](const Peer& peer) {
-               return peer.link != nullptr && peer.link->has_come();
+    return mailbox_.has_arrived() || std::ranges::any_of(links_, [](const Peer& peer) {
+               return peer.link != nullptr && peer.link->has_arrived();
            });
 }
 

@@ -51,10 +51,10 @@ class Operation final : public Task {
     [[nodiscard]] std::size_t offset(std::int32_t block) const;
     [[nodiscard]] std::size_t begin(const Transfer& transfer) const;
     [[nodiscard]] std::size_t end(const Transfer& transfer) const;
-    // Whether all bytes of [from, to) that earlier transfers touch are through.
+    // Whether earlier transfers are done with all bytes of [from, to) that they touch.
     [[nodiscard]] bool passed(const std::vector<std::uint32_t>& earlier, std::size_t from,
                               std::size_t to) const;
-    // Whether one of the transfers is not through.
+    // Whether one of the transfers is not done.
     [[nodiscard]] bool open(const std::vector<std::uint32_t>& transfers) const;
     [[nodiscard]] bool in_place() const { return request_.input == request_.work; }
     void finish();
@@ -64,7 +64,7 @@ class Operation final : public Task {
     std::size_t block_elements_ = 0;  // of every block, without the remainder
     std::size_t rest_elements_ = 0;
     std::vector<std::size_t> through_;  // of each transfer: bytes sent and released, or landed
-    std::size_t left_ = 0;              // transfers that are not through
+    std::size_t left_ = 0;              // transfers that are not done
 };
 
 using Handle = std::shared_ptr<Operation>;
@@ -184,7 +184,7 @@ class Group {
     [[nodiscard]] std::string waited_for(const Task& task) const;
     // The ranks that a task waits for now.
     [[nodiscard]] std::vector<std::int32_t> awaited(const Task& task) const;
-    // Those of them that have not given up; if it is to receive from some of these, only they.
+    // Those of them that have not given up: if it waits to receive from some, only those.
     [[nodiscard]] std::vector<std::int32_t> silent_in(const Task& task) const;
     [[nodiscard]] bool all_done() const { return active_.empty() && mailbox_.idle(); }
 

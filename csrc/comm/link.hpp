@@ -92,7 +92,7 @@ class Link {
 
     [[nodiscard]] virtual bool can_receive() = 0;
     // Whether a fragment has arrived that was not received yet.
-    [[nodiscard]] virtual bool has_come() { return false; }
+    [[nodiscard]] virtual bool has_arrived() { return false; }
     // The peer's call of the next fragment that has arrived, as read once; null: none has, or it is
     // unknown.
     [[nodiscard]] virtual const Call* front() { return nullptr; }

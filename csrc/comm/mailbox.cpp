@@ -98,28 +98,28 @@ bool Mailbox::progress_sends(Lane& lane) {
 std::optional<Mailbox::Arrival> Mailbox::begin_arrival(std::int32_t rank, Lane& lane) {
     const Call* front = lane.link->front();
     if (front == nullptr) return std::nullopt;
-    const Call come = *front;
-    if (!is_possible(come) || !is_message(come)) {
-        throw faulty(rank, "a message", describe(come));
+    const Call found = *front;
+    if (!is_possible(found) || !is_message(found)) {
+        throw faulty(rank, "a message", describe(found));
     }
     const auto wanted = std::ranges::find_if(
-        wanted_, [&](const auto& message) { return message->accepts(rank, come); });
-    const std::size_t bytes = bytes_of(come);
+        wanted_, [&](const auto& message) { return message->accepts(rank, found); });
+    const std::size_t bytes = bytes_of(found);
     if (wanted != wanted_.end()) {
         const MessageHandle receiver = *wanted;
-        require_same(rank, come, 0, receiver->call_, 0);
+        require_same(rank, found, 0, receiver->call_, 0);
         receiver->peer_.store(rank, std::memory_order_release);
         wanted_.erase(wanted);
-        return Arrival{come, receiver->target_, bytes, receiver, nullptr};
+        return Arrival{found, receiver->target_, bytes, receiver, nullptr};
     }
     const bool blocks = std::ranges::any_of(wanted_, [&](const auto& message) {
         return message->peer() == any_rank || message->peer() == rank;
     });
     if (!blocks) return std::nullopt;
     auto aside = std::make_shared<Aside>();
-    aside->call = come;
+    aside->call = found;
     lane.asides.push_back(aside);
-    return Arrival{come, nullptr, bytes, nullptr, aside};
+    return Arrival{found, nullptr, bytes, nullptr, aside};
 }
 
 bool Mailbox::progress_receives(std::int32_t rank, Lane& lane) {
@@ -166,7 +166,7 @@ void Mailbox::finish(Message& message) {
     message.set_done(true);
 }
 
-bool Mailbox::has_come() const {
+bool Mailbox::has_arrived() const {
     return !idle() && std::ranges::any_of(lanes_, [](const Lane& lane) {
         return lane.link != nullptr && lane.link->front() != nullptr;
     });

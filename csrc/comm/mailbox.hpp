@@ -62,7 +62,7 @@ class Mailbox {
     // Whether there is nothing to send or to receive.
     [[nodiscard]] bool idle() const { return open_ == 0; }
     // Whether a rank has sent something that nobody has taken.
-    [[nodiscard]] bool has_come() const;
+    [[nodiscard]] bool has_arrived() const;
     // A message that will never be done if those ranks do nothing any more; null: none.
     [[nodiscard]] const Message* missing(const std::function<bool(std::int32_t)>& lost) const;
     // Stop accessing the memory of messages.

@@ -213,14 +213,14 @@ bool SharedLink::can_receive() {
 }
 
 const SharedLink::Said& SharedLink::said() {
-    if (said_of_ != received_ + 1) {
+    if (said_number_ != received_ + 1) {
         SaidWords words;
         SaidWords& theirs = fragment(in_, received_).said;
         for (std::size_t i = 0; i < words.size(); ++i) {
             words[i] = std::atomic_ref(theirs[i]).load(std::memory_order_relaxed);
         }
         said_ = std::bit_cast<Said>(words);
-        said_of_ = received_ + 1;
+        said_number_ = received_ + 1;
     }
     return said_;
 }
@@ -241,13 +241,13 @@ void SharedLink::take(const Target& target, const Call& call, const std::byte* d
 }
 
 void SharedLink::receive(const Target& target, const Call& call) {
-    const Said& come = said();
-    require_same(peer_, come.call, come.bytes, call, target.bytes);
-    if (come.arena != 0) {
+    const Said& sent = said();
+    require_same(peer_, sent.call, sent.bytes, call, target.bytes);
+    if (sent.arena != 0) {
         std::atomic_ref offset(fragment(in_, received_).offset);
-        borrow(target, call, {come.arena, offset.load(std::memory_order_relaxed)});
+        borrow(target, call, {sent.arena, offset.load(std::memory_order_relaxed)});
     } else {
-        const std::byte* data = place_of(come);
+        const std::byte* data = place_of(sent);
         if (target.own == nullptr && call.count * size_of(call.dtype) > beyond_caches) {
             to_results_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
         } else {
@@ -256,7 +256,7 @@ void SharedLink::receive(const Target& target, const Call& call) {
     }
     // A peer blocks for a borrowed fragment, or because its window is full: then a multiple of half
     // the window comes soon. Ringing for each fragment would take as long as two small fragments.
-    const bool borrowed = come.arena != 0;
+    const bool borrowed = sent.arena != 0;
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
     if (borrowed || received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) {

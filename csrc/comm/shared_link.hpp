@@ -99,7 +99,7 @@ class SharedLink final : public Link {
               const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
-    [[nodiscard]] bool has_come() override { return can_receive(); }
+    [[nodiscard]] bool has_arrived() override { return can_receive(); }
     [[nodiscard]] const Call* front() override;
     [[nodiscard]] Link* messages() override { return messages_.get(); }
     void receive(const Target& target, const Call& call) override;
@@ -183,7 +183,7 @@ class SharedLink final : public Link {
     std::uint64_t borrowed_ = 0;  // fragments up to here are in an arena, unless they are taken
     std::uint64_t received_ = 0;
     Said said_{};
-    std::uint64_t said_of_ = 0;  // the number of that fragment
+    std::uint64_t said_number_ = 0;  // the number of the fragment that it describes
     Stores to_slots_{slots_worth};
     Stores to_arenas_{arenas_worth};
     Stores to_results_{results_worth};

@@ -257,8 +257,8 @@ void TcpLink::give_up(const Verdict& verdict) {
 // ---------------------------------------------------------------------- receiving
 
 const Call* TcpLink::front(const Lane& lane) const {
-    if (!lane.come.empty()) {
-        const Come& first = lane.come.front();
+    if (!lane.unexpected.empty()) {
+        const Unexpected& first = lane.unexpected.front();
         return first.complete || broken_.empty() ? &first.call : nullptr;
     }
     return frame_ && into_ == Into::unknown && frame_->kind == lane.kind ? &frame_->call : nullptr;
@@ -271,11 +271,11 @@ void TcpLink::receive(Lane& lane, const Target& target, const Call& call) {
 }
 
 void TcpLink::match(Lane& lane) {
-    while (!lane.receipts.empty() && !lane.come.empty() && lane.come.front().complete) {
+    while (!lane.receipts.empty() && !lane.unexpected.empty() && lane.unexpected.front().complete) {
         const Receipt receipt = lane.receipts.front();
-        const Come& come = lane.come.front();
+        const Unexpected& first = lane.unexpected.front();
         try {
-            require_same(peer_, come.call, come.data.size(), receipt.call, receipt.target.bytes);
+            require_same(peer_, first.call, first.data.size(), receipt.call, receipt.target.bytes);
         } catch (...) {
             refused_ = true;
             throw;
@@ -283,15 +283,15 @@ void TcpLink::match(Lane& lane) {
         const Target& target = receipt.target;
         if (target.own != nullptr) {
             combine(receipt.call.reduction, receipt.call.dtype, target.result, target.own,
-                    come.data.data(), target.bytes / size_of(receipt.call.dtype));
+                    first.data.data(), target.bytes / size_of(receipt.call.dtype));
         } else if (target.bytes > 0) {
-            std::memcpy(target.result, come.data.data(), target.bytes);
+            std::memcpy(target.result, first.data.data(), target.bytes);
         }
         lane.receipts.pop_front();
-        lane.come.pop_front();
+        lane.unexpected.pop_front();
         ++lane.received;
     }
-    if (!lane.come.empty() || lane.receipts.empty() || !frame_ || into_ != Into::unknown ||
+    if (!lane.unexpected.empty() || lane.receipts.empty() || !frame_ || into_ != Into::unknown ||
         frame_->kind != lane.kind) {
         return;
     }
@@ -309,8 +309,8 @@ void TcpLink::match(Lane& lane) {
 
 void TcpLink::keep() {
     Lane& lane = lane_of(frame_->kind);
-    lane.come.push_back({frame_->call, RecycledVector<std::byte>(frame_->bytes)});
-    into_ = Into::come;
+    lane.unexpected.push_back({frame_->call, RecycledVector<std::byte>(frame_->bytes)});
+    into_ = Into::unexpected;
     kept_back_ = false;
 }
 
@@ -393,8 +393,8 @@ iovec TcpLink::destination() {
     std::byte* scratch = transport_->scratch_.data();
     const std::size_t room = transport_->scratch_.size();
     if (into_ == Into::nowhere) return {scratch, std::min(left, room)};
-    if (into_ == Into::come) {
-        return {lane_of(frame_->kind).come.back().data.data() + done_, left};
+    if (into_ == Into::unexpected) {
+        return {lane_of(frame_->kind).unexpected.back().data.data() + done_, left};
     }
     if (!reduces()) return {target_.result + done_, left};
     std::memcpy(scratch, carry_.data(), carried_);
@@ -420,8 +420,8 @@ void TcpLink::landed(std::size_t bytes) {
     if (into_ == Into::receipt) {
         lane.receipts.pop_front();
         ++lane.received;
-    } else if (into_ == Into::come) {
-        lane.come.back().complete = true;
+    } else if (into_ == Into::unexpected) {
+        lane.unexpected.back().complete = true;
         match(lane);
     }
 }
@@ -534,7 +534,7 @@ void TcpLink::end() {
     if (frame_) into_ = Into::nowhere;
     for (Lane* lane : {&collectives_, &messages_}) {
         lane->receipts.clear();
-        lane->come.clear();
+        lane->unexpected.clear();
     }
     if (broken_.empty() && !gave_up_) notify({.kind = Kind::left});
 }

@@ -56,7 +56,7 @@ class TcpMessages final : public Link {
               const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
-    [[nodiscard]] bool has_come() override { return front() != nullptr; }
+    [[nodiscard]] bool has_arrived() override { return front() != nullptr; }
     [[nodiscard]] const Call* front() override;
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
@@ -83,7 +83,7 @@ class TcpLink final : public Link {
               const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override { return released(collectives_); }
     [[nodiscard]] bool can_receive() override { return collectives_.receipts.size() < window; }
-    [[nodiscard]] bool has_come() override { return front(collectives_) != nullptr; }
+    [[nodiscard]] bool has_arrived() override { return front(collectives_) != nullptr; }
     void receive(const Target& target, const Call& call) override {
         receive(collectives_, target, call);
     }
@@ -130,7 +130,7 @@ class TcpLink final : public Link {
         RecycledVector<std::byte> copy;  // of memory that may not be borrowed
     };
     // A fragment that arrived before it was asked for.
-    struct Come {
+    struct Unexpected {
         Call call;
         RecycledVector<std::byte> data;
         bool complete = false;
@@ -146,16 +146,16 @@ class TcpLink final : public Link {
         std::uint64_t written = 0;  // to the socket
         std::uint64_t taken = 0;    // by the peer
         std::deque<Receipt> receipts{};
-        std::deque<Come> come{};
+        std::deque<Unexpected> unexpected{};
         std::uint64_t arrived = 0;
         std::uint64_t received = 0;
         std::uint64_t acknowledged = 0;  // of those received
     };
     // Where what follows the header of a fragment goes.
     enum class Into : std::uint8_t {
-        unknown,  // nobody has asked for it yet
-        receipt,  // the first of the lane
-        come,     // the last of the lane
+        unknown,     // nobody has asked for it yet
+        receipt,     // the first of the lane
+        unexpected,  // the last of the lane
         nowhere,
     };
 
@@ -207,7 +207,7 @@ class TcpLink final : public Link {
     TcpMessages messages_link_{*this};
 
     bool readable_ = true;
-    bool hung_up_ = false;  // the peer has, or the connection is broken: read to the end
+    bool hung_up_ = false;  // the peer closed the connection, or it broke: read to the end
     bool writable_ = true;
     std::deque<Frame> out_;
     std::size_t written_ = 0;  // of the first of them, header included
@@ -224,8 +224,8 @@ class TcpLink final : public Link {
     bool kept_back_ = false;  // nobody had asked for it at the last progress()
 
     std::optional<Verdict> verdict_;
-    bool left_ = false;     // the peer has
-    bool gave_up_ = false;  // this rank
+    bool left_ = false;     // the peer has said that it leaves
+    bool gave_up_ = false;  // this rank has reported a failure to the peer
     bool refused_ = false;  // nothing more is taken from the peer
     bool ending_ = false;
 };

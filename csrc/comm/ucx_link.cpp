@@ -186,10 +186,10 @@ UcxLink::~UcxLink() {
 // Receives in flight must not write to freed memory: cancel them. The destructor sees them end.
 void UcxLink::end() {
     if (std::exchange(ending_, true)) return;
-    for (const Come& each : come_) {
+    for (const Unexpected& each : unexpected_) {
         if (each.held != nullptr) ucx_.am_data_release(worker_->handle(), each.held);
     }
-    come_.clear();
+    unexpected_.clear();
     messages_.cancel();
     for (const Receipt& receipt : receipts_) {
         if (receipt.fetching != nullptr) {
@@ -413,32 +413,32 @@ ucs_status_t UcxLink::arrive(const void* header, std::size_t header_bytes, void*
         return UCS_OK;
     }
     held = held && bytes > 0;  // an empty fragment leaves nothing to fetch
-    return is_message(call) ? messages_.come(call, data, bytes, held)
-                            : come(call, data, bytes, held);
+    return is_message(call) ? messages_.arrive(call, data, bytes, held)
+                            : arrive(call, data, bytes, held);
 }
 
-ucs_status_t UcxLink::come(const Call& call, void* data, std::size_t bytes, bool held) {
+ucs_status_t UcxLink::arrive(const Call& call, void* data, std::size_t bytes, bool held) {
     const auto* values = static_cast<const std::byte*>(data);
     if (held) {
-        come_.push_back({call, bytes, data, {}});
+        unexpected_.push_back({call, bytes, data, {}});
         ++arrived_;
         return UCS_INPROGRESS;
     }
     ++arrived_;
-    if (come_.empty() && matched_ < receipts_.size()) {
+    if (unexpected_.empty() && matched_ < receipts_.size()) {
         Receipt& receipt = receipts_[matched_++];
         if (fits(receipt, call, bytes)) land(receipt, values);
     } else {
-        come_.push_back({call, bytes, nullptr, {values, values + bytes}});
+        unexpected_.push_back({call, bytes, nullptr, {values, values + bytes}});
     }
     return UCS_OK;
 }
 
 void UcxLink::match() {
-    while (!come_.empty() && matched_ < receipts_.size() && !refusal_) {
+    while (!unexpected_.empty() && matched_ < receipts_.size() && !refusal_) {
         Receipt& receipt = receipts_[matched_++];
-        const Come fragment = std::move(come_.front());
-        come_.pop_front();
+        const Unexpected fragment = std::move(unexpected_.front());
+        unexpected_.pop_front();
         if (!fits(receipt, fragment.call, fragment.bytes)) {
             if (fragment.held != nullptr) ucx_.am_data_release(worker_->handle(), fragment.held);
         } else if (fragment.held == nullptr) {

@@ -72,7 +72,7 @@ class UcxLink final : public Link {
               const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
     [[nodiscard]] bool can_receive() override;
-    [[nodiscard]] bool has_come() override { return !come_.empty(); }
+    [[nodiscard]] bool has_arrived() override { return !unexpected_.empty(); }
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
     [[nodiscard]] const std::string& broken() const override { return broken_; }
@@ -101,7 +101,7 @@ class UcxLink final : public Link {
         RecycledVector<std::byte> copy;  // of memory that may not be borrowed
     };
     // A fragment that has arrived before it is received.
-    struct Come {
+    struct Unexpected {
         Call call;
         std::size_t bytes;
         void* held;                      // by UCX, which fetches it on request; or null
@@ -152,7 +152,7 @@ class UcxLink final : public Link {
     // UCX has something of the peer, which may be a fragment.
     ucs_status_t arrive(const void* header, std::size_t header_bytes, void* data, std::size_t bytes,
                         bool held);
-    ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
+    ucs_status_t arrive(const Call& call, void* data, std::size_t bytes, bool held);
     // Put arrived fragments where they are awaited.
     void match();
     // Whether the peer called the same; otherwise received() throws.
@@ -177,15 +177,15 @@ class UcxLink final : public Link {
     void* connecting_ = nullptr;  // null: connected
     bool ready_ = false;          // said so
     bool greeted_ = false;        // the peer has said so
-    bool left_ = false;           // the peer has
-    bool gave_up_ = false;        // this rank
+    bool left_ = false;           // the peer has said that it leaves
+    bool gave_up_ = false;        // this rank has reported a failure to the peer
     bool ending_ = false;         // this link takes no more fragments
     bool closing_ = false;        // and no more notices
 
     std::deque<Sending> sends_;
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;  // by the peer, as it has acknowledged
-    std::deque<Come> come_;
+    std::deque<Unexpected> unexpected_;
     std::deque<Receipt> receipts_;
     std::size_t matched_ = 0;  // how many of them, from the first, have their fragment
     std::optional<PeerFailure> refusal_;

@@ -51,34 +51,34 @@ std::uint64_t UcxMessages::released() {
     return sent_ - sends_.size();
 }
 
-ucs_status_t UcxMessages::come(const Call& call, void* data, std::size_t bytes, bool held) {
+ucs_status_t UcxMessages::arrive(const Call& call, void* data, std::size_t bytes, bool held) {
     const auto* values = static_cast<const std::byte*>(data);
     if (held) {
-        come_.push_back({call, data, {}, bytes});
+        unexpected_.push_back({call, data, {}, bytes});
         return UCS_INPROGRESS;
     }
-    come_.push_back({call, nullptr, {values, values + bytes}, bytes});
+    unexpected_.push_back({call, nullptr, {values, values + bytes}, bytes});
     return UCS_OK;
 }
 
 void UcxMessages::receive(const Target& target, const Call& call) {
-    const Come come = std::move(come_.front());
-    come_.pop_front();
+    const Unexpected first = std::move(unexpected_.front());
+    unexpected_.pop_front();
     try {
-        require_same(link_.peer_, come.call, come.bytes, call, target.bytes);
+        require_same(link_.peer_, first.call, first.bytes, call, target.bytes);
     } catch (...) {
-        if (come.held != nullptr) link_.ucx_.am_data_release(link_.worker_->handle(), come.held);
+        if (first.held != nullptr) link_.ucx_.am_data_release(link_.worker_->handle(), first.held);
         throw;
     }
     ++received_;
-    if (come.held == nullptr) {
-        if (come.bytes > 0) std::memcpy(target.result, come.copy.data(), come.bytes);
+    if (first.held == nullptr) {
+        if (first.bytes > 0) std::memcpy(target.result, first.copy.data(), first.bytes);
         return;
     }
     ucp_request_param_t parameters{};
     parameters.op_attr_mask = UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
-    void* request = link_.ucx_.am_recv_data_nbx(link_.worker_->handle(), come.held, target.result,
-                                                come.bytes, &parameters);
+    void* request = link_.ucx_.am_recv_data_nbx(link_.worker_->handle(), first.held, target.result,
+                                                first.bytes, &parameters);
     if (UCS_PTR_IS_ERR(request)) {
         --received_;
         link_.fail(UCS_PTR_STATUS(request));
@@ -112,10 +112,10 @@ bool UcxMessages::acknowledge(std::uint64_t taken) {
 }
 
 void UcxMessages::cancel() {
-    for (const Come& each : come_) {
+    for (const Unexpected& each : unexpected_) {
         if (each.held != nullptr) link_.ucx_.am_data_release(link_.worker_->handle(), each.held);
     }
-    come_.clear();
+    unexpected_.clear();
     if (fetching_ != nullptr) link_.ucx_.request_cancel(link_.worker_->handle(), fetching_);
 }
 

@@ -27,22 +27,26 @@ class UcxMessages final : public Link {
     void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
               const std::optional<Copies>& copies) override;
     [[nodiscard]] std::uint64_t released() override;
-    [[nodiscard]] bool can_receive() override { return fetching_ == nullptr && !come_.empty(); }
-    [[nodiscard]] bool has_come() override { return !come_.empty(); }
+    [[nodiscard]] bool can_receive() override {
+        return fetching_ == nullptr && !unexpected_.empty();
+    }
+    [[nodiscard]] bool has_arrived() override { return !unexpected_.empty(); }
     [[nodiscard]] const Call* front() override {
-        return come_.empty() ? nullptr : &come_.front().call;
+        return unexpected_.empty() ? nullptr : &unexpected_.front().call;
     }
     void receive(const Target& target, const Call& call) override;
     [[nodiscard]] std::uint64_t received() override;
     [[nodiscard]] const std::string& broken() const override;
 
     // UCX has a fragment of the peer.
-    ucs_status_t come(const Call& call, void* data, std::size_t bytes, bool held);
+    ucs_status_t arrive(const Call& call, void* data, std::size_t bytes, bool held);
     // The peer has acknowledged so many fragments; returns false if that is impossible.
     [[nodiscard]] bool acknowledge(std::uint64_t taken);
     [[nodiscard]] std::uint64_t sent() const { return sent_; }
     // How many have come that are not yet acknowledged to the peer.
-    [[nodiscard]] std::uint64_t ahead() const { return received_ + come_.size() - acknowledged_; }
+    [[nodiscard]] std::uint64_t ahead() const {
+        return received_ + unexpected_.size() - acknowledged_;
+    }
     // For the end of the link: cancel what is in flight, wait until UCX has let go of it, and free
     // it.
     void cancel();
@@ -54,7 +58,7 @@ class UcxMessages final : public Link {
         Call call;      // goes before the fragment
         void* request;  // null: complete
     };
-    struct Come {
+    struct Unexpected {
         Call call;
         void* held;  // by UCX, which fetches it when it is asked to; or null
         RecycledVector<std::byte> copy;
@@ -63,7 +67,7 @@ class UcxMessages final : public Link {
 
     UcxLink& link_;
     std::deque<Sending> sends_;
-    std::deque<Come> come_;
+    std::deque<Unexpected> unexpected_;
     void* fetching_ = nullptr;
     std::uint64_t sent_ = 0;
     std::uint64_t taken_ = 0;  // by the peer

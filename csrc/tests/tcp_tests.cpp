@@ -183,10 +183,10 @@ void what_came_before_the_end_is_received() {
     peer.write(&half, sizeof half);
     peer.hang_up();
     peer.until([&] { return !peer.link->broken().empty(); });
-    CHECK(peer.link->cut_off() && !peer.link->can_send() && peer.link->has_come());
+    CHECK(peer.link->cut_off() && !peer.link->can_send() && peer.link->has_arrived());
     std::uint32_t value = 0;
     peer.link->receive({reinterpret_cast<std::byte*>(&value), nullptr, 4}, call);
-    CHECK(peer.link->received() == 1 && value == 0x01010101 && !peer.link->has_come());
+    CHECK(peer.link->received() == 1 && value == 0x01010101 && !peer.link->has_arrived());
 }
 
 void a_peer_that_leaves_is_not_cut_off() {
