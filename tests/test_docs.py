@@ -10,7 +10,10 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
 
 import click
 import pytest
@@ -346,9 +349,10 @@ def test_the_helpers_of_the_tests_exist() -> None:
 
 def test_the_planner_of_the_contributing_page_plans(described: Profile) -> None:
     (code,) = code_blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
-    names: dict[str, type] = {"__name__": "contributing"}
-    exec(compile(code, "CONTRIBUTING.md", "exec"), names)  # our own page
-    plan = names["Pairs"]().plan(described, Network.line(workers=2, a_s=1e-3, b_s_per_byte=1e-9))
+    module = ModuleType("contributing")
+    with patch.dict(sys.modules, contributing=module):  # msgspec resolves annotations there
+        exec(compile(code, "CONTRIBUTING.md", "exec"), vars(module))  # our own page
+    plan = module.Pairs().plan(described, Network.line(workers=2, a_s=1e-3, b_s_per_byte=1e-9))
     assert len(plan.messages) == math.ceil(len(described.gradients) / 2)
 
 

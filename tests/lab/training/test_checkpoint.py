@@ -199,8 +199,8 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
         ({"epoch": -1}, r"`int` >= 0 - at `\$.epoch`"),
         ({"step": True}, r"got `bool` - at `\$.step`"),
         ({"step": 1 << 70}, r"at `\$.step`"),
-        ({"settings": torch.zeros(3)}, "'Tensor'"),
-        ({"weights": torch.zeros(3)}, "'Tensor'"),
+        ({"settings": torch.zeros(3)}, "[`']Tensor[`']"),
+        ({"weights": torch.zeros(3)}, "[`']Tensor[`']"),
         (
             {"weights": {**weights, "0.bias": None}},
             r"Expected `Tensor`, got `NoneType` - at `\$.weights",

@@ -93,15 +93,18 @@ def load_archive(path: Path, form: str, kind: type[T]) -> T:
     return converted(path, content, kind)
 
 
+NO_MAPPING = (AttributeError, IndexError, TypeError)
+
+
 def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
     """Return the content of a file as a structure of ``kind``, or raise a FileError."""
     try:
         # A tensor in place of a mapping makes torch warn before it fails.
         with warnings.catch_warnings(action="ignore"):
             return msgspec.convert(content, kind)
-    # msgspec takes a tensor for a mapping, and fails by an AttributeError. A pickled text may hold
-    # what UTF-8 cannot encode.
-    except (msgspec.ValidationError, AttributeError, RecursionError, UnicodeEncodeError) as error:
+    # msgspec takes a tensor for a mapping, whose errors depend on msgspec's version. A pickled text
+    # may hold what UTF-8 cannot encode.
+    except (msgspec.ValidationError, *NO_MAPPING, RecursionError, UnicodeEncodeError) as error:
         raise damaged(path, shortened(str(error))) from None
 
 
