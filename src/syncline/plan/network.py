@@ -40,9 +40,7 @@ __all__ = ["ETHERNET_LATENCY_S", "PRESETS", "Contention", "Link", "Measurement",
 
 ETHERNET_LATENCY_S = 20e-6
 """Latency that a link is assumed to have if it was not measured: TCP inside a rack."""
-SEGMENT_BYTES = 256 * 1024
-"""Largest segment of an int8 message: as many elements as a float32 segment of
-:data:`syncline.train.engine.ring.SEGMENT_BYTES`."""
+ENCODED_SEGMENT_BYTES = 256 * 1024  # largest segment of an int8 message
 REFERENCE_BYTES = 64 * 1024 * 1024  # a curve without measured points is linearised up to this size
 
 
@@ -318,7 +316,7 @@ class Network(Document, frozen=True, kw_only=True):
             if direct:
                 # A worker's flows to the others end up to a segment (or a whole share) apart;
                 # meanwhile its link is partly idle. A ring sends 2 (P - 1) / P times the bytes.
-                whole = SEGMENT_BYTES * self.workers
+                whole = ENCODED_SEGMENT_BYTES * self.workers
                 per_byte = curve.segments[-1].s_per_byte / (2 * (self.workers - 1))
                 parts.append(
                     CostCurve.of_rows([(0, 0.0, per_byte), (whole, whole * per_byte, 0.0)])

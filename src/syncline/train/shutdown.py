@@ -31,9 +31,9 @@ PATIENCE_AFTER_ERROR_S = 5.0
 will notice its exit."""
 THREADS_S = 1.0  # how long the engine's threads may take to end
 RELEASE_S = 0.05  # how long an exiting process gives Gloo's threads to release what they hold
-FINISHING = BEFORE_RELEASED + 1
-AWAITING = BEFORE_RELEASED
-LAST = -1000  # priorities of finalizers: before all others, right after that, and after all others
+FINISHING = BEFORE_RELEASED + 1  # priority of a finalizer: before all others
+AWAITING = BEFORE_RELEASED  # right after that
+LAST = -1000  # after all others
 
 
 def finish_on_shutdown(deferral: Deferral, engine: Engine) -> Finalize[None]:

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.plan.network import SEGMENT_BYTES, Link, Network
+from syncline.plan.network import ENCODED_SEGMENT_BYTES, Link, Network
 from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.planners.compressed import (
     choose_compressed,
@@ -188,7 +188,7 @@ def test_shares_sent_directly_end_about_a_segment_apart() -> None:
         assert network.all_reduce is not None
         assert cast.all_reduce is not None
         for size in sizes:
-            idle_bytes = min(size / workers, SEGMENT_BYTES) if workers > 2 else 0
+            idle_bytes = min(size / workers, ENCODED_SEGMENT_BYTES) if workers > 2 else 0
             found_s = cast.all_reduce.seconds(size) - network.all_reduce.seconds(size)
             assert found_s == pytest.approx(idle_bytes * 1e-9)
 

@@ -93,9 +93,6 @@ def load_archive(path: Path, form: str, kind: type[T]) -> T:
     return converted(path, content, kind)
 
 
-NO_MAPPING = (AttributeError, IndexError, TypeError)
-
-
 def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
     """Return the content of a file as a structure of ``kind``, or raise a FileError."""
     try:
@@ -104,7 +101,13 @@ def converted(path: Path, content: dict[str, Any], kind: type[T]) -> T:
             return msgspec.convert(content, kind)
     # msgspec takes a tensor for a mapping, whose errors depend on msgspec's version. A pickled text
     # may hold what UTF-8 cannot encode.
-    except (msgspec.ValidationError, *NO_MAPPING, RecursionError, UnicodeEncodeError) as error:
+    except (
+        msgspec.ValidationError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        UnicodeEncodeError,
+    ) as error:
         raise damaged(path, shortened(str(error))) from None
 
 

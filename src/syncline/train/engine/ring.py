@@ -15,11 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncline.plan.network import ENCODED_SEGMENT_BYTES
 from syncline.train.engine import int8
 from syncline.train.engine.layout import Shares
 from syncline.train.measure.keepalive import keepalive
 
-SEGMENT_BYTES = 1024 * 1024  # while one segment of a share is added, the next one is in flight
+SEGMENT_BYTES = 4 * ENCODED_SEGMENT_BYTES  # of float32, whose bytes in 8 bits are a quarter
+"""While one segment of a share is added, the next one is in flight."""
 TAGS = 1 << 20  # Tags repeat after this many messages. Fewer are in flight together.
 
 
