@@ -1,4 +1,4 @@
-"""Frameworks with Syncline's adapters beside the same frameworks with stock DDP.
+"""Frameworks with Syncline's adapters beside the same frameworks with DDP.
 
 Emulated hosts train a small transformer with real computing, in turns: Lightning with validation
 and clipping, the Hugging Face Trainer with its defaults, and the loop of nanoGPT. By default there
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def contest(bed: Testbed, framework: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Make a plan, then train with it and with stock DDP, interleaved."""
+    """Make a plan, then train with it and with DDP, interleaved."""
     with tempfile.TemporaryDirectory() as folder:
         run(bed, framework, "measured", MEASURED_STEPS, folder)
         record = Run.load(Path(folder) / "report" / "run.json")
@@ -75,7 +75,7 @@ def contest(bed: Testbed, framework: str, arguments: argparse.Namespace) -> dict
                 losses[kind] = result["loss"]
     gains = [stock / ours for stock, ours in zip(times["stock"], times["planned"], strict=True)]
     print(
-        f"{framework}: stock DDP {spread(times['stock'])} s a step, Syncline "
+        f"{framework}: DDP {spread(times['stock'])} s a step, Syncline "
         f"{spread(times['planned'])} s, {spread(gains)} times as fast; last losses {losses}",
         flush=True,
     )

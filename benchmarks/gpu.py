@@ -132,7 +132,7 @@ def pipeline_rows(found: list[Row]) -> list[Row]:
 
 
 def steps(backend: str, ranks: int, width: int) -> list[Row]:
-    """Iterations of a multi-layer network: stock DDP, ours without and with overlap, in turns."""
+    """Iterations of a multi-layer network: DDP, ours without and with overlap, in turns."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         start_processes(_steps, (ranks, backend, width, folder, str(answer)), nprocs=ranks)
@@ -160,11 +160,11 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
     batch = torch.randn(256, width, device=device)
     ids = None if device.index is None else [device.index]
     contestants: dict[str, tuple[nn.Module, Any]] = {}
-    for name in ("stock DDP", "Syncline", "Syncline, overlapped"):
+    for name in ("DDP", "Syncline", "Syncline, overlapped"):
         own = copy.deepcopy(net).to(device)
         model = (
             TorchDDP(own, device_ids=ids)
-            if name == "stock DDP"
+            if name == "DDP"
             else syncline.DistributedDataParallel(own, device_ids=ids, cache=False)
         )
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -178,7 +178,7 @@ def step_rows(device: torch.device, width: int, rounds: int = ROUNDS) -> list[Ro
         if isinstance(module, syncline.DistributedDataParallel)
     }
     turns = 0
-    while len(times["stock DDP"]) < rounds:
+    while len(times["DDP"]) < rounds:
         measuring = any(wrapper.measuring for wrapper in wrappers.values())
         counts = not measuring or turns >= MEASURING_TURNS
         turns += 1

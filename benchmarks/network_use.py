@@ -119,7 +119,7 @@ def work(name: str, to: Path) -> None:
 
 
 def work_in_training(to: Path) -> None:
-    """Train; rank 0 writes what stock DDP sent, which goes first, and what ran in the end."""
+    """Train; rank 0 writes what DDP sent, which goes first, and what ran in the end."""
     config = TrainingConfig.of(
         TRAINED.model,
         "digits",

@@ -1,14 +1,14 @@
-"""Predicted against measured iteration time of whole trainings, beside stock DDP, interleaved.
+"""Predicted against measured iteration time of whole trainings, beside DDP, interleaved.
 
 Two workers train in this host's memory, or on two emulated hosts (docs/emulate.md) with links of
 1 Gbit/s and 100 Mbit/s. `syncline train --baseline` measures, plans, and then trains under the plan
-and under stock DDP on the same batches, interleaved; the cases take turns, too. An iteration
+and under DDP on the same batches, interleaved; the cases take turns, too. An iteration
 computes for 60 ms or more: one of 25 ms depends on how fast two processes on a virtual machine wake
-each other up, and stock DDP itself then changes by 4 to 11 % from one 20 seconds to the next.
+each other up, and DDP itself then changes by 4 to 11 % from one 20 seconds to the next.
 
 The prediction is the one made before the plan was tried (or, where DDP's buckets stay, the one that
 the decision rests on); the measurement is the median of the steady iterations that follow. A
-prediction for stock DDP is compared with the iterations of stock DDP that it was made from. Stock
+prediction for DDP is compared with the iterations of DDP that it was made from.
 DDP itself may take longer or shorter later, because the machine has changed: that is the drift.
 What is left of the error without it is the error of the predicted speed-up. A plan that was tried
 and dropped has an error of its own: of its prediction against its trial.
@@ -47,7 +47,7 @@ CASES = {
     "vgg16": ["--data", "digits", "--batch-size", "8", "--steps", "440"],
     "lstm": ["--data", "text", "--batch-size", "64", "--steps", "440"],
 }
-"""A run measures for 20 to 400 steps, before it trains in turns with stock DDP. CIFAR-10's images
+"""A run measures for 20 to 400 steps, before it trains in turns with DDP. CIFAR-10's images
 are random ones here."""
 TOO_LONG = {("1gbit", "vgg16"), ("100mbit", "vgg16"), ("100mbit", "lstm")}
 """Minutes a run, most of them waiting for the link."""

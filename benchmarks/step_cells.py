@@ -58,7 +58,7 @@ WIRES: dict[str, Rounded] = {"bf16": "bfloat16", "int8": "int8"}
 SHARDED = "-shard"
 """What the name of a planner ends with where each rank updates its share."""
 DDP_NAMES = ("ddp", "ddp-1mb", "ddp-5mb", "ddp-100mb")
-"""Stock DDP with each size of bucket; the first is its default."""
+"""DDP with each size of bucket; the first is its default."""
 CONTESTANTS = (*PEERS, *OURS)
 TITLES = {name: peer.title for name, peer in PEERS.items()} | {
     name: f"Syncline: {name}" for name in OURS

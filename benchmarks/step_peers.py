@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from benchmarks.step_models import Model
-from syncline.lab.replay.interleaved import Contestant, stock_ddp
+from syncline.lab.replay.interleaved import Contestant, ddp_baseline
 from syncline.lab.replay.model import Replayed, ReplayedOptimizer
 from syncline.lab.testbed.cluster import DEVICE
 
@@ -49,13 +49,13 @@ def _alone(_: Model) -> Contestant:
 
 
 def _ddp(name: str, **arguments: Any) -> Callable[[Model], Contestant]:
-    return lambda _: stock_ddp(name, **arguments)
+    return lambda _: ddp_baseline(name, **arguments)
 
 
 def _bf16(_: Model) -> Contestant:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    plain = stock_ddp("bf16")
+    plain = ddp_baseline("bf16")
 
     def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         model, optimizer = plain.wrap(module, optimizer)
@@ -79,7 +79,7 @@ def _powersgd(name: str, model: Model, *, rank: int = 1) -> Contestant:
 
     # One bucket more than holds all of it, as the cap closes a bucket.
     whole_mib = 2 * model.elements * BYTES_PER_ELEMENT / BYTES_PER_MIB + 1
-    plain = stock_ddp(name, bucket_cap_mb=whole_mib)
+    plain = ddp_baseline(name, bucket_cap_mb=whole_mib)
 
     def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         model, optimizer = plain.wrap(module, optimizer)
@@ -119,7 +119,7 @@ def _again(module: Replayed, optimizer: Optimizer) -> Optimizer:
 def _zero_redundancy(_: Model) -> Contestant:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    plain = stock_ddp("zero-redundancy")
+    plain = ddp_baseline("zero-redundancy")
 
     def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:
         model, optimizer = plain.wrap(module, optimizer)

@@ -32,7 +32,7 @@ from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.contention import Measured as Trained
-from syncline.plan.simulator.contention import as_under_stock, fit_contention
+from syncline.plan.simulator.contention import corrected_by_baseline, fit_contention
 from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.transformations import with_sharding
 from syncline.train.trials import CALIBRATION_PARTS
@@ -170,7 +170,7 @@ class Race:
         """Return a cell with its network as it is in a training, which a run of `train` measures.
 
         Computing is emulated, so messages do not slow it. But what is not emulated, such as the
-        copies of gradients, may slow messages where hosts share cores: stock DDP's reducer tells of
+        copies of gradients, may slow messages where hosts share cores: DDP's reducer tells of
         its own, and few and many parts of the engine's.
         """
         stock = Ddp().plan(profile, measured.network)
@@ -200,7 +200,7 @@ class Race:
             Trained(plan, median_s(explored[name]), slowdown_s=0.0)
             for name, plan in {Ddp.NAME: stock, **plans}.items()
         )
-        _, network, own = as_under_stock(own, profile, measured.network)
+        _, network, own = corrected_by_baseline(own, profile, measured.network)
         network = fit_contention(profile, network, [own, *found])
         return msgspec.structs.replace(measured, network=network, explored=explored)
 

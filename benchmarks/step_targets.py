@@ -89,7 +89,7 @@ def verdicts(results: Results) -> list[Verdict]:
 
 
 def best_ddp(measured: Measured) -> str | None:
-    """Return the stock DDP whose size of bucket does best; None unless all were measured."""
+    """Return the DDP whose size of bucket does best; None unless all were measured."""
     times_s = {name: measured.iteration_s(name) for name in DDP_NAMES}
     known = {name: time_s for name, time_s in times_s.items() if time_s is not None}
     return min(known, key=known.__getitem__) if len(known) == len(DDP_NAMES) else None

@@ -1,4 +1,4 @@
-"""A training that clips, with Syncline and stock DDP, interleaved, at several seeds.
+"""A training that clips, with Syncline and DDP, interleaved, at several seeds.
 
 Only the links are emulated. ``syncline train --model transformer --baseline`` runs on hosts whose
 exchange and computing take about equally long: seconds an iteration, perplexity, and how far the
@@ -70,7 +70,7 @@ def measured(arguments: argparse.Namespace, seed: int, *, shard: bool) -> dict[s
 
 
 def beside_ddp(*options: str, hosts: Sequence[str] = ()) -> tuple[Run, Profile]:
-    """Train with Syncline and stock DDP, interleaved, and return the record and the profile.
+    """Train with Syncline and DDP, interleaved, and return the record and the profile.
 
     Args:
         options: of ``syncline train``.

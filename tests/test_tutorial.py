@@ -71,7 +71,7 @@ def test_the_scripts_run_for_a_few_steps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_whole_training_says_what_it_gained(tmp_path: Path) -> None:
-    assert "times as fast as stock DDP" in carried_out(tmp_path, changed(blocks("python")[0]))
+    assert "times as fast as DDP" in carried_out(tmp_path, changed(blocks("python")[0]))
     record = Run.load(tmp_path / "report" / "run.json")
     assert record.workers == 2
     assert record.baseline is not None

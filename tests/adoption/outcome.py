@@ -54,10 +54,10 @@ class Overlapping(logging.Handler):
 
 
 def train_all(train: Callable[[str, str, Path], None]) -> None:
-    """Train each kind of ``SCRIPT FOLDER KIND...`` with stock DDP and with Syncline.
+    """Train each kind of ``SCRIPT FOLDER KIND...`` with DDP and with Syncline.
 
     All share the processes, which take longer to import a framework than to train, and their group.
-    Under ``syncline run``, train as with stock DDP only.
+    Under ``syncline run``, train as with DDP only.
 
     Args:
         train: is given the kind; ``"stock"``, ``"syncline"`` or, under ``syncline run``, ``"run"``;

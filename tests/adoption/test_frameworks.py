@@ -1,4 +1,4 @@
-"""Frameworks train with their adapters as with stock DDP, to the last bit, and overlap.
+"""Frameworks train with their adapters as with DDP, to the last bit, and overlap.
 
 With sharded optimizers the last digits may differ.
 """
@@ -26,7 +26,7 @@ KINDS = {
 }
 WARNINGS = {
     "compiled": "overlap: updates are synchronous: the whole model is compiled, so that",
-    "regional": "training with DDP's own buckets: a copy was put in the wrapper's place",
+    "regional": "training with DDP's buckets: a copy was put in the wrapper's place",
 }
 """Of kinds in which no update overlaps: what rank 0 says, once."""
 RUN = ("-m", "syncline.run", "--cache", "none", "--no-check", "--planner", "tictac")

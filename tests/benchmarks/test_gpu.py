@@ -28,7 +28,7 @@ def measured(folder: str) -> dict[str, list[dict[str, Any]]]:
 def test_iterations_and_collectives_are_measured(workers: WorkerPool, tmp_path: Path) -> None:
     for found in workers.run(measured, 2, str(tmp_path)):
         names = [row["name"].split(", ", 1)[1] for row in found["steps"]]
-        assert names == ["stock DDP", "Syncline", "Syncline, overlapped"]
+        assert names == ["DDP", "Syncline", "Syncline, overlapped"]
         assert [len(row["rounds"]) for row in found["steps"]] == [1, 1, 1]
         rows = gpu.pipeline_rows(found["pipeline"])
         assert [row["name"] for row in rows] == [

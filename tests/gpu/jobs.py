@@ -48,7 +48,7 @@ def finish(device: torch.device) -> None:
 
 
 def ids(device: torch.device) -> list[int] | None:
-    """Return a device as stock DDP takes it."""
+    """Return a device as DDP takes it."""
     return None if device.index is None else [device.index]
 
 
@@ -126,7 +126,7 @@ def late_messages() -> Iterator[None]:
 
 
 def beside_stock(kind: str, script: dict[str, bool], style: Style) -> dict[str, Any]:
-    """Train under a plan, whose messages are late on a GPU, and under stock DDP; compare."""
+    """Train under a plan, whose messages are late on a GPU, and under DDP; compare."""
     ours, stock = Ours(style), Stock()
     # A norm by messages is added up in another order.
     ours.near = stock.near = style.norm is not None
@@ -140,7 +140,7 @@ def beside_stock(kind: str, script: dict[str, bool], style: Style) -> dict[str, 
 
 
 def automatic(kind: str, steps: int) -> dict[str, Any]:
-    """Train as users do: measure, plan, train. Return facts and the distance from stock DDP."""
+    """Train as users do: measure, plan, train. Return facts and the distance from DDP."""
     device = own_device(kind)
     net = network().to(device)
     model = syncline.DistributedDataParallel(net, device_ids=ids(device))
@@ -169,7 +169,7 @@ def apart(net: nn.Module, twin: nn.Module) -> float:
 
 
 def bsp(kind: str, folder: str, algorithm: int, steps: int) -> float:
-    """Train by BSP-SGD over a linear pipeline, and by stock DDP; return how far apart."""
+    """Train by BSP-SGD over a linear pipeline, and by DDP; return how far apart."""
     device = own_device(kind)
     net, twin = network().to(device), network().to(device)
     name = [uuid.uuid4().hex]

@@ -86,8 +86,8 @@ def test_a_phase_begins_somewhere_and_takes_time(changes: dict[str, float]) -> N
         ({**BOTH, "decision": "planned"}, "steady", "running merge, 1.25x DDP"),
         ({**BOTH, "decision": "planned"}, "recording", "running merge, 1.25x DDP"),
         ({"decision": "planned", "baseline": None}, "steady", "running merge"),
-        ({**BOTH, "decision": "reverted"}, "steady", "running stock DDP"),
-        ({"decision": "ddp"}, "steady", "running stock DDP"),
+        ({**BOTH, "decision": "reverted"}, "steady", "running DDP"),
+        ({"decision": "ddp"}, "steady", "running DDP"),
     ],
 )
 def test_a_phase_in_words(changes: dict[str, object], phase: str, expected: str) -> None:

@@ -20,7 +20,7 @@ from tests.train.models import Plain
 
 
 def trains_under(version: str) -> dict[str, Any]:
-    """Train beside stock DDP."""
+    """Train beside DDP."""
     said: list[str] = []
     torch.manual_seed(1)
     stock = TorchDDP(Plain())

@@ -222,7 +222,7 @@ def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
     ddp = DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json), check=check)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     phases = train(ddp, optimizer, 360)
-    while ddp.measuring:  # where iterations become slower, stock DDP is measured again
+    while ddp.measuring:  # where iterations become slower, DDP is measured again
         phases += train(ddp, optimizer, 1, first=len(phases))
     run = ddp.run_record()
     spans = [(span.name, span.start, span.iterations) for span in run.phases]
@@ -295,7 +295,7 @@ def first_said(run: Run) -> int:
 
 
 def planned_is_faster(stage: Stage) -> float:
-    """Return a tenth of a second for stock DDP, and half of it for any plan."""
+    """Return a tenth of a second for DDP, and half of it for any plan."""
     return 0.1 if stage.plan is None else 0.05
 
 
@@ -646,7 +646,7 @@ def tells_of_a_compiled_model(how: str) -> list[str]:
 
 
 def trains_unplannable(kind: str) -> dict[str, Any]:
-    """Train what cannot be planned, with DDP's own buckets."""
+    """Train what cannot be planned, with DDP's buckets."""
     module: nn.Module
     options: dict[str, Any] = {}
     if kind == "sparse":
@@ -761,7 +761,7 @@ def wraps_twice(stock_outside: bool, inside: bool) -> str:
 
 
 def converts(options: dict[str, Any]) -> dict[str, Any]:
-    """Train beside stock DDP with a wrapper that was converted, its optimizer overlapped late."""
+    """Train beside DDP with a wrapper that was converted, its optimizer overlapped late."""
     plan = plan_of(Plain(), list(PLAIN_SIZES), dist.get_world_size(), Style(piece_elements=4000))
     torch.manual_seed(1)
     stock = TorchDDP(Plain(), **options)

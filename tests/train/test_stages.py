@@ -115,7 +115,7 @@ def test_a_stage_is_the_same_after_it_was_sent() -> None:
         name="steady",
         plan=plain_plan(),
         turns=("quiet", "lean"),
-        baseline=Rate(name="stock DDP", iteration_s=1.0, noise_s=0.1, iterations=3),
+        baseline=Rate(name="DDP", iteration_s=1.0, noise_s=0.1, iterations=3),
     )
     for step in (stage, Probe(iteration_s=1.0, contention=True)):
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(step)), Step) == step

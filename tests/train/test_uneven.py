@@ -1,4 +1,4 @@
-"""Ranks that make different forward passes train as under stock DDP, and nobody waits."""
+"""Ranks that make different forward passes train as under DDP, and nobody waits."""
 
 from __future__ import annotations
 

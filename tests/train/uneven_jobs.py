@@ -1,4 +1,4 @@
-"""Training loops that make other forward passes on every rank, as stock DDP allows."""
+"""Training loops that make other forward passes on every rank, as DDP allows."""
 
 from __future__ import annotations
 

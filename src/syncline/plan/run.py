@@ -150,7 +150,7 @@ class Run(Document, frozen=True, kw_only=True):
         if phase not in ("recording", "steady"):
             return phase
         if self.decision != "planned":
-            return "running stock DDP"
+            return "running DDP"
         gain = ""
         if self.baseline is not None and self.planned is not None:
             gain = f", {self.baseline.iteration_s / self.planned.iteration_s:.2f}x DDP"

@@ -102,7 +102,7 @@ class Compressible:
         decided, plan = compressing.load_state_dict(state)
         if plan is not None:
             require_fitting(plan, training.wrapped, "plan of the state")
-        # A decision for DDP's own buckets is ignored with check=False, where no step is dense, and
+        # A decision for DDP's buckets is ignored with check=False, where no step is dense, and
         # with 16 or 8 bits, where it may have been for DDP with torch's hook.
         settings = training.tuning.settings
         if decided and (plan is not None or (settings.check and settings.wire is None)):

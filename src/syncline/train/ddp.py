@@ -51,7 +51,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     It runs torch's own class for the first iterations while it measures them and the network,
     plans on rank 0, gives the reducer the plan's messages as its buckets, and trains on. If the
     planned iterations are slower than the measured baseline by more than noise, it goes back to
-    DDP's own buckets and logs it. When computation or communication drifts by more than 20 % for
+    DDP's buckets and logs it. When computation or communication drifts by more than 20 % for
     100 iterations, it measures again. Measuring uses ordinary training steps; none is discarded.
     At two ranks, results equal those of torch's class to the last bit. The decision is saved, so
     the next start of the same training runs its plan from the first step.
@@ -63,7 +63,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
         plan: use this plan instead of measuring and planning.
         profile: use this profile instead of measuring one.
         network: use this network instead of probing.
-        check: go back to DDP's own buckets if the plan is slower than they are.
+        check: go back to DDP's buckets if the plan is slower than they are.
         compression: exchange gradients lossily: a ``Recipe`` for sparse exchange, or
             ``"bfloat16"`` or ``"float16"`` for values of 16 bits, or ``"int8"`` for 8 bits with
             error feedback. Measured and checked like any plan, so the first steps are dense; with
@@ -80,7 +80,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
     A model that cannot be planned (sparse gradients, gradients of several dtypes, torch's
     experimental ``mixed_precision`` argument, optimizers that run in backward, delayed parameters,
-    the Python reducer) trains with DDP's own buckets; the reason is logged once. So does every
+    the Python reducer) trains with DDP's buckets; the reason is logged once. So does every
     model under a torch newer than those that Syncline was tested with, whose DDP may have changed.
     An older torch is refused: it lacks parts that even delegating to torch's class needs.
     """
@@ -422,7 +422,7 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
     def __getstate__(self) -> dict[str, Any]:
         self.synchronize()
         state: dict[str, Any] = super().__getstate__()
-        # Measurements belong to this process; a copy trains with DDP's own buckets.
+        # Measurements belong to this process; a copy trains with DDP's buckets.
         state["_comm_hooks"] = []
         state["_training"] = self._training.wrapped.why_not_deferred
         return state

@@ -14,7 +14,7 @@ from syncline.train.wrapped import Wrapped
 
 
 class Executor:
-    """Runs one plan, or DDP's own buckets, from :meth:`start` to :meth:`stop`.
+    """Runs one plan, or DDP's buckets, from :meth:`start` to :meth:`stop`.
 
     This base exchanges nothing. Subclasses use DDP's reducer alone (:mod:`.reducer_executor`), or
     our engine over the reducer's buckets (:mod:`.engine_executor`). Each is made before torch's

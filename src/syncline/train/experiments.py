@@ -58,7 +58,7 @@ class Forecasts(NamedTuple):
     profile: Profile
     network: Network
     comparison: Comparison
-    plan: Plan | None  # the plan to try; None if DDP's own buckets are expected to be as good
+    plan: Plan | None  # the plan to try; None if DDP's buckets are expected to be as good
     held_back: bool = False
     """Whether ``plan`` would leave messages to the next forward pass, but no optimizer defers."""
     compressing: Network | None = None  # the costs of compressed messages; None without compression
@@ -156,7 +156,7 @@ class Experiments:
     def measure_baseline(
         self, name: str = "measuring DDP", iteration_s: float | None = None, *, anew: bool = True
     ) -> Found:
-        """Train under DDP's own buckets; ``iteration_s`` is an estimate of an iteration, if known.
+        """Train under DDP's buckets; ``iteration_s`` is an estimate of an iteration, if known.
 
         If 16 or 8 bits were asked for, the alternative to Syncline is DDP with torch's hook of 16
         bits. So ``anew`` also measures that, and the faster of the two is the baseline from then
@@ -186,7 +186,7 @@ class Experiments:
         return found
 
     def _take_as_baseline(self, found: Measurement) -> None:
-        name = "stock DDP" if self.hook is None else f"DDP with a {self.hook} hook"
+        name = "DDP" if self.hook is None else f"DDP with a {self.hook} hook"
         self.baseline_s = found.times_s
         self.notes.find(baseline=found.rate(name))
 

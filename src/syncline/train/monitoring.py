@@ -70,7 +70,7 @@ class Monitored:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that runs now; None while DDP's own buckets do."""
+        """The plan that runs now; None while DDP's buckets do."""
         return self._training.stage.plan
 
     @property
@@ -120,8 +120,8 @@ class Monitored:
         plan, baseline = found.plan, found.baseline
         steady = None
         if len(times_s) >= MIN_STEADY:
-            stock = baseline.name if baseline else "stock DDP"
-            steady = Measurement(times_s=times_s).rate(plan.planner if plan else stock)
+            name = plan.planner if plan else baseline.name if baseline else "DDP"
+            steady = Measurement(times_s=times_s).rate(name)
         overhead = None
         if now.stage.is_steady and baseline is not None:
             measuring = [phase for phase in now.phases if phase.name != now.stage.name]

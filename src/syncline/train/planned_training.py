@@ -63,7 +63,7 @@ class UnplannedTraining:
         """Whether our ``join`` context has ended, and no other one has begun since."""
         self._unexchanged = UnexchangedWatch(wrapped)
         if why is not None:
-            warn(f"training with DDP's own buckets: {why}")
+            warn(f"training with DDP's buckets: {why}")
 
     @property
     def begun(self) -> bool:

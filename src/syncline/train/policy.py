@@ -23,7 +23,7 @@ from syncline.plan.planners.compressed import compressed
 from syncline.plan.profile import Baseline
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Decision, Rate
-from syncline.plan.simulator.contention import as_under_stock
+from syncline.plan.simulator.contention import corrected_by_baseline
 from syncline.train.experiments import Experiments, Forecasts, Steps, Trial, in_ms
 from syncline.train.measure.statistics import compare
 from syncline.train.reads import Reads
@@ -89,7 +89,7 @@ class Policy:
                 plan = self.findings.plan
                 if found.slower and plan is not None:
                     self.notes.say(
-                        f"{plan.planner} takes longer than stock DDP did; measuring both again"
+                        f"{plan.planner} takes longer than DDP did; measuring both again"
                     )
                     trial = Trial(plan, found, found.rate(plan.planner), self._forecasts)
                     yield from self._judge_again(trial)
@@ -184,7 +184,7 @@ class Policy:
             f"{in_ms(expected.iteration_s)} when it was saved"
         )
         if known and change <= max(AS_REMEMBERED, noise):
-            gain = "" if plan is None else f", {in_ms(then.baseline.iteration_s)} under stock DDP"
+            gain = "" if plan is None else f", {in_ms(then.baseline.iteration_s)} under DDP"
             self.notes.findings = replace(then, reason=f"{figures}{gain}")
             self.notes.say(self.findings.reason)
             return
@@ -210,17 +210,17 @@ class Policy:
                 is_for_users=True,
             )
         found = yield from self._experiments.measure_baseline()
-        rate = found.rate("stock DDP")
+        rate = found.rate("DDP")
         profile, network = yield from self._experiments.measure_job(rate.iteration_s)
         if profile.baseline is None:
-            stock = Baseline(
+            times = Baseline(
                 iteration_s=rate.iteration_s, noise_s=rate.noise_s, iterations=rate.iterations
             )
-            profile = replace(profile, baseline=stock)
+            profile = replace(profile, baseline=times)
         plan = self._settings.ddp.plan(profile, network)
-        own = Trial(plan, found, rate, None, found.slowdown_s(profile)).measured()
-        profile, network, own = as_under_stock(own, profile, network)
-        self._known = Known(profile, network, own)
+        baseline = Trial(plan, found, rate, None, found.slowdown_s(profile)).measured()
+        profile, network, baseline = corrected_by_baseline(baseline, profile, network)
+        self._known = Known(profile, network, baseline)
         self.notes.find(profile=profile, network=network)
         yield from self._plan_and_try()
 
@@ -228,18 +228,18 @@ class Policy:
         """Plan again with what is now known of the program's reads, without measuring again."""
         if self._known is None:
             yield from self._strategy()
-        elif self._known.own is None:
+        elif self._known.baseline is None:
             self._with_norm()
             self._plan_unchecked(self._known)
         else:
             yield from self._plan_and_try()
 
     def _plan_and_try(self) -> Steps:
-        """Try the best plans, and keep one of them or DDP's own buckets."""
+        """Try the best plans, and keep one of them or DDP's buckets."""
         while True:
             reads, known = self._reads.state, self._with_norm()
-            assert known.own is not None
-            measured, trials = [known.own], []
+            assert known.baseline is not None
+            measured, trials = [known.baseline], []
             first = self._trials.forecast(known.profile, known.network, measured)
             self._trials.report_held_back(first)
             if not isinstance(self._settings.compression, Recipe):
@@ -264,7 +264,7 @@ class Policy:
     # ------------------------------------------------------------------ judging
 
     def _judge(self, tried: Sequence[Trial | None], forecasts: Forecasts | None) -> Steps:
-        """Keep the best plan that was tried, unless DDP's own buckets are faster."""
+        """Keep the best plan that was tried, unless DDP's buckets are faster."""
         trials = [trial for trial in tried if trial is not None]
         if not trials:
             reason = "DDP's reducer did not take the plan's messages as its buckets"
@@ -310,7 +310,7 @@ class Policy:
             f"{baseline.name} {in_ms(baseline.iteration_s)} (noise {in_ms(self._noise_s(trial))})"
         )
         if trial.rate.iteration_s > baseline.iteration_s:
-            reason = f"{figures}; back to DDP's own buckets"
+            reason = f"{figures}; back to DDP's buckets"
             reason += "" if self._experiments.hook is None else " and the hook"
             if trial.plan.is_sparse or trial.plan.wire == "int8":
                 reason += ", dense; the residuals are sent with later gradients"
@@ -341,9 +341,10 @@ class Policy:
         network = self.findings.network
         if forecasts is not None:
             network = forecasts.network
-            own = self._settings.ddp.plan(forecasts.profile, network)
-            own = own if self._experiments.hook is None else compressed(own, self._experiments.hook)
-            running = plan or own
+            hook = self._experiments.hook
+            baseline = self._settings.ddp.plan(forecasts.profile, network)
+            baseline = baseline if hook is None else compressed(baseline, hook)
+            running = plan or baseline
             chosen = trial.plan if trial is not None else plan
             comparison = forecasts.comparison
             lossy = None
@@ -356,7 +357,7 @@ class Policy:
                     comparison, chosen=running.planner, reason=reason, suggestion=lossy
                 ),
                 costs=forecasts.compressing if running.is_sparse else None,
-                predicted_baseline_s=forecasts.predicted_s(own.planner),
+                predicted_baseline_s=forecasts.predicted_s(baseline.planner),
                 predicted_planned_s=forecasts.predicted_s(chosen.planner) if chosen else None,
             )
         self.notes.findings = replace(

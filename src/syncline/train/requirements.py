@@ -70,7 +70,7 @@ def require_accepted(module: nn.Module, arguments: Mapping[str, Any], settings: 
         compared |= {n: arguments[n] for n in COMPARED_ARGUMENTS if n in arguments}
         items = {
             "arguments": "accepted" if refused is None else f"refused: {refused}",
-            # With an untested torch, this rank alone would train with DDP's own buckets.
+            # With an untested torch, this rank alone would train with DDP's buckets.
             "torch": "tried" if untried(torch.__version__) is None else torch.__version__,
             **{name: _describe(value) for name, value in compared.items()},
             **dict(_items_of(module)),

@@ -65,7 +65,7 @@ class StageRunner:
         self._running: tuple[Plan | None, Rounded | None, bool] = (None, None, False)
         self._drift = DriftWatch()
         self._losses = LossWatch()
-        self._left = False  # whether the reducer exchanges DDP's own buckets in place of the engine
+        self._left = False  # whether the reducer exchanges DDP's buckets in place of the engine
         self.steady_iteration_s: deque[float] = deque(maxlen=HISTORY)
         """Seconds of the last steady iterations."""
         self._phases: tuple[PhaseSpan, ...] = ()
@@ -91,7 +91,7 @@ class StageRunner:
         return self.iterations.stage
 
     def leave_engine(self) -> None:
-        """Let the reducer exchange DDP's own buckets for a while, if the engine runs.
+        """Let the reducer exchange DDP's buckets for a while, if the engine runs.
 
         Under ``join``, ranks that have ended answer the reducer's collectives, not the engine's.
         """

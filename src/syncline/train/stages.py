@@ -39,7 +39,7 @@ class Settings:
     check: bool = True
     compression: Compression | None = None
     overlap_optimizers: bool = False
-    ddp: Ddp = field(default_factory=Ddp)  # DDP's own buckets under the user's arguments
+    ddp: Ddp = field(default_factory=Ddp)  # DDP's buckets under the user's arguments
 
     @property
     def wire(self) -> Rounded | None:
@@ -59,9 +59,9 @@ class Stage(Value, frozen=True, kw_only=True, tag=True):
     """A number of training iterations under one set of messages."""
 
     name: str
-    plan: Plan | None = None  # the messages; None for DDP's own buckets
+    plan: Plan | None = None  # the messages; None for DDP's buckets
     hook: Rounded | None = None
-    """Without a plan: the type of torch's hook for DDP's own buckets; None: no hook."""
+    """Without a plan: the type of torch's hook for DDP's buckets; None: no hook."""
     warmup: int = 0  # iterations that are not measured
     iterations: int = 0
     """Iterations that are measured; 0: the steady state, until something changes."""
@@ -188,7 +188,7 @@ class Findings(Value, frozen=True, kw_only=True):
 
     profile: Profile | None = None
     network: Network | None = None
-    plan: Plan | None = None  # the plan whose messages run; None for DDP's own buckets
+    plan: Plan | None = None  # the plan whose messages run; None for DDP's buckets
     baseline: Rate | None = None
     hook: Rounded | None = None  # the type of torch's hook in the DDP baseline; None: no hook
     planned: Rate | None = None  # the plan, as measured when it was decided on
@@ -201,11 +201,11 @@ class Findings(Value, frozen=True, kw_only=True):
     reason: str = "training ended before the measurement did"
 
     def running_plan(self, ddp: Ddp) -> Plan | None:
-        """Return the plan that runs, for DDP's own buckets too; None before there is a profile."""
+        """Return the plan that runs, for DDP's buckets too; None before there is a profile."""
         if self.plan is not None or self.profile is None or self.network is None:
             return self.plan
-        own = ddp.plan(self.profile, self.network)
-        return own if self.hook is None else compressed(own, self.hook)
+        baseline = ddp.plan(self.profile, self.network)
+        return baseline if self.hook is None else compressed(baseline, self.hook)
 
     def predicted_timeline(self, ddp: Ddp) -> Timeline | None:
         """Return the predicted timeline of the running plan, if there is a prediction."""

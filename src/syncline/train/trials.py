@@ -58,7 +58,7 @@ class Known(NamedTuple):
 
     profile: Profile
     network: Network
-    own: Measured | None  # iterations under DDP's own buckets; None where nothing is checked
+    baseline: Measured | None  # iterations under DDP's buckets; None where nothing is checked
 
 
 class Trials:
@@ -74,10 +74,10 @@ class Trials:
         self, profile: Profile, network: Network, measured: Sequence[Measured]
     ) -> Forecasts:
         """Predict all planners from what was measured so far."""
-        stock = profile.baseline
-        if stock is not None and self._settings.check:
-            noise_s = min(stock.noise_s, LEAST_GAIN * stock.iteration_s / CONFIDENCE)
-            profile = replace(profile, baseline=replace(stock, noise_s=noise_s))
+        baseline = profile.baseline
+        if baseline is not None and self._settings.check:
+            noise_s = min(baseline.noise_s, LEAST_GAIN * baseline.iteration_s / CONFIDENCE)
+            profile = replace(profile, baseline=replace(baseline, noise_s=noise_s))
         return forecast(profile, network, self._settings, measured, defers=self._reads.defers)
 
     def report_held_back(self, expected: Forecasts) -> None:
@@ -161,12 +161,12 @@ class Trials:
 
         After the engine was measured, a plan of the reducer may become the best.
         """
-        assert known.own is not None
-        stock = known.own.plan
+        assert known.baseline is not None
+        baseline = known.baseline.plan
         reads = self._reads.state
         ran: list[list[Plan]] = [[]]
         for parts_for in (self._reducer_parts, self._parts_by_need, self._reducer_parts):
-            plans = parts_for(first, stock)
+            plans = parts_for(first, baseline)
             if plans in ran or reads != self._reads.state:
                 continue
             ran.append(plans)
@@ -175,15 +175,15 @@ class Trials:
             first = self.forecast(known.profile, known.network, measured)
         return first, measured
 
-    def _reducer_parts(self, first: Forecasts, stock: Plan) -> list[Plan]:
+    def _reducer_parts(self, first: Forecasts, baseline: Plan) -> list[Plan]:
         """Return the plan under which to measure DDP's reducer before a trial, if any.
 
         The DDP baseline's messages do not show how much each of many messages slows computing.
         """
-        plan, many = first.plan, MANY * len(stock.messages)
+        plan, many = first.plan, MANY * len(baseline.messages)
         if plan is None or needs_engine(plan):
             return []
-        parts = max(CALIBRATION_PARTS[-1], many + len(stock.messages))
+        parts = max(CALIBRATION_PARTS[-1], many + len(baseline.messages))
         found = in_equal_parts(first.profile, first.network, parts, by_need=False)
         return [found] if min(len(p.messages) for p in (plan, found)) > many else []
 
@@ -200,9 +200,9 @@ class Trials:
             return []
         if plan is None or plan.wait != "need":
             free = self.forecast(first.profile, _contended(first.network, 0.0), [])
-            stock_s = free.predicted_s(Ddp.NAME)
-            gain_s = stock_s - free.predicted_s(free.comparison.chosen)
-            plan = free.plan if gain_s >= CALIBRATION_GAIN * stock_s else None
+            baseline_s = free.predicted_s(Ddp.NAME)
+            gain_s = baseline_s - free.predicted_s(free.comparison.chosen)
+            plan = free.plan if gain_s >= CALIBRATION_GAIN * baseline_s else None
         elif self._experiments.baseline.iteration_s >= DETAILED_FROM_S:
             found = first.network.contention
             if max(found.computing, found.exchange) < CONTENDED:

@@ -935,7 +935,7 @@ def power_sgd_of_several_buckets() -> tuple[float, list[bytes]]:
 
 
 def overlapped() -> tuple[list[str], list[bytes]]:
-    """Train with Syncline's own DDP and overlap on the backend, beside stock DDP on Gloo."""
+    """Train with Syncline's own DDP and overlap on the backend, beside DDP on Gloo."""
     with group_of() as ours, group_of("gloo") as gloos:
         found = trained(ours, ours=True, steps=60)
         expected = trained(gloos, steps=60)

@@ -35,7 +35,7 @@ Route = Literal["shared", "tcp", "mixed", "gloo"]
 How = Literal["SIGKILL", "SIGSTOP"]
 LAYERS, WIDTH = 4, 64
 MOST_STEPS = 120
-"""By then, ours has left DDP's own buckets."""
+"""By then, ours has left DDP's buckets."""
 LONGEST_S = 0.03
 """A few steps."""
 TIMEOUT_S: dict[How, float] = {"SIGKILL": 60.0, "SIGSTOP": 12.0}

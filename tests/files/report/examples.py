@@ -262,7 +262,7 @@ def make_bundle() -> Bundle:
             for rank in range(WORKERS)
         ),
         events=(
-            Event(iteration=10, text="warm-up ends, measuring stock DDP"),
+            Event(iteration=10, text="warm-up ends, measuring DDP"),
             Event(iteration=50, text="profiling begins, 40 iterations without communication"),
             Event(iteration=92, text="network probed: 17 sizes from 1.02 kB to 67.1 MB"),
             Event(iteration=95, text="plan 'merge' adopted: 8 messages, 14 % less expected"),

@@ -78,7 +78,7 @@ def test_a_loss_is_called_one(bundle: Bundle) -> None:
 
 def test_keeping_ddp_says_what_the_best_plan_would_have_taken(bundle: Bundle) -> None:
     text = _sentence(bundle, "ddp")
-    assert text.startswith("Stock DDP stays for resnet18 on 4 workers, at 1.000 ± 0.010 s")
+    assert text.startswith("DDP stays for resnet18 on 4 workers, at 1.000 ± 0.010 s")
     assert "the best plan, pace, was predicted to take 553 ms" in text
 
 

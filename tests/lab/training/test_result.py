@@ -26,7 +26,7 @@ RUN = Run(
     reason="merge was predicted to gain 10 %",
     planner="merge",
     messages=3,
-    baseline=Rate(name="stock DDP", iteration_s=0.022, noise_s=0.001, iterations=12),
+    baseline=Rate(name="DDP", iteration_s=0.022, noise_s=0.001, iterations=12),
     planned=Rate(name="merge", iteration_s=0.020, noise_s=0.001, iterations=200),
     predicted_baseline_s=0.023,
     predicted_planned_s=0.021,

@@ -75,7 +75,7 @@ def test_no_gain_keeps_ddp() -> None:
     free = Network.line(workers=4, a_s=0, b_s_per_byte=0)
     table = choose(PROFILE, free).comparison
     assert table.chosen == "ddp"
-    assert table.reason == "no planner is predicted to be faster than DDP's own buckets"
+    assert table.reason == "no planner is predicted to be faster than DDP's buckets"
 
 
 def test_of_equals_the_fewest_messages() -> None:

@@ -1,4 +1,4 @@
-"""The three algorithms of BSP-SGD, over every family of collectives, beside stock DDP."""
+"""The three algorithms of BSP-SGD, over every family of collectives, beside DDP."""
 
 from __future__ import annotations
 

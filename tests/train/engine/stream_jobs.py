@@ -49,7 +49,7 @@ def clips_and_accumulates(side: Side) -> None:
 def on_streams(
     row: str | None, style: Style, length: int, dropped: Place | None = None
 ) -> dict[str, Any]:
-    """Run a script on recorded streams, and under stock DDP on the CPU.
+    """Run a script on recorded streams, and under DDP on the CPU.
 
     Args:
         row: of the table of features; None: the script above.

@@ -287,7 +287,7 @@ IN_THREADS = [
     *("nn.Parameter(p)", "ddp.state_dict()", "optimizer.state_dict()", "torch.save"),
     *("vars(optimizer)['state']", "copy.deepcopy(module)"),
 ]
-"""Those that a thread may do at any time under stock DDP."""
+"""Those that a thread may do at any time under DDP."""
 
 
 def _as_sparse(parameter: nn.Parameter) -> torch.Tensor:
@@ -485,7 +485,7 @@ class DrawnScript:
 def _divisible(gradient: torch.Tensor) -> torch.Tensor:
     """Round a gradient so that a third of it, and sums of thirds, are exact in any order.
 
-    Plans sum in another order than stock DDP where ranks are three; so they must agree to the last
+    Plans sum in another order than DDP where ranks are three; so they must agree to the last
     bit all the same. A multiple of 3 with few bits is still exact when it is multiplied by 1/3 as
     floating-point numbers are.
     """

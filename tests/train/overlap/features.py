@@ -1,6 +1,6 @@
 """What users do with training, and what then happens to overlapping: the rows of a table.
 
-Each row has a script that trains under stock DDP and under the engine alike; the tests hold that
+Each row has a script that trains under DDP and under the engine alike; the tests hold that
 both end with the same bits (or, of some rows, within 1e-6), and that what happens is what the row
 says.
 """
@@ -47,7 +47,7 @@ class Feature:
     norm: Norm | None
     """What norm the plan exchanges."""
     near: bool
-    """Whether values must be near those of stock DDP, not the same."""
+    """Whether values must be near those of DDP, not the same."""
 
 
 _FOUND: list[Feature] = []

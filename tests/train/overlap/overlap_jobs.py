@@ -36,7 +36,7 @@ from tests.train.overlap.overlap_rig import (
 def beside_stock(
     rows: list[str], style: Style, let_through: float, steps: int = STEPS
 ) -> list[dict[str, Any]]:
-    """Run scripts under stock DDP and under the engine, and say how they differ."""
+    """Run scripts under DDP and under the engine, and say how they differ."""
     return [_row_beside_stock(features()[row], style, let_through, steps) for row in rows]
 
 
@@ -80,7 +80,7 @@ def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
 
 
 def drawn_under_stock(number: int) -> None:
-    """Run a script that is drawn at random under stock DDP alone; its exceptions are raised."""
+    """Run a script that is drawn at random under DDP alone; its exceptions are raised."""
     torch.manual_seed(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -39,7 +39,7 @@ class Style:
     delay_s: float = 0.0
     norm: Norm | None = None
     wire: Rounded | None = None
-    """The type in which gradients travel, if not their own; stock DDP has a hook that does so."""
+    """The type in which gradients travel, if not their own; DDP has a hook that does so."""
 
 
 def ready_order(module: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> list[str]:

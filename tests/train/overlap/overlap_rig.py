@@ -1,4 +1,4 @@
-"""The same training script under stock DDP and under the engine, and what came of it."""
+"""The same training script under DDP and under the engine, and what came of it."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Side:
                 try:
                     read()
                 except Exception as error:
-                    # Stock DDP raises this too, where a step makes the first state of a parameter.
+                    # DDP raises this too, where a step makes the first state of a parameter.
                     if "changed size during iteration" not in str(error):
                         self._raised.append("".join(traceback.format_exception(error)))
 

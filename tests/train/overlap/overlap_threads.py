@@ -67,7 +67,7 @@ READS: dict[str, Read] = {
     "safetensors": _safetensors,
 }
 AT_ANY_TIME = [name for name in READS if name != "p.grad"]
-"""Without those that end in a segmentation fault under stock DDP, too, while backward runs."""
+"""Without those that end in a segmentation fault under DDP, too, while backward runs."""
 
 
 # ---------------------------------------------------------------------- the script waits

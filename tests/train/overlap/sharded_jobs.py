@@ -33,7 +33,7 @@ def model_and_optimizer(
     style: Style | None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """Wrap a model under a plan, or under DDP's own buckets; overlap its optimizer."""
+    """Wrap a model under a plan, or under DDP's buckets; overlap its optimizer."""
     torch.manual_seed(1)
     module = Net()
     arguments: dict[str, Any] = {"cache": False}

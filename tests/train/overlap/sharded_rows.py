@@ -74,7 +74,7 @@ ROUNDED = frozenset(
     }
 )
 MEANING = {
-    "trains": "values are those of stock DDP, within a relative 1e-6; `step`, or code that reads a "
+    "trains": "values are those of DDP, within a relative 1e-6; `step`, or code that reads a "
     "value, may wait where it does not with overlap alone",
     "refused": "a `UserError` says why",
     "sees shares": "it reads the optimizer's state, of which each rank has only a share",
@@ -89,4 +89,4 @@ def sharded(row: str) -> str:
     return next((name for name, rows in groups.items() if row in rows), "trains")
 
 
-"""They come to what stock DDP comes to, within a relative 1e-6."""
+"""They come to what DDP comes to, within a relative 1e-6."""

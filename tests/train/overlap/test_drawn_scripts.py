@@ -1,4 +1,4 @@
-"""Training scripts that are drawn at random give the same bits as under stock DDP.
+"""Training scripts that are drawn at random give the same bits as under DDP.
 
 ``tools/fuzz-training`` runs thousands of them.
 """

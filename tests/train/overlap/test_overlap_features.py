@@ -1,4 +1,4 @@
-"""Everything that users do with training ends with stock DDP's bits, and as its row says."""
+"""Everything that users do with training ends with DDP's bits, and as its row says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that read while the main thread trains: its bits stay stock DDP's, whoever reads what."""
+"""Threads that read while the main thread trains: its bits stay DDP's, whoever reads what."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Halves(torch.optim.Optimizer):
 
 
 def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
-    """Train beside threads that read, under stock DDP and under the engine."""
+    """Train beside threads that read, under DDP and under the engine."""
     forced: list[Any] = []
 
     def script(side: Side) -> None:

@@ -298,7 +298,7 @@ def _checks(bundle: Bundle) -> Iterator[Check]:
 
     if run := bundle.run:
         for what, predicted_s, rate in (
-            ("iteration, stock DDP", run.predicted_baseline_s, run.baseline),
+            ("iteration, DDP", run.predicted_baseline_s, run.baseline),
             ("iteration, {} plan", run.predicted_planned_s, run.planned),
             ("iteration, {} in the long run", run.predicted_s, run.steady),
         ):

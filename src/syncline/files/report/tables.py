@@ -72,7 +72,7 @@ def profile_table(profile: Profile) -> RenderableType:
     if baseline := profile.baseline:
         took = units.with_noise(baseline.iteration_s, baseline.noise_s)
         count = units.counted(baseline.iterations, "iteration")
-        pairs.append(("stock DDP", f"{took} over {count}"))
+        pairs.append(("DDP", f"{took} over {count}"))
     ready_s = profile.ready_s()
     by_size = sorted(zip(profile.gradients, ready_s, strict=True), key=lambda g: -g[0].size_bytes)
     columns: list[Column[tuple[Gradient, float]]] = [
@@ -219,7 +219,7 @@ def run_table(run: Run) -> RenderableType:
         ),
     ]
     for name, rate, predicted_s in (
-        ("stock DDP", run.baseline, run.predicted_baseline_s),
+        ("DDP", run.baseline, run.predicted_baseline_s),
         ("Syncline", run.planned, run.predicted_planned_s),
         ("in the end", run.steady, run.predicted_s if run.steady else None),
     ):

@@ -127,8 +127,8 @@ def _verdict_on_run(run: Run, comparison: Comparison | None) -> Verdict:
     reason = run.reason.rstrip(". ")
     headline = {
         "planned": f"{where} trains with the {run.planner} plan",
-        "reverted": f"The plan for {where} lost against stock DDP and was dropped",
-        "ddp": f"Stock DDP stays for {where}",
+        "reverted": f"The plan for {where} lost against DDP and was dropped",
+        "ddp": f"DDP stays for {where}",
         "undecided": f"The run of {where} ended before Syncline had decided",
     }[run.decision]
     if run.baseline:
@@ -162,7 +162,7 @@ def _expected(run: Run, comparison: Comparison | None) -> str:
         return (
             f"the best plan, {best.planner}, was predicted to take "
             f"{units.duration(best.iteration_s)}, {change} than the "
-            f"{units.duration(run.predicted_baseline_s)} predicted for stock DDP"
+            f"{units.duration(run.predicted_baseline_s)} predicted for DDP"
         )
     return ""
 
@@ -177,7 +177,7 @@ def _verdict_on_comparison(comparison: Comparison) -> Verdict:
     ddp = next((p for p in comparison.predictions if p.planner == DDP), chosen)
     if ddp is not chosen and ddp.iteration_s > 0:
         change = _against(1 - chosen.iteration_s / ddp.iteration_s)
-        headline += f", {change} than the {units.duration(ddp.iteration_s)} of stock DDP"
+        headline += f", {change} than the {units.duration(ddp.iteration_s)} of DDP"
     return Verdict(headline, comparison.reason.rstrip(". "))
 
 
@@ -195,13 +195,13 @@ def _measured_figures(bundle: Bundle) -> Iterator[KeyFigure]:
     before = bundle.run.baseline if bundle.run else None
     planned = bundle.run.planned if bundle.run else None
     if baseline := before or (bundle.profile.baseline if bundle.profile else None):
-        yield _time("baseline", "Stock DDP, measured", baseline)
+        yield _time("baseline", "DDP, measured", baseline)
     if planned:
         yield _time("planned", "Syncline, measured", planned)
     if before and planned:
         gain, noise = _gain(before, planned)
         label, less = ("Gain", "less") if gain >= 0 else ("Loss", "more")
-        note = f"{less} time an iteration than stock DDP"
+        note = f"{less} time an iteration than DDP"
         yield KeyFigure("gain", label, abs(gain), "fraction", noise, note)
 
 
@@ -232,7 +232,7 @@ def _predicted_figures(bundle: Bundle) -> Iterator[KeyFigure]:
 
 def _training_figures(run: Run) -> Iterator[KeyFigure]:
     if run.overhead_iterations is not None:
-        note = "of stock DDP, spent on measuring and planning"
+        note = "of DDP, spent on measuring and planning"
         spent = run.overhead_iterations
         yield KeyFigure("overhead", "Cost of measuring", spent, "iterations", note=note)
     for rate in run.rates:

@@ -189,7 +189,7 @@ def _lap(
     )
 
 
-def stock_ddp(name: str = "ddp", **arguments: Any) -> Contestant:
+def ddp_baseline(name: str = "ddp", **arguments: Any) -> Contestant:
     """Return torch's own DistributedDataParallel, with arguments such as ``bucket_cap_mb=5``."""
 
     def wrap(module: Replayed, optimizer: Optimizer) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from syncline.errors import PeerError
-from syncline.lab.replay.interleaved import planned, run_interleaved, stock_ddp
+from syncline.lab.replay.interleaved import ddp_baseline, planned, run_interleaved
 from syncline.lab.replay.job import Job, Laps, ProbeJob
 from syncline.lab.workers import Progress, leave, serve
 from syncline.plan.network import Network
@@ -32,7 +32,7 @@ def run_job(job: Job, progress: Progress) -> Network | Laps | None:
     laps = run_interleaved(
         job.profile,
         [
-            stock_ddp(name) if plan is None else planned(plan, name)
+            ddp_baseline(name) if plan is None else planned(plan, name)
             for name, plan in job.contestants.items()
         ],
         rounds=job.rounds,

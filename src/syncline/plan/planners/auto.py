@@ -107,7 +107,7 @@ def choose(
     """Simulate several planners' plans and choose one, as training does before it tries any.
 
     The fastest is chosen; of equally fast ones, that with the least time on the link, then that
-    with the fewest messages. But DDP's own buckets are kept unless the predicted gain over them
+    with the fewest messages. But DDP's buckets are kept unless the predicted gain over them
     exceeds twice the standard error of the measured iteration time (if the profile has one).
 
     ``ddp`` is DDP's bucketing if it is not the default, and ``others`` are planners besides
@@ -147,7 +147,7 @@ def choose(
         )
     else:
         chosen = Ddp.NAME
-        reason = "no planner is predicted to be faster than DDP's own buckets"
+        reason = "no planner is predicted to be faster than DDP's buckets"
     comparison = Comparison(
         model=profile.model,
         network=network.name,

@@ -163,7 +163,7 @@ def choose_compressed(
         planners = planners if planner is None else (planner,)
         made = [compressed(each.plan(profile, costs), compression) for each in planners]
     else:
-        # DDP's own buckets are compared below, as torch's hook sends them.
+        # DDP's buckets are compared below, as torch's hook sends them.
         known = tuple(p for p in candidates(defers=defers) if p.NAME != Ddp.NAME)
         planners = known if planner is None else (planner,)
         made = [planned_in(each, profile, network, compression) for each in planners]
@@ -177,11 +177,11 @@ def choose_compressed(
         for plan in plans.values()
     ]
     best = min(predictions, key=lambda p: (p.iteration_s, p.messages))
-    own, buckets = [ddp.plan(profile, network)], "dense buckets"
+    ddp_plans, buckets = [ddp.plan(profile, network)], "dense buckets"
     if not isinstance(compression, Recipe):
-        own.insert(0, compressed(own[0], hook_for(compression)))
+        ddp_plans.insert(0, compressed(ddp_plans[0], hook_for(compression)))
         buckets = "buckets with or without a hook"
-    baselines = [predict(profile, network, plan).prediction for plan in own]
+    baselines = [predict(profile, network, plan).prediction for plan in ddp_plans]
     least_s = min(each.iteration_s for each in baselines)
     gain_s = least_s - best.iteration_s
     name = compression_name(compression)

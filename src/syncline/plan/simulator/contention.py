@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     the DDP baseline, in the whole iteration under the engine. None if it was not measured."""
 
 
-def as_under_stock(
+def corrected_by_baseline(
     baseline: Measured, profile: Profile, network: Network
 ) -> tuple[Profile, Network, Measured]:
     """Return the profile and the network corrected by the DDP baseline, and the baseline itself.

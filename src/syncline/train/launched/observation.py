@@ -34,9 +34,9 @@ ASK_EVERY = 5  # iterations between the ranks' joint checks of whether the time 
 
 
 class Observation:
-    """Observes the training of one wrapped model under DDP's own buckets. All ranks make one.
+    """Observes the training of one wrapped model under DDP's buckets. All ranks make one.
 
-    The wrapper is converted to ours, with the planner of DDP's own buckets. It measures the
+    The wrapper is converted to ours, with the planner of DDP's buckets. It measures the
     baseline, profiles and records as usual, but tries no other plan and defers no updates.
     """
 
@@ -49,7 +49,7 @@ class Observation:
         self._rank = dist.get_rank(self._group)
         before = segments()
         logger.setLevel(logging.WARNING)  # no decision here is worth a log line
-        self._tell("probing the network, then observing iterations under stock DDP")
+        self._tell("probing the network, then observing iterations under DDP")
         device = next(wrapper.module.parameters()).device
         self._device = device if device.type == "cuda" else torch.device("cpu")
         self._network = probe(self._group, device=self._device, limit_s=PROBED_S)
