@@ -182,8 +182,8 @@ def compared(rate: str, found: dict[str, Any]) -> list[dict[str, Any]]:
                 if (case["ratio"], case["jobs"]) == (ratio, jobs)
             ]
             whole_s = sum(measured_s) / len(measured_s)
-            split = network.with_(bandwidth_bytes_per_s=link_rate / jobs)
-            fluid_s = predict_iteration_s(profile, network.with_(jobs=jobs), plan)
+            split = network.replace(bandwidth_bytes_per_s=link_rate / jobs)
+            fluid_s = predict_iteration_s(profile, network.replace(jobs=jobs), plan)
             split_s = predict_iteration_s(profile, split, plan)
             rows.append(
                 {

@@ -479,7 +479,7 @@ bool Group::progress() {
 
 bool Group::progress_sends(Peer& peer) {
     Side& side = peer.sends;
-    bool moved = settle(side, peer.link->released());
+    bool moved = retire(side, peer.link->released());
     while (!side.waiting.empty()) {
         Cursor& cursor = side.waiting.front();
         const Operation& operation = *cursor.operation;
@@ -508,7 +508,7 @@ bool Group::progress_sends(Peer& peer) {
         if (transfer.copy_of) copies = {*transfer.copy_of, cursor.offset};
         peer.link->send(source + from, to - from, operation.call(), !changes, copies);
         cursor.offset += to - from;
-        settle(side, peer.link->released());
+        retire(side, peer.link->released());
         return true;
     }
     return moved;
@@ -516,7 +516,7 @@ bool Group::progress_sends(Peer& peer) {
 
 bool Group::progress_receives(Peer& peer) {
     Side& side = peer.receives;
-    bool moved = settle(side, peer.link->received());
+    bool moved = retire(side, peer.link->received());
     while (!side.waiting.empty()) {
         Cursor& cursor = side.waiting.front();
         const Operation& operation = *cursor.operation;
@@ -548,18 +548,18 @@ bool Group::progress_receives(Peer& peer) {
                             transfer.action == Action::reduce ? own + from : nullptr, to - from},
                            operation.call());
         cursor.offset += to - from;
-        settle(side, peer.link->received());
+        retire(side, peer.link->received());
         return true;
     }
     return moved;
 }
 
-bool Group::settle(Side& side, std::uint64_t count) {
+bool Group::retire(Side& side, std::uint64_t count) {
     bool moved = false;
-    while (side.settled < count) {
+    while (side.retired < count) {
         const Piece piece = side.under_way.front();
         side.under_way.pop_front();
-        ++side.settled;
+        ++side.retired;
         complete(piece);
         moved = true;
     }

@@ -143,7 +143,7 @@ class Group {
     struct Side {
         std::deque<Cursor> waiting;
         std::deque<Piece> under_way;
-        std::uint64_t settled = 0;
+        std::uint64_t retired = 0;
     };
     struct Peer {
         std::unique_ptr<Link> link;
@@ -157,7 +157,7 @@ class Group {
     bool progress();
     bool progress_sends(Peer& peer);
     bool progress_receives(Peer& peer);
-    bool settle(Side& side, std::uint64_t count);
+    bool retire(Side& side, std::uint64_t count);
     void complete(const Piece& piece);
     void require_peers();
     // Throws PeerFailure if the operations miss a peer that is lost.

@@ -191,8 +191,8 @@ class Engine {
         for (const Contention& pair : graph.contentions) {
             const auto a = static_cast<Index>(pair.lane_a);
             const auto b = static_cast<Index>(pair.lane_b);
-            lanes_[a].rivals.emplace_back(b, pair.slowdown_b);
-            lanes_[b].rivals.emplace_back(a, pair.slowdown_a);
+            lanes_[a].contenders.emplace_back(b, pair.slowdown_b);
+            lanes_[b].contenders.emplace_back(a, pair.slowdown_a);
         }
         index_successors();
         index_orders();
@@ -231,10 +231,10 @@ class Engine {
         Index free = 0;  // how many more tasks it may run now
         Index next = 0;  // in-order lanes: place in order_ of the first that has not started
         MinHeap<Index> ready = {};
-        std::vector<std::pair<Index, double>> rivals = {};  // lanes that it slows, and how much
-        // Of a lane with rivals only:
+        std::vector<std::pair<Index, double>> contenders = {};  // lanes that it slows, and how much
+        // Of a lane with contenders only:
         std::vector<Index> running = {};
-        std::multiset<double> slowdowns = {};  // of the rivals that are busy
+        std::multiset<double> slowdowns = {};  // of the contenders that are busy
         bool was_busy = false;                 // when the speeds were last set
         std::int64_t speed = full_speed;
     };
@@ -368,7 +368,7 @@ class Engine {
         if (varies_) {
             since_ns_[task] = now_;
             speed_[task] = state.speed;
-            if (!state.rivals.empty()) state.running.push_back(task);
+            if (!state.contenders.empty()) state.running.push_back(task);
             if (const Index stage = stage_of_[task]; stage != no_stage) {
                 stages_[stage].running.push_back(task);
                 touch_stage(stage);
@@ -392,14 +392,14 @@ class Engine {
             const bool busy = !state.running.empty();
             if (busy == state.was_busy) continue;
             state.was_busy = busy;
-            for (const auto& [rival, slowdown] : state.rivals) {
-                std::multiset<double>& slowdowns = lanes_[rival].slowdowns;
+            for (const auto& [contender, slowdown] : state.contenders) {
+                std::multiset<double>& slowdowns = lanes_[contender].slowdowns;
                 if (busy) {
                     slowdowns.insert(slowdown);
                 } else {
                     slowdowns.erase(slowdowns.find(slowdown));
                 }
-                changed_.push_back(rival);
+                changed_.push_back(contender);
             }
         }
         for (const Index lane : changed_) {
@@ -483,7 +483,7 @@ class Engine {
         for (const std::int32_t other : extra_lanes_of(task)) give_back(static_cast<Index>(other));
         if (varies_) {
             ++version_[task];
-            if (!lanes_[lane].rivals.empty()) std::erase(lanes_[lane].running, task);
+            if (!lanes_[lane].contenders.empty()) std::erase(lanes_[lane].running, task);
             if (const Index stage = stage_of_[task]; stage != no_stage) {
                 std::erase(stages_[stage].running, task);
                 touch_stage(stage);

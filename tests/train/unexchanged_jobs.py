@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from syncline.train.ddp import DistributedDataParallel
-from syncline.train.unexchanged import LEAST_UPDATES, LOOK_EVERY
+from syncline.train.unexchanged import CHECK_EVERY, LEAST_UPDATES
 from tests.train.overlap.overlap_models import CLASSES, Net, loss_of
 
-STEPS = (LEAST_UPDATES + 2) * LOOK_EVERY
+STEPS = (LEAST_UPDATES + 2) * CHECK_EVERY
 
 
 def _past_the_wrapper(model: nn.Module) -> None:

@@ -60,7 +60,7 @@ def network_argument(
     ``workers`` and ``algorithm`` (or its short name) replace the network's own.
     """
     name = None if algorithm is None else algorithm_named(algorithm)
-    return _read(text).with_(workers=workers, algorithm=name)
+    return _read(text).replace(workers=workers, algorithm=name)
 
 
 def states_workers(text: str) -> bool:
@@ -280,7 +280,7 @@ def _hosts(text: str, values: dict[str, Any]) -> tuple[int | None, int, Link | N
             f"few less; found workers={workers}"
         )
     rate, latency_s = values.get("inside-bandwidth"), values.get("inside-latency")
-    return hosts, workers, INSIDE.with_(bandwidth_bytes_per_s=rate, latency_s=latency_s)
+    return hosts, workers, INSIDE.replace(bandwidth_bytes_per_s=rate, latency_s=latency_s)
 
 
 def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -121,4 +121,4 @@ def _network(text: str, workers: int) -> Network:
             f"--network is of {network.workers} workers, the emulated cluster has {workers}; leave "
             "workers= and hosts= out of it, or emulate as many"
         )
-    return network.with_(workers=workers)
+    return network.replace(workers=workers)

@@ -150,7 +150,7 @@ def simulate(
         base, notes = found.network, (*notes, found.note)
     trained = with_sharding(loaded, base.workers) if shard else loaded
     if sweep.is_plain(asked) and report is None and point is None:
-        net = base.with_(
+        net = base.replace(
             workers=next(iter(sweep.worker_counts(asked)), None),
             algorithm=next(iter(sweep.algorithms(asked)), None),
         )
@@ -164,7 +164,7 @@ def simulate(
         _require_priced(
             plan,
             trained,
-            [base.with_(algorithm=a, density=density).density for a, density in exchanges],
+            [base.replace(algorithm=a, density=density).density for a, density in exchanges],
         )
         if report is not None:
             require_place(Path(report))
@@ -223,7 +223,7 @@ def _network(text: str, read: Trace, *, fixes_workers: bool) -> tuple[Network, t
     if read.workers == 1:
         note = f"one worker, as in the trace, exchanges nothing: simulated for the {own} of {text}"
     else:
-        network = network.with_(workers=read.workers)
+        network = network.replace(workers=read.workers)
         note = f"for {read.workers} workers, as in the trace; --workers {own} takes those of {text}"
     return network, (note, *read.notes)
 

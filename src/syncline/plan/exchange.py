@@ -44,7 +44,7 @@ class Link(Value, frozen=True, kw_only=True):
         for field in self.__struct_fields__:
             require_finite(f"link: {field}", getattr(self, field))
 
-    def with_(
+    def replace(
         self, *, bandwidth_bytes_per_s: float | None = None, latency_s: float | None = None
     ) -> Link:
         """Return the link with another one-way bandwidth or latency; UserError if impossible."""

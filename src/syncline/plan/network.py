@@ -331,10 +331,10 @@ class Network(Document, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
 
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
-        """Return this network's prediction for another worker count; see :meth:`with_`."""
-        return self.with_(workers=workers, algorithm=algorithm)
+        """Return this network's prediction for another worker count; see :meth:`replace`."""
+        return self.replace(workers=workers, algorithm=algorithm)
 
-    def with_(
+    def replace(
         self,
         *,
         workers: int | None = None,
@@ -377,7 +377,7 @@ class Network(Document, frozen=True, kw_only=True):
             "latency_s": latency_s,
         }
         if jobs is not None and jobs != self.jobs:
-            others = self.with_(**asked, **of_link)
+            others = self.replace(**asked, **of_link)
             return msgspec.structs.replace(
                 others, jobs=jobs, name=f"{others.name} shared by {jobs} jobs"
             )
@@ -385,7 +385,7 @@ class Network(Document, frozen=True, kw_only=True):
         if kept and bandwidth_bytes_per_s is None and latency_s is None:
             return self
         before = self.exchange
-        link = before.link.with_(**of_link)
+        link = before.link.replace(**of_link)
         count = self.workers if workers is None else workers
         require_count("network: workers", count, LARGEST_WORKERS)
         if hosts is None and self.hosts is not None:

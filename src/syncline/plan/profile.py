@@ -310,7 +310,7 @@ class Profile(Document, frozen=True, kw_only=True):
             needs.append(min(needed, latest))
         return needs
 
-    def gates_ns(self) -> dict[int, int]:
+    def deferred_updates_ns(self) -> dict[int, int]:
         """Return the update time before each operation if parameters are updated on need.
 
         The update's time is divided in proportion to the parameters' bytes. Keys are operations, in

@@ -59,7 +59,7 @@ class Executor:
         """Call with the output of a forward pass whose gradients will be exchanged."""
         self._expected = True
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Call before a forward pass, to detect that a nested backward pass has ended."""
 
     def begin_forward(self, *, exchanged: bool) -> None:

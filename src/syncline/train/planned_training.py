@@ -189,7 +189,7 @@ class PlannedTraining(UnplannedTraining):
         if compiled and self.wrapped.why_not_deferred is None:
             self.stop_deferring(why_not_compiled(self.wrapped.module))
         super().begin_forward(batch, compiled=compiled)
-        self.executor.look()
+        self.executor.poll()
         if self._is_joining():
             if self.wrapped.sharding is not None:
                 raise UserError(
@@ -238,7 +238,7 @@ class PlannedTraining(UnplannedTraining):
             if self._consistency_checks_left:
                 self._require_same_ranks()
             self.runner.end_iteration()
-        self._unexchanged.look()
+        self._unexchanged.check()
 
     def _require_same_ranks(self) -> None:
         """Check that all ranks have begun the same training."""

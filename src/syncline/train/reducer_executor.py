@@ -100,11 +100,11 @@ class ReducerExecutor(Executor):
         """Call with the output of a forward pass whose gradients will be exchanged."""
         self._expected = True
         if self._is_static:
-            look = weakly(self._look_at_end)
+            poll = weakly(self._poll_at_end)
             for node in filter(None, {getattr(x, "grad_fn", None) for x in tree_leaves(output)}):
-                node.register_prehook(look)
+                node.register_prehook(poll)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Call before a forward pass, to detect that a nested backward pass has ended."""
         if self._reducer is not None and self._begun and is_finalized(self._reducer):
             self._forget()
@@ -119,13 +119,13 @@ class ReducerExecutor(Executor):
         task = current_graph_task()
         if task != self._task and not self._is_static:
             self._task = task
-            self._look_at_end()
+            self._poll_at_end()
 
     @disable_dynamo
-    def _look_at_end(self, *_: Any) -> None:
+    def _poll_at_end(self, *_: Any) -> None:
         # The reducer queues its last work with the last gradient, so before the end of this
         # backward pass; a callback queued at that end runs after it.
-        queue_callback(lambda: queue_callback(self.look))
+        queue_callback(lambda: queue_callback(self.poll))
 
     @property
     def bucket_count(self) -> int:

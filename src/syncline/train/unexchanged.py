@@ -17,7 +17,7 @@ from syncline.train.wrapped import Wrapped
 
 LEAST_UPDATES = 3
 """Updates of a parameter before the warning: a single change may be restored weights."""
-LOOK_EVERY = 10  # iterations between two checks of the model's parameters
+CHECK_EVERY = 10  # iterations between two checks of the model's parameters
 
 
 class UnexchangedWatch:
@@ -56,10 +56,10 @@ class UnexchangedWatch:
                 ".module or the model that was wrapped"
             )
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Call at the end of a backward pass whose gradients were exchanged."""
         self._iteration += 1
-        if self._said or self._iteration % LOOK_EVERY:
+        if self._said or self._iteration % CHECK_EVERY:
             return
         ddp, known = self._job.ddp, self._job.parameter_ids
         certain = [

@@ -127,7 +127,7 @@ def test_what_cannot_be_deferred_is_predicted_as_it_runs(
 def test_on_a_network_of_sparse_exchange_messages_are_what_training_sends() -> None:
     """Whole tensors, one message at a time: sparse messages are never decoupled."""
     profile = some.profile_of([1_000_000] * 4, [100_000] * 4, forward_ns=5_000_000)
-    sparse = NETWORK.with_(density=0.01)
+    sparse = NETWORK.replace(density=0.01)
     ends = {0, 100_000, 200_000, 300_000, 400_000}
     for name in ("auto", "overlap", "dear", "bytescheduler"):
         plan = planned(name, profile, sparse)

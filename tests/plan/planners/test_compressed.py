@@ -147,8 +147,8 @@ def test_dense_messages_beside_sparse_ones_cost_what_dense_ones_do() -> None:
     plain = plan_of([90_000], (0, 90_000))
     assert message_costs_ns(costs, plain) == [found[0]]
     # So does the simulator of any other network, however it was made sparse.
-    faster = SLOW.with_(algorithm="top-k", density=0.01, bandwidth_bytes_per_s=1e9)
-    dense = SLOW.with_(bandwidth_bytes_per_s=1e9)
+    faster = SLOW.replace(algorithm="top-k", density=0.01, bandwidth_bytes_per_s=1e9)
+    dense = SLOW.replace(bandwidth_bytes_per_s=1e9)
     assert message_costs_ns(faster, mixed)[1] == message_costs_ns(dense, mixed)[1]
     silent = msgspec.structs.replace(costs, whole=None)
     with pytest.raises(UserError, match="says what sparse messages cost, and the plan has dense"):

@@ -29,7 +29,7 @@ def measured(network: Network, *counts: int, noise: float = 0.0) -> dict[int, fl
 
 def slower(factor: float) -> Network:
     link = GIVEN.exchange.link
-    return GIVEN.with_(
+    return GIVEN.replace(
         bandwidth_bytes_per_s=1 / (link.beta_s_per_byte * factor),
         latency_s=link.alpha_s * factor,
     )
@@ -64,7 +64,7 @@ def test_a_curve_keeps_its_shape() -> None:
     points = [(1 << k, 1e-4 + (1 << k) * 2e-9 * (1 + k % 2)) for k in range(10, 28)]
     sizes, times_s = zip(*points, strict=True)
     network = Network.from_points(sizes, times_s, workers=8)
-    truth = network.with_(bandwidth_bytes_per_s=0.5 / network.exchange.link.beta_s_per_byte)
+    truth = network.replace(bandwidth_bytes_per_s=0.5 / network.exchange.link.beta_s_per_byte)
     found = calibrated(PROFILE, network, measured(truth, 8, 16), Ddp().plan)
     assert found.factor == pytest.approx(2.0, rel=0.05)
     assert len(found.network.all_reduce.segments) == len(network.all_reduce.segments)

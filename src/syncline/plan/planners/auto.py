@@ -43,7 +43,7 @@ def suggestion(
         return None
     found = {}
     for algorithm in SPARSE_ALGORITHMS:
-        sparse = network.with_(algorithm=algorithm, density=SUGGESTED_DENSITY)
+        sparse = network.replace(algorithm=algorithm, density=SUGGESTED_DENSITY)
         plan = Merge().plan(profile, sparse)
         found[algorithm] = predict_iteration_s(profile, sparse, plan)
     best = min(found, key=lambda name: found[name])

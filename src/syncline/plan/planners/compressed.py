@@ -44,7 +44,7 @@ def compressing(network: Network, compression: Compression) -> Network:
     if network.workers == 1 or not isinstance(compression, Recipe):
         return network
     known = compression.algorithm in SPARSE_ALGORITHMS  # gtop-k-naive gathers like top-k
-    sparse = network.with_(
+    sparse = network.replace(
         algorithm=compression.algorithm if known else "top-k", density=compression.density
     )
     return msgspec.structs.replace(sparse, pipelined=None)

@@ -145,7 +145,7 @@ def _about(
     if slot.operation is None:
         return "join", "", rank, None
     operation = profile.operations[slot.operation]
-    if slot.gate:
+    if slot.deferred_update:
         return "update", f"update before {operation.name}", rank, None
     return operation.phase, operation.name, rank, None
 

@@ -39,19 +39,19 @@ def terms(profile: Profile) -> Terms:
     phases = [operation.phase for operation in profile.operations]
     later = ("backward", "finalize", "update")
     start = next((i for i, p in enumerate(phases) if p in later), len(phases))
-    gates = profile.gates_ns()
+    updates = profile.deferred_updates_ns()
     finish = profile.finish_ns()
     forward_ns = max(finish[:start], default=0)
 
     # The longest path from each forward operation to the backward pass, along dependencies and
     # along the order of its lane.
-    tail = [gates.get(start, 0)] * (start + 1)
+    tail = [updates.get(start, 0)] * (start + 1)
     latest_ns: dict[str, int] = {}  # by lane
     for index in reversed(range(start)):
         operation = profile.operations[index]
         # So far tail[index] is the longest tail of the operations that depend on this one.
         rest_ns = max(tail[index], latest_ns.get(operation.lane, 0))
-        tail[index] = rest_ns + operation.duration_ns + gates.get(index, 0)
+        tail[index] = rest_ns + operation.duration_ns + updates.get(index, 0)
         latest_ns[operation.lane] = tail[index]
         for before in operation.after:
             tail[before] = max(tail[before], tail[index])
@@ -72,7 +72,7 @@ def _base_ns(profile: Profile, finish_ns: list[int]) -> int:
         alone = steady_state(profile, network, None, strategy=loop, workers=ALIKE)
         return int(alone.period_ns)
     update_ns = sum(o.duration_ns for o in profile.operations if o.is_device_update)
-    return max(finish_ns, default=0) + sum(profile.gates_ns().values()) - update_ns
+    return max(finish_ns, default=0) + sum(profile.deferred_updates_ns().values()) - update_ns
 
 
 MOST_JOBS = 1 << 14  # most jobs that the native core schedules

@@ -106,4 +106,4 @@ def calibrated(
 def _slower(network: Network, factor: float) -> Network:
     link = network.exchange.link
     rate = 1 / (link.beta_s_per_byte * factor) if link.beta_s_per_byte else None
-    return network.with_(bandwidth_bytes_per_s=rate, latency_s=link.alpha_s * factor)
+    return network.replace(bandwidth_bytes_per_s=rate, latency_s=link.alpha_s * factor)

@@ -250,7 +250,7 @@ def _slowdown_s(profile: Profile, network: Network, plan: Plan) -> float:
     steady = simulate_plan(profile, network, plan, strategy=DEFAULT_STRATEGY)
     slowdown_ns = 0
     for index, slot in enumerate(steady.dag.layout.slots):
-        if slot.operation is None or slot.gate:
+        if slot.operation is None or slot.deferred_update:
             continue
         if profile.operations[slot.operation].phase in COMPUTING:
             task = int(steady.dag.slot_tasks(index)[steady.window, 0])

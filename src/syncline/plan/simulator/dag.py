@@ -264,9 +264,9 @@ def _connect_needs(dag: Dag, profile: Profile, plan: Plan) -> None:
                 awaited.setdefault(need_of[plan.tensors[tensor].name], set()).add(arrival)
     norms = [index for index, task in enumerate(dag.messages) if task.norms]
     for operation, arrivals in awaited.items():
-        gate = dag.slot_tasks(dag.layout.gate_of[operation])
+        update = dag.slot_tasks(dag.layout.update_before[operation])
         for arrival in _latest(dag, sorted((*arrivals, *norms))):
-            dag.graph.add_edges(dag.message_tasks(arrival)[:-1], gate[1:])
+            dag.graph.add_edges(dag.message_tasks(arrival)[:-1], update[1:])
 
 
 def _connect_updates(dag: Dag, profile: Profile, strategy: Strategy) -> None:

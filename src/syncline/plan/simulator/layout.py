@@ -15,7 +15,7 @@ class Slot(NamedTuple):
     lane: str
     duration_ns: int
     operation: int | None  # index in the profile; None for a join
-    gate: bool = False
+    deferred_update: bool = False
     """Whether it is the share of the update just before the operation, not the operation."""
 
 
@@ -26,16 +26,16 @@ class IterationLayout(NamedTuple):
     before_exchange: int  # how many slots come before the messages in the list of tasks
     edges: tuple[tuple[int, int], ...]  # (slot, slot that waits for it)
     slot_of: dict[int, int]  # slot of each operation that is run
-    gate_of: dict[int, int]  # slot of the gate before each operation that has one
+    update_before: dict[int, int]  # slot of the deferred update before each operation that has one
 
 
 def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> IterationLayout:
-    """Lay out the operations of a profile, with gates where parameters are updated on need."""
-    gates = profile.gates_ns() if on_need else {}
+    """Lay out a profile's operations; with ``on_need`` each follows the updates it needs."""
+    updates = profile.deferred_updates_ns() if on_need else {}
     has_host = profile.has_host
     slots: list[Slot] = []
     slot_of: dict[int, int] = {}
-    gate_of: dict[int, int] = {}
+    update_before: dict[int, int] = {}
     edges: list[tuple[int, int]] = []
     latest: dict[str, int] = {}  # the last slot of each lane
     batch: list[int] = []  # data and copy slots so far
@@ -62,9 +62,10 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
         after = [slot_of[b] for b in operation.after if b in slot_of]
         if operation.phase != "data":  # the host goes on while a batch is copied
             after += [b for b in batch if lane != "host" or slots[b].operation in reads]
-        if index in gates:
-            gate_of[index] = add(Slot(lane, gates[index], index, gate=True), after)
-            after = [gate_of[index]]
+        if index in updates:
+            update = Slot(lane, updates[index], index, deferred_update=True)
+            update_before[index] = add(update, after)
+            after = [update_before[index]]
         slot_of[index] = add(Slot(lane, operation.duration_ns, index), after)
         if operation.phase in ("data", "copy"):
             if runs_in_turn(lane, strategy):
@@ -81,7 +82,7 @@ def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> Iterati
     join = len(slots)
     slots.append(Slot("join", 0, None))
     edges.extend((end, join) for end in ends)
-    return IterationLayout(tuple(slots), before_exchange, tuple(edges), slot_of, gate_of)
+    return IterationLayout(tuple(slots), before_exchange, tuple(edges), slot_of, update_before)
 
 
 def runs_in_turn(lane: str, strategy: Strategy) -> bool:

@@ -226,8 +226,8 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         if slot.operation is None:
             continue
         operation = profile.operations[slot.operation]
-        label = f"update before {operation.name}" if slot.gate else operation.name
-        kind: SpanKind = "update" if slot.gate else operation.phase
+        label = f"update before {operation.name}" if slot.deferred_update else operation.name
+        kind: SpanKind = "update" if slot.deferred_update else operation.phase
         if operation.lane in NOT_COMPUTED:
             kind = "wait"
         tasks = dag.slot_tasks(index)
@@ -239,7 +239,7 @@ def _spans(profile: Profile, plan: Plan, steady: Steady, strategy: Strategy) -> 
         for index, number, begun_ns, arrived_ns in waits(steady, shown, iterations):
             slot = dag.layout.slots[index]
             label = "all gradients"
-            if slot.gate and slot.operation is not None:  # only those that one operation needs
+            if slot.deferred_update and slot.operation is not None:  # those that it needs
                 label = profile.operations[slot.operation].name
             lane = _lane_name(dag, slot, number)
             yield from span((begun_ns, arrived_ns), lane, label, "wait")

@@ -67,7 +67,7 @@ def exchanges(
     """Return the (algorithm, density) pairs that two lists stand for.
 
     Each density is combined with each sparse algorithm or, if none is named, with the default of
-    :meth:`Network.with_`. A density of None adds the network's own exchange, unless a dense
+    :meth:`Network.replace`. A density of None adds the network's own exchange, unless a dense
     algorithm is named.
     """
     sparse: list[str | None] = [a for a in algorithms if a in SPARSE_ALGORITHMS]
@@ -177,7 +177,7 @@ class WhatIfSimulator:
     def network_at(self, change: Change) -> Network:
         """Return the network at a point, with sparse costs for the width of its elements."""
         profile = self.profile_at(change)
-        network = self.network.with_(
+        network = self.network.replace(
             workers=change.workers,
             bandwidth_bytes_per_s=change.bandwidth_bytes_per_s,
             latency_s=change.latency_s,

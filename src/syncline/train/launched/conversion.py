@@ -113,7 +113,7 @@ class _Conversion:
 
     @disable_dynamo
     def _observe(self, observation: Observation) -> None:
-        observation.look()
+        observation.poll()
         if observation.is_over:
             self._observation = None
 

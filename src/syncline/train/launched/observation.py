@@ -84,7 +84,7 @@ class Observation:
             times.append(time.perf_counter() - began_s)
         return min(times[1:])
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Call before each training pass: in the end, advise, and exit unless training goes on."""
         runner = self.model._training.runner
         if runner is None:

@@ -289,8 +289,8 @@ class _Session:
         for _ in range(1 + LINK_SWEEPS):  # the first warms up
             for size, taken in times.items():
                 taken.append(self._timed(partial(exchange, size)))
-        halves = [lower_quartile(self._slowest(taken[1:])) / 2 for taken in times.values()]
-        return link_line(sizes, halves)
+        one_way_s = [lower_quartile(self._slowest(taken[1:])) / 2 for taken in times.values()]
+        return link_line(sizes, one_way_s)
 
     def summation(self) -> float:
         """Return the seconds per byte of adding one array to another in memory (gamma)."""

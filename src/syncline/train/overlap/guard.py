@@ -3,7 +3,7 @@
 The class of a pending tensor makes Python's torch wait, but C++ code does not look at the class.
 Under the guard, the tensor's Python object swaps its C++ tensor with a stand-in: a view with the
 dispatch key of Python, for which torch calls ``__torch_dispatch__`` before every operator, from any
-caller. A second Python object, the twin, has the tensor's own C++ tensor meanwhile; the exchange,
+caller. A second Python object, the alias, has the tensor's own C++ tensor meanwhile; the exchange,
 the reducer and autograd use that.
 """
 
@@ -26,8 +26,8 @@ from syncline.train.overlap import pending
 from syncline.train.overlap.clipping import Owner
 from syncline.train.overlap.pending import CLASS, UPDATES, PendingGradient, PendingParameter
 
-_TWIN = "_syncline_twin"  # of a guarded tensor: its twin
-_OBJECT = "_syncline_object"  # of a twin: a weak reference to the tensor's object
+_ALIAS = "_syncline_alias"  # of a guarded tensor: its alias
+_OBJECT = "_syncline_object"  # of an alias: a weak reference to the tensor's object
 _GUARD = "_syncline_guard"
 _OUTSIDE = torch_private.dispatch_keys()  # the included and excluded keys outside any operator
 HOOKS = (
@@ -91,14 +91,14 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
     """Give a guarded tensor its own C++ tensor back, so that only Python waits for it.
 
     That is impossible if C++ code has taken a weak reference to one of the two, as a running trace
-    of TorchScript does. Then the object keeps the stand-in, and operators work on the twin.
+    of TorchScript does. Then the object keeps the stand-in, and operators work on the alias.
     """
     if type(tensor) not in (GuardedGradient, GuardedParameter):
         return
     fields = tensor.__dict__
-    twin, guard = fields[_TWIN], fields[_GUARD]
+    alias, guard = fields[_ALIAS], fields[_GUARD]
     is_parameter = isinstance(tensor, nn.Parameter)
-    reason = _swapped(tensor, twin)
+    reason = _swapped(tensor, alias)
     if reason is not None:
         guard._warn_once(
             "kept",
@@ -107,9 +107,9 @@ def lift(tensor: torch.Tensor, parameter: nn.Parameter | None = None) -> None:
         )
         fields[CLASS] = KeptParameter if is_parameter else KeptGradient
         return
-    del fields[_TWIN], fields[_GUARD]
+    del fields[_ALIAS], fields[_GUARD]
     tensor.__class__ = PendingParameter if is_parameter else PendingGradient
-    if parameter is not None and parameter.grad is twin:
+    if parameter is not None and parameter.grad is alias:
         parameter.grad = tensor
 
 
@@ -130,7 +130,7 @@ def lifted(tensors: Sequence[tuple[torch.Tensor, nn.Parameter | None]]) -> Itera
 
 
 def _put_stand_in(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None:
-    """Swap the C++ tensors of a tensor object and a new twin, or say why that is impossible."""
+    """Swap the C++ tensors of a tensor object and a new alias, or say why that is impossible."""
     if plain not in (nn.Parameter, torch.Tensor):
         return f"it is a {plain.__name__}"
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
@@ -139,11 +139,11 @@ def _put_stand_in(tensor: torch.Tensor, plain: type[torch.Tensor]) -> str | None
         return "a TorchDispatchMode sees every operator"
     # A view: its autograd graph leads to the tensor's.
     with torch.inference_mode(False), torch.enable_grad():
-        twin: Any = tensor.as_subclass(_Twin)
-    reason = _swapped(tensor, twin)
+        alias: Any = tensor.as_subclass(_Alias)
+    reason = _swapped(tensor, alias)
     if reason is None:
-        tensor.__dict__[_TWIN] = twin
-        twin.__dict__[_OBJECT] = weakref.ref(tensor)
+        tensor.__dict__[_ALIAS] = alias
+        alias.__dict__[_OBJECT] = weakref.ref(tensor)
     return reason
 
 
@@ -178,7 +178,7 @@ class _Guarded:
         with UPDATES:
             guarded = [tensor for tensor in found if isinstance(tensor, _Guarded)]
             guards = [tensor.__dict__[_GUARD] for tensor in guarded]
-            twins = tuple(tensor.__dict__[_TWIN] for tensor in guarded)
+            twins = tuple(tensor.__dict__[_ALIAS] for tensor in guarded)
         if guarded:
             guards[0].warn_of_read(str(func), guarded[0])
         with (
@@ -240,7 +240,7 @@ class KeptParameter(_Kept, nn.Parameter):  # type: ignore[misc]
 _KEPT = {KeptGradient: torch.Tensor, KeptParameter: nn.Parameter}  # by class: the tensor's own
 
 
-class _Twin(_OnTwins, torch.Tensor):  # type: ignore[misc]
+class _Alias(_OnTwins, torch.Tensor):  # type: ignore[misc]
     """Has a guarded tensor's own C++ tensor; afterwards, the stand-in.
 
     C++ code that has waited in an operator may still hold the stand-in: operators on it then work
@@ -254,7 +254,7 @@ def _with_twins(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Call a function on the objects that hold the own C++ tensors; return the user's objects."""
     with without_torch_function():
         result = func(*_own(args), **_own(kwargs))
-    if isinstance(result, _Twin):
+    if isinstance(result, _Alias):
         found: torch.Tensor | None = result.__dict__[_OBJECT]()
         return result if found is None else found
     return result
@@ -269,8 +269,8 @@ def _plain(kept: Any) -> torch.Tensor:
 def _own(value: Any) -> Any:
     """Replace objects that have stand-ins by those that have the tensors' own C++ tensors."""
     if isinstance(value, (_Guarded, _Kept)):
-        return value.__dict__[_TWIN]
-    if isinstance(value, _Twin):
+        return value.__dict__[_ALIAS]
+    if isinstance(value, _Alias):
         found = value.__dict__[_OBJECT]()
         return value if found is None or isinstance(found, (_Guarded, _Kept)) else found
     if isinstance(value, dict):
