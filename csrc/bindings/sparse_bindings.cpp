@@ -143,21 +143,33 @@ nb::tuple decode_indices(const Array<std::uint8_t>& bytes, std::size_t count,
     return nb::make_tuple(numpy(std::move(indices)), taken);
 }
 
-Dtype narrow_dtype(int dtype) { return static_cast<Dtype>(dtype); }
+Dtype dtype_of(int dtype) { return static_cast<Dtype>(dtype); }
 
 auto narrow(const Array<float>& values, int dtype) {
     std::vector<std::uint16_t> result(values.shape(0));
-    syncline::narrowed(narrow_dtype(dtype), values.data(), result.data(), result.size());
+    syncline::narrowed(dtype_of(dtype), values.data(), result.data(), result.size());
     return numpy(std::move(result));
 }
 
 auto widen(const Array<std::uint16_t>& values, int dtype) {
     std::vector<float> result(values.shape(0));
-    syncline::widened(narrow_dtype(dtype), values.data(), result.data(), result.size());
+    syncline::widened(dtype_of(dtype), values.data(), result.data(), result.size());
     return numpy(std::move(result));
 }
 
 float* floats(std::uintptr_t address) { return reinterpret_cast<float*>(address); }
+
+void add_scaled(int dtype, std::uintptr_t values, std::uintptr_t arrived, std::size_t count,
+                float factor, bool last) {
+    const syncline::Unlocked unlocked;
+    syncline::add_scaled(dtype_of(dtype), floats(values), reinterpret_cast<void*>(arrived), count,
+                         factor, last);
+}
+
+void scaled(std::uintptr_t values, std::uintptr_t result, std::size_t count, float factor) {
+    const syncline::Unlocked unlocked;
+    syncline::scaled(floats(values), reinterpret_cast<std::uint16_t*>(result), count, factor);
+}
 
 void int8_take(std::uintptr_t values, std::uintptr_t residual, std::size_t count, float factor) {
     const syncline::Unlocked unlocked;
@@ -206,6 +218,12 @@ void bind_sparse(nb::module_& module) {
                "Round float32 to bfloat16 (2) or float16 (3).");
     module.def("widen", &widen, nb::arg("values"), nb::arg("dtype"),
                "Return bfloat16 (2) or float16 (3) as float32.");
+    module.def(
+        "add_scaled", &add_scaled, nb::arg("dtype"), nb::arg("values"), nb::arg("arrived"),
+        nb::arg("count"), nb::arg("factor"), nb::arg("last"),
+        "Add what arrived in a ring to factor * values; the values are the sum if it is last.");
+    module.def("scaled", &scaled, nb::arg("values"), nb::arg("result"), nb::arg("count"),
+               nb::arg("factor"), "Round factor * values to bfloat16.");
     module.def("int8_take", &int8_take, nb::arg("values"), nb::arg("residual"), nb::arg("count"),
                nb::arg("factor"), "Add residuals to a multiple of the values, and clear them.");
     module.def("int8_encode", &int8_encode, nb::arg("values"), nb::arg("residual"),

@@ -163,6 +163,28 @@ SYNCLINE_CLONES void sum_bfloat16(Bfloat16* result, const Bfloat16* a, const Bfl
     wide_loop<Bfloat16, Sum>(result, a, b, n);
 }
 
+SYNCLINE_CLONES void add_scaled_float32(float* __restrict values, const float* __restrict arrived,
+                                        std::size_t n, float factor) {
+    for (std::size_t i = 0; i < n; ++i) values[i] = values[i] * factor + arrived[i];
+}
+SYNCLINE_CLONES void pass_on_bfloat16(const float* __restrict values, Bfloat16* __restrict arrived,
+                                      std::size_t n, float factor) {
+    for (std::size_t i = 0; i < n; ++i) {
+        narrow(values[i] * factor + widened(arrived[i]), arrived[i]);
+    }
+}
+SYNCLINE_CLONES void keep_bfloat16(float* __restrict values, Bfloat16* __restrict arrived,
+                                   std::size_t n, float factor) {
+    for (std::size_t i = 0; i < n; ++i) {
+        narrow(values[i] * factor + widened(arrived[i]), arrived[i]);
+        values[i] = widened(arrived[i]);
+    }
+}
+SYNCLINE_CLONES void scaled_bfloat16(const float* __restrict values, Bfloat16* __restrict result,
+                                     std::size_t n, float factor) {
+    for (std::size_t i = 0; i < n; ++i) narrow(values[i] * factor, result[i]);
+}
+
 #if defined(__x86_64__)
 __attribute__((target("avx2,f16c"))) void sum_float16_f16c(Float16* result, const Float16* a,
                                                            const Float16* b, std::size_t count) {
@@ -367,6 +389,25 @@ void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor) {
             break;
     }
     throw std::invalid_argument("there is no average of booleans");
+}
+
+void add_scaled(Dtype dtype, float* values, void* arrived, std::size_t count, float factor,
+                bool last) {
+    switch (dtype) {
+        case Dtype::float32:
+            return add_scaled_float32(values, static_cast<const float*>(arrived), count, factor);
+        case Dtype::bfloat16: {
+            auto* sums = static_cast<Bfloat16*>(arrived);
+            return last ? keep_bfloat16(values, sums, count, factor)
+                        : pass_on_bfloat16(values, sums, count, factor);
+        }
+        default:
+            throw std::invalid_argument("rings send float32 or bfloat16");
+    }
+}
+
+void scaled(const float* values, std::uint16_t* result, std::size_t count, float factor) {
+    scaled_bfloat16(values, reinterpret_cast<Bfloat16*>(result), count, factor);
 }
 
 void narrowed(Dtype dtype, const float* values, std::uint16_t* result, std::size_t count) {

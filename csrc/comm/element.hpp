@@ -37,6 +37,15 @@ void combine(Reduction reduction, Dtype dtype, void* result, const void* a, cons
 // data[i] = data[i] / divisor; integers are rounded towards zero.
 void divide(Dtype dtype, void* data, std::size_t count, std::uint32_t divisor);
 
+// One hop of a ring that sums in float32, in one pass: factor * values + arrived, rounded to
+// `dtype`. In bfloat16 the sum replaces what arrived and, if it is the `last`, the values; in
+// float32 the values only.
+void add_scaled(Dtype dtype, float* values, void* arrived, std::size_t count, float factor,
+                bool last);
+
+// result[i] = factor * values[i], rounded to bfloat16.
+void scaled(const float* values, std::uint16_t* result, std::size_t count, float factor);
+
 // Round to 16 bits, to the nearest even; values beyond the largest number become that number, so
 // that the remainder is finite.
 void narrowed(Dtype dtype, const float* values, std::uint16_t* result, std::size_t count);

@@ -272,6 +272,46 @@ void elements_agree_with_scalars() {
     }
 }
 
+// A hop of a ring is its product, its sum and its rounding, one after the other.
+void a_hop_is_rounded_once() {
+    Random random(2);
+    const Format format(Dtype::bfloat16, 7, -126);
+    for (const std::size_t count : {0, 1, 7, 512, 2049}) {
+        std::vector<float> values(count), sums(count);
+        std::vector<std::uint16_t> arrived(count), sent(count);
+        for (std::size_t i = 0; i < count; ++i) {
+            values[i] = static_cast<float>(uniform(random, -1000, 1000)) / 7.0F;
+            arrived[i] = format.narrowed(static_cast<float>(uniform(random, -1000, 1000)) / 3.0F);
+        }
+        sums = values;
+        syncline::add_scaled(Dtype::float32, sums.data(), values.data(), count, 0.3F, false);
+        syncline::scaled(values.data(), sent.data(), count, 0.3F);
+        for (std::size_t i = 0; i < count; ++i) {
+            const float product = values[i] * 0.3F;
+            CHECK(sums[i] == product + values[i] && sent[i] == format.narrowed(product));
+        }
+        for (const bool last : {false, true}) {
+            sums = values;
+            sent = arrived;
+            syncline::add_scaled(Dtype::bfloat16, sums.data(), sent.data(), count, 0.3F, last);
+            for (std::size_t i = 0; i < count; ++i) {
+                const float product = values[i] * 0.3F;
+                const std::uint16_t sum =
+                    format.narrowed(product + static_cast<float>(format.widened(arrived[i])));
+                const auto kept = last ? static_cast<float>(format.widened(sum)) : values[i];
+                CHECK(sent[i] == sum && sums[i] == kept);
+            }
+        }
+    }
+    bool refused = false;
+    try {
+        syncline::add_scaled(Dtype::int32, nullptr, nullptr, 0, 1.0F, false);
+    } catch (const std::invalid_argument&) {
+        refused = true;
+    }
+    CHECK(refused);
+}
+
 // ---------------------------------------------------------------------- past the caches
 
 void what_goes_past_the_caches_is_the_same() {
@@ -1267,6 +1307,7 @@ void over_any_link(seconds of_soak) {
 int main(int arguments, char** values) {
     const seconds of_soak(arguments > 1 ? std::atoi(values[1]) : 10);
     halves_are_rounded_to_the_nearest_even();
+    a_hop_is_rounded_once();
     elements_agree_with_scalars();
     what_goes_past_the_caches_is_the_same();
     the_faster_stores_are_found();

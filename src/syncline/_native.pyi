@@ -240,6 +240,18 @@ def narrow(values: NDArray[np.float32], dtype: int) -> NDArray[np.uint16]:
 def widen(values: NDArray[np.uint16], dtype: int) -> NDArray[np.float32]:
     """Return bfloat16 (2) or float16 (3) as float32."""
 
+def add_scaled(
+    dtype: int, values: int, arrived: int, count: int, factor: float, *, last: bool
+) -> None:
+    """Add what arrived, in float32 (0) or bfloat16 (2), to ``factor`` times the values; by address.
+
+    In bfloat16 the rounded sum replaces what arrived and, if it is the last, the values; in float32
+    the values only.
+    """
+
+def scaled(values: int, result: int, count: int, factor: float) -> None:
+    """Round ``factor`` times the values to bfloat16; by address."""
+
 def int8_take(values: int, residual: int, count: int, factor: float) -> None:
     """Add residuals to ``factor`` times the values, both by address, and clear them."""
 

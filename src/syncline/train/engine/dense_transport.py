@@ -14,6 +14,7 @@ from torch.futures import Future
 from syncline.plan.plan import MessageCollective
 from syncline.torch_private import all_gather_base
 from syncline.train.engine import int8
+from syncline.train.engine.casts import scaled
 from syncline.train.engine.layout import Shares
 from syncline.train.engine.ring import Ring, segments
 from syncline.train.measure.keepalive import keepalive
@@ -54,9 +55,6 @@ class Work(NamedTuple):
     wait: Callable[[], object]  # blocks for the result; RuntimeError if a peer failed or timed out
     wait_on_stream: Callable[[], object] = lambda: None
     """Makes the device's current stream wait for the result, not the host. Nothing on the CPU."""
-
-
-CAST_ELEMENTS = 64 * 1024  # how many are divided and cast at a time, to stay in the cache
 
 
 @dataclass(slots=True)
@@ -101,8 +99,10 @@ class DenseTransport:
         self._factor = 1.0 / self.workers
 
     bounded = True  # whether messages in flight occupy the host, so that it must bound their number
-    sends_rings = False
-    """Whether it scatters and gathers by :class:`.Ring`, which divides and calls ``on_sent``."""
+
+    def sends_ring(self, collective: MessageCollective, *, casts: bool) -> bool:  # noqa: ARG002
+        """Return whether :class:`.Ring` sends a message: it divides, and calls ``on_sent``."""
+        return False
 
     def mark(self) -> Any:
         """Mark this point in the device's work, for ``after`` of :meth:`send`; None on the CPU."""
@@ -121,15 +121,9 @@ class DenseTransport:
         if given.residual is not None:
             self._encode(given, given.residual)
             return
-        if given.collective == "reduce-scatter" and self.sends_rings:
+        if self.sends_ring(given.collective, casts=given.casts):
             return
-        if not given.casts:
-            elements.mul_(self._factor)
-            return
-        given.sent = torch.empty_like(elements, dtype=given.wire)
-        parts = zip(elements.split(CAST_ELEMENTS), given.sent.split(CAST_ELEMENTS), strict=True)
-        for part, cast in parts:
-            cast.copy_(part.mul_(self._factor))
+        given.sent = scaled(elements, self._factor, given.wire)
 
     # ``after`` is for devices: on the CPU the content is complete already.
     def send(self, given: Slice, after: Any, on_sent: Callable[[], None]) -> Work:  # noqa: ARG002
@@ -138,13 +132,16 @@ class DenseTransport:
         Args:
             given: prepared; averaged in place. For an all-gather, shares hold averages already.
             after: the marks after which its content is complete.
-            on_sent: if :attr:`sends_rings`, called on any thread once the backend has all that this
+            on_sent: if :meth:`sends_ring`, called on any thread once the backend has all that this
                 worker sends for the slice: later messages queue behind it.
         """
         if given.collective == "reduce-scatter":
             return self._scatter(given, on_sent)
         if given.collective == "all-gather":
             return self._gather(given, on_sent)
+        return self._reduce(given, on_sent)
+
+    def _reduce(self, given: Slice, _: Callable[[], None]) -> Work:
         work = self.group.allreduce([_given(given.sent)])
 
         def complete() -> None:
@@ -272,13 +269,20 @@ class DenseTransport:
 
 
 class RingDenseTransport(DenseTransport):
-    """Sends reduce-scatters and all-gathers as rings; the backend needs point-to-point messages."""
-
-    sends_rings = True
+    """For Gloo: sends as rings what Gloo lacks, and what it would add up in 16 bits."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         super().__init__(group)
         self._ring = Ring(group)
+
+    def sends_ring(self, collective: MessageCollective, *, casts: bool) -> bool:
+        """Return whether :class:`.Ring` sends a message: all but all-reduces that do not cast."""
+        return casts or collective != "all-reduce"
+
+    def _reduce(self, given: Slice, on_sent: Callable[[], None]) -> Work:
+        if not given.casts:
+            return super()._reduce(given, on_sent)
+        return Work(self._ring.all_reduce(given.elements, self._factor, given.wire, on_sent))
 
     def _gather_rows(self, sent: torch.Tensor, rows: torch.Tensor) -> Work:
         return Work(self._ring.gather_rows(sent, rows))

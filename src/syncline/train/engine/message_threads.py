@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from syncline.errors import InternalError, MismatchError, PeerError, SynclineError, UserError
-from syncline.plan.plan import Message, Plan
+from syncline.plan.plan import Plan
 from syncline.train.engine.compression import Compressor
 from syncline.train.engine.dense_transport import DenseTransport, Slice, Work
 from syncline.train.engine.layout import BucketLayout, shares_of
@@ -108,7 +108,7 @@ class MessageThreads:
         self._in_flight = 0
         self._pacing = Pacing(
             [message.stop - message.start for message in plan.messages],
-            [self._last_step(message) for message in plan.messages],
+            [self._last_step(number) for number in range(len(plan.messages))],
         )
         self._awaited = -1  # the message that the issuer waits to become ready
         self._closing = self._draining = False
@@ -124,12 +124,15 @@ class MessageThreads:
         for thread in self.threads:
             thread.start()
 
-    def _last_step(self, message: Message) -> float | None:
+    def _last_step(self, number: int) -> float | None:
         """Return the last step's share of a message's time; None if the transport reports it."""
+        message = self.plan.messages[number]
+        dtypes = {self.plan.tensors[tensor].dtype for tensor in self.layout.tensors[number]}
+        casts = message.wire is not None and message.wire not in dtypes
+        if self._transport.sends_ring(message.collective, casts=casts):
+            return None
         steps = max(self._transport.workers - 1, 1)
-        if message.collective == "all-reduce":
-            return 1 / (2 * steps)
-        return None if self._transport.sends_rings else 1 / steps
+        return 1 / (2 * steps if message.collective == "all-reduce" else steps)
 
     # ------------------------------------------------------------------ called by other threads
 

@@ -3,13 +3,14 @@
 In a ring a worker sends to the next one only, as in Gloo's ring all-reduce, so links carry one flow
 each way. Gloo's own reduce-scatter is an all-reduce of which most is thrown away. In its all-to-all
 all peers send to one worker at once, which takes a quarter longer for a reduce-scatter among four
-hosts at 1 Gbit/s.
+hosts at 1 Gbit/s. Its all-reduce adds up 16-bit elements one by one, and rounds every term.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,18 @@ import torch.distributed as dist
 
 from syncline.plan.network import ENCODED_SEGMENT_BYTES
 from syncline.train.engine import int8
+from syncline.train.engine.casts import add_scaled, scaled
 from syncline.train.engine.layout import Shares
 from syncline.train.measure.keepalive import keepalive
 
 SEGMENT_BYTES = 4 * ENCODED_SEGMENT_BYTES  # of float32, whose bytes in 8 bits are a quarter
 """While one segment of a share is added, the next one is in flight."""
 TAGS = 1 << 20  # Tags repeat after this many messages. Fewer are in flight together.
+
+
+Taking = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes what has arrived into a segment of the buffer, and returns what is to be passed on."""
+Step = tuple[Sequence[torch.Tensor], Taking]  # the segments that arrive in a step, in their order
 
 
 class Ring:
@@ -45,13 +52,12 @@ class Ring:
         """Begin to sum a buffer's elements over all workers, each worker its own share.
 
         Worker r ends with its share summed in the order r + 1, r + 2, ..., r. Its elements of the
-        other shares are overwritten by partial sums.
+        other shares may be overwritten.
 
         Args:
             buffer: contiguous, of n elements; changed in place.
             shares: of each worker, the elements ``[start, stop)`` of which it gets the sum.
-            factor: multiplies every worker's elements, each segment just before it is added: then
-                it is in the cache.
+            factor: multiplies every worker's elements, in the pass that adds them.
             wire: the type in which they are sent, if not their own. Each worker adds its own
                 elements unrounded to the rounded sum that arrives; the last sum is rounded, too.
             on_sent: called, here or in the returned function, once the backend has all that this
@@ -63,25 +69,8 @@ class Ring:
             or did not answer within the timeout.
         """
         wire = wire or buffer.dtype
-        # This worker's own share arrives last, with what all others have added.
-        steps = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
-        first, *later = [segments(buffer, shares[worker]) for worker in steps]
-        for part in first:
-            part.mul_(factor)
-
-        def add(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
-            # Not as one fused multiply-add: that does not round the product, so equal gradients of
-            # opposite signs would not cancel as they do in an all-reduce.
-            return part.mul_(factor).add_(arrived.to(part.dtype))
-
-        pass_on = self._pass_on(first, later, wire, _space_in(wire), add, on_sent)
-
-        def complete() -> None:
-            pass_on()
-            for part in (first, *later)[-1]:
-                part.copy_(part.to(wire))  # no change if that is their own
-
-        return complete
+        sent, steps = self._sums(buffer, shares, factor, wire)
+        return self._pass_on(sent, steps, wire, on_sent)
 
     def all_gather(
         self,
@@ -96,14 +85,18 @@ class Ring:
         """
         first, *later = self._handed_round(buffer, shares)
         wire = wire or buffer.dtype
-        if wire == buffer.dtype:
-            return self._pass_on(first, later, wire, lambda p: p, lambda part, _: part, on_sent)
+        sent = [part.to(wire) for part in first]
+        return self._pass_on(sent, [(parts, _put) for parts in later], wire, on_sent)
 
-        def put(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
-            part.copy_(arrived)
-            return arrived
-
-        return self._pass_on(first, later, wire, _space_in(wire), put, on_sent)
+    def all_reduce(
+        self, buffer: torch.Tensor, factor: float, wire: torch.dtype, on_sent: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Begin a :meth:`reduce_scatter` of equal shares whose sums are gathered as they arrive."""
+        ends = [len(buffer) * worker // self.workers for worker in range(self.workers + 1)]
+        shares = tuple(((a, b),) if a < b else () for a, b in itertools.pairwise(ends))
+        sent, steps = self._sums(buffer, shares, factor, wire)
+        _, *later = self._handed_round(buffer, shares)
+        return self._pass_on(sent, [*steps, *((parts, _put) for parts in later)], wire, on_sent)
 
     def scatter_encoded(
         self, encoded: Sequence[Sequence[torch.Tensor]], own: Sequence[torch.Tensor]
@@ -162,7 +155,7 @@ class Ring:
             return arrived
 
         sent = list(map(int8.encode, first, kept))
-        return self._pass_on(sent, later, torch.uint8, int8.space_for, put, on_sent)
+        return self._pass_on(sent, [(parts, put) for parts in later], torch.int8, on_sent)
 
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
         """Begin to collect a row of every worker, each sent directly to all others.
@@ -188,40 +181,54 @@ class Ring:
         steps = [(self._rank - step) % self.workers for step in range(self.workers)]
         return [segments(buffer, shares[worker]) for worker in steps]
 
+    def _sums(
+        self, buffer: torch.Tensor, shares: Shares, factor: float, wire: torch.dtype
+    ) -> tuple[list[torch.Tensor], list[Step]]:
+        """Return what a reduce-scatter sends first, and its steps."""
+        # This worker's own share arrives last, with what all others have added.
+        order = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
+        first, *later = [segments(buffer, shares[worker]) for worker in order]
+        sent = [scaled(part, factor, wire) for part in first]
+        if not later:  # a single worker
+            for part, rounded in zip(first, sent, strict=True):
+                part.copy_(rounded)
+        last = len(later) - 1
+        return sent, [
+            (parts, partial(add_scaled, factor=factor, last=number == last))
+            for number, parts in enumerate(later)
+        ]
+
     def _pass_on(
         self,
         sent: Sequence[torch.Tensor],
-        parts: Sequence[Sequence[torch.Tensor]],
+        steps: Sequence[Step],
         wire: torch.dtype,
-        space_for: Callable[[torch.Tensor], torch.Tensor],
-        take: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         on_sent: Callable[[], None],
     ) -> Callable[[], None]:
         """Send the first segments, and pass on what arrives in each step but the last.
 
-        ``parts`` are the segments of each later step, sent in the type ``wire``. ``space_for``
-        returns a tensor to receive a part into; ``take(part, arrived)`` returns what to pass on.
+        All are sent in the type ``wire``; ``torch.int8`` is encoded.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
 
         def send(part: torch.Tensor) -> Any:
-            return self.group.send([keepalive(part.to(wire))], after, tag)
+            return self.group.send([keepalive(part)], after, tag)
 
         # Receives are posted first: a sender that finds no receiver has to ask for one.
         receiving = [
-            (self.group.recv([keepalive(arrived)], before, tag), part, arrived)
-            for segments in parts
-            for part in segments
-            for arrived in (space_for(part),)
+            (self.group.recv([keepalive(arrived)], before, tag), part, arrived, take)
+            for parts, take in steps
+            for part in parts
+            for arrived in (_space_for(part, wire, take),)
         ]
-        sending = [send(part) for part in sent] if parts else []  # a single worker sends nothing
-        unsent = sum(map(len, parts[:-1]))
+        sending = [send(part) for part in sent] if steps else []  # a single worker sends nothing
+        unsent = sum(len(parts) for parts, _ in steps[:-1])
         if not unsent:
             on_sent()
 
         def complete() -> None:
-            for number, (work, part, arrived) in enumerate(receiving, 1):
+            for number, (work, part, arrived, take) in enumerate(receiving, 1):
                 work.wait()
                 taken = take(part, arrived)
                 if number <= unsent:
@@ -234,8 +241,18 @@ class Ring:
         return complete
 
 
-def _space_in(wire: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda part: torch.empty_like(part, dtype=wire)
+def _put(part: torch.Tensor, arrived: torch.Tensor) -> torch.Tensor:
+    """Take what is gathered: if ``arrived`` is no other tensor, it is there already."""
+    if arrived is not part:
+        part.copy_(arrived)
+    return arrived
+
+
+def _space_for(part: torch.Tensor, wire: torch.dtype, take: Taking) -> torch.Tensor:
+    """Return a tensor to receive a segment into, itself if what arrives is only to be put there."""
+    if take is _put and wire == part.dtype:
+        return part
+    return int8.space_for(part) if wire == torch.int8 else torch.empty_like(part, dtype=wire)
 
 
 def segments(buffer: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
