@@ -1,20 +1,19 @@
-"""MG-WFBP's table of all-reduce costs, held to counted steps, and PACE's Eq. 1."""
+"""Costs of all-reduces (MG-WFBP, Table 2) and of parameter servers, held to counted steps."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from syncline.errors import UserError
-from syncline.plan.collective_costs import (
-    ALL_REDUCE_ALGORITHMS,
-    all_reduce_line,
-)
+from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS, all_reduce_line, server_line
 from syncline.plan.cost import CostCurve
+from syncline.plan.exchange import Exchange, Link
 from tests.plan import steps
-
-# MG-WFBP, Table 2
 
 
 @pytest.mark.parametrize(
@@ -34,45 +33,43 @@ def test_table_2_by_hand(algorithm: str, a_s: float, b_s_per_byte: float) -> Non
     assert line == CostCurve.line(a_s, b_s_per_byte)
 
 
-def test_the_erratum_of_the_double_binary_trees_is_documented() -> None:
-    text = " ".join((all_reduce_line.__doc__ or "").split())
-    assert "Erratum: for the double binary trees the paper prints ``a = 2 log N``" in text
-    # Without alpha it would be no time at all: it must scale with it.
-    slow = all_reduce_line("double-binary-trees", workers=16, alpha_s=2.0, beta_s_per_byte=0)
-    fast = all_reduce_line("double-binary-trees", workers=16, alpha_s=1.0, beta_s_per_byte=0)
-    assert (slow.latency_s, fast.latency_s) == (16, 8)
-
-
-@pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
-def test_one_worker_exchanges_nothing(algorithm: str) -> None:
-    line = all_reduce_line(algorithm, workers=1, alpha_s=1, beta_s_per_byte=1, gamma_s_per_byte=1)
-    assert line.seconds(10**9) == 0
-
-
 @pytest.mark.parametrize("algorithm", ALL_REDUCE_ALGORITHMS)
 def test_more_workers_never_cost_less(algorithm: str) -> None:
-    costs = [
-        all_reduce_line(algorithm, workers=n, alpha_s=1e-5, beta_s_per_byte=1e-9).seconds(10**6)
-        for n in range(1, 65)
-    ]
+    link = {"alpha_s": 1e-5, "beta_s_per_byte": 1e-9}
+    lines = [all_reduce_line(algorithm, workers=n, **link) for n in range(1, 65)]
+    costs = [line.seconds(10**6) for line in lines]
     assert costs == sorted(costs)
 
 
-def test_an_unknown_algorithm_suggests_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"'rign'; did you mean 'ring'\? \(known: binary-tree, "):
-        all_reduce_line("rign", workers=2, alpha_s=1, beta_s_per_byte=1)
+@pytest.mark.parametrize(
+    ("line", "changes", "message"),
+    [
+        (all_reduce_line, {"algorithm": "rign"}, r"'rign'; did you mean 'ring'\? \(known: binary-"),
+        *((all_reduce_line, {"workers": n}, "at least 1 and at most") for n in (0, -3, 10**400)),
+        (server_line, {"servers": 0}, "parameter servers must be at least 1, found 0"),
+        (server_line, {"servers": 5, "colocated": True}, "5 servers .* the hosts of 4 workers"),
+    ],
+)
+def test_what_is_refused(line: Callable[..., Any], changes: dict[str, Any], message: str) -> None:
+    algorithm = {"algorithm": "ring"} if line is all_reduce_line else {}
+    with pytest.raises(UserError, match=message):
+        line(**{**algorithm, "workers": 4, "alpha_s": 1, "beta_s_per_byte": 1, **changes})
 
 
-@pytest.mark.parametrize("workers", [0, -3, 10**400])
-def test_an_impossible_number_of_workers(workers: int) -> None:
-    with pytest.raises(UserError, match="at least 1 and at most"):
-        all_reduce_line("ring", workers=workers, alpha_s=1, beta_s_per_byte=1)
+def test_servers_by_hand() -> None:
+    # P = 8, S = 2: 8 messages of M / 2 at each server, each way; 7 sums of M / 2.
+    assert server_line(8, 2.0, 3.0, 5.0, servers=2) == CostCurve.line(16.0, 8 * 3 / 2 + 7 * 5 / 2)
+    link = Link(alpha_s=2.0, beta_s_per_byte=3.0, gamma_s_per_byte=5.0)
+    both = Exchange(algorithm="parameter-server", workers=8, link=link, servers=2)
+    assert both.curve() == CostCurve.line(32.0, 41.5)
 
 
-@pytest.mark.parametrize("alpha_s", [-1.0, math.nan, math.inf])
-def test_an_impossible_latency_time(alpha_s: float) -> None:
-    with pytest.raises(UserError, match="cost_s must be finite and at least 0"):
-        all_reduce_line("ring", workers=4, alpha_s=alpha_s, beta_s_per_byte=1)
+def test_servers_on_the_workers_hosts() -> None:
+    """One for each of 4 workers: 3 of 4 quarters cross the link, as in a ring."""
+    assert server_line(4, 1.0, 8.0, servers=4, colocated=True) == CostCurve.line(3.0, 6.0)
+    link = Link(alpha_s=1.0, beta_s_per_byte=8.0, gamma_s_per_byte=0.0)
+    sharded = Exchange(algorithm="sharded-parameter-server", workers=4, link=link, colocated=True)
+    assert sharded.curve() == CostCurve.line(6.0, 12.0)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5, 8, 9, 1000])
@@ -81,23 +78,18 @@ def test_rounds_are_whole(workers: int) -> None:
     assert line.latency_s == 2 * math.ceil(math.log2(workers))
 
 
-# Counted steps
-
-
-def test_an_all_gather_of_any_number_of_workers_takes_that_many_rounds() -> None:
+@pytest.mark.parametrize("workers", range(2, 40))
+def test_an_all_gather_of_any_number_of_workers_takes_that_many_rounds(workers: int) -> None:
     """So halving/doubling, an all-gather and its reverse, costs what the row says for any N."""
-    for workers in range(2, 40):
-        rounds, blocks = steps.bruck_all_gather(workers)
-        line = all_reduce_line("halving-doubling", workers=workers, alpha_s=1, beta_s_per_byte=0)
-        assert line.latency_s == 2 * rounds
-        line = all_reduce_line("halving-doubling", workers=workers, alpha_s=0, beta_s_per_byte=1)
-        assert line.seconds(workers) == pytest.approx(2 * blocks)
+    rounds, blocks = steps.bruck_all_gather(workers)
+    line = all_reduce_line("halving-doubling", workers=workers, alpha_s=1, beta_s_per_byte=1)
+    assert line.latency_s == 2 * rounds
+    assert line.seconds(workers) == pytest.approx(2 * (rounds + blocks))
 
 
 @pytest.mark.parametrize("workers", range(2, 12))
 def test_the_ring_is_counted(workers: int) -> None:
     rounds, blocks = steps.ring_all_reduce(workers)
-    assert (rounds, blocks) == (2 * (workers - 1), 2 * (workers - 1))
     line = all_reduce_line("ring", workers=workers, alpha_s=1, beta_s_per_byte=1)
     assert line.latency_s == rounds
     assert line.seconds(workers) == pytest.approx(rounds + blocks)
@@ -110,11 +102,14 @@ def test_the_erratum_of_the_double_trees_slope() -> None:
         least = 2 * (workers - 1) / workers  # of any all-reduce over one port, in messages
         assert 1 < least <= max(received) <= 2
         assert workers < 6 or max(received) == 2
-        printed = all_reduce_line(
-            "double-binary-trees", workers=workers, alpha_s=0, beta_s_per_byte=1
-        )
-        ours = all_reduce_line("two-tree", workers=workers, alpha_s=0, beta_s_per_byte=1)
-        assert (printed.seconds(100), ours.seconds(100)) == (100, 200)
+        for algorithm, cost_s in (("double-binary-trees", 100), ("two-tree", 200)):
+            line = all_reduce_line(algorithm, workers=workers, alpha_s=0, beta_s_per_byte=1)
+            assert line.seconds(100) == cost_s
 
 
-# PACE, Eq. 1
+def test_rounds_of_servers_are_counted() -> None:
+    for workers, servers in itertools.product(range(2, 9), range(1, 9)):
+        rounds = steps.push_rounds(workers, servers)
+        line = server_line(workers, 1.0, 1.0, servers=servers)
+        assert line.latency_s == rounds
+        assert line.seconds(servers) == pytest.approx(2 * rounds)

@@ -23,10 +23,8 @@ def test_the_table_of_broadcast_and_reduce() -> None:
         formula = ROOTED[collective][name.strip("`")]
         compared.add((collective, name.strip("`")))
         for workers in (2, 3, 8, 1000):
-            found = [
-                evaluate(f.strip("`"), N=float(workers), alpha=2.0, beta=3.0, gamma=5.0)
-                for f in formulas
-            ]
+            values = {"N": float(workers), "alpha": 2.0, "beta": 3.0, "gamma": 5.0}
+            found = [evaluate(f.strip("`"), **values) for f in formulas]
             assert found == pytest.approx(list(formula(workers, 2.0, 3.0, 5.0))), name
     assert compared == {(c, name) for c, table in ROOTED.items() for name in table}
 

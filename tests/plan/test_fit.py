@@ -20,6 +20,7 @@ from syncline.plan.fit import (
     KNOWN_BEFOREHAND,
     RESOLUTION,
     Fit,
+    best_pieces,
     curve_through,
     fit_cost_curve,
     fit_pipelined,
@@ -27,17 +28,27 @@ from syncline.plan.fit import (
     relative_line,
     without_bursts,
 )
-from syncline.plan.fit import _best_pieces as best_pieces
 from syncline.plan.network import Measurement
 from tests import strategies as some
 from tests.trace_files import TRACES
 
 A100 = TRACES.parent / "allreduce" / "vtrain"
 MIB = 1 << 20
+Pairs = list[tuple[int, float]]
+Fitting = Callable[[list[Measurement]], Fit]
 
 
-def points(pairs: list[tuple[int, float]]) -> list[Measurement]:
+def points(pairs: Pairs) -> list[Measurement]:
     return [Measurement(size_bytes=m, time_s=t, repetitions=1) for m, t in pairs]
+
+
+def errors(curve: CostCurve, of: list[Measurement]) -> list[float]:
+    return [abs(curve.seconds(p.size_bytes) / p.time_s - 1) for p in of]
+
+
+def fitted(seconds: Callable[[int], float], sizes: list[int]) -> Fit:
+    """Return the fit to what messages of these sizes take."""
+    return fit_cost_curve(points([(m, seconds(m)) for m in sizes]))
 
 
 def two_pieces_s(size_bytes: int) -> float:
@@ -53,17 +64,18 @@ SIZES = sorted([1024 << k for k in range(17)] + [1536 << k for k in range(16)])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_curve_of_two_pieces_is_recovered_through_noise(seed: int) -> None:
     noise = random.Random(seed)
-    fit = fit_cost_curve(points([(m, two_pieces_s(m) * noise.uniform(0.97, 1.03)) for m in SIZES]))
+    fit = fitted(lambda m: two_pieces_s(m) * noise.uniform(0.97, 1.03), SIZES)
     assert 2 <= len(fit.curve.segments) <= 4
     # The switch lies between the two neighbouring sizes 192 and 256 KiB.
     assert any(192 * 1024 < s.start_bytes <= 256 * 1024 for s in fit.curve.segments)
-    errors = [abs(fit.curve.seconds(m) / two_pieces_s(m) - 1) for m in SIZES]
-    assert math.fsum(errors) / len(errors) < 0.015  # half the noise
-    assert max(errors) < 0.05
+    without_noise = errors(fit.curve, points([(m, two_pieces_s(m)) for m in SIZES]))
+    assert statistics.fmean(without_noise) < 0.015  # half the noise
+    assert max(without_noise) < 0.05
 
 
-def test_a_straight_line_stays_one() -> None:
-    fit = fit_cost_curve(points([(m, 1e-4 + 1e-9 * m) for m in SIZES]))
+@pytest.mark.parametrize("sizes", [SIZES, [0, 10]], ids=["many", "two"])
+def test_a_straight_line_stays_one(sizes: list[int]) -> None:
+    fit = fitted(lambda m: 1e-4 + 1e-9 * m, sizes)
     [segment] = fit.curve.segments
     assert segment.cost_s == pytest.approx(1e-4)
     assert segment.s_per_byte == pytest.approx(1e-9)
@@ -78,9 +90,7 @@ measured = st.lists(
 @some.few
 @pytest.mark.parametrize("fit", [fit_cost_curve, curve_through])
 @given(measured)
-def test_whatever_was_measured_no_message_costs_less_than_an_empty_one(
-    fit: Callable[[list[Measurement]], Fit], pairs: list[tuple[int, float]]
-) -> None:
+def test_no_message_costs_less_than_an_empty_one(fit: Fitting, pairs: Pairs) -> None:
     curve = fit(points(pairs)).curve
     near = {s.start_bytes + d for s in curve.segments for d in (-1, 0, 1)} - {-1}
     beyond = {m << k for m, _ in pairs for k in range(4)}
@@ -89,20 +99,14 @@ def test_whatever_was_measured_no_message_costs_less_than_an_empty_one(
 
 
 def test_a_curve_falls_where_it_was_measured_to_fall() -> None:
-    def seconds(size_bytes: int) -> float:
-        """A faster algorithm, with a longer latency, from 256 KiB on."""
-        if size_bytes < 256 * 1024:
-            return 1e-4 + 4e-9 * size_bytes
-        return 3e-4 + 1e-9 * size_bytes
-
-    fit = fit_cost_curve(points([(m, seconds(m)) for m in SIZES]))
+    # A faster algorithm, with a longer latency, from 256 KiB on.
+    fit = fitted(lambda m: 1e-4 + 4e-9 * m if m < 256 * 1024 else 3e-4 + 1e-9 * m, SIZES)
     assert fit.error_max < 1e-2
     assert fit.curve.seconds(256 * 1024) < 0.7 * fit.curve.seconds(192 * 1024)
 
 
 def test_an_empty_message_costs_as_little_as_the_cheapest() -> None:
-    pairs = [(m, 1e-3 if m < 64 * 1024 else 5e-4 + 1e-9 * m) for m in SIZES]
-    curve = fit_cost_curve(points(pairs)).curve
+    curve = fitted(lambda m: 1e-3 if m < 64 * 1024 else 5e-4 + 1e-9 * m, SIZES).curve
     assert curve.seconds(1024) == pytest.approx(1e-3, rel=0.01)
     assert curve.latency_s == min(s.cost_s for s in curve.segments)
     assert curve.latency_s < 6e-4
@@ -116,7 +120,7 @@ def stairs_s(size_bytes: int) -> float:
 def test_beyond_the_largest_size_jumps_count() -> None:
     # The last step is long enough to be a piece of its own.
     sizes = sorted({MIB * k // 8 for k in range(1, 64)})
-    curve = fit_cost_curve(points([(m, stairs_s(m)) for m in sizes])).curve
+    curve = fitted(stairs_s, sizes).curve
     assert len(curve.segments) > 3
     for size in (16 * MIB, 64 * MIB, 512 * MIB):
         assert curve.seconds(size) == pytest.approx(stairs_s(size), rel=0.15)
@@ -130,17 +134,16 @@ def test_dense_sampling_of_some_sizes_does_not_decide_for_the_others(dense: int)
         return 1e-4 + 1e-9 * size_bytes * (1 + 0.01 * math.log2(size_bytes / MIB))
 
     few = [MIB << k for k in range(9)]
-    ends = (few[0], few[1]) if dense == 0 else (few[-2], few[-1])
-    step = (ends[1] - ends[0]) // 64
-    many = sorted({*few, *range(*ends, step)})
-    a, b = (fit_cost_curve(points([(m, bent_s(m)) for m in sizes])).curve for sizes in (few, many))
+    start, stop = (few[0], few[1]) if dense == 0 else (few[-2], few[-1])
+    many = sorted({*few, *range(start, stop, (stop - start) // 64)})
+    a, b = (fitted(bent_s, sizes).curve for sizes in (few, many))
     for size in few:
         assert b.seconds(size) == pytest.approx(a.seconds(size), rel=0.035)
 
 
 @some.few
 @given(st.lists(st.tuples(st.integers(0, 1 << 34), st.floats(1e-6, 1)), min_size=4, max_size=8))
-def test_the_pieces_are_the_best_of_all(pairs: list[tuple[int, float]]) -> None:
+def test_the_pieces_are_the_best_of_all(pairs: Pairs) -> None:
     """Against every way to cut the points, with each line as :func:`relative_line` finds it."""
     ordered = sorted(dict(pairs).items())
     assume(len(ordered) > 3)
@@ -180,21 +183,17 @@ def test_five_hundred_sizes_are_fitted_without_trying_every_line_anew() -> None:
     """As many sums as there are first points, not as there are pairs of points."""
     noise = random.Random(0)
     sizes = [MIB * k for k in range(1, 513)]
-    fit = fit_cost_curve(points([(m, two_pieces_s(m) * noise.uniform(0.97, 1.03)) for m in sizes]))
-    assert fit.error < 0.02
+    assert fitted(lambda m: two_pieces_s(m) * noise.uniform(0.97, 1.03), sizes).error < 0.02
     with pytest.raises(UserError, match="at most 4096 sizes, found 4097"):
         fit_cost_curve(points([(m, 1.0) for m in range(4097)]))
 
 
 @some.few
 @given(measured)
-def test_a_curve_through_the_points_is_exact_and_straight_between_them(
-    pairs: list[tuple[int, float]],
-) -> None:
+def test_a_curve_through_the_points_is_exact_and_straight_between_them(pairs: Pairs) -> None:
     distinct = sorted(dict(pairs).items())
     assume(distinct[0][1] <= min(t for _, t in distinct))  # an empty message costs no more
-    fit = curve_through(points(distinct[::-1]))
-    assert fit == curve_through(points(distinct))
+    fit = curve_through(points(distinct))
     assert fit.error_max < 1e-9
     for (smaller, before), (larger, after) in itertools.pairwise(distinct):
         if before <= after and (larger - smaller) % 2 == 0:
@@ -214,20 +213,13 @@ def test_a_curve_through_the_points_goes_on_as_they_do() -> None:
 
 @pytest.mark.parametrize("fit", [fit_cost_curve, curve_through])
 @given(measured)
-def test_the_errors_are_what_they_claim(
-    fit: Callable[[list[Measurement]], Fit], pairs: list[tuple[int, float]]
-) -> None:
+def test_the_errors_are_what_they_claim(fit: Fitting, pairs: Pairs) -> None:
     found = fit(points(pairs))
-    errors = [abs(found.curve.seconds(m) / t - 1) for m, t in pairs]
-    assert found.error == pytest.approx(sum(errors) / len(errors), rel=1e-9, abs=1e-12)
-    assert found.error_max == max(errors)
-
-
-@some.few
-@given(measured)
-def test_the_order_of_the_points_does_not_matter(pairs: list[tuple[int, float]]) -> None:
     distinct = list(dict(pairs).items())
-    assert fit_cost_curve(points(distinct)) == fit_cost_curve(points(distinct[::-1]))
+    assert fit(points(distinct)) == fit(points(distinct[::-1]))  # whatever the order
+    expected = errors(found.curve, points(pairs))
+    assert found.error == pytest.approx(statistics.fmean(expected), rel=1e-9, abs=1e-12)
+    assert found.error_max == max(expected)
 
 
 def read_a100(path: Path) -> list[Measurement]:
@@ -237,49 +229,24 @@ def read_a100(path: Path) -> list[Measurement]:
     return points([(int(row[0]), int(row[3]) * 1e-9) for row in rows])
 
 
-def least_squares_line(measured: list[Measurement]) -> tuple[float, float]:
-    """Return ``(a, b)`` of the plain least-squares line of seconds over bytes."""
-    count = len(measured)
-    mean_m = sum(p.size_bytes for p in measured) / count
-    mean_t = sum(p.time_s for p in measured) / count
-    b = sum((p.size_bytes - mean_m) * (p.time_s - mean_t) for p in measured) / sum(
-        (p.size_bytes - mean_m) ** 2 for p in measured
-    )
-    return mean_t - b * mean_m, b
-
-
 @pytest.mark.parametrize(
-    ("gpus", "fit_error", "line_error", "octave_error"),
-    # Mean relative error in 1-32 MiB, where DDP's buckets lie: 1.4, 2.0 and 1.9 % for the fit,
-    # 50, 45 and 31 % for the line.
-    # The median error everywhere if only powers of two are measured: 1.8, 0.7 and 0.7 %.
-    [(2, 0.014, 0.503, 0.018), (4, 0.020, 0.445, 0.007), (8, 0.019, 0.311, 0.007)],
+    # Mean relative error in 1-32 MiB, where DDP's buckets lie (a straight line's: 50, 45 and 31 %),
+    # and the median error everywhere if only powers of two are measured.
+    ("gpus", "mean", "median"),
+    [(2, 0.014, 0.018), (4, 0.020, 0.007), (8, 0.019, 0.007)],
 )
-def test_measured_a100_curves(
-    gpus: int, fit_error: float, line_error: float, octave_error: float
-) -> None:
+def test_a100_curves(gpus: int, mean: float, median: float) -> None:
     path = A100 / f"a100_AR_GPU{gpus}_1M_1024M_LUT.csv"
     if not path.exists():
         pytest.skip(f"no measured all-reduces: {path} is absent")
     all_points = read_a100(path)
     assert len(all_points) == 1024
     fit = fit_cost_curve(all_points)
-    a, b = least_squares_line(all_points)
-
-    small = [p for p in all_points if p.size_bytes <= 32 * MIB]
-    fitted = [abs(fit.curve.seconds(p.size_bytes) / p.time_s - 1) for p in small]
-    straight = [abs((a + b * p.size_bytes) / p.time_s - 1) for p in small]
-    assert sum(fitted) / len(small) == pytest.approx(fit_error, abs=0.004)
-    assert sum(straight) / len(small) == pytest.approx(line_error, abs=0.005)
-
-    everywhere = [abs(fit.curve.seconds(p.size_bytes) / p.time_s - 1) for p in all_points]
-    assert sum(everywhere) / len(all_points) < 0.01
-    assert fit.error < 0.03
-
-    octaves = [p for p in all_points if p.size_bytes.bit_count() == 1]
-    sparse = fit_cost_curve(octaves).curve
-    errors = [abs(sparse.seconds(p.size_bytes) / p.time_s - 1) for p in all_points]
-    assert statistics.median(errors) == pytest.approx(octave_error, abs=0.001)
+    assert fit.error < 0.01
+    small = errors(fit.curve, [p for p in all_points if p.size_bytes <= 32 * MIB])
+    assert statistics.fmean(small) == pytest.approx(mean, abs=0.004)
+    sparse = fit_cost_curve([p for p in all_points if p.size_bytes.bit_count() == 1]).curve
+    assert statistics.median(errors(sparse, all_points)) == pytest.approx(median, abs=0.001)
 
 
 def test_a_single_slow_measurement_does_not_lift_the_curve() -> None:
@@ -289,9 +256,8 @@ def test_a_single_slow_measurement_does_not_lift_the_curve() -> None:
         def true_s(index: int) -> float:
             return 1e-4 + 1e-9 * (1024 << index)
 
-        fit = fit_cost_curve(
-            points([(1024 << i, true_s(i) * (factor if i == at else 1)) for i in range(17)])
-        )
+        times = [true_s(i) * (factor if i == at else 1) for i in range(17)]
+        fit = fit_cost_curve(points([(1024 << i, t) for i, t in enumerate(times)]))
         for index in range(17):
             lifted = fit.curve.seconds(1024 << index) / true_s(index)
             near = index in (at, at + 1) or at >= 14  # the last has no neighbour to be held down by
@@ -304,12 +270,6 @@ def test_an_outlier_among_repeated_sizes_is_outvoted() -> None:
     curve = fit_cost_curve(points(pairs)).curve
     for size, _ in pairs:
         assert curve.seconds(size) == pytest.approx(1e-4 + 1e-9 * size, rel=0.1)
-
-
-def test_two_points_make_a_line() -> None:
-    fit = fit_cost_curve(points([(0, 1.0), (10, 2.0)]))
-    assert fit.curve.seconds(5) == pytest.approx(1.5)
-    assert fit.error_max < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -325,7 +285,7 @@ def test_two_points_make_a_line() -> None:
         ([(-8, 1.0), (9, 1.0)], "at least 0 bytes, found -8"),
     ],
 )
-def test_points_that_no_curve_goes_through(pairs: list[tuple[int, float]], message: str) -> None:
+def test_points_that_no_curve_goes_through(pairs: Pairs, message: str) -> None:
     for fit in (fit_cost_curve, curve_through):
         with pytest.raises(UserError, match=message):
             fit(points(pairs))
@@ -333,7 +293,7 @@ def test_points_that_no_curve_goes_through(pairs: list[tuple[int, float]], messa
 
 @some.few
 @given(measured)
-def test_the_line_is_the_best_of_its_neighbourhood(pairs: list[tuple[int, float]]) -> None:
+def test_the_line_is_the_best_of_its_neighbourhood(pairs: Pairs) -> None:
     sizes, times = [m for m, _ in pairs], [t for _, t in pairs]
 
     def squared(a: float, b: float) -> float:
@@ -360,9 +320,7 @@ def test_what_two_at_once_hide_and_occupy(hidden_s: float) -> None:
 
 @some.few
 @given(measured, measured)
-def test_two_at_once_never_hide_less_than_nothing(
-    two: list[tuple[int, float]], one: list[tuple[int, float]]
-) -> None:
+def test_two_at_once_never_hide_less_than_nothing(two: Pairs, one: Pairs) -> None:
     alone = fit_cost_curve(points(one)).curve
     two = list(zip(sorted(m for m, _ in two), sorted(t for _, t in two), strict=True))
     curve = fit_pipelined(points(two), alone)
@@ -371,10 +329,8 @@ def test_two_at_once_never_hide_less_than_nothing(
     assert curve.latency_s >= 0
     sizes = {size for size, _ in two if size}
     rest = {size: curve.seconds(size) - curve.latency_s for size in sizes}
-    assert any(
-        all(rest[m] == pytest.approx(c.seconds(m), rel=1e-6, abs=1e-12) for m in sizes)
-        for c in (occupied, lifted)
-    )
+    ways = ({m: c.seconds(m) for m in sizes} for c in (occupied, lifted))
+    assert any(rest == pytest.approx(expected, rel=1e-6, abs=1e-12) for expected in ways)
 
 
 @pytest.mark.parametrize(
@@ -436,19 +392,14 @@ def test_what_is_clearly_cheaper_in_pieces_stays_so() -> None:
     st.integers(1 << 20, 1 << 24),
 )
 @example(rate=2969379958.0, depth=3788, latency_s=1e-06, total=1 << 20)  # between measured sizes
-def test_no_message_is_faster_than_the_rate_that_lasts(
-    rate: float, depth: int, latency_s: float, total: int
-) -> None:
+def test_none_beats_the_lasting_rate(rate: float, depth: int, latency_s: float, total: int) -> None:
     """Behind a token bucket, ``depth`` bytes pass for nothing after a pause.
 
     Holds up to the largest message measured; beyond it, a row may have paid for its latencies.
     """
     sizes = [256 << k for k in range(17)]
-    alone = [
-        Measurement(size_bytes=s, time_s=latency_s + max(s - depth, 0) / rate, repetitions=9)
-        for s in sizes
-    ]
-    rows = [Measurement(size_bytes=s, time_s=latency_s + s / rate, repetitions=9) for s in sizes]
+    alone = points([(s, latency_s + max(s - depth, 0) / rate) for s in sizes])
+    rows = points([(s, latency_s + s / rate) for s in sizes])
     fit = fit_cost_curve(alone).curve
     curve = without_bursts(fit, alone, rows)
     lasting_s = min(p.time_s / p.size_bytes for p in rows[9:])

@@ -59,7 +59,7 @@ def fit_cost_curve(points: Sequence[Measurement]) -> Fit:
         )
     times = _without_spikes(sizes, measured)
     octaves = _octaves(sizes)
-    curve = _join(sizes, times, octaves, _best_pieces(sizes, times, octaves))
+    curve = _join(sizes, times, octaves, best_pieces(sizes, times, octaves))
     return _with_errors(curve, points)
 
 
@@ -232,7 +232,7 @@ def _octaves(sizes: Sequence[int]) -> list[float]:
     return [each / mean for each in own]
 
 
-def _best_pieces(
+def best_pieces(
     sizes: Sequence[int], times: Sequence[float], weights: Sequence[float]
 ) -> list[int]:
     """Return the index of the first point of each piece."""
