@@ -1,4 +1,4 @@
-"""A small document of each kind."""
+"""A small document of each kind, and plans by hand."""
 
 from __future__ import annotations
 
@@ -91,4 +91,22 @@ RUN = Run(
     events=(Event(iteration=3, text="measured"),),
     results={"accuracy": 0.5},
 )
+DTYPES = {"f": "float32", "h": "float16", "d": "float64"}
+
+
+def plan_of(elements: list[int], *messages: tuple[int, int], dtypes: str = "") -> Plan:
+    """Return a plan of 4 workers; ``dtypes`` has a letter a tensor: f(loat32), h(alf), d(ouble)."""
+    pairs = zip(elements, dtypes or "f" * len(elements), strict=True)
+    return Plan(
+        planner="hand",
+        model="net",
+        workers=4,
+        tensors=tuple(
+            Tensor(name=f"t{i}", elements=count, dtype=DTYPES[letter])
+            for i, (count, letter) in enumerate(pairs)
+        ),
+        messages=tuple(Message(start=a, stop=b) for a, b in messages),
+    )
+
+
 EXAMPLES: tuple[Document, ...] = (PROFILE, NETWORK, PLAN, TIMELINE, COMPARISON, RUN)

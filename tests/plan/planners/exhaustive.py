@@ -83,14 +83,9 @@ def least_end_ns(instance: Instance, in_flight: int, below_ns: int | None = None
     for start in range(count):
         for stop in range(start + 1, count + 1):
             touched = range(tensor_of[start], tensor_of[stop - 1] + 1)
-            runs.append(
-                (
-                    (1 << stop) - (1 << start),
-                    max(instance.ready_ns[t] for t in touched),
-                    costs[stop - start],
-                    max(instance.tail_ns[t] for t in touched),
-                )
-            )
+            ready = max(instance.ready_ns[t] for t in touched)
+            tail = max(instance.tail_ns[t] for t in touched)
+            runs.append(((1 << stop) - (1 << start), ready, costs[stop - start], tail))
     limit = below_ns if below_ns is not None else 1 << 62
     kept: list[list[tuple[int, int, int]]] = [[] for _ in range(1 << count)]
     kept[0] = [(0, 0, 0)]
@@ -111,12 +106,10 @@ def least_end_ns(instance: Instance, in_flight: int, below_ns: int | None = None
                 if after == everything:
                     best = limit = ends
                     continue
-                others = kept[after]
-                if any(a <= free and b <= arrived and e <= ends for a, b, e in others):
+                rest = kept[after]
+                if any(a <= free and b <= arrived and e <= ends for a, b, e in rest):
                     continue
-                kept[after] = [
-                    (a, b, e) for a, b, e in others if a < free or b < arrived or e < ends
-                ]
+                kept[after] = [(a, b, e) for a, b, e in rest if a < free or b < arrived or e < ends]
                 kept[after].append((free, arrived, ends))
         kept[sent] = []
     return best

@@ -1,17 +1,19 @@
-"""What planner tests share: an evaluator that knows nothing of the product's."""
+"""What planner tests share: instances, and evaluators that know nothing of the product's."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hypothesis import strategies as st
 
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
+from syncline.plan.planners import Planner
 from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.quantities import BYTES_PER_ELEMENT
 from syncline.plan.simulator.bound import terms
-from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.predict import predict_iteration_s
 
 Cost = Callable[[int], float]
 
@@ -47,20 +49,31 @@ def partitions(count: int) -> Iterator[list[int]]:
 
 def ready_ns(profile: Profile) -> list[int]:
     """Return when each gradient is ready: the sum of what runs until then."""
-    return [
-        sum(round(o.duration_s * 1e9) for o in profile.operations[: g.ready_after + 1])
-        for g in profile.gradients
-    ]
+    done = list(itertools.accumulate(round(o.duration_s * 1e9) for o in profile.operations))
+    return [done[g.ready_after] for g in profile.gradients]
 
 
-def iteration_s(profile: Profile, network: Network, planner: object) -> float:
+def iteration_s(profile: Profile, network: Network, planner: Planner) -> float:
     """Return the predicted iteration time of a planner's plan."""
-    plan = planner.plan(profile, network)  # type: ignore[attr-defined]
-    return predict(profile, network, plan).prediction.iteration_s
+    return predict_iteration_s(profile, network, planner.plan(profile, network))
+
+
+def assert_best(
+    planner: Planner, profile: Profile, network: Network, others: Iterable[Planner]
+) -> float:
+    """Check that no plan of the others is predicted to be faster than ours; return our time."""
+    ours = iteration_s(profile, network, planner)
+    for other in others:
+        assert ours <= iteration_s(profile, network, other), (profile.model, other.NAME)
+    return ours
+
+
+def spans(plan: Plan) -> list[tuple[int, int]]:
+    """Return the first and the last element but one of each message."""
+    return [(m.start, m.stop) for m in plan.messages]
 
 
 def chain(
-    *,
     backward_s: Sequence[float],
     elements: Sequence[int],
     forward_s: Sequence[float],
@@ -75,34 +88,32 @@ def chain(
         dtypes: of each gradient; float32 if not given.
     """
     layers = len(forward_s)
-    last = layers - 1
-    forward = [
-        Operation(name=f"f{i}", phase="forward", duration_s=s, after=(i - 1,) if i else ())
-        for i, s in enumerate(forward_s)
-    ]
-    backward = [
-        Operation(
-            name=f"b{layers - 1 - i}", phase="backward", duration_s=s, after=(layers + i - 1,)
-        )
-        for i, s in enumerate(backward_s)
-    ]
+    times = [("forward", s) for s in forward_s] + [("backward", s) for s in backward_s]
     return Profile(
         model="chain",
         device="cpu",
         workers=2,
         iterations=1,
-        operations=(*forward, *backward),
+        operations=tuple(
+            Operation(name=phase, phase=phase, duration_s=s, after=(i - 1,) if i else ())
+            for i, (phase, s) in enumerate(times)
+        ),
         gradients=tuple(
             Gradient(
-                name=f"g{last - i}",
+                name=f"g{layers - 1 - i}",
                 elements=count,
                 dtype=dtypes[i] if dtypes else "float32",
                 ready_after=layers + i,
-                needed_by=last - i,
+                needed_by=layers - 1 - i,
             )
             for i, count in enumerate(elements)
         ),
     )
+
+
+A_SECOND_AN_ELEMENT = Network.line(workers=2, a_s=0, b_s_per_byte=1 / 4)
+FIGURE_2 = chain([1, 1, 1], [4, 2, 1], [2, 1, 1])
+"""PACE, Fig. 2: AR_1 is long and ready first, AR_3 is needed first."""
 
 
 @st.composite
@@ -127,20 +138,12 @@ def period_ns(profile: Profile, plan: Plan, cost: Cost) -> float:
     The messages of a round are sent in order from the start of the backward pass on; the next
     backward pass begins when each gradient has arrived and what it holds up has been computed.
     """
-    ready_ns, size_bytes, tail_ns, base_ns = terms(profile)
-    clock, end = 0.0, float(base_ns)
-    starts = list(itertools.accumulate((g.elements for g in profile.gradients), initial=0))
+    known = terms(profile)
+    clock, end = 0.0, float(known.base_ns)
+    owner = [i for i, g in enumerate(profile.gradients) for _ in range(g.elements)]
     for message in plan.messages:
-        held = [
-            i
-            for i in range(len(size_bytes))
-            if starts[i] < message.stop and starts[i + 1] > message.start
-        ]
-        taken = sum(
-            (min(message.stop, starts[i + 1]) - max(message.start, starts[i]))
-            * (size_bytes[i] // (starts[i + 1] - starts[i]))
-            for i in held
-        )
-        clock = max(clock, *(ready_ns[i] for i in held)) + cost(taken)
-        end = max(end, *(clock + tail_ns[i] for i in held))
+        held = owner[message.start : message.stop]
+        taken = sum(BYTES_PER_ELEMENT[profile.gradients[i].dtype] for i in held)
+        clock = max(clock, *(known.ready_ns[i] for i in held)) + cost(taken)
+        end = max(end, *(clock + known.tail_ns[i] for i in held))
     return end

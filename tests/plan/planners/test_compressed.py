@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from syncline.errors import UserError
 from syncline.plan.network import ENCODED_SEGMENT_BYTES, Link, Network
-from syncline.plan.plan import Message, Plan, Tensor
+from syncline.plan.plan import Plan
 from syncline.plan.planners.compressed import (
     choose_compressed,
     compressed,
@@ -27,34 +27,30 @@ from syncline.plan.recipe import Recipe, Rounded
 from syncline.plan.simulator.messages import message_costs_ns
 from syncline.plan.simulator.predict import (
     DEFAULT_STRATEGY,
-    _communication_bound_s,
+    communication_bound_s,
     predict,
     simulate_plan,
 )
 from syncline.plan.simulator.transformations import with_wire
 from syncline.plan.sparse_costs import SparseSpeeds
 from tests import strategies as some
+from tests.plan.documents import plan_of
+from tests.plan.planners.instances import spans
+
+
+@st.composite
+def small_profiles(draw: st.DrawFn) -> Profile:
+    """Draw a profile of less than a gigabyte of float32."""
+    drawn = draw(some.profiles())
+    alike = tuple(msgspec.structs.replace(g, dtype="float32") for g in drawn.gradients)
+    profile = msgspec.structs.replace(drawn, gradients=alike)
+    assume(profile.gradient_bytes < 1e9)
+    return profile
+
 
 SLOW = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-7, name="slow")
 SPARSE = Recipe(density=0.01)
 PROFILE = some.profile_of([1000, 1000, 1000, 1000], [50_000, 9_000, 70_000, 3])
-
-
-def plan_of(elements: list[int], *spans: tuple[int, int], collective: str = "all-reduce") -> Plan:
-    return Plan(
-        planner="hand",
-        model="net",
-        workers=4,
-        tensors=tuple(Tensor(name=f"t{i}", elements=n) for i, n in enumerate(elements)),
-        messages=tuple(
-            Message(start=a, stop=b, collective=collective)  # type: ignore[arg-type]
-            for a, b in spans
-        ),
-    )
-
-
-def spans_of(plan: Plan) -> list[tuple[int, int]]:
-    return [(m.start, m.stop) for m in plan.messages]
 
 
 @some.many
@@ -79,23 +75,15 @@ def test_any_plan_can_be_compressed(drawn: Plan, sparse: bool) -> None:
 
 def test_cuts_go_to_the_nearest_end_of_a_tensor_and_the_order_stays() -> None:
     cut = plan_of([10, 10, 10], (22, 30), (0, 8), (8, 22))
-    assert spans_of(compressed(cut, SPARSE)) == [(20, 30), (0, 10), (10, 20)]
+    assert spans(compressed(cut, SPARSE)) == [(20, 30), (0, 10), (10, 20)]
     inside = plan_of([10], (0, 3), (3, 10))
-    assert spans_of(compressed(inside, SPARSE)) == [(0, 10)]
+    assert spans(compressed(inside, SPARSE)) == [(0, 10)]
 
 
 def test_decoupled_all_reduces_become_whole() -> None:
-    decoupled = Plan(
-        planner="hand",
-        model="net",
-        workers=4,
-        tensors=(Tensor(name="t", elements=8),),
-        messages=(
-            Message(start=0, stop=8, collective="reduce-scatter"),
-            Message(start=0, stop=8, collective="all-gather"),
-        ),
-    )
-    found = compressed(decoupled, SPARSE)
+    plan = plan_of([8], (0, 8))
+    parts = tuple(decoupled(plan.messages, at_once=True))
+    found = compressed(msgspec.structs.replace(plan, messages=parts), SPARSE)
     assert [(m.collective, m.payload) for m in found.messages] == [("all-reduce", "sparse")]
 
 
@@ -134,9 +122,8 @@ def test_costs_when_compressed() -> None:
 
 def test_dense_messages_beside_sparse_ones_cost_what_dense_ones_do() -> None:
     recipe = Recipe(density=0.01, dense_names=("t1", "t2"))
-    mixed = compressed(
-        plan_of([90_000] * 4, (0, 90_000), (90_000, 270_000), (270_000, 360_000)), recipe
-    )
+    dense = plan_of([90_000] * 4, (0, 90_000), (90_000, 270_000), (270_000, 360_000))
+    mixed = compressed(dense, recipe)
     assert [m.payload for m in mixed.messages] == ["sparse", "dense", "sparse"]
     costs = compressing(SLOW, recipe)
     found = message_costs_ns(costs, mixed)
@@ -195,14 +182,11 @@ def test_shares_sent_directly_end_about_a_segment_apart() -> None:
 
 @pytest.mark.parametrize("wire", ["bfloat16", "int8"])
 @some.few
-@given(some.profiles(), st.floats(0, 1e-2), st.floats(1e-12, 1e-7), st.floats(0, 1e-8))
+@given(small_profiles(), st.floats(0, 1e-2), st.floats(1e-12, 1e-7), st.floats(0, 1e-8))
 def test_plans_made_for_a_wire_type_are_predicted_as_they_were_made(
-    wire: Rounded, drawn: Profile, alpha_s: float, beta: float, gamma: float
+    wire: Rounded, profile: Profile, alpha_s: float, beta: float, gamma: float
 ) -> None:
     """On the network as it is, and no sooner than their bound."""
-    alike = tuple(msgspec.structs.replace(g, dtype="float32") for g in drawn.gradients)
-    profile = msgspec.structs.replace(drawn, gradients=alike)
-    assume(profile.gradient_bytes < 1e9)
     link = Link(alpha_s=alpha_s, beta_s_per_byte=beta, gamma_s_per_byte=gamma)
     network = Network.of_link(link, workers=4)
     narrow, cast = with_wire(profile, wire), network.casting(wire)
@@ -214,13 +198,9 @@ def test_plans_made_for_a_wire_type_are_predicted_as_they_were_made(
         orders = [dense.messages]
         if wire == "int8":
             orders = [tuple(decoupled(dense.messages, at_once=each)) for each in (False, True)]
-        made = min(
-            (
-                predict(narrow, cast, msgspec.structs.replace(dense, messages=each)).prediction
-                for each in orders
-            ),
-            key=lambda prediction: prediction.iteration_s,
-        )
+        tried = [msgspec.structs.replace(dense, messages=each) for each in orders]
+        predictions = [predict(narrow, cast, plan).prediction for plan in tried]
+        made = min(predictions, key=lambda prediction: prediction.iteration_s)
         assert found.iteration_s == made.iteration_s
         assert found.lower_bound_s == pytest.approx(made.lower_bound_s, abs=1e-9)
 
@@ -230,12 +210,8 @@ def test_all_reduces_in_8_bits_are_decoupled() -> None:
     plan = plan_of([10, 10, 10], (0, 10), (10, 30))
     summed, gathered = ("reduce-scatter", "all-gather")
     found = compressed(plan, "int8")
-    assert [(m.start, m.collective) for m in found.messages] == [
-        (0, summed),
-        (10, summed),
-        (0, gathered),
-        (10, gathered),
-    ]
+    in_turn = [(m.start, m.collective) for m in found.messages]
+    assert in_turn == [(0, summed), (10, summed), (0, gathered), (10, gathered)]
     assert {m.payload for m in found.messages} == {"int8"}
     parts = tuple(msgspec.structs.replace(m, payload="dense") for m in found.messages)
     again = compressed(msgspec.structs.replace(plan, messages=parts), "int8")
@@ -248,23 +224,17 @@ def test_all_reduces_in_8_bits_are_decoupled() -> None:
     messages = (*found.messages[:2], *parts, found.messages[3])
     with pytest.raises(UserError, match="travels as int8 and gathers a part of a reduce-scatter"):
         msgspec.structs.replace(plan, messages=messages)
+    whole = tuple(msgspec.structs.replace(m, payload="int8") for m in plan.messages)
     with pytest.raises(UserError, match="travels as int8 and is an all-reduce, whose partial sums"):
-        msgspec.structs.replace(
-            plan, messages=tuple(msgspec.structs.replace(m, payload="int8") for m in plan.messages)
-        )
+        msgspec.structs.replace(plan, messages=whole)
 
 
 @some.few
 @given(st.data(), st.floats(1e-7, 1e-2), st.floats(1e-12, 1e-6), st.floats(1e-4, 1.0))
-def test_no_mixed_plan_undercuts_its_bound(
-    data: st.DataObject, a_s: float, b_s_per_byte: float, density: float
-) -> None:
-    """Whichever of sparse and dense is dearer."""
-    drawn = data.draw(some.profiles())
-    alike = tuple(msgspec.structs.replace(g, dtype="float32") for g in drawn.gradients)
-    profile = msgspec.structs.replace(drawn, gradients=alike)
-    assume(profile.gradient_bytes < 1e9)
-    network = Network.line(workers=4, a_s=a_s, b_s_per_byte=b_s_per_byte)
+def test_no_mixed_plan_undercuts(data: st.DataObject, a_s: float, b: float, density: float) -> None:
+    """Its bound, whichever of sparse and dense is dearer."""
+    profile = data.draw(small_profiles())
+    network = Network.line(workers=4, a_s=a_s, b_s_per_byte=b)
     names = tuple(g.name for g in profile.gradients if data.draw(st.booleans()))
     recipe = Recipe(density=density, dense_names=names)
     plan = compressed(Wfbp().plan(profile, network), recipe)
@@ -272,7 +242,7 @@ def test_no_mixed_plan_undercuts_its_bound(
     found = predict(profile, costs, plan)
     iteration_s = found.prediction.iteration_s
     steady = simulate_plan(profile, costs, plan)
-    bound_s = _communication_bound_s(profile, costs, plan, steady, DEFAULT_STRATEGY)
+    bound_s = communication_bound_s(profile, costs, plan, steady, DEFAULT_STRATEGY)
     # The clock rounds each task to a nanosecond.
     assert bound_s <= iteration_s + 1e-9 * (len(plan.messages) + 2)
 

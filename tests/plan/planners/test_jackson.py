@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 from hypothesis import example, given
@@ -12,19 +11,18 @@ from hypothesis import strategies as st
 from syncline import _native
 from syncline.plan.planners.pace import preemptive_order
 from tests import strategies as some
-from tests.plan.planners.time_slots import SlotJob, least_end, least_end_by_weights, weight
+from tests.plan.planners.time_slots import SlotJob, least_end, least_end_by_weights
 
 jobs_of_slots = st.lists(
     st.builds(SlotJob, ready=st.integers(0, 12), cost=st.integers(0, 6), tail=st.integers(0, 15)),
     min_size=1,
-    max_size=6,
+    max_size=8,
 )
 
 
 def order_of(jobs: list[SlotJob]) -> tuple[int, list[tuple[int, int, int]]]:
-    return preemptive_order(
-        [job.ready for job in jobs], [job.cost for job in jobs], [job.tail for job in jobs]
-    )
+    ready, cost, tail = (list(column) for column in zip(*jobs, strict=True))
+    return preemptive_order(ready, cost, tail)
 
 
 def by_hand(jobs: list[SlotJob]) -> int:
@@ -65,38 +63,13 @@ def test_the_pieces_are_a_schedule(jobs: list[SlotJob]) -> None:
         assert own[0][0] >= job.ready
         assert sum(stop - start for start, stop in own) == job.cost
     assert end == max(stop + jobs[index].tail for index, _, stop in pieces)
-    assert end == by_hand(jobs)
-
-
-@some.many
-@given(jobs_of_slots)
-def test_the_linear_program_ends_no_sooner(jobs: list[SlotJob]) -> None:
-    # All times are whole slots, so the two are equal, not only to within one.
-    assert order_of(jobs)[0] == least_end(jobs)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_larger_instances(seed: int) -> None:
-    draw = random.Random(seed)
-    jobs = [
-        SlotJob(draw.randint(0, 40), draw.randint(1, 8), draw.randint(0, 60)) for _ in range(14)
-    ]
-    assert order_of(jobs)[0] == least_end(jobs)
+    # All times are whole slots, so it ends when the linear program does, not only to within one.
+    assert end == by_hand(jobs) == least_end(jobs)
 
 
 def test_equation_14_with_its_weights_on_a_tiny_instance() -> None:
     jobs = [SlotJob(0, 3, 0), SlotJob(1, 1, 2), SlotJob(2, 1, 1)]
     assert least_end_by_weights(jobs) == least_end(jobs) == order_of(jobs)[0] == 5
-
-
-def test_the_weights_of_equation_14_overflow() -> None:
-    # VGG-16 (32 tensors) in slots of 5 ms for half a second: a double ends at 1.8e308.
-    assert weight(100, 32, 87, 0) < 1.8e308
-    with pytest.raises(OverflowError):
-        weight(100, 32, 87, 1)
-    # And its 53 bits do before: five slots on, a unit of the earlier slot is lost.
-    late, early = weight(100, 32, 10, 0), weight(100, 32, 5, 0)
-    assert late + early == late
 
 
 def test_what_is_no_instance() -> None:

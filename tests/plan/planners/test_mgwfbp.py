@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from syncline.plan.network import Network
 from syncline.plan.planners.merge import Merge
 from syncline.plan.planners.mgwfbp import MgWfbp, find_merged_layers
 from tests import strategies as some
-from tests.plan.planners.instances import finish, ready_ns
+from tests.plan.planners.instances import finish
 
 
 def algorithm_1(a: float, b: float, t_b_from_1: list[float], p_from_1: list[int]) -> list[bool]:
@@ -64,31 +64,28 @@ def last_tensors(a: float, b: float, gaps: Sequence[float], sizes: Sequence[int]
     return [i for i, is_merged in enumerate(merged[::-1]) if not is_merged]
 
 
-def test_by_hand_communication_that_is_hidden() -> None:
-    # a = 1, b = 1. Layer 3 is ready at 10, layer 2 at 20, layer 1 at 30; each message takes 3.
-    # l = 3: 20 - 10 = 10 >= 1, normal, sent 10 to 13. l = 2: tau_c = 20, 30 - 20 >= 1, normal.
-    assert last_tensors(1, 1, [10, 10, 10], [2, 2, 2]) == [0, 1, 2]
-
-
-def test_by_hand_a_merge_that_saves_more_than_it_waits() -> None:
-    # a = 5, b = 1. Layer 3 is ready at 10, layer 2 at 13, layer 1 at 19.
-    # l = 3: 13 - 10 = 3 < 5, merged; p[2] = 5, t_c[3] = 0, tau_c[2] = max(10 + 0, 13) = 13.
-    # l = 2: 19 - 13 = 6 >= 5, normal.
-    assert last_tensors(5, 1, [10, 3, 6], [2, 3, 4]) == [1, 2]
-    # With layer 1 ready at 17: 17 - 13 = 4 < 5, merged as well.
-    assert last_tensors(5, 1, [10, 3, 4], [2, 3, 4]) == [2]
-
-
-def test_by_hand_a_channel_that_is_busy() -> None:
-    # a = 5, b = 1. Layers 4 to 1 are ready at 10, 16, 17, 18.
-    # l = 4: 16 - 10 = 6 >= 5, normal: sent from 10 to 10 + 5 + 20 = 35, so tau_c[3] = 35.
-    # l = 3: 17 - 35 < 5, merged, tau_c[2] = max(35 + 0, 17) = 35. l = 2: 18 - 35 < 5, merged.
-    assert last_tensors(5, 1, [10, 6, 1, 1], [20, 1, 1, 1]) == [0, 3]
-
-
-def test_by_hand_waiting_as_long_as_the_latency_gains_nothing() -> None:
-    # Line 11 is strict: 15 - 10 = 5 is not below a = 5.
-    assert last_tensors(5, 1, [10, 5], [1, 1]) == [0, 1]
+@pytest.mark.parametrize(
+    ("a", "gaps", "sizes", "cuts"),
+    [
+        # Hidden. Layer 3 is ready at 10, layer 2 at 20, layer 1 at 30; each message takes 3.
+        # l = 3: 20 - 10 = 10 >= 1, normal, sent 10 to 13. l = 2: tau_c = 20, 30 - 20 >= 1, normal.
+        (1, [10, 10, 10], [2, 2, 2], [0, 1, 2]),
+        # A merge saves more than it waits. Layer 3 is ready at 10, layer 2 at 13, layer 1 at 19.
+        # l = 3: 13 - 10 = 3 < 5, merged; p[2] = 5, t_c[3] = 0, tau_c[2] = max(10 + 0, 13) = 13.
+        # l = 2: 19 - 13 = 6 >= 5, normal.
+        (5, [10, 3, 6], [2, 3, 4], [1, 2]),
+        # With layer 1 ready at 17: 17 - 13 = 4 < 5, merged as well.
+        (5, [10, 3, 4], [2, 3, 4], [2]),
+        # A busy channel. Layers 4 to 1 are ready at 10, 16, 17, 18.
+        # l = 4: 16 - 10 = 6 >= 5, normal: sent from 10 to 10 + 5 + 20 = 35, so tau_c[3] = 35.
+        # l = 3: 17 - 35 < 5, merged, tau_c[2] = max(35 + 0, 17) = 35. l = 2: 18 - 35 < 5, merged.
+        (5, [10, 6, 1, 1], [20, 1, 1, 1], [0, 3]),
+        # Waiting as long as the latency gains nothing: line 11 is strict, 15 - 10 is not below 5.
+        (5, [10, 5], [1, 1], [0, 1]),
+    ],
+)
+def test_by_hand(a: float, gaps: list[float], sizes: list[int], cuts: list[int]) -> None:
+    assert last_tensors(a, 1, gaps, sizes) == cuts
 
 
 def test_by_hand_the_chain_that_is_not_optimal() -> None:
@@ -105,40 +102,6 @@ def test_by_hand_the_chain_that_is_not_optimal() -> None:
     network = Network.line(workers=4, a_s=10e-9, b_s_per_byte=0.5e-9)
     assert MgWfbp().last_tensors(profile, network) == [3]
     assert Merge().last_tensors(profile, network) == [0, 3]
-
-
-def instances(count: int) -> Iterator[tuple[float, list[float], list[int]]]:
-    """Yield random instances of 2 to 9 layers: latency, gaps, sizes, over two decades each."""
-    random_ = random.Random(2020)
-    for _ in range(count):
-        layers = random_.randint(2, 9)
-        yield (
-            10 ** random_.uniform(-1, 1),
-            [10 ** random_.uniform(-1, 0.5) for _ in range(layers)],
-            [round(10 ** random_.uniform(0, 3.5)) for _ in range(layers)],
-        )
-
-
-def test_how_often_and_how_far_the_rule_is_beaten() -> None:
-    """The paper's Theorem 1 calls the rule optimal. On this sample 27 % lose, by up to 36 %."""
-    b = 0.25e-3
-    ratios = []
-    for a, gaps, sizes in instances(2000):
-        network = Network.line(workers=4, a_s=a * 1e-3, b_s_per_byte=b * 1e-3)
-        profile = some.profile_of([round(gap * 1e6) for gap in gaps], sizes)
-        ready = ready_ns(profile)
-        bytes_ = [gradient.size_bytes for gradient in profile.gradients]
-
-        def cost(size_bytes: int, a: float = a) -> float:
-            return (a + b * size_bytes) * 1e6
-
-        published = finish(ready, bytes_, MgWfbp().last_tensors(profile, network), cost)
-        optimal = finish(ready, bytes_, Merge().last_tensors(profile, network), cost)
-        ratios.append(published / optimal)
-    assert min(ratios) >= 1 - 1e-6
-    beaten = sum(ratio > 1 + 1e-6 for ratio in ratios) / len(ratios)
-    assert 0.2 < beaten < 0.5
-    assert 1.25 < max(ratios) < 1.40
 
 
 class Counted(list[float]):

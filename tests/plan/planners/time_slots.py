@@ -12,6 +12,7 @@ where that is possible.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -60,30 +61,18 @@ def fits(jobs: Sequence[SlotJob], end: int) -> bool:
     """Say whether a schedule has every arrival plus tail at ``end`` or before."""
     if any(job.cost == 0 and job.ready + job.tail > end for job in jobs):
         return False
-    return (
-        _solve(jobs, [range(job.ready, max(end - job.tail, job.ready)) for job in jobs], None)
-        is not None
-    )
+    allowed = [range(job.ready, max(end - job.tail, job.ready)) for job in jobs]
+    return _solve(jobs, allowed, None) is not None
 
 
 def least_end(jobs: Sequence[SlotJob]) -> int:
     """Return the least possible ``max(arrival + tail)``, by bisection over feasibility programs."""
-    low, high = 0, horizon(jobs) + max((job.tail for job in jobs), default=0)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(jobs, middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    latest = horizon(jobs) + max((job.tail for job in jobs), default=0)
+    return bisect.bisect_left(range(latest), True, key=lambda end: fits(jobs, end))
 
 
 def weight(slots: int, jobs: int, slot: int, tail: int) -> float:
-    """Return the coefficient of Eq. 14 for sending in a slot that ends at ``slot``.
-
-    Raises:
-        OverflowError: it is larger than any double.
-    """
+    """Return the coefficient of Eq. 14 for sending in a slot that ends at ``slot``."""
     return float(slots * jobs) ** (slot + tail)
 
 

@@ -127,7 +127,7 @@ def prediction_of(
 ) -> Prediction:
     """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`."""
     iteration_s = steady.period_ns / NS_PER_S
-    bound_s = max(computation_s, _communication_bound_s(profile, network, plan, steady, strategy))
+    bound_s = max(computation_s, communication_bound_s(profile, network, plan, steady, strategy))
     return Prediction(
         planner=plan.planner,
         messages=len(plan.messages),
@@ -150,7 +150,7 @@ def prediction_of(
     )
 
 
-def _communication_bound_s(
+def communication_bound_s(
     profile: Profile, network: Network, plan: Plan, steady: Steady, strategy: Strategy
 ) -> float:
     """Return a lower bound for all plans with all-reduces of this kind; 0 where none is known."""
