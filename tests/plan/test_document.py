@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.errors import FileError, SynclineError, UserError
+from syncline.errors import FileError, UserError
 from syncline.plan.document import Document, read_document
 from syncline.plan.files import write_atomically
 from syncline.plan.network import Contention, Network
@@ -34,6 +34,8 @@ from tests import strategies as some
 from tests.plan.documents import COMPARISON, EXAMPLES, NETWORK, PLAN, PROFILE, RUN, TIMELINE
 
 KINDS: tuple[type[Document], ...] = (Profile, Network, Plan, Timeline, Comparison, Run)
+Place = list[str | int]
+"""Names and indices down to a value of a document."""
 
 examples = pytest.mark.parametrize("document", EXAMPLES, ids=lambda d: d.KIND)
 
@@ -41,9 +43,6 @@ examples = pytest.mark.parametrize("document", EXAMPLES, ids=lambda d: d.KIND)
 def names(folder: Path) -> list[str]:
     """Return the names of a folder's files, to see that no temporary one is left."""
     return [path.name for path in folder.iterdir()]
-
-
-# Round trip
 
 
 @some.many
@@ -65,43 +64,26 @@ def test_a_saved_file_is_loaded_by_its_kind(document: Document, tmp_path: Path) 
     assert names(tmp_path) == ["noun.json"]
 
 
-# What a broken file says: what, where, and what to do
-
-
-def says(error: pytest.ExceptionInfo[SynclineError], *parts: str) -> None:
-    """Check that the message holds every part."""
-    for part in parts:
-        assert part in str(error.value)
-
-
-@examples
-def test_a_missing_file(document: Document, tmp_path: Path) -> None:
-    path = tmp_path / "absent.json"
-    with pytest.raises(FileError) as error:
-        type(document).load(path)
-    says(error, str(path), "no such file", "check the path")
-
-
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="this is a folder; name a file in it"):
-        Profile.load(tmp_path)
-
-
-def test_a_path_with_a_null_character() -> None:
-    with pytest.raises(FileError, match="null character"):
-        Profile.load("a\0b")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent.json", "absent.json: .*no such file.*check the path"),
+        (".", "this is a folder; name a file in it"),
+        ("a\0b", "null character"),
+    ],
+)
+def test_a_path_that_cannot_be_read(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=message):
+        Profile.load(tmp_path / name)
 
 
 @examples
 @pytest.mark.parametrize(
-    "text", [b"", b" ", b"\0", b"\xff\xfe", b"nul", b"NaN", b'{"a":' * 100_000]
+    "text", [b"", b" ", b"\0", b"\xff\xfe", "\ud800", b"nul", b"NaN", b'{"a":' * 100_000]
 )
-def test_what_is_not_json(document: Document, text: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "broken.json"
-    path.write_bytes(text)
-    with pytest.raises(FileError) as error:
-        type(document).load(path)
-    says(error, str(path), "not valid JSON", "write it again")
+def test_what_is_not_json(document: Document, text: str | bytes) -> None:
+    with pytest.raises(FileError, match=r"(?s)x\.json: not valid JSON.*write it again"):
+        type(document).from_json(text, source="x.json")
 
 
 @examples
@@ -114,23 +96,16 @@ def test_a_file_truncated_at_any_byte(document: Document) -> None:
 
 @pytest.mark.parametrize("text", ["[]", "3", "null", '"syncline/plan"'])
 def test_json_that_is_no_object(text: str) -> None:
-    with pytest.raises(
-        FileError, match=r"x.json: expected a JSON object \(.* got `\w+`\); this is not"
-    ):
+    with pytest.raises(FileError, match=r"x.json: expected a JSON object \(.* got `\w+`\); this"):
         Plan.from_json(text, source="x.json")
-
-
-def test_text_that_cannot_be_encoded() -> None:
-    with pytest.raises(FileError, match="not valid JSON"):
-        Plan.from_json("\ud800")
 
 
 @examples
 def test_a_file_of_another_kind(document: Document) -> None:
     other = Plan if not isinstance(document, Plan) else Profile
-    with pytest.raises(FileError) as error:
+    said = f"expected a {other.KIND} file.*a {document.KIND} file.*syncline show x.json"
+    with pytest.raises(FileError, match=said):
         other.from_json(document.to_json(), source="x.json")
-    says(error, f"expected a {other.KIND} file", f"a {document.KIND} file", "syncline show x.json")
 
 
 @pytest.mark.parametrize("header", ["plan", "other/plan", 3, None, ["syncline/plan"]])
@@ -159,18 +134,12 @@ def test_a_network_of_version_1_has_one_factor_for_both() -> None:
 @examples
 @pytest.mark.parametrize("version", [0, 9, "1", 1.0, True, None])
 def test_another_version(document: Document, version: Any) -> None:
-    with pytest.raises(FileError) as error:
+    said = rf"x\.json: expected version {document.VERSION} .* version {version!r}; write it again"
+    with pytest.raises(FileError, match=said):
         type(document).from_json(edited(document, ["version"], version), source="x.json")
-    says(
-        error,
-        "x.json",
-        f"expected version {document.VERSION}",
-        f"version {version!r}",
-        "write it again",
-    )
 
 
-def edited(document: Document, path: list[str | int], value: Any) -> str:
+def edited(document: Document, path: Place, value: Any) -> str:
     """Return the document's JSON text with one value set."""
     fields = json.loads(document.to_json())
     inner = fields
@@ -182,29 +151,14 @@ def edited(document: Document, path: list[str | int], value: Any) -> str:
 
 @examples
 def test_an_unknown_field(document: Document) -> None:
-    with pytest.raises(FileError) as error:
+    with pytest.raises(FileError, match=r"x\.json: .*unknown field `colour`.*correct it"):
         type(document).from_json(edited(document, ["colour"], "red"), source="x.json")
-    says(error, "x.json", "unknown field `colour`", "correct it")
-
-
-def without_default(cls: type[Document]) -> list[str]:
-    """Return the fields that a file must have."""
-    fields = json.loads(next(e for e in EXAMPLES if type(e) is cls).to_json())
-    kept = []
-    for name in fields:
-        if name not in ("format", "version"):
-            rest = {k: v for k, v in fields.items() if k != name}
-            try:
-                cls.from_json(json.dumps(rest))
-            except FileError:
-                kept.append(name)
-    return kept
 
 
 @examples
 def test_a_missing_field_is_named(document: Document) -> None:
     fields = json.loads(document.to_json())
-    required = without_default(type(document))
+    required = [f.encode_name for f in msgspec.structs.fields(document) if f.required]
     assert len(required) >= 3
     for name in required:
         rest = {k: v for k, v in fields.items() if k != name}
@@ -212,20 +166,14 @@ def test_a_missing_field_is_named(document: Document) -> None:
             type(document).from_json(json.dumps(rest))
 
 
-WRONG: list[tuple[Document, list[str | int], Any, str]] = [
+WRONG: list[tuple[Document, Place, Any, str]] = [
     (PROFILE, ["model"], 3, r"Expected `str`, got `int` - at `\$.model`"),
     (PROFILE, ["workers"], 0, "profile: workers must be at least 1, found 0"),
     (PROFILE, ["iterations"], -1, "iterations must be at least 1"),
     (PROFILE, ["operations", 1, "duration_s"], -1.0, r"operations\[1\] 'b2': duration_s .* -1"),
     (PROFILE, ["operations", 1, "duration_s"], 1e9, "duration_s is 1e[+]09 s, longer than"),
     (PROFILE, ["operations", 1, "phase"], "sleep", "Invalid enum value 'sleep'"),
-    (
-        PROFILE,
-        ["operations", 1, "after"],
-        [1],
-        r"operations\[1\] 'b2' waits for operation 1, .*DAG",
-    ),
-    (PROFILE, ["operations", 1, "after"], [2], "waits for operation 2, which does not come before"),
+    (PROFILE, ["operations", 1, "after"], [1], r"\[1\] 'b2' waits for operation 1, .*DAG"),
     (PROFILE, ["operations", 1, "after"], [-1], "waits for operation -1"),
     (PROFILE, ["gradients"], [], "no gradient tensors"),
     (PROFILE, ["gradients", 0, "name"], "w1", r"gradients\[1\] 'w1': another gradient has this"),
@@ -243,6 +191,8 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (NETWORK, ["workers"], 1 << 40, "at most 2147483648"),
     (NETWORK, ["contention", "computing"], 0.5, "contention must be at least 1"),
     (NETWORK, ["contention", "exchange"], 101, "at least 1 and at most 100, found 101.* exchange"),
+    (NETWORK, ["contention", "per_message_s"], -1e-9, "contention.per_message_s must be a finite"),
+    (NETWORK, ["algorithm"], "rong", "unknown all-reduce algorithm 'rong'; did you mean 'ring'"),
     (NETWORK, ["link", "alpha_s"], -1, "link: alpha_s must be finite and at least 0"),
     (NETWORK, ["fit_error"], -0.1, "fit_error must be finite and at least 0"),
     (NETWORK, ["points", 0, "time_s"], -1.0, r"points\[0\]: time_s must be a finite"),
@@ -258,10 +208,13 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (PLAN, ["tensors", 1, "name"], "w2", r"tensors\[1\] 'w2': another tensor has this name"),
     (PLAN, ["tensors", 1, "elements"], -1, "elements must not be negative: -1"),
     (PLAN, ["tensors", 1, "elements"], 1 << 62, "at most 4611686018427387904"),
+    (PLAN, ["messages", 0, "start"], -1, r"starts at element 0, found \[-1, 15\)"),
+    (PLAN, ["messages", 0, "start"], 1, r"starts at element 0, found \[1, 15\)"),
     (PLAN, ["messages", 1, "start"], 14, r"starts at element 15, found \[14, 40\)"),
     (PLAN, ["messages", 1, "start"], 16, r"starts at element 15, found \[16, 40\)"),
     (PLAN, ["messages", 1, "stop"], 3, r"found \[15, 3\)"),
     (PLAN, ["messages", 1, "stop"], 39, "cover 39 of 40 gradient elements"),
+    (PLAN, ["messages", 1, "stop"], 41, "cover 41 of 40 gradient elements"),
     (PLAN, ["messages"], [], "cover 0 of 40"),
     (PLAN, ["messages", 0, "collective"], "gossip", "Invalid enum value 'gossip'"),
     (TIMELINE, ["iteration_ns"], 10**60, "times are at most 4611686018427387904 ns, found a numb"),
@@ -280,17 +233,19 @@ WRONG: list[tuple[Document, list[str | int], Any, str]] = [
     (COMPARISON, ["predictions", 0, "messages"], -1, "messages is negative"),
     (RUN, ["decision"], "maybe", "Invalid enum value 'maybe'"),
     (RUN, ["baseline", "iteration_s"], -2, "rate 'DDP': iteration_s must be finite"),
+    (RUN, ["baseline", "iteration_s"], 0, "rate 'DDP': iteration_s must be finite and above 0"),
+    (RUN, ["baseline", "noise_s"], -0.1, "rate 'DDP': noise_s must be finite"),
+    (RUN, ["phases", 0, "seconds"], -1, "phase 'profiling': seconds must be finite"),
+    (RUN, ["phases", 0, "start"], -1, "phase 'profiling': start and iterations must be at least"),
+    (RUN, ["phases", 0, "iterations"], -1, "phase 'profiling': start and iterations"),
 ]
 
 
 @pytest.mark.parametrize(("document", "path", "value", "message"), WRONG)
-def test_a_wrong_value_is_named_with_its_place(
-    document: Document, path: list[str | int], value: Any, message: str
-) -> None:
-    with pytest.raises(FileError) as error:
+def test_a_wrong_value_is_named(document: Document, path: Place, value: Any, message: str) -> None:
+    said = rf"x\.json: not a valid {document.KIND} file: .*{message}.*; correct it"
+    with pytest.raises(FileError, match=said):
         type(document).from_json(edited(document, path, value), source="x.json")
-    assert re.search(message, str(error.value))
-    says(error, f"x.json: not a valid {document.KIND} file", "correct it")
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -303,27 +258,22 @@ def test_numbers_that_json_does_not_have(document: Document, number: str) -> Non
         type(document).from_json(text)
 
 
-def test_what_is_no_file_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sparse = tmp_path / "sparse.json"
     with sparse.open("wb") as file:
         file.truncate(1 << 40)
-    for path, message in {
-        Path("/dev/zero"): "this is a device; name a regular file or a pipe",
-        sparse: "holds more than 67108864 bytes, the most that is read",
-    }.items():
-        with pytest.raises(FileError, match=f"{path}: {message}"):
-            Profile.load(path)
-        with pytest.raises(FileError, match=f"{path}: {message}"):
-            read_document(path, KINDS)
+    for read in (Profile.load, lambda path: read_document(path, KINDS)):
+        with pytest.raises(FileError, match="/dev/zero: this is a device"):
+            read(Path("/dev/zero"))
+        with pytest.raises(FileError, match=f"{sparse}: holds more than 67108864 bytes"):
+            read(sparse)
     monkeypatch.setattr("syncline.plan.document.LARGEST_FILE_BYTES", 1 << 20)
-    read, write = os.pipe()
-    with subprocess.Popen(["yes"], stdout=write) as endless:
-        os.close(write)
+    out, into = os.pipe()
+    with subprocess.Popen(["yes"], stdout=into) as endless:
+        os.close(into)
         with pytest.raises(FileError, match="holds more than 1048576 bytes"):
-            Profile.load(f"/dev/fd/{read}")
-        os.close(read)
+            Profile.load(f"/dev/fd/{out}")
+        os.close(out)
     assert endless.returncode == -signal.SIGPIPE
 
 
@@ -359,30 +309,16 @@ def test_the_constructor_says_the_same_as_the_file() -> None:
     assert not isinstance(error.value, FileError)
 
 
-# Whatever is done to a file, FileError or a valid noun comes out
+splices = st.tuples(st.integers(0, 10_000), st.integers(0, 3), st.binary(max_size=3))
 
 
 @some.many
-@given(
-    st.sampled_from(EXAMPLES),
-    st.lists(
-        st.tuples(
-            st.integers(0, 10_000), st.sampled_from("=+-"), st.binary(min_size=1, max_size=3)
-        ),
-        min_size=1,
-        max_size=6,
-    ),
-)
-def test_bytes_changed_at_random(document: Document, changes: list[tuple[int, str, bytes]]) -> None:
+@given(st.sampled_from(EXAMPLES), st.lists(splices, min_size=1, max_size=6))
+def test_bytes_changed_at_random(document: Document, changes: list[tuple[int, int, bytes]]) -> None:
     text = bytearray(document.to_json().encode())
-    for position, change, new in changes:
+    for position, replaced, new in changes:
         at = position % len(text)
-        if change == "=":
-            text[at : at + len(new)] = new
-        elif change == "+":
-            text[at:at] = new
-        else:
-            del text[at : at + len(new)]
+        text[at : at + replaced] = new
     read_or_refuse(type(document), bytes(text))
 
 
@@ -466,12 +402,7 @@ def test_a_name_that_occurs_twice_is_refused(change: tuple[str, str], twice: str
         Plan.from_json(text, source="plan.json")
 
 
-# Writing
-
-
-def test_an_existing_file_survives_a_failing_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_write_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "plan.json"
     PLAN.save(path)
     before = path.read_text()
@@ -480,11 +411,8 @@ def test_an_existing_file_survives_a_failing_write(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    needed = len(PLAN.to_json())
-    with pytest.raises(
-        FileError,
-        match=rf"plan.json: .*No space left on device: {needed} bytes .*{tmp_path}",
-    ):
+    said = f"plan.json: .*No space left on device: {len(PLAN.to_json())} bytes .*{tmp_path}"
+    with pytest.raises(FileError, match=said):
         PLAN.save(path)
     monkeypatch.undo()
     assert path.read_text() == before
@@ -500,12 +428,9 @@ def test_what_cannot_be_encoded_leaves_the_old_file_and_no_other(tmp_path: Path)
     assert names(tmp_path) == ["notes.txt"]
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_or_is_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"deep/plan.json: cannot be written: No such file"):
         PLAN.save(tmp_path / "deep" / "plan.json")
-
-
-def test_a_folder_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "plan.json").mkdir()
     with pytest.raises(FileError, match="cannot be written: Is a directory"):
         PLAN.save(tmp_path / "plan.json")

@@ -1,23 +1,17 @@
-"""``WhatIf``: what it computes from its points, its file form, and what it refuses."""
+"""``WhatIf``: what it computes from its points, its file form, what it refuses; predictions."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from syncline.errors import FileError, UserError
 from syncline.plan.prediction import Prediction
-from syncline.plan.whatif import (
-    Bottleneck,
-    Crossing,
-    PathPart,
-    Point,
-    Setting,
-    Split,
-    WhatIf,
-)
+from syncline.plan.whatif import Bottleneck, Crossing, PathPart, Point, Setting, Split, WhatIf
+from tests.plan.documents import COMPARISON
 
 
 def prediction(planner: str, iteration_s: float, *, computation_s: float = 0.1) -> Prediction:
@@ -32,9 +26,9 @@ def prediction(planner: str, iteration_s: float, *, computation_s: float = 0.1) 
     )
 
 
-def point(workers: int, *predictions: Prediction, **setting: object) -> Point:
+def point(workers: int, *predictions: Prediction, **setting: Any) -> Point:
     return Point(
-        setting=Setting(workers=workers, algorithm="ring", **setting),  # type: ignore[arg-type]
+        setting=Setting(workers=workers, algorithm="ring", **setting),
         network="n",
         alone_s=0.08,
         computing_s=0.05,
@@ -42,29 +36,30 @@ def point(workers: int, *predictions: Prediction, **setting: object) -> Point:
     )
 
 
-SPLIT = Split(computing_s=0.05, loading_s=0.03, straggling_s=0.02, exposed_s=0.06)
+LIMIT = Bottleneck(
+    point=0,
+    planner="b",
+    kind="communication",
+    share=0.375,
+    sentence="communication-bound",
+    split=Split(computing_s=0.05, loading_s=0.03, straggling_s=0.02, exposed_s=0.06),
+)
+CROSSING = Crossing(
+    axis="workers", point=1, before=4.0, after=8.0, at=5.0, planner="a", kind="overtakes", other="b"
+)
+STUDY = WhatIf(model="m", network="n", points=(point(4), point(8)), bottleneck=LIMIT)
 
 
-def limit(**changes: object) -> Bottleneck:
-    fields: dict[str, object] = {
-        "point": 0,
-        "planner": "b",
-        "kind": "communication",
-        "share": 0.375,
-        "sentence": "communication-bound",
-        "split": SPLIT,
-    }
-    return Bottleneck(**{**fields, **changes})  # type: ignore[arg-type]
+def study(**changes: object) -> WhatIf:
+    return msgspec.structs.replace(STUDY, **changes)
 
 
-def study(*points: Point, **changes: object) -> WhatIf:
-    fields: dict[str, object] = {
-        "model": "m",
-        "network": "n",
-        "points": points or (point(4), point(8)),
-        "bottleneck": limit(),
-    }
-    return WhatIf(**{**fields, **changes})  # type: ignore[arg-type]
+def crossing(**changes: object) -> dict[str, object]:
+    return {"crossings": (msgspec.structs.replace(CROSSING, **changes),)}
+
+
+def limit(**changes: object) -> dict[str, object]:
+    return {"bottleneck": msgspec.structs.replace(LIMIT, **changes)}
 
 
 def test_the_figures_of_a_point() -> None:
@@ -108,7 +103,7 @@ def test_an_iteration_of_no_time() -> None:
 
 
 def test_what_is_swept() -> None:
-    made = study(point(4), point(8, wire="bfloat16"))
+    made = study(points=(point(4), point(8, wire="bfloat16")))
     assert made.swept == ("workers", "wire")
     assert made.planners == ("a", "b")
     assert made.chosen == made.points[0]
@@ -117,21 +112,16 @@ def test_what_is_swept() -> None:
 def test_the_path_by_kind() -> None:
     parts = [("message", 0.5), ("forward", 0.2), ("message", 0.25)]
     path = tuple(PathPart(kind=kind, label="x", time_s=time_s) for kind, time_s in parts)
-    assert list(limit(path=path).by_kind().items()) == [("message", 0.75), ("forward", 0.2)]
-
-
-CROSSING = Crossing(
-    axis="workers", point=1, before=4.0, after=8.0, at=5.0, planner="a", kind="overtakes", other="b"
-)
+    found = msgspec.structs.replace(LIMIT, path=path).by_kind()
+    assert list(found.items()) == [("message", 0.75), ("forward", 0.2)]
 
 
 def test_the_file_form(tmp_path: Path) -> None:
+    settings = {"stragglers": ((3, 1.2),), "bandwidth_bytes_per_s": 1.25e9}
     made = study(
-        point(4, stragglers=((3, 1.2),), bandwidth_bytes_per_s=1.25e9),
-        point(8, stragglers=((3, 1.2),), bandwidth_bytes_per_s=1.25e9),
-        point(8, density=0.001),
+        points=(point(4, **settings), point(8, **settings), point(8, density=0.001)),
         crossings=(CROSSING,),
-        bottleneck=limit(path=(PathPart(kind="message", label="x", time_s=0.1, rank=3),)),
+        **limit(path=(PathPart(kind="message", label="x", time_s=0.1, rank=3),)),
         notes=("a note",),
     )
     made.save(tmp_path / "what-if.json")
@@ -144,17 +134,12 @@ def test_the_file_form(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    for changes in (
-        {"bandwidth_bytes_per_s": 0.0},
-        {"density": -1.0},
-        {"compute_scale": 0.0},
-        {"stragglers": ((0, -1.0),)},
-        {"latency_s": -1e-6},
-        {"jitter": -0.1},
-        {"spread": float("inf")},
-    ):
+    wrong: dict[str, Any] = {"bandwidth_bytes_per_s": 0.0, "density": -1.0, "jitter": -0.1}
+    wrong |= {"compute_scale": 0.0, "stragglers": ((0, -1.0),), "latency_s": -1e-6}
+    wrong |= {"spread": float("inf")}
+    for field, value in wrong.items():
         with pytest.raises(UserError, match=r"what-if: .* must be finite and"):
-            point(4, **changes)  # type: ignore[arg-type]
+            point(4, **{field: value})
     with pytest.raises(UserError, match="what-if: workers must be at least 1"):
         point(0)
 
@@ -163,24 +148,15 @@ def test_settings_that_cannot_be() -> None:
     ("changes", "message"),
     [
         ({"points": ()}, "no points"),
-        (
-            {"points": (point(4), point(8, prediction("a", 0.2)))},
-            r"points\[1\]: expected predictions of a, b, found a",
-        ),
-        ({"bottleneck": limit(point=2)}, "bottleneck: there are 2 points, found 2"),
-        ({"bottleneck": limit(planner="c")}, "no prediction for planner 'c'"),
-        (
-            {"crossings": (msgspec.structs.replace(CROSSING, point=-1),)},
-            r"crossings\[0\]: there are 2 points, found -1",
-        ),
-        ({"crossings": (msgspec.structs.replace(CROSSING, before=5),)}, "and no such point"),
-        ({"crossings": (msgspec.structs.replace(CROSSING, before=8),)}, "before 8, at 5, after 8"),
-        ({"crossings": (msgspec.structs.replace(CROSSING, at=9),)}, "before 4, at 9, after 8"),
-        ({"crossings": (msgspec.structs.replace(CROSSING, after=9),)}, "workers of points.1. is 8"),
-        (
-            {"crossings": (CROSSING,), "points": (point(4), point(8, jitter=0.1))},
-            "and no such point",
-        ),
+        ({"points": (point(4), point(8, prediction("a", 0.2)))}, r"\[1\]: .* of a, b, found a"),
+        (limit(point=2), "bottleneck: there are 2 points, found 2"),
+        (limit(planner="c"), "no prediction for planner 'c'"),
+        (crossing(point=-1), r"crossings\[0\]: there are 2 points, found -1"),
+        (crossing(before=5), "and no such point"),
+        (crossing(before=8), "before 8, at 5, after 8"),
+        (crossing(at=9), "before 4, at 9, after 8"),
+        (crossing(after=9), "workers of points.1. is 8"),
+        (crossing() | {"points": (point(4), point(8, jitter=0.1))}, "and no such point"),
     ],
 )
 def test_what_is_refused(changes: dict[str, object], message: str) -> None:
@@ -193,3 +169,26 @@ def test_a_point_needs_a_prediction_and_times() -> None:
         msgspec.structs.replace(point(4), predictions=())
     with pytest.raises(UserError, match="alone_s must be a finite time"):
         msgspec.structs.replace(point(4), alone_s=-1.0)
+
+
+ROW = COMPARISON.predictions[0]
+
+
+@pytest.mark.parametrize(
+    ("exposed_s", "communication_s", "expected"),
+    [(1.0, 1.5, 2 / 3), (0.0, 1.5, 0.0), (2.0, 1.5, 1.0), (0.0, 0.0, 0.0)],
+)
+def test_the_exposed_share(exposed_s: float, communication_s: float, expected: float) -> None:
+    row = msgspec.structs.replace(ROW, exposed_s=exposed_s, communication_s=communication_s)
+    assert row.exposed_fraction == pytest.approx(expected)
+
+
+def test_the_distance_to_the_bound() -> None:
+    assert ROW.distance_to_bound == pytest.approx(2.0 / 1.5 - 1)
+    assert msgspec.structs.replace(ROW, lower_bound_s=0.0).distance_to_bound == 0
+
+
+def test_a_prediction_by_its_planner() -> None:
+    assert COMPARISON.of("ddp") is ROW
+    with pytest.raises(UserError, match="no prediction for planner 'merge'"):
+        COMPARISON.of("merge")
