@@ -12,6 +12,7 @@ from tests import strategies as some
 
 LINE = [(0, 1e-6, 1e-9)]
 LONGEST = 1 << 46
+Row = tuple[int, float, float]
 
 
 @some.few
@@ -40,7 +41,7 @@ def test_nothing_to_merge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ready", "sizes", "segments", "message"),
+    ("ready", "sizes", "rows", "said"),
     [
         ([1, 2], [1], LINE, "as many sizes as ready times"),
         ([2, 1], [1, 1], LINE, "nor ready times decrease"),
@@ -51,11 +52,9 @@ def test_nothing_to_merge() -> None:
         ([1], [1], [(0, 1.0, 1.0), (0, 1.0, 1.0)], "in increasing order"),
     ],
 )
-def test_what_cannot_be_merged(
-    ready: list[int], sizes: list[int], segments: list[tuple[int, float, float]], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        _native.merge(ready, sizes, segments)
+def test_what_is_refused(ready: list[int], sizes: list[int], rows: list[Row], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        _native.merge(ready, sizes, rows)
 
 
 def test_the_largest_times_and_costs_stay_in_range() -> None:
