@@ -12,7 +12,7 @@ from syncline.files.traces.layer_table import write_layer_table
 from syncline.files.traces.layers import Layer, profile_of
 from syncline.plan.network import PRESETS
 from syncline.plan.profile import Profile
-from tests.files.traces import kineto_seeds
+from tests.files.traces.kineto_seeds import execution_trace, kineto, kineto_array, kineto_of_host
 
 ASTRASIM = """\
 DATA
@@ -59,65 +59,30 @@ def chakra_of_ours() -> bytes:
 def chakra_of_pytorch() -> bytes:
     """Return a Chakra trace in the manner of those recorded from PyTorch: launches and kernels."""
     nodes: list[Node] = []
+    host, back, device, link = 1, 2, 7, 14  # threads
 
-    def add(
-        name: str,
-        kind: NodeType,
-        *data: int,
-        cpu: bool,
-        duration_us: int,
-        thread: int,
-        control: tuple[int, ...] = (3,),
-        **attributes: int,
-    ) -> int:
+    def add(name: str, duration_us: int, thread: int, *data: int, **sent: int) -> int:
         own = 10 + len(nodes)
-        about: dict[str, int | float | str] = {"is_cpu_op": int(cpu), "tid": thread, "rf_id": own}
-        about |= {"op_schema": "x", **attributes}
-        node = Node(own, name, kind, array("Q", data), array("Q", control), duration_us, about)
-        nodes.append(node)
+        kind = NodeType.COMM_COLL if sent or name.startswith("c10d") else NodeType.COMP
+        about: dict[str, int | float | str] = {"is_cpu_op": int(thread < device), "tid": thread}
+        about |= {"rf_id": own, "op_schema": "x", **sent}
+        nodes.append(Node(own, name, kind, array("Q", data), array("Q", [3]), duration_us, about))
         return own
 
-    comp, coll = NodeType.COMP, NodeType.COMM_COLL
-    launch = add("aten::conv2d", comp, cpu=True, duration_us=30, thread=1)
-    kernel = add("conv_kernel(float*)", comp, launch, cpu=False, duration_us=900, thread=7)
-    back = add("aten::convolution_backward", comp, launch, cpu=True, duration_us=40, thread=2)
-    grad = add("wgrad_kernel", comp, back, kernel, cpu=False, duration_us=1800, thread=7)
-    sent = add("c10d::allreduce_", coll, back, cpu=True, duration_us=20, thread=2)
-    add(
-        "ncclKernel_AllReduce(ncclDevComm*)",
-        coll,
-        sent,
-        cpu=False,
-        duration_us=700,
-        thread=14,
-        comm_type=CollectiveType.ALL_REDUCE,
-        comm_size=8196,
-    )
-    more = add("aten::mm", comp, back, cpu=True, duration_us=40, thread=2)
-    add("sgemm", comp, more, grad, cpu=False, duration_us=500, thread=7)
-    sent = add("c10d::allreduce_", coll, more, cpu=True, duration_us=20, thread=2)
-    add(
-        "ncclKernel_AllReduce(ncclDevComm*)",
-        coll,
-        sent,
-        cpu=False,
-        duration_us=1400,
-        thread=14,
-        comm_type=CollectiveType.ALL_REDUCE,
-        comm_size=16392,
-    )
-    add(
-        "ncclKernel_Broadcast",
-        coll,
-        sent,
-        cpu=False,
-        duration_us=9,
-        thread=14,
-        comm_type=CollectiveType.BROADCAST,
-        comm_size=424,
-    )
-    step = add("aten::_foreach_add_", comp, sent, cpu=True, duration_us=60, thread=1)
-    add("multi_tensor_apply_kernel", comp, step, cpu=False, duration_us=300, thread=7)
+    launch = add("aten::conv2d", 30, host)
+    kernel = add("conv_kernel(float*)", 900, device, launch)
+    conv = add("aten::convolution_backward", 40, back, launch)
+    grad = add("wgrad_kernel", 1800, device, conv, kernel)
+    sums, shares = {"comm_type": CollectiveType.ALL_REDUCE}, {"comm_type": CollectiveType.BROADCAST}
+    sent = add("c10d::allreduce_", 20, back, conv)
+    add("ncclKernel_AllReduce(ncclDevComm*)", 700, link, sent, **sums, comm_size=8196)
+    more = add("aten::mm", 40, back, conv)
+    add("sgemm", 500, device, more, grad)
+    sent = add("c10d::allreduce_", 20, back, more)
+    add("ncclKernel_AllReduce(ncclDevComm*)", 1400, link, sent, **sums, comm_size=16392)
+    add("ncclKernel_Broadcast", 9, link, sent, **shares, comm_size=424)
+    step = add("aten::_foreach_add_", 60, host, sent)
+    add("multi_tensor_apply_kernel", 300, device, step)
     metadata = Metadata("", {"schema": "1.0.1", "pid": 114598, "start_ts": 216405745})
     return encode(metadata) + b"".join(map(encode, nodes))
 
@@ -137,10 +102,6 @@ def seeds() -> dict[str, list[bytes]]:
         "pipedream": [PIPEDREAM.encode()],
         "chakra": [chakra_of_ours(), chakra_of_pytorch()],
         "json": [layered_profile().to_json().encode()],
-        "kineto": [
-            kineto_seeds.kineto(),
-            kineto_seeds.kineto(device=False),
-            kineto_seeds.kineto_array(),
-        ],
-        "execution-trace": [kineto_seeds.execution_trace()],
+        "kineto": [kineto(), kineto_of_host(), kineto_array()],
+        "execution-trace": [execution_trace()],
     }

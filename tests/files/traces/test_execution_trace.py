@@ -1,19 +1,14 @@
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from syncline.errors import FileError, UserError
 from syncline.files.traces.execution_trace import ExecutionTrace, read_execution_trace
-from syncline.plan.plan import Plan
-from tests import strategies as some
 from tests.files.traces.kineto_files import execution_trace
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "et"
@@ -23,12 +18,6 @@ def read(tmp_path: Path, whole: Any) -> ExecutionTrace:
     path = tmp_path / "et.json"
     path.write_text(json.dumps(whole))
     return read_execution_trace(path)
-
-
-def plan_of(trace: ExecutionTrace) -> Plan:
-    plan = trace.plan()
-    assert plan is not None
-    return plan
 
 
 @pytest.mark.parametrize(
@@ -41,18 +30,17 @@ def test_gradients_and_messages_of_all_schemas(tmp_path: Path, schema: str) -> N
     assert trace.workers == 2
     assert len(trace.iterations) == 3
     last = trace.iterations[-1]
-    assert [g.elements for g in last.gradients] == [1000] * 4
+    assert [(g.elements, g.dtype) for g in last.gradients] == [(1000, "float32")] * 4
     assert [m.elements for m in last.messages] == [2000] * 2
-    assert {g.dtype for g in last.gradients} == {"float32"}
-    plan = plan_of(trace)
-    assert plan.message_bytes() == (8000, 8000)
     assert "no durations" in trace.notes[0]
-    assert trace.trace().profile is None
-    assert trace.trace().plan == plan
+    found = trace.trace()
+    assert found.profile is None
+    assert found.plan == trace.plan()
+    assert found.plan.message_bytes() == (8000, 8000)
 
 
 def test_a_gradient_without_a_tensor_takes_the_rest_of_its_message(tmp_path: Path) -> None:
-    plan = plan_of(read(tmp_path, execution_trace(undefined=(1,))))
+    plan = read(tmp_path, execution_trace(undefined=(1,))).plan()
     assert [t.elements for t in plan.tensors] == [1000] * 4
     assert plan.message_bytes() == (8000, 8000)
 
@@ -65,13 +53,12 @@ def test_messages_outside_of_the_backward_pass_hold_no_gradients(tmp_path: Path)
     whole["nodes"] = [{**average, "id": -1}, begin, *nodes, {**average, "id": 99}]
     trace = read(tmp_path, whole)
     assert [len(i.messages) for i in trace.iterations] == [2]
-    assert plan_of(trace).message_bytes() == (8000, 8000)
+    assert trace.plan().message_bytes() == (8000, 8000)
 
 
 def test_without_worker_count(tmp_path: Path) -> None:
     trace = read(tmp_path, execution_trace(workers=None))
-    assert trace.workers is None
-    assert trace.trace().plan is None
+    assert (trace.workers, trace.trace().plan) == (None, None)
     assert trace.notes[-1] == "the trace does not say how many workers there were"
 
 
@@ -80,7 +67,7 @@ def test_the_worker_count_is_that_of_the_process_group(tmp_path: Path) -> None:
     groups = json.dumps([{"pg_name": "0", "group_size": 8}, {"pg_name": "1", "group_size": 4}])
     made = {"id": 0, "name": "## process_group:init ##", "inputs": {"values": [groups]}}
     whole["nodes"].insert(0, made)
-    assert plan_of(read(tmp_path, whole)).workers == 8
+    assert read(tmp_path, whole).plan().workers == 8
     for broken in ("{", "[" * 100_000, "9" * 5_000):
         made["inputs"] = {"values": [broken]}
         with pytest.raises(FileError, match="process groups are not JSON"):
@@ -90,19 +77,20 @@ def test_the_worker_count_is_that_of_the_process_group(tmp_path: Path) -> None:
 def test_without_gradients(tmp_path: Path) -> None:
     nodes = [{"id": 1, "name": "aten::add", "attrs": []}]
     trace = read(tmp_path, {"schema": "1.1.1", "nodes": nodes})
-    assert trace.iterations == ()
-    assert trace.plan() is None
+    assert (trace.iterations, trace.plan()) == ((), None)
     assert "no gradients and no messages are in it" in trace.notes
 
 
 def test_messages_that_are_not_made_of_the_gradients(tmp_path: Path) -> None:
     whole = execution_trace()
-    whole["nodes"] = [n for n in whole["nodes"] if n["id"] != 1]
-    for node in list(whole["nodes"]):
-        if "Accumulate" in node["name"] and node["id"] > 20:
-            whole["nodes"].remove(node)
+    whole["nodes"] = [
+        n for n in whole["nodes"] if n["id"] != 1 and ("Accum" not in n["name"] or n["id"] <= 20)
+    ]
     with pytest.raises(UserError, match="the messages hold"):
         read(tmp_path, whole).plan()
+
+
+STEP = "Optimizer.step#SGD.step"
 
 
 @pytest.mark.parametrize(
@@ -117,10 +105,11 @@ def test_messages_that_are_not_made_of_the_gradients(tmp_path: Path) -> None:
         ({"schema": "1.1.1", "nodes": [1]}, r"nodes\[0\]: expected an object, found int"),
         ({"schema": "1.1.1", "nodes": [{}]}, r"nodes\[0\]: expected a text in 'name'"),
         (
-            {"schema": "1.1.1", "nodes": [{"name": "Optimizer.step#SGD.step", "id": "x"}]},
-            r"nodes\[0\] 'Optimizer.step#SGD.step': expected a whole number in 'id', found 'x'",
+            {"schema": "1.1.1", "nodes": [{"name": STEP, "id": "x"}]},
+            rf"nodes\[0\] '{STEP}': expected a whole number in 'id', found 'x'",
         ),
     ],
+    ids=str,
 )
 def test_what_is_no_execution_trace(tmp_path: Path, whole: Any, message: str) -> None:
     with pytest.raises(FileError, match=message):
@@ -135,31 +124,6 @@ def test_impossible_shapes_are_named(tmp_path: Path, shape: list[Any]) -> None:
         read(tmp_path, whole)
 
 
-VALUES: st.SearchStrategy[Any] = st.sampled_from(
-    [None, -1, 0, 1.5, 1 << 70, "", "x", "Tensor(float)", [], [[]], {}, True]
-).map(copy.deepcopy)  # they are put into the trace, and mutated there
-
-
-@some.many
-@given(data=st.data())
-def test_mutated_traces_are_read_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    schema = data.draw(st.sampled_from(["1.0.1", "1.1.1-chakra.0.0.4"]))
-    whole = execution_trace(schema=schema, iterations=1, layers=2)
-    for _ in range(data.draw(st.integers(1, 4))):
-        place: Any = data.draw(st.sampled_from(whole["nodes"]))
-        while isinstance(place, dict | list) and place:
-            keys = sorted(place) if isinstance(place, dict) else range(len(place))
-            key = data.draw(st.sampled_from(list(keys)))
-            if data.draw(st.booleans()) or not isinstance(place[key], dict | list):
-                place[key] = data.draw(VALUES)
-                break
-            place = place[key]
-    with contextlib.suppress(UserError):
-        read(tmp_path_factory.getbasetemp(), whole).plan()
-
-
 @pytest.mark.skipif(
     not SHARED.is_dir(), reason="the shared execution trace is not beside the project"
 )
@@ -167,4 +131,4 @@ def test_the_shared_execution_trace() -> None:
     trace = read_execution_trace(SHARED / "pytorch_et_resnet50_ddp_rank1of2.json.gz")
     assert trace.workers == 2
     assert [(len(i.gradients), len(i.messages)) for i in trace.iterations] == [(161, 5)] * 3
-    assert plan_of(trace).message_bytes() == (8196000, 31502336, 26255360, 26550272, 9724160)
+    assert trace.plan().message_bytes() == (8196000, 31502336, 26255360, 26550272, 9724160)

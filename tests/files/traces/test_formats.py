@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
+import json
 import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from reproduce.inputs import TABLE_VI
 
 from syncline.errors import FileError, UserError
 from syncline.files.traces.formats import (
     FORMATS,
+    Format,
     TraceOptions,
     detect,
     format_named,
@@ -30,11 +35,21 @@ from syncline.plan.network import PRESETS, Network
 from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict
+from tests import strategies as some
+from tests.files.traces.kineto_files import Job, gloo_job
 from tests.files.traces.kineto_seeds import execution_trace, kineto
 from tests.files.traces.seeds import ASTRASIM, PIPEDREAM, layered_profile, seeds
+from tests.fuzzing.mutations import mutated
 
 OWN = Path(__file__).resolve().parents[3] / "reproduce" / "traces"
-CASES = [(name, index) for name, files in seeds().items() for index in range(len(files))]
+SEEDS = seeds()
+CASES = [(name, index) for name, files in SEEDS.items() for index in range(len(files))]
+
+
+def written(tmp_path: Path, content: bytes | str, name: str = "trace") -> Path:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -42,24 +57,59 @@ CASES = [(name, index) for name, files in seeds().items() for index in range(len
 def test_every_file_is_known_by_its_content(
     name: str, index: int, packed: bool, tmp_path: Path
 ) -> None:
-    content = seeds()[name][index]
-    path = tmp_path / "some.dat"
-    path.write_bytes(gzip.compress(content) if packed and name != "json" else content)
-    assert detect(path).name == name
+    content = SEEDS[name][index]
+    path = written(tmp_path, gzip.compress(content) if packed and name != "json" else content)
     form, trace = read_trace([path])
     assert form.name == name
     assert trace.profile is not None or trace.plan is not None
 
 
 @pytest.mark.parametrize(
-    "content", [b"hello", b"{}", b"[1, 2]", b"\0" * 600, b"\xff" * 99, b"1 2 3\n", b'{"nodes": []}']
+    ("beginning", "name"),
+    [
+        ("\n" + TABLE_VI.partition("\n")[2], "layer-table"),
+        ("id name forward backward comm size", "layer-table"),
+        ("HYBRID_TRANSFORMER model_parallel_NPU_group: 4\n5\n", "astrasim"),
+    ],
+    ids=["without header", "header alone", "parallelism of another kind"],
+)
+def test_a_beginning_tells_the_format(beginning: str, name: str, tmp_path: Path) -> None:
+    assert detect(written(tmp_path, beginning)).name == name
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"hello", b"{}", b"[1, 2]", b"\0" * 600, b"\xff" * 99, b"1 2 3\n", b'{"nodes": []}'),
+        *(b"1 conv 1 2 3", b"x conv 1 2 3 4", b"1 conv 1 2 x 4"),
+        *(b"DATA\n", b"DATA\nx\n", b"data\n5\n", b"node1 -- node2\n"),
+    ],
 )
 def test_what_is_unknown_is_refused_with_what_is_known(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(content)
     with pytest.raises(FileError, match="not a trace of a known format") as caught:
-        detect(path)
-    assert all(name in str(caught.value) for name in seeds())
+        detect(written(tmp_path, content))
+    assert all(name in str(caught.value) for name in SEEDS)
+
+
+@some.many
+@pytest.mark.parametrize("name", SEEDS)
+@given(seed=st.integers(0, 1 << 32))
+def test_mutated_files_are_read_or_refused(
+    name: str, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Anything but an error of ours is a bug of the reader."""
+    files = SEEDS[name]
+    if name == "kineto":  # the events more often than what is around them
+        events = (trace["traceEvents"] for trace in (Job(steps=2).trace(), gloo_job()[0]))
+        files = [*files, *(json.dumps(each).encode() for each in events)]
+    path = written(tmp_path_factory.getbasetemp(), mutated(files, str(seed)), "mutated")
+    with contextlib.suppress(UserError):
+        _, trace = read_trace([path], format_named(name))
+        profile = trace.known_profile()
+        assert profile.computation_s >= 0
+        if trace.plan is not None:
+            assert trace.plan.elements == sum(g.elements for g in profile.gradients)
+        trace.network()
 
 
 def test_archives_are_named(tmp_path: Path) -> None:
@@ -71,23 +121,17 @@ def test_archives_are_named(tmp_path: Path) -> None:
 
 
 def test_a_format_can_be_said_instead(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_text(TABLE_VI)
+    path = written(tmp_path, TABLE_VI)
     with pytest.raises(FileError, match="expected the parallelism"):
         read_trace([path], format_named("astrasim"))
     assert read_trace([path], format_named("layer-table"))[1].profile is not None
-
-
-def test_names_are_corrected() -> None:
     with pytest.raises(UserError, match="unknown trace format 'chakr'; did you mean 'chakra'"):
         format_named("chakr")
 
 
 def test_files_must_belong_together(tmp_path: Path) -> None:
-    table, graph, other = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    table.write_text(TABLE_VI)
-    graph.write_text(PIPEDREAM)
-    other.write_text(TABLE_VI)
+    table, other = written(tmp_path, TABLE_VI, "a"), written(tmp_path, TABLE_VI, "c")
+    graph = written(tmp_path, PIPEDREAM, "b")
     with pytest.raises(UserError, match=r"a is of format layer-table, .*b of format pipedream"):
         read_trace([table, graph])
     with pytest.raises(UserError, match="a trace of format layer-table is one file, found 2"):
@@ -97,24 +141,20 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
 
 
 def test_a_profiler_trace_is_joined_with_an_execution_trace(tmp_path: Path) -> None:
-    timed, sized, again = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.json"
-    timed.write_bytes(kineto(steps=1))
-    sized.write_bytes(execution_trace())
-    again.write_bytes(execution_trace())
+    timed = written(tmp_path, kineto(steps=1), "a")
+    sized, again = (written(tmp_path, execution_trace(), name) for name in "bc")
     for paths in ([timed, sized], [sized, timed]):
         form, trace = read_trace(paths)
         assert form.name == "kineto"
-        assert len(trace.known_profile().gradients) == 3
+        assert len(trace.known_profile().gradients) == 4
     with pytest.raises(UserError, match="1 profiler traces and 2 execution traces"):
         read_trace([timed, sized, again])
 
 
 def test_a_step_is_for_traces_with_steps(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_text(ASTRASIM)
     with pytest.raises(UserError, match="has no steps to choose from"):
-        read_trace([path], options=TraceOptions(step=3))
-    path.write_bytes(kineto(steps=2))
+        read_trace([written(tmp_path, ASTRASIM)], options=TraceOptions(step=3))
+    path = written(tmp_path, kineto(steps=2))
     assert read_trace([path], options=TraceOptions(step=4))[1].steps == 1
 
 
@@ -127,37 +167,30 @@ def test_formats_that_are_only_read_or_only_written() -> None:
 
 
 def test_a_timeline_goes_to_perfetto_and_nowhere_else(tmp_path: Path) -> None:
-    profile = layered_profile()
-    network = PRESETS["10gbe-k80"]
+    profile, network = layered_profile(), PRESETS["10gbe-k80"]
     path = tmp_path / "timeline.json"
     predict(profile, network, Wfbp().plan(profile, network)).timeline.save(path)
     _, trace = read_trace([path])
     assert b"traceEvents" in write_trace(trace, FORMATS["chrome"]).content
-    with pytest.raises(
-        UserError, match="no profile can be made of this trace: it holds a timeline"
-    ):
+    with pytest.raises(UserError, match="no profile can be made of this trace: it holds"):
         write_trace(trace, FORMATS["json"])
     with pytest.raises(UserError, match="not when they ran; predict a timeline"):
         write_trace(Trace(model="m", profile=profile), FORMATS["chrome"])
 
 
-def test_every_writer_writes_what_its_reader_reads(tmp_path: Path) -> None:
+READ_AND_WRITTEN = [form for form in FORMATS.values() if form.read and form.write]
+
+
+@pytest.mark.parametrize("form", READ_AND_WRITTEN, ids=lambda form: form.name)
+def test_every_writer_writes_what_its_reader_reads(form: Format, tmp_path: Path) -> None:
     profile = layered_profile()
-    for form in FORMATS.values():
-        if form.read is None or form.write is None:
-            continue
-        path = tmp_path / form.name
-        path.write_bytes(write_trace(Trace(model="m", profile=profile), form).content)
-        found, trace = read_trace([path])
-        assert found is form
-        again = trace.known_profile()
-        assert again.gradient_bytes == profile.gradient_bytes
-        assert again.phase_s("forward", "backward") == pytest.approx(
-            profile.phase_s("forward", "backward"), rel=1e-6
-        )
-
-
-# ------------------------------------------------------------------ what readers share
+    content = write_trace(Trace(model="m", profile=profile), form).content
+    found, trace = read_trace([written(tmp_path, content)])
+    assert found is form
+    again = trace.known_profile()
+    assert again.gradient_bytes == profile.gradient_bytes
+    both = ("forward", "backward")
+    assert again.phase_s(*both) == pytest.approx(profile.phase_s(*both), rel=1e-6)
 
 
 def test_points_are_means_and_not_too_many() -> None:
@@ -192,9 +225,6 @@ def test_names_are_numbered() -> None:
     assert len(set(found)) == len(found)
 
 
-# ------------------------------------------------------------------ the data set of our own
-
-
 @pytest.mark.parametrize("path", sorted(OWN.glob("*.txt")), ids=lambda path: path.stem)
 def test_our_own_tables_say_what_their_profiles_say(path: Path) -> None:
     _, trace = read_trace([path])
@@ -209,8 +239,24 @@ def test_our_own_tables_say_what_their_profiles_say(path: Path) -> None:
         assert point.time_s == pytest.approx(measured[point.size_bytes], rel=1e-6)
 
 
+GRADIENT_BYTES = {"alexnet": 93_089_064, "googlenet": 23_935_208, "resnet50": 94_114_088}
+"""At 10 classes."""
+
+
+@pytest.mark.parametrize("workers", ["1worker", "2workers"])
+@pytest.mark.parametrize("network", GRADIENT_BYTES)
+def test_a_file_holds_100_iterations_of_its_network(network: str, workers: str) -> None:
+    _, trace = read_trace([OWN / "dag" / f"{network}-{workers}.txt.gz"])
+    profile = trace.known_profile()
+    assert trace.steps == 100
+    assert profile.gradient_bytes == GRADIENT_BYTES[network]
+    assert min(profile.phase_s("forward"), profile.phase_s("backward")) > 0
+    # One worker sends nothing.
+    assert bool(trace.points) == (workers == "2workers")
+
+
 def test_the_data_set_is_small_and_described() -> None:
-    files = list(OWN.iterdir())
-    assert sum(file.stat().st_size for file in files) < 100_000
+    for folder, most_bytes in ((OWN, 100_000), (OWN / "dag", 1 << 20)):
+        assert sum(file.stat().st_size for file in folder.glob("*.*")) < most_bytes
     described = (OWN / "README.md").read_text()
-    assert all(file.name in described for file in files if file.suffix == ".txt")
+    assert all(file.name in described for file in OWN.glob("*.txt"))
