@@ -8,7 +8,7 @@ import pytest
 
 from syncline.files.report.bundle import Bundle
 
-from .examples import HOSTILE, make_bundle, with_names
+from .examples import HOSTILE, make_bundle, make_overlapped, with_names
 from .whatif_examples import few
 
 
@@ -28,3 +28,9 @@ def whole(bundle: Bundle) -> Bundle:
 def hostile(bundle: Bundle) -> Bundle:
     """The report with names that try to break out of the page."""
     return with_names(bundle, HOSTILE)
+
+
+@pytest.fixture(scope="session")
+def overlapped() -> Bundle:
+    """The report on an iteration that waits for messages."""
+    return make_overlapped()

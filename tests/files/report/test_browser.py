@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +19,15 @@ import pytest
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.page import render
 from syncline.plan.timeline import Span, Timeline
+from tests.cases import first_few
 from tests.timeouts import DEADLINE_S
 
 from .examples import HOSTILE
-from .overlap_example import make_overlapped
+from .whatif_examples import few, scaling
 
 try:
     from selenium import webdriver
-    from selenium.common.exceptions import (
-        StaleElementReferenceException,
-        WebDriverException,
-    )
+    from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
     from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
@@ -56,40 +58,41 @@ def driver() -> Iterator[Any]:
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = _started(options)
+    # It waits a minute for Chromium, which a busy machine exceeds.
+    chrome = partial(webdriver.Chrome, options=options, service=Service(DRIVER))
+    browser = eventually(chrome, WebDriverException)
     browser.set_script_timeout(DEADLINE_S)
     yield browser
     browser.quit()
 
 
-def _started(options: Any) -> Any:
+def eventually(action: Callable[[], Any], error: type[Exception]) -> Any:
+    """Return what an action returns, once it does not raise this error."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            return webdriver.Chrome(options=options, service=Service(DRIVER))
-        except WebDriverException:  # it waits a minute for Chromium, which a busy machine exceeds
+            return action()
+        except error:
             if time.monotonic() > deadline:
                 raise
+        time.sleep(0.02)
 
 
 class Page:
-    """A report that is open in the browser."""
+    """The report on a bundle, open in the browser; its file is in ``folder``."""
 
     def __init__(
-        self, driver: Any, path: Path, *, width: int = 1200, scheme: str = "light"
+        self, driver: Any, bundle: Bundle, folder: Path, width: int = 1200, scheme: str = "light"
     ) -> None:
-        self.driver = driver
-        driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500},
-        )
-        driver.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia",
-            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
-        )
+        path = folder / "report.html"
+        path.write_text(render(bundle), encoding="utf-8")
+        self.driver, self.url = driver, path.as_uri()
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         driver.get_log("performance")
         driver.get_log("browser")
-        self.url = path.as_uri()
         driver.get(self.url)
 
     def one(self, selector: str) -> Any:
@@ -97,13 +100,7 @@ class Page:
 
     def use(self, selector: str, action: Callable[[Any], Any]) -> Any:
         """Return what an action on an element returns, found again where a drawing replaced it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            try:
-                return action(self.one(selector))
-            except StaleElementReferenceException:
-                if time.monotonic() > deadline:
-                    raise
+        return eventually(lambda: action(self.one(selector)), StaleElementReferenceException)
 
     def count(self, selector: str) -> int:
         return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
@@ -123,49 +120,55 @@ class Page:
     def do(self, action: str) -> None:
         self.click(f"[data-do={action}]")
 
-    def ranges(self) -> dict[str, tuple[int, int]]:
-        """Return the visible nanoseconds of each timeline."""
-        found = self.script(
+    def view(self) -> tuple[int, int]:
+        """Return the visible nanoseconds, the same of every timeline."""
+        shown = self.script(
             "return [...document.querySelectorAll('[data-timeline]')].map("
-            "g => [g.dataset.timeline, +g.dataset.from, +g.dataset.to])"
+            "g => [+g.dataset.from, +g.dataset.to])"
         )
-        return {name: (start, stop) for name, start, stop in found}
+        assert all(each == shown[0] for each in shown)
+        return tuple(shown[0])
 
     def until(self, holds: Callable[[], Any]) -> Any:
         """Wait until the drawing has caught up with what was done."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (result := holds()):
-            assert time.monotonic() < deadline, "the page did not change as expected"
-            time.sleep(0.02)
-        return result
 
-    def changed(self, before: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        self.until(lambda: self.ranges() != before)
-        return self.ranges()
+        def held() -> Any:
+            result = holds()
+            assert result, "the page did not change as expected"
+            return result
+
+        return eventually(held, AssertionError)
+
+    def changed(self, before: tuple[int, int]) -> tuple[int, int]:
+        self.until(lambda: self.view() != before)
+        return self.view()
 
     def requests(self) -> list[str]:
-        messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
-        urls = [
-            m["params"]["request"]["url"]
-            for m in messages
-            if m["method"] == "Network.requestWillBeSent"
-        ]
+        messages = (json.loads(e["message"])["message"] for e in self.driver.get_log("performance"))
+        sent = (m["params"] for m in messages if m["method"] == "Network.requestWillBeSent")
+        urls = [params["request"]["url"] for params in sent]
         return [url for url in urls if url != self.url and not url.startswith("data:")]
 
     def complaints(self) -> list[Any]:
         return list(self.driver.get_log("browser"))
 
+    def act(self, actions: Callable[[Any], Any]) -> None:
+        """Do with the mouse what ``actions`` add to a chain."""
+        actions(ActionChains(self.driver)).perform()
 
-@pytest.fixture(scope="module")
-def path(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(render(bundle), encoding="utf-8")
-    return path
+
+@contextmanager
+def without_scripts(driver: Any) -> Iterator[None]:
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        yield
+    finally:
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 @pytest.fixture
-def page(driver: Any, path: Path) -> Page:
-    return Page(driver, path)
+def page(driver: Any, bundle: Bundle, tmp_path: Path) -> Page:
+    return Page(driver, bundle, tmp_path)
 
 
 def _width(span: tuple[int, int]) -> int:
@@ -173,26 +176,18 @@ def _width(span: tuple[int, int]) -> int:
 
 
 def test_it_loads_without_complaints_or_requests(page: Page) -> None:
-    assert "569" in page.text('[data-timeline="predicted"] text')
+    assert "622" in page.text('[data-timeline="predicted"] text')
     assert page.shown('[data-timeline="measured"] .k-message')
     assert page.complaints() == []
     assert page.requests() == []
-
-
-def test_both_timelines_share_one_axis(page: Page) -> None:
-    ranges = page.ranges()
-    assert ranges["predicted"] == ranges["measured"]
-    assert ranges["predicted"][0] == 0
+    assert page.view()[0] == 0
 
 
 def test_a_click_on_a_span_shows_what_it_is(page: Page, bundle: Bundle) -> None:
-    assert bundle.timeline_predicted is not None
     first = next(s for s in bundle.timeline_predicted.spans if s.kind == "message")
     page.click('[data-timeline="predicted"] .k-message')
     text = page.until(lambda: page.text("#details"))
-    assert first.label in text
-    assert "predicted" in text
-    for fact in ("Kind", "Start", "Duration", "Size", "11.5 MB", "Measured"):
+    for fact in (first.label, "predicted", "Kind", "Start", "Duration", "2.05 MB", "Measured"):
         assert fact in text
     # The text changes at once, the drawing with the next frame.
     page.until(lambda: page.count(".selected") == 1)
@@ -201,151 +196,152 @@ def test_a_click_on_a_span_shows_what_it_is(page: Page, bundle: Bundle) -> None:
     page.until(lambda: page.shown("#help"))
 
 
-def test_waits_and_leads_are_drawn_and_explained(driver: Any, tmp_path: Path) -> None:
-    overlapped = make_overlapped()
-    assert overlapped.timeline_measured is not None
-    path = tmp_path / "report.html"
-    path.write_text(render(overlapped), encoding="utf-8")
-    for scheme in ("light", "dark"):
-        page = Page(driver, path, scheme=scheme)
-        page.click('[data-timeline="measured"] .k-wait')
-        page.until(lambda page=page: page.count("rect.k-wait.selected") == 1)
-        assert "waiting for messages" in page.text("#details")
-        dashes, chosen, fill, paper = page.script(
-            "const of = (s, p) => getComputedStyle(document.querySelector(s))[p];"
-            "return [of('rect.k-wait:not(.selected):not(.twin)', 'strokeDasharray'),"
-            " of('.k-wait.selected', 'strokeDasharray'), of('.span.k-wait', 'fill'),"
-            " of('html', 'backgroundColor')]"
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_waits_and_leads_are_drawn_and_explained(
+    driver: Any, overlapped: Bundle, tmp_path: Path, scheme: str
+) -> None:
+    page = Page(driver, overlapped, tmp_path, scheme=scheme)
+    page.click('[data-timeline="measured"] .k-wait')
+    page.until(lambda: page.count("rect.k-wait.selected") == 1)
+    assert "waiting for messages" in page.text("#details")
+    dashes, chosen, fill, paper = page.script(
+        "const of = (s, p) => getComputedStyle(document.querySelector(s))[p];"
+        "return [of('rect.k-wait:not(.selected):not(.twin)', 'strokeDasharray'),"
+        " of('.k-wait.selected', 'strokeDasharray'), of('.span.k-wait', 'fill'),"
+        " of('html', 'backgroundColor')]"
+    )
+    # Told by its outline, not by colour alone.
+    assert dashes != "none"
+    assert chosen == "none"
+    assert fill != paper
+    # From the last message of the iteration back to one that had to wait for its turn.
+    chart = page.one("#chart")
+    chart.send_keys(Keys.ESCAPE, "p")
+    page.until(lambda: "Issued" in page.text("#details"))
+    for _ in range(200):
+        page.script(
+            "return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
-        # Told by its outline, not by colour alone.
-        assert dashes != "none"
-        assert chosen == "none"
-        assert fill != paper
-        # From the last message of the iteration back to one that had to wait for its turn.
-        chart = page.one("#chart")
-        chart.send_keys(Keys.ESCAPE, "p")
-        page.until(lambda page=page: "Issued" in page.text("#details"))
-        for _ in range(200):
-            page.script(
-                "return new Promise(done => requestAnimationFrame("
-                "() => requestAnimationFrame(done)))"
-            )
-            if page.count(".lead.chosen"):
-                break
-            chart.send_keys("p")
-        assert page.count(".lead.chosen") == 1
-        text = page.text("#details")
-        for fact in ("Kind", "Ready", "Issued", "Finished", "Size"):
-            assert fact in text
-        # It lies on top of the others.
-        leads = page.script(
-            "return [...document.querySelectorAll('[data-timeline=measured] .lead')]"
-            ".map(e => e.classList.contains('chosen'))"
-        )
-        assert len(leads) > 10
-        assert leads.index(True) == len(leads) - 1
-        assert page.complaints() == []
+        if page.count(".lead.chosen"):
+            break
+        chart.send_keys("p")
+    assert page.count(".lead.chosen") == 1
+    text = page.text("#details")
+    for fact in ("Kind", "Ready", "Issued", "Finished", "Size"):
+        assert fact in text
+    # It lies on top of the others.
+    leads = page.script(
+        "return [...document.querySelectorAll('[data-timeline=measured] .lead')]"
+        ".map(e => e.classList.contains('chosen'))"
+    )
+    assert len(leads) > 10
+    assert leads.index(True) == len(leads) - 1
+    assert page.complaints() == []
 
 
-def test_buttons_zoom_and_pan_both_timelines(page: Page) -> None:
-    whole = page.ranges()
+def test_buttons_zoom_and_pan(page: Page) -> None:
+    whole = page.view()
     page.do("zoom-in")
     near = page.changed(whole)
-    assert near["predicted"] == near["measured"]
-    assert _width(near["predicted"]) == pytest.approx(_width(whole["predicted"]) / 1.6, rel=1e-6)
+    assert _width(near) == pytest.approx(_width(whole) / 1.6, rel=1e-6)
     page.do("pan-right")
     later = page.changed(near)
-    assert later["measured"][0] > near["measured"][0]
-    assert _width(later["measured"]) == pytest.approx(_width(near["measured"]), abs=2)
+    assert later[0] > near[0]
+    assert _width(later) == pytest.approx(_width(near), abs=2)
     page.do("reset")
     assert page.changed(later) == whole
 
 
 def test_the_wheel_zooms_about_the_pointer(page: Page) -> None:
-    whole = page.ranges()
+    whole = page.view()
     chart = page.one("#chart")
     scrolled = page.script("return scrollY")
-    ActionChains(page.driver).move_to_element(chart).perform()
-    ActionChains(page.driver).scroll_from_origin(
-        ScrollOrigin.from_element(chart, 200, 0), 0, -400
-    ).perform()
+    right = ScrollOrigin.from_element(chart, 200, 0)
+    page.act(lambda mouse: mouse.move_to_element(chart))
+    page.act(lambda mouse: mouse.scroll_from_origin(right, 0, -400))
     near = page.changed(whole)
-    assert near["predicted"] == near["measured"]
-    assert _width(near["predicted"]) < 0.6 * _width(whole["predicted"])
+    assert _width(near) < 0.6 * _width(whole)
     # The pointer was right of the middle, so more was cut off on the left.
-    assert near["predicted"][0] > whole["predicted"][1] - near["predicted"][1]
+    assert near[0] > whole[1] - near[1]
     assert page.script("return scrollY") == scrolled
 
 
 def test_a_wheel_that_asks_for_more_than_the_whole_scrolls_the_page(page: Page) -> None:
-    whole = page.ranges()
+    whole = page.view()
     before = page.script("scrollTo(0, 0); return scrollY")
     origin = ScrollOrigin.from_element(page.one("#chart"))
-    ActionChains(page.driver).scroll_from_origin(origin, 0, 300).perform()
+    page.act(lambda mouse: mouse.scroll_from_origin(origin, 0, 300))
     page.until(lambda: page.script("return scrollY") > before)
-    assert page.ranges() == whole
+    assert page.view() == whole
 
 
 def test_a_drag_pans(page: Page) -> None:
-    whole = page.ranges()
+    whole = page.view()
     page.do("zoom-in")
     near = page.changed(whole)
-    ActionChains(page.driver).click_and_hold(page.one("#chart")).move_by_offset(
-        -120, 0
-    ).release().perform()
-    later = page.changed(near)
-    assert later["predicted"][0] > near["predicted"][0]
-    assert later["predicted"] == later["measured"]
+    chart = page.one("#chart")
+    page.act(lambda mouse: mouse.click_and_hold(chart).move_by_offset(-120, 0).release())
+    assert page.changed(near)[0] > near[0]
     assert page.shown("#help")  # a drag selects nothing
 
 
 def test_the_keyboard_does_all_of_it(page: Page) -> None:
     chart = page.one("#chart")
-    whole = page.ranges()
+    whole = page.view()
     chart.send_keys("+", "+", "+")
-    page.until(lambda: _width(page.ranges()["measured"]) < 0.3 * _width(whole["measured"]))
-    near = page.ranges()
+    page.until(lambda: _width(page.view()) < 0.3 * _width(whole))
+    near = page.view()
     chart.send_keys(Keys.ARROW_RIGHT)
     later = page.changed(near)
-    assert later["measured"][0] > near["measured"][0]
+    assert later[0] > near[0]
     chart.send_keys("-")
     wider = page.changed(later)
-    assert _width(wider["measured"]) > _width(later["measured"])
+    assert _width(wider) > _width(later)
     chart.send_keys("0")
     assert page.changed(wider) == whole
     chart.send_keys("n")
     page.until(lambda: "batch" in page.text("#details"))
     chart.send_keys(Keys.ENTER)
-    fitted = page.changed(whole)
-    assert _width(fitted["predicted"]) < 0.05 * _width(whole["predicted"])
+    assert _width(page.changed(whole)) < 0.05 * _width(whole)
 
 
 def test_two_fingers_zoom(page: Page) -> None:
-    whole = page.ranges()
+    whole = page.view()
     page.script("document.getElementById('chart').scrollIntoView({block: 'center'})")
     box = page.script("return document.getElementById('chart').getBoundingClientRect().toJSON()")
-    y = box["top"] + box["height"] / 2
-    middle = box["left"] + box["width"] / 2
+    x, y = (box[at] + box[size] / 2 for at, size in (("left", "width"), ("top", "height")))
 
-    def touch(kind: str, apart: float) -> None:
-        points = [{"x": middle - apart, "y": y, "id": 1}, {"x": middle + apart, "y": y, "id": 2}]
-        page.driver.execute_cdp_cmd(
-            "Input.dispatchTouchEvent",
-            {"type": kind, "touchPoints": [] if kind == "touchEnd" else points},
-        )
+    def touch(kind: str, *apart: int) -> None:
+        points = [{"x": x + way * by, "y": y, "id": 2 + way} for by in apart for way in (-1, 1)]
+        touched = {"type": kind, "touchPoints": points}
+        page.driver.execute_cdp_cmd("Input.dispatchTouchEvent", touched)
 
     touch("touchStart", 40)
     for apart in (60, 90, 120, 160):
         touch("touchMove", apart)
-    touch("touchEnd", 160)
-    near = page.changed(whole)
-    assert _width(near["measured"]) < 0.6 * _width(whole["measured"])
-    assert near["predicted"] == near["measured"]
+    touch("touchEnd")
+    assert _width(page.changed(whole)) < 0.6 * _width(whole)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone(driver: Any, path: Path, scheme: str) -> None:
-    page = Page(driver, path, width=360, scheme=scheme)
+def test_it_is_readable_and_fits_a_phone(
+    driver: Any, bundle: Bundle, tmp_path: Path, scheme: str
+) -> None:
+    def lightness(colour: str) -> float:
+        channels = [float(c) for c in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        return sum(channels) / 3 / 255
+
+    page = Page(driver, bundle, tmp_path, scheme=scheme)
+    colours = page.script(
+        "const of = (s, p) => getComputedStyle(document.querySelector(s))[p];"
+        "return [of('html', 'backgroundColor'), of('body', 'color'),"
+        " of('.label', 'fill'), of('.span.k-message', 'fill')]"
+    )
+    paper, ink, label, kind = map(lightness, colours)
+    assert (paper < 0.2) is (scheme == "dark")
+    assert abs(paper - ink) > 0.7
+    assert abs(label - kind) > 0.4
+    page = Page(driver, bundle, tmp_path, width=360, scheme=scheme)
     assert page.script("return document.documentElement.scrollWidth") <= 360
     page.click('[data-timeline="measured"] .k-message')
     page.until(lambda: "Duration" in page.text("#details"))
@@ -355,43 +351,22 @@ def test_it_fits_a_phone(driver: Any, path: Path, scheme: str) -> None:
     assert page.complaints() == []
 
 
-def test_dark_and_light_are_both_readable(driver: Any, path: Path) -> None:
-    def lightness(colour: str) -> float:
-        channels = [float(c) for c in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-        return sum(channels) / 3 / 255
-
-    for scheme in ("light", "dark"):
-        page = Page(driver, path, scheme=scheme)
-        paper, ink, label, kind = page.script(
-            "const of = (s, p) => getComputedStyle(document.querySelector(s))[p];"
-            "return [of('html', 'backgroundColor'), of('body', 'color'),"
-            " of('.label', 'fill'), of('.span.k-message', 'fill')]"
-        )
-        assert (lightness(paper) < 0.2) is (scheme == "dark")
-        assert abs(lightness(paper) - lightness(ink)) > 0.7
-        assert abs(lightness(label) - lightness(kind)) > 0.4
-        assert page.complaints() == []
-
-
-def test_without_scripts_the_picture_and_the_table_remain(driver: Any, path: Path) -> None:
-    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        page = Page(driver, path)
-        assert len(page.driver.find_elements(By.CSS_SELECTOR, ".static svg rect")) > 150
+def test_without_scripts_the_picture_and_the_table_remain(
+    driver: Any, bundle: Bundle, tmp_path: Path
+) -> None:
+    with without_scripts(driver):
+        page = Page(driver, bundle, tmp_path)
+        assert page.count(".static svg rect") > 150
         assert not page.shown("#tools")
         assert page.one("#timelines details table")
-    finally:
-        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
 def test_hostile_names_are_only_text(driver: Any, hostile: Bundle, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(render(hostile), encoding="utf-8")
-    page = Page(driver, path)
+    page = Page(driver, hostile, tmp_path)
     chart = page.one("#chart")
     chart.send_keys("p")  # the last span of the measured iteration
     page.until(lambda: page.text("#details"))
-    labels = set()
+    labels: set[str] = set()
     for _ in range(len(HOSTILE) + 300):
         chart.send_keys("p")
         labels.add(page.text("#details b"))
@@ -417,11 +392,8 @@ def test_many_spans_are_drawn_once_a_frame_and_only_where_visible(
         for i in range(5000)
     )
     timeline = Timeline(name="many", source="predicted", iteration_ns=5 * 10**8, spans=spans)
-    path = tmp_path / "report.html"
-    path.write_text(render(Bundle(timeline_predicted=timeline)), encoding="utf-8")
-    page = Page(driver, path)
-    drawn = page.script("return document.querySelectorAll('.span').length")
-    assert 1000 < drawn <= 5000
+    page = Page(driver, Bundle(timeline_predicted=timeline), tmp_path)
+    assert 1000 < page.count(".span") <= 5000
     redraws = page.script(
         "let drawings = 0; const count = (changes) => { drawings += changes.length; };"
         "new MutationObserver(count).observe(document.getElementById('chart'), {childList: true});"
@@ -430,7 +402,94 @@ def test_many_spans_are_drawn_once_a_frame_and_only_where_visible(
         "() => done(drawings))))"
     )
     assert redraws == 1
-    start, stop = page.ranges()["predicted"]
+    start, stop = page.view()
     assert stop - start < timeline.iteration_ns / 10
     visible = sum(span.start_ns <= stop and span.stop_ns >= start for span in spans)
     assert 0 < page.count(".span") <= visible
+
+
+# The curves of a what-if: readable, light and dark, on a phone too
+
+OVERLAPPING = """
+const found = [];
+for (const svg of document.querySelectorAll('.curves')) {
+  if (!svg.getClientRects().length) { continue; }
+  const boxes = [...svg.querySelectorAll('text.name')].map(t => [t, t.getBoundingClientRect()]);
+  boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+    if (p.left < q.right && q.left < p.right && p.top + 3 < q.bottom && q.top + 3 < p.bottom) {
+      found.push(a.textContent + ' over ' + b.textContent);
+    }
+  }));
+}
+return found;
+"""
+OUTSIDE = """
+return [...document.querySelectorAll('.curves text')].filter(t => t.getClientRects().length)
+  .filter(t => t.getBoundingClientRect().right > innerWidth || t.getBoundingClientRect().left < 0)
+  .map(t => t.textContent);
+"""
+CROWDED = """
+const found = [];
+for (const svg of document.querySelectorAll('.curves')) {
+  if (!svg.getClientRects().length) { continue; }
+  const ticks = [...svg.querySelectorAll('text.mid:not(.number)')]
+    .map(t => t.getBoundingClientRect()).sort((a, b) => a.left - b.left);
+  ticks.slice(1).forEach((t, i) => { if (t.left < ticks[i].right + 2) { found.push(t.left); } });
+}
+return found;
+"""
+
+
+HEIGHTS = """
+return [...document.querySelectorAll('.curves text')].filter(t => t.getClientRects().length)
+  .map(t => t.getBoundingClientRect().height);
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", first_few([360, 700, 1200]))
+def test_it_fits_and_nothing_covers_anything(
+    driver: Any, tmp_path: Path, width: int, scheme: str
+) -> None:
+    page = Page(driver, scaling(), tmp_path, width=width, scheme=scheme)
+    page.script("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    for found in (OVERLAPPING, OUTSIDE, CROWDED):
+        assert page.script(found) == []
+    assert min(page.script(HEIGHTS)) >= 9
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_stand_out(driver: Any, tmp_path: Path, scheme: str) -> None:
+    page = Page(driver, scaling(), tmp_path, scheme=scheme)
+    colours = page.script(
+        "const paint = getComputedStyle(document.documentElement);"
+        "const box = document.createElement('canvas').getContext('2d');"
+        "const rgb = name => { box.fillStyle = paint.getPropertyValue(name).trim();"
+        " box.fillRect(0, 0, 1, 1); return [...box.getImageData(0, 0, 1, 1).data].slice(0, 3); };"
+        "return ['--paper', ...[0, 1, 2, 3, 4, 5].map(i => '--c-' + i)].map(rgb);"
+    )
+
+    def luminance(colour: list[int]) -> float:
+        shares = (value / 255 for value in colour)
+        linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    paper, *inks = map(luminance, colours)
+    for ink in inks:  # WCAG 2: text needs a contrast of 4.5
+        assert (max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) >= 4.5
+    assert min(math.dist(*pair) for pair in itertools.combinations(colours[1:], 2)) > 60
+
+
+def test_a_sweep_without_curves(driver: Any, tmp_path: Path) -> None:
+    page = Page(driver, few(), tmp_path, width=360)
+    assert page.script("return document.documentElement.scrollWidth") <= 360
+    assert page.shown("#points tbody tr.marked")
+    assert page.complaints() == []
+
+
+def test_without_scripts_the_curves_remain(driver: Any, tmp_path: Path) -> None:
+    with without_scripts(driver):
+        assert Page(driver, scaling(), tmp_path).shown("#workers-curves .curves .line")

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,17 +24,17 @@ from syncline.plan.simulator.study import series
 from syncline.plan.whatif import Crossing, Setting, WhatIf
 
 from .examples import HOSTILE
-from .test_html import _Page, _sections
-from .whatif_examples import few, scaling, single, what_if
+from .test_html import Parsed
+from .test_tables import printed
+from .whatif_examples import few, scaling, single
+
+change = msgspec.structs.replace
 
 
-def printed(made: WhatIf, width: int = 80) -> str:
+def written(made: WhatIf, width: int = 80, **options: Any) -> str:
     stream = io.StringIO()
-    print_what_if(Console(file=stream, width=width), made)
+    print_what_if(Console(file=stream, width=width, **options), made)
     return stream.getvalue()
-
-
-# --- words ---
 
 
 def test_settings_in_a_line() -> None:
@@ -60,61 +61,45 @@ def test_values_that_are_as_they_were() -> None:
 
 
 def test_crossings_in_words() -> None:
-    crossing = Crossing(
-        axis="workers",
-        point=1,
-        before=4.0,
-        after=8.0,
-        at=5.0,
-        planner="a",
-        kind="overtakes",
-        other="b",
-    )
+    met = {"planner": "a", "kind": "overtakes", "other": "b", "point": 1}
+    crossing = Crossing(axis="workers", before=4.0, after=8.0, at=5.0, **met)
     assert crossing_text(crossing) == "between 4 and 8 workers, a overtakes b"
-    turned = msgspec.structs.replace(
-        crossing, axis="bandwidth_bytes_per_s", before=125e6, after=1.25e9, kind="compute-bound"
-    )
+    rates = {"axis": "bandwidth_bytes_per_s", "before": 125e6, "after": 1.25e9}
+    turned = change(crossing, kind="compute-bound", **rates)
     assert crossing_text(turned) == "between 1 Gbit/s and 10 Gbit/s, a becomes compute-bound"
 
 
-# --- the table ---
-
-
 def test_a_row_a_point_however_narrow_the_stream() -> None:
-    made = what_if(scaling())
+    made = scaling().what_if
     for width in (40, 80, 300):
-        rows = [line for line in printed(made, width).splitlines() if "Gbit/s  " in line]
+        rows = [line for line in written(made, width).splitlines() if "Gbit/s  " in line]
         assert len(rows) == 30
-    assert re.search(r"10 +1 Gbit/s +2048 +\w+ +[\d.]+ +[\d.]+ +[\d.]+ % +\w+", printed(made))
+    assert re.search(r"10 +1 Gbit/s +2048 +\w+ +[\d.]+ +[\d.]+ +[\d.]+ % +\w+", written(made))
 
 
 def test_a_block_ends_where_anything_but_the_workers_changes() -> None:
-    text = printed(what_if(scaling()))
+    text = written(scaling().what_if)
     rows = text[text.index("exposed") : text.index("Crossings")].splitlines()
     filled = [bool(line.strip()) for line in rows[1:]]
     assert filled[:32] == [True] * 10 + [False] + [True] * 10 + [False] + [True] * 10
 
 
 def test_few_planners_have_columns_of_their_own() -> None:
-    text = printed(what_if(few()))
-    assert "ddp" in text
-    assert "merge" in text
+    text = written(few().what_if)
     assert "fastest" not in text
     assert text.count("effi-") == 2
-    assert "compute-bound: " in text
-    assert "stragglers" in text  # what limits two of the points
-    assert "Converting gradients" in text
+    # Stragglers limit two of the points.
+    for told in ("ddp", "merge", "compute-bound: ", "stragglers", "Converting gradients"):
+        assert told in text
 
 
 def on_terminal(made: WhatIf, width: int) -> list[str]:
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    print_what_if(console, made)
-    return re.sub(r"\x1b\[\d*m", "", stream.getvalue()).splitlines()
+    text = written(made, width, force_terminal=True, color_system=None)
+    return re.sub(r"\x1b\[\d*m", "", text).splitlines()
 
 
 def test_a_terminal_is_not_made_wider() -> None:
-    wide, narrow = (on_terminal(what_if(few()), width) for width in (120, 80))
+    wide, narrow = (on_terminal(few().what_if, width) for width in (120, 80))
     assert max(map(len, narrow)) <= 80
     assert not any("fastest" in line for line in wide)
     assert any("fastest" in line for line in narrow)
@@ -122,146 +107,116 @@ def test_a_terminal_is_not_made_wider() -> None:
 
 @pytest.mark.parametrize("made", [scaling, few])
 def test_nothing_is_cut_in_a_usual_terminal(made: Callable[[], Bundle]) -> None:
-    assert "…" not in "".join(on_terminal(what_if(made()), 80))
+    assert "…" not in "".join(on_terminal(made().what_if, 80))
 
 
 def test_names_do_not_steer_the_terminal() -> None:
-    made = msgspec.structs.replace(what_if(few()), model="a\x1b[31mb", notes=("[red]c[/red]\x07",))
-    text = printed(made)
-    assert "\x1b" not in text
-    assert "\x07" not in text
+    made = change(few().what_if, model="a\x1b[31mb", notes=("[red]c[/red]\x07",))
+    text = written(made)
+    assert not {"\x1b", "\x07"} & set(text)
     assert "[red]c[/red]" in text
 
 
 def test_show_prints_the_same() -> None:
-    stream = io.StringIO()
-    Console(file=stream, width=300).print(document_table(what_if(few())))
-    assert stream.getvalue().split() == printed(what_if(few())).split()
+    shown = printed(document_table(few().what_if), 300)
+    assert shown.split() == written(few().what_if).split()
 
 
-# --- the page ---
-
-
-def test_the_sections_of_a_sweep() -> None:
-    page = render(scaling())
-    assert re.findall(r'<section id="([\w-]+)"', page) == [
-        "workers-curves",
-        "bandwidth-curves",
-        "path",
-        "timelines",
-        "planners",
-        "points",
-    ]
-    _Page(page)
-    assert page.count('class="plot curves"') == 4 * (3 + 10)
-
-
-def test_a_sweep_without_curves() -> None:
-    page = render(few())
-    assert _sections(page) == ["path", "timelines", "planners", "points"]
-    assert "Speed-up and efficiency are relative to one worker" in page
-    _Page(page)
-
-
-def test_a_single_point_has_no_list_of_points() -> None:
-    page = render(single())
-    assert _sections(page) == ["path", "timelines", "planners"]
-    _Page(page)
+@pytest.mark.parametrize(
+    ("made", "curves", "points", "plots"),
+    [
+        (scaling, ["workers-curves", "bandwidth-curves"], ["points"], 4 * (3 + 10)),
+        (few, [], ["points"], 0),
+        (single, [], [], 0),
+    ],
+)
+def test_the_sections_of_a_sweep(
+    made: Callable[[], Bundle], curves: list[str], points: list[str], plots: int
+) -> None:
+    page = render(made())
+    assert Parsed(page).sections() == [*curves, "path", "timelines", "planners", *points]
+    assert page.count('class="plot curves"') == plots
+    if made is few:
+        assert "Speed-up and efficiency are relative to one worker" in page
 
 
 def test_the_headline_says_what_limits_and_what_would_help() -> None:
     bundle = scaling()
-    found = what_if(bundle).bottleneck
+    found = bundle.what_if.bottleneck
     verdict = summarise(bundle).verdict
     said, _, remedy = found.sentence.partition("; ")
     assert verdict.headline.endswith(f"planned by {found.planner}, is {said}")
     assert verdict.headline.startswith("resnet18 on 2\u2009048 workers, 1 Gbit/s")
     assert verdict.detail == remedy
-    names = [figure.name for figure in summarise(bundle).figures]
-    assert {"predicted", "speed_up", "efficiency"} <= set(names)
+    names = {figure.name for figure in summarise(bundle).figures}
+    assert {"predicted", "speed_up", "efficiency"} <= names
 
 
 def test_crossings_are_marked_and_listed() -> None:
-    page = render(scaling())
-    made = what_if(scaling())
+    page, made = render(scaling()), scaling().what_if
     panel = Panel(made, "workers", series(made.points, "workers")[1])
-    crossings = panel.crossings
-    assert crossings
+    assert panel.crossings
     leaders = {point.best.planner for point in panel.points}
-    assert {c.planner for c in crossings} <= leaders
-    for crossing in crossings:
-        text = crossing_text(crossing)
+    assert {crossing.planner for crossing in panel.crossings} <= leaders
+    for text in map(crossing_text, panel.crossings):
         assert text in page  # the title of the mark
         assert text[0].upper() + text[1:] in page.replace("\u00a0", " ")
 
 
 def test_colours_are_the_same_in_every_panel() -> None:
-    made = what_if(scaling())
+    made = scaling().what_if
     colours = coloured(made)
-    assert "ddp" in colours
-    assert {point.best.planner for point in made.points} <= colours.keys()
+    assert {"ddp", *(point.best.planner for point in made.points)} <= colours.keys()
     assert len(set(colours.values())) == len(colours) <= 6
     for axis in ("workers", "bandwidth_bytes_per_s"):
         for indices in series(made.points, axis):
             groups = Panel(made, axis, indices).groups
             assert sorted(p for g in groups for p in g.planners) == sorted(made.planners)
-            for group in groups:
-                assert group.css == colours.get(group.planners[0], "pale")
+            assert all(g.css == colours.get(g.planners[0], "pale") for g in groups)
 
 
 def test_few_planners_all_have_a_colour() -> None:
-    assert coloured(what_if(few())).keys() == {"ddp", "merge"}
+    assert coloured(few().what_if).keys() == {"ddp", "merge"}
 
 
 def test_long_sweeps_are_folded() -> None:
-    made = what_if(few())
+    made = few().what_if
     points = made.points * (900 // len(made.points))
-    page = render(Bundle(what_if=msgspec.structs.replace(made, points=points, crossings=())))
+    page = render(Bundle(what_if=change(made, points=points, crossings=())))
     assert "476 more points" in page
     assert "400 further points and all planners: what-if.json." in page
 
 
+def with_path(made: WhatIf, **changed: object) -> WhatIf:
+    return change(made, bottleneck=change(made.bottleneck, **changed))
+
+
 def test_names_show_as_they_are() -> None:
-    made = what_if(single())
-    path = tuple(msgspec.structs.replace(part, label=HOSTILE[1]) for part in made.bottleneck.path)
-    bottleneck = msgspec.structs.replace(made.bottleneck, path=path, sentence=f"{HOSTILE[2]}; x")
-    text = render(
-        Bundle(what_if=msgspec.structs.replace(made, model=HOSTILE[0], bottleneck=bottleneck))
-    )
-    page = _Page(text)
+    made = change(single().what_if, model=HOSTILE[0])
+    path = tuple(change(part, label=HOSTILE[1]) for part in made.bottleneck.path)
+    text = render(Bundle(what_if=with_path(made, path=path, sentence=f"{HOSTILE[2]}; x")))
     assert "<script>alert" not in text
-    assert not [a for _, a in page.elements if a.get("id") == "broken"]
-    for name in HOSTILE[:3]:
-        assert name in page.text
+    assert Parsed(text).shows_as_text(HOSTILE[:3])
 
 
 def test_a_long_path_is_drawn_in_part() -> None:
-    made = what_if(single())
+    made = single().what_if
     part = made.bottleneck.path[0]
-    path = tuple(
-        msgspec.structs.replace(part, time_s=1e-6 * (1 + index % 7)) for index in range(5000)
-    )
-    bottleneck = msgspec.structs.replace(made.bottleneck, path=path)
-    page = render(Bundle(what_if=msgspec.structs.replace(made, bottleneck=bottleneck)))
+    path = tuple(change(part, time_s=1e-6 * (1 + index % 7)) for index in range(5000))
+    page = render(Bundle(what_if=with_path(made, path=path)))
     assert 500 < page.count("<rect") < 1500
-
-
-# --- files ---
 
 
 def test_a_directory_is_written_and_read_again(tmp_path: Path) -> None:
     bundle = few()
-    assert bundle.timeline_predicted is not None
-    save_what_if(what_if(bundle), bundle.timeline_predicted, tmp_path / "out")
+    save_what_if(bundle.what_if, bundle.timeline_predicted, tmp_path / "out")
     assert Bundle.load(tmp_path / "out") == bundle
     assert (tmp_path / "out" / "report.html").read_text() == render(bundle)
-    assert WhatIf.load(tmp_path / "out" / "what-if.json") == bundle.what_if
 
 
 def test_a_page_alone(tmp_path: Path) -> None:
     bundle = few()
-    assert bundle.timeline_predicted is not None
-    save_what_if(what_if(bundle), bundle.timeline_predicted, tmp_path / "page.HTML")
+    save_what_if(bundle.what_if, bundle.timeline_predicted, tmp_path / "page.HTML")
     assert [path.name for path in tmp_path.iterdir()] == ["page.HTML"]
     with pytest.raises(FileError, match="cannot be written"):
-        save_what_if(what_if(bundle), bundle.timeline_predicted, tmp_path / "no" / "page.html")
+        save_what_if(bundle.what_if, bundle.timeline_predicted, tmp_path / "no" / "page.html")

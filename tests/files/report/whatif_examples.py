@@ -13,7 +13,6 @@ from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.study import study
 from syncline.plan.simulator.whatif import Change, WhatIfSimulator, changes
 from syncline.plan.simulator.workers import ALIKE, Workers
-from syncline.plan.whatif import WhatIf
 
 from .examples import make_profile
 
@@ -21,25 +20,15 @@ GBIT = 125e6
 PLANNERS_ASKED = tuple(name for name in PLANNERS if name not in ("auto", "p3", "overlap"))
 
 
-def _network() -> Network:
-    link = Link(alpha_s=20e-6, beta_s_per_byte=1 / (10 * GBIT), gamma_s_per_byte=0.0)
-    return Network.of_link(link, workers=16, name="rack")
-
-
-def simulator(*planners: str) -> WhatIfSimulator:
-    """Return what simulates ResNet-18 on a rack of 10 Gbit/s."""
-    names = planners or PLANNERS_ASKED
-    return WhatIfSimulator(
-        make_profile(), _network(), {name: PLANNERS[name].plan for name in names}
-    )
-
-
 def bundle_of(points: list[Change], *planners: str, notes: tuple[str, ...] = ()) -> Bundle:
-    """Return the report on a sweep."""
-    found = simulator(*planners)
-    made = study(found, points, model="resnet18", notes=notes)
+    """Return the report on a sweep of ResNet-18 on a rack of 10 Gbit/s."""
+    link = Link(alpha_s=20e-6, beta_s_per_byte=1 / (10 * GBIT), gamma_s_per_byte=0.0)
+    network = Network.of_link(link, workers=16, name="rack")
+    plans = {name: PLANNERS[name].plan for name in planners or PLANNERS_ASKED}
+    simulator = WhatIfSimulator(make_profile(), network, plans)
+    made = study(simulator, points, model="resnet18", notes=notes)
     change = points[made.bottleneck.point]
-    planned = found.plan_at(change, made.bottleneck.planner)
+    planned = simulator.plan_at(change, made.bottleneck.planner)
     timeline = predict(
         planned.profile,
         planned.network,
@@ -53,35 +42,22 @@ def bundle_of(points: list[Change], *planners: str, notes: tuple[str, ...] = ())
 @cache
 def scaling() -> Bundle:
     """Return worker counts times bandwidths, under eleven planners."""
-    return bundle_of(
-        changes(
-            workers=[4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048],
-            bandwidths_bytes_per_s=[GBIT, 10 * GBIT, 25 * GBIT],
-        )
-    )
+    rates = [GBIT, 10 * GBIT, 25 * GBIT]
+    return bundle_of(changes(workers=[1 << n for n in range(2, 12)], bandwidths_bytes_per_s=rates))
 
 
 @cache
 def few() -> Bundle:
     """Return a sweep without a curve: strategies and stragglers, two planners."""
-    return bundle_of(
-        changes(
-            strategies=[STRATEGIES["loop"], STRATEGIES["pytorch"]],
-            behaviours=[ALIKE, Workers(stragglers=((3, 1.2),))],
-            wires=["bfloat16"],
-        ),
-        "ddp",
-        "merge",
+    points = changes(
+        strategies=[STRATEGIES["loop"], STRATEGIES["pytorch"]],
+        behaviours=[ALIKE, Workers(stragglers=((3, 1.2),))],
+        wires=["bfloat16"],
     )
+    return bundle_of(points, "ddp", "merge")
 
 
 @cache
 def single() -> Bundle:
     """Return a single point."""
     return bundle_of([Change(workers=64)], "merge", notes=("a <b>note</b>",))
-
-
-def what_if(bundle: Bundle) -> WhatIf:
-    """Return the what-if in a report."""
-    assert bundle.what_if is not None
-    return bundle.what_if
