@@ -214,7 +214,6 @@ WRONG: list[tuple[Document, Place, Any, str]] = [
     (PLAN, ["messages", 1, "start"], 16, r"starts at element 15, found \[16, 40\)"),
     (PLAN, ["messages", 1, "stop"], 3, r"found \[15, 3\)"),
     (PLAN, ["messages", 1, "stop"], 39, "cover 39 of 40 gradient elements"),
-    (PLAN, ["messages", 1, "stop"], 41, "cover 41 of 40 gradient elements"),
     (PLAN, ["messages"], [], "cover 0 of 40"),
     (PLAN, ["messages", 0, "collective"], "gossip", "Invalid enum value 'gossip'"),
     (TIMELINE, ["iteration_ns"], 10**60, "times are at most 4611686018427387904 ns, found a numb"),

@@ -8,7 +8,6 @@ import math
 import random
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
@@ -222,13 +221,6 @@ def test_the_errors_are_what_they_claim(fit: Fitting, pairs: Pairs) -> None:
     assert found.error_max == max(expected)
 
 
-def read_a100(path: Path) -> list[Measurement]:
-    """Read the out-of-place times: sizes in bytes, times in ns."""
-    with path.open() as stream:
-        rows = list(csv.reader(stream))[1:]
-    return points([(int(row[0]), int(row[3]) * 1e-9) for row in rows])
-
-
 @pytest.mark.parametrize(
     # Mean relative error in 1-32 MiB, where DDP's buckets lie (a straight line's: 50, 45 and 31 %),
     # and the median error everywhere if only powers of two are measured.
@@ -239,7 +231,8 @@ def test_a100_curves(gpus: int, mean: float, median: float) -> None:
     path = A100 / f"a100_AR_GPU{gpus}_1M_1024M_LUT.csv"
     if not path.exists():
         pytest.skip(f"no measured all-reduces: {path} is absent")
-    all_points = read_a100(path)
+    rows = list(csv.reader(path.read_text().splitlines()))[1:]
+    all_points = points([(int(row[0]), int(row[3]) * 1e-9) for row in rows])  # out of place, in ns
     assert len(all_points) == 1024
     fit = fit_cost_curve(all_points)
     assert fit.error < 0.01

@@ -14,15 +14,12 @@ from syncline.plan.simulator.predict import predict
 from tests import strategies as some
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-12, LONGEST_NS / 1e9])
-def test_a_time(seconds: float) -> None:
-    require_time("it", seconds)
-
-
-@pytest.mark.parametrize("seconds", [-1e-12, math.nan, math.inf, -math.inf, LONGEST_NS / 1e9 + 1])
-def test_no_time(seconds: float) -> None:
-    with pytest.raises(UserError, match=r"^it (must be a finite time|is 7.*longer than)"):
+def test_times() -> None:
+    for seconds in (0.0, 1e-12, LONGEST_NS / 1e9):
         require_time("it", seconds)
+    for seconds in (-1e-12, math.nan, math.inf, -math.inf, LONGEST_NS / 1e9 + 1):
+        with pytest.raises(UserError, match=r"^it (must be a finite time|is 7.*longer than)"):
+            require_time("it", seconds)
 
 
 @pytest.mark.parametrize(  # overlap refuses times by itself: see test_overlap

@@ -23,13 +23,7 @@ def _timeline(*spans: Span, iteration_ns: int = 100) -> Timeline:
 
 def _message(start: int, stop: int, ready: int | None = None) -> Span:
     return Span(
-        lane=COMMUNICATION,
-        start_ns=start,
-        stop_ns=stop,
-        label=f"{start}",
-        kind="message",
-        size_bytes=8,
-        ready_ns=ready,
+        lane=COMMUNICATION, start_ns=start, stop_ns=stop, label="m", kind="message", ready_ns=ready
     )
 
 

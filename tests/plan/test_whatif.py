@@ -13,17 +13,12 @@ from syncline.plan.prediction import Prediction
 from syncline.plan.whatif import Bottleneck, Crossing, PathPart, Point, Setting, Split, WhatIf
 from tests.plan.documents import COMPARISON
 
+ROW = COMPARISON.predictions[0]
+
 
 def prediction(planner: str, iteration_s: float, *, computation_s: float = 0.1) -> Prediction:
-    return Prediction(
-        planner=planner,
-        messages=3,
-        iteration_s=iteration_s,
-        computation_s=computation_s,
-        communication_s=0.5,
-        exposed_s=iteration_s - computation_s,
-        lower_bound_s=computation_s,
-    )
+    times = {"computation_s": computation_s, "exposed_s": iteration_s - computation_s}
+    return msgspec.structs.replace(ROW, planner=planner, iteration_s=iteration_s, **times)
 
 
 def point(workers: int, *predictions: Prediction, **setting: Any) -> Point:
@@ -169,9 +164,6 @@ def test_a_point_needs_a_prediction_and_times() -> None:
         msgspec.structs.replace(point(4), predictions=())
     with pytest.raises(UserError, match="alone_s must be a finite time"):
         msgspec.structs.replace(point(4), alone_s=-1.0)
-
-
-ROW = COMPARISON.predictions[0]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,8 @@ from syncline.plan.planners.pace import preemptive_order
 from tests import strategies as some
 from tests.plan.planners.time_slots import SlotJob, least_end, least_end_by_weights
 
-jobs_of_slots = st.lists(
-    st.builds(SlotJob, ready=st.integers(0, 12), cost=st.integers(0, 6), tail=st.integers(0, 15)),
-    min_size=1,
-    max_size=8,
-)
+jobs = st.builds(SlotJob, ready=st.integers(0, 12), cost=st.integers(0, 6), tail=st.integers(0, 15))
+jobs_of_slots = st.lists(jobs, min_size=1, max_size=8)
 
 
 def order_of(jobs: list[SlotJob]) -> tuple[int, list[tuple[int, int, int]]]:

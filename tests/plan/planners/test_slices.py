@@ -112,19 +112,14 @@ def test_too_many_slices() -> None:
 
 # The priority queue against one that looks at every message each time
 
+
+def one(size_bytes: int, ready_ns: int, need: int, tensor: int = 0) -> Slice:
+    return Slice(0, 0, size_bytes, ready_ns, 0, need, tensor)
+
+
+needs = st.integers(0, 4)
 slices_of = st.lists(
-    st.builds(
-        Slice,
-        start=st.just(0),
-        stop=st.just(0),
-        size_bytes=st.integers(0, 3000),
-        ready_ns=st.integers(0, 6000),
-        tail_ns=st.just(0),
-        need=st.integers(0, 4),
-        tensor=st.integers(0, 4),
-    ),
-    min_size=1,
-    max_size=9,
+    st.builds(one, st.integers(0, 3000), st.integers(0, 6000), needs, needs), min_size=1, max_size=9
 )
 
 
@@ -160,6 +155,6 @@ def test_order_by_looking(slices: list[Slice], curve: some.IntegerCurve, in_flig
 @pytest.mark.parametrize(("in_flight", "needs"), [(1, [2, 1, 3]), (2, [2, 3, 1])])
 def test_two_in_flight_are_not_called_back(in_flight: int, needs: list[int]) -> None:
     network = Network.line(workers=2, a_s=0, b_s_per_byte=1e-9)
-    slices = [Slice(0, 0, 10, ready, 0, need, 0) for ready, need in ((0, 2), (0, 3), (5, 1))]
+    slices = [one(10, 0, 2), one(10, 0, 3), one(10, 5, 1)]
     found = most_urgent_first(slices, network, in_flight=in_flight)
     assert [s.need for s in found] == needs
