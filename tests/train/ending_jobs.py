@@ -11,19 +11,14 @@ import os
 import signal
 import sys
 import tempfile
-import threading
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from syncline.train.ddp import planned_training
-from syncline.train.engine_executor import EngineExecutor
-from tests.mortal import DEADLINE_S, Place
-from tests.timeouts import TIMEOUT
-from tests.train.fault_jobs import WIDTH, Training
+from tests.mortal import Place
+from tests.timeouts import DEADLINE_S
+from tests.train.fault_jobs import WIDTH, begin
 
 RANKS = 2
 
@@ -38,23 +33,9 @@ class Batches(Dataset[torch.Tensor]):
         return torch.full((5, WIDTH), index / 1000)
 
 
-def join(folder: Path, rank: int, backend: str) -> None:
-    """Let a rank join the others, with the same numbers for its model."""
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=RANKS,
-        timeout=TIMEOUT,
-    )
-    torch.manual_seed(0)
-
-
-def train(folder: Path, rank: int, backend: str, how: str) -> None:
+def train(place: Place, backend: str, how: str) -> None:
     """Train until updates are pending, and end as ``how`` says."""
-    join(folder, rank, backend)
-    training = Training(Place(rank=rank, ranks=RANKS, folder=folder))
-    training.warm()
+    training = begin(place, backend=backend)
     if how == "loader":
         loader = DataLoader(
             Batches(),
@@ -67,32 +48,14 @@ def train(folder: Path, rank: int, backend: str, how: str) -> None:
             training.optimizer.zero_grad()
             training.model(batch).square().mean().backward()
             training.optimizer.step()
-    sent = held(training)
-    training.step()
-    assert training.pending
-    sent.set()
+    with training.pending_step():
+        pass
     os.write(1, b"pending\n")  # at once: other ranks write to the same file
     if how == "sys.exit":
         sys.exit(0)
     if how == "group destroyed":
         training.model.synchronize()
         dist.destroy_process_group()
-
-
-def held(training: Training) -> threading.Event:
-    """Hold back the messages of the next step until the event is set."""
-    training.model.synchronize()
-    engine = planned_training(training.model).reducer.executor
-    assert isinstance(engine, EngineExecutor)
-    transport, event = engine._engine._transport, threading.Event()
-    send = transport.send
-
-    def wait(*args: Any) -> Any:
-        assert event.wait(DEADLINE_S)
-        return send(*args)
-
-    transport.send = wait  # type: ignore[method-assign]
-    return event
 
 
 def lead(place: Place) -> None:
@@ -105,7 +68,7 @@ def lead(place: Place) -> None:
 def ends(place: Place, backend: str, how: str) -> None:
     """End in the midst of training."""
     lead(place)
-    train(place.folder, place.rank, backend, how)
+    train(place, backend, how)
 
 
 def saves_on_request(place: Place, backend: str, how: str) -> None:
@@ -115,9 +78,7 @@ def saves_on_request(place: Place, backend: str, how: str) -> None:
     loop, which the handler told. Or "never asked": save the model after each of these steps.
     """
     lead(place)
-    join(place.folder, place.rank, backend)
-    training = Training(place)
-    training.warm()
+    training = begin(place, backend=backend)
     asked = False
 
     def save() -> None:
@@ -152,12 +113,10 @@ def forks_ranks(place: Place, backend: str, by: str) -> None:
     lead(place)
     net = torch.nn.Linear(WIDTH, WIDTH)
     net(torch.ones(5, WIDTH)).sum().backward()
+    places = [Place(rank=rank, ranks=RANKS, folder=place.folder) for rank in range(RANKS)]
     if by == "multiprocessing":
         context = multiprocessing.get_context("fork")
-        ranks = [
-            context.Process(target=train, args=(place.folder, rank, backend, "end"))
-            for rank in range(RANKS)
-        ]
+        ranks = [context.Process(target=train, args=(each, backend, "end")) for each in places]
         for process in ranks:
             process.start()
         for process in ranks:
@@ -165,10 +124,10 @@ def forks_ranks(place: Place, backend: str, by: str) -> None:
         print([process.exitcode for process in ranks], flush=True)
         return
     forked = []
-    for rank in range(RANKS):
+    for each in places:
         process = os.fork()
         if process == 0:  # this rank goes on to the end of the script, as a launcher's would
-            train(place.folder, rank, backend, "end")
+            train(each, backend, "end")
             return
         forked.append(process)
     codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in forked]

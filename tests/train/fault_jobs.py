@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import gc
@@ -16,9 +17,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,14 +27,17 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from syncline.errors import SynclineError
-from syncline.plan.plan import Message, Plan, Tensor, Wait
-from syncline.train import shutdown
+from syncline.plan.plan import Wait
+from syncline.train import reducer, shutdown
 from syncline.train.ddp import DistributedDataParallel, planned_training
+from syncline.train.engine import dense_transport
+from syncline.train.engine.dense_transport import DenseTransport
 from syncline.train.engine.engine import Engine
-from syncline.train.engine_executor import EngineExecutor
-from syncline.train.measure import keepalive
+from syncline.train.measure.exchange import new_group_like
+from syncline.train.measure.keepalive import keepalive
 from tests.mortal import POLL_S, Place
-from tests.timeouts import DEADLINE_S, give_up
+from tests.timeouts import DEADLINE_S, TIMEOUT, give_up
+from tests.train.overlap.overlap_plans import Style, plan_of
 
 SHORT_TIMEOUT_S = 4.0
 """Where a rank falls silent, from that moment on."""
@@ -50,48 +54,20 @@ class Net(nn.Sequential):
         super().__init__(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 
-def need_first(workers: int, *, held_s: float = 0.0, wait: Wait = "need") -> Plan:
-    """Return the plan with a message for each layer of ``Net``, the first layer's first.
-
-    Args:
-        workers: ranks.
-        held_s: how long each message is held back once it is ready.
-        wait: what waits for the messages.
-    """
-    sizes = {
-        f"{layer}.{kind}": size
-        for layer in reversed(range(LAYERS))
-        for kind, size in (("bias", WIDTH), ("weight", WIDTH * WIDTH))
-    }
-    each = WIDTH + WIDTH * WIDTH
-    return Plan(
-        planner="by hand",
-        model="Net",
-        workers=workers,
-        tensors=tuple(Tensor(name=name, elements=n) for name, n in sizes.items()),
-        messages=tuple(
-            Message(start=at * each, stop=(at + 1) * each, delay_s=held_s)
-            for at in reversed(range(LAYERS))
-        ),
-        wait=wait,
-        in_flight=2,
-    )
-
-
-def join(place: Place, timeout_s: float = DEADLINE_S) -> None:
+def join(place: Place, backend: str = "gloo") -> None:
     """Join the process group."""
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{place.folder}/store",
         rank=place.rank,
         world_size=place.ranks,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=TIMEOUT,
     )
     torch.manual_seed(0)
 
 
 class Training:
-    """Overlapped training of ``Net``."""
+    """Overlapped training of ``Net``, with a message for each layer, the first layer's first."""
 
     def __init__(
         self,
@@ -102,9 +78,17 @@ class Training:
         make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
     ) -> None:
         self.place = place
-        plan = need_first(place.ranks, held_s=held_s, wait=wait)
+
+        def kept(*args: Any, **how: Any) -> dist.ProcessGroup:
+            self.group = new_group_like(*args, **how)  # the engine's
+            return self.group
+
         self.net = Net()
-        self.model = DistributedDataParallel(self.net, plan=plan, check=False)
+        ready = [name for name, _ in self.net.named_parameters()][::-1]
+        style = Style(piece_elements=WIDTH * WIDTH + WIDTH, delay_s=held_s, wait=wait)
+        plan = plan_of(self.net, ready, place.ranks, style)
+        with mock.patch.object(reducer, "new_group_like", kept):
+            self.model = DistributedDataParallel(self.net, plan=plan, check=False)
         self.optimizer = make(self.model.parameters(), lr=0.05, momentum=0.9)
         self.model.overlap(self.optimizer)
         self.done = 0
@@ -126,10 +110,6 @@ class Training:
             self.optimizer.step()
             self.done += 1
 
-    def warm(self) -> None:
-        """Train until exchanges certainly run on under the next forward pass."""
-        self.step(WARM)
-
     @contextlib.contextmanager
     def pending_step(self) -> Iterator[None]:
         """Make a step whose messages no rank sends before its body has ended."""
@@ -146,33 +126,33 @@ class Training:
         The updates of all ranks are pending for as long as one rank holds its messages back.
         """
         self.model.synchronize()
-        transport = self.engine._transport
-        send = transport.send
+        send = DenseTransport.send
 
         def held(*args: Any) -> Any:
             until()
             return send(*args)
 
-        transport.send = held  # type: ignore[method-assign]
+        DenseTransport.send = held  # type: ignore[method-assign]
 
     def expect_answers(self, within_s: float) -> None:
         """Shorten the timeout of the exchange, once all ranks have come as far."""
         self.model.synchronize()
         dist.barrier()
-        self.engine.timeout_s = within_s
-        give_up(self.engine._transport.group, within_s)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that exchanges the gradients."""
-        stage = planned_training(self.model).reducer.executor
-        assert isinstance(stage, EngineExecutor)
-        return stage._engine
+        planned_training(self.model).deferral.engine.timeout_s = within_s
+        give_up(self.group, within_s)
 
     @property
     def pending(self) -> bool:
         """Whether an update is deferred, told without reading it."""
         return any(type(p) is not nn.Parameter for p in self.net.parameters())
+
+
+def begin(place: Place, steps: int = WARM, backend: str = "gloo", **how: Any) -> Training:
+    """Join the process group, and train until exchanges run on under the next forward pass."""
+    join(place, backend)
+    training = Training(place, **how)
+    training.step(steps)
+    return training
 
 
 def values(net: nn.Module) -> list[float]:
@@ -183,6 +163,12 @@ def values(net: nn.Module) -> list[float]:
 def say(**what: Any) -> None:
     """Print a line that the test reads."""
     print(json.dumps(what), flush=True)
+
+
+def finish(training: Training, **what: Any) -> None:
+    """End as a script should, and print what training has come to."""
+    say(values=values(training.net), **what)
+    dist.destroy_process_group()
 
 
 def error_of(call: Callable[[], object]) -> list[str] | None:
@@ -209,20 +195,16 @@ def wait_for_ever() -> None:
 
 def undisturbed(place: Place, steps: int) -> None:
     """Train and say what came of it."""
-    join(place)
-    training = Training(place)
-    training.step(steps)
-    say(values=values(training.net))
-    dist.destroy_process_group()
+    training = begin(place, steps)
+    finish(training)
 
 
 # ------------------------------------------------------------------ a rank dies
 
 
-def step_before_rank_1_dies(training: Training) -> None:
+def begin_until_rank_1_dies(place: Place) -> Training:
     """Make a step that rank 1 sends nothing of; it dies once the others wait for it."""
-    place = training.place
-    training.warm()
+    training = begin(place)
     if place.rank == 1:
         training.hold(wait_for_ever)
     training.step()
@@ -232,42 +214,36 @@ def step_before_rank_1_dies(training: Training) -> None:
         for rank in range(place.ranks):
             place.await_(f"rank {rank} has stepped")
         die()
+    return training
 
 
 def dies_after_step(place: Place) -> None:
     """Rank 1 dies without having sent its messages; the others go on."""
-    join(place)
-    training = Training(place)
-    step_before_rank_1_dies(training)
-    training.step(3)
+    begin_until_rank_1_dies(place).step(3)
 
 
 def dies_after_step_and_the_error_is_caught(place: Place) -> None:
     """As above; whatever is read afterwards raises the same error."""
-    join(place)
-    training = Training(place)
-    step_before_rank_1_dies(training)
+    training = begin_until_rank_1_dies(place)
     first = error_of(training.step)
     last = list(training.net.parameters())[-1]
     reads: list[Callable[[], object]] = [
-        lambda: last.sum(),
-        lambda: last.tolist(),
+        last.sum,
+        last.tolist,
         lambda: torch.save(training.net.state_dict(), io.BytesIO()),
         lambda: copy.deepcopy(last),
-        lambda: training.optimizer.state_dict(),
-        lambda: training.model.synchronize(),
+        training.optimizer.state_dict,
+        training.model.synchronize,
         lambda: training.model(training.inputs()),
         lambda: training.net(training.inputs()),
-        lambda: training.optimizer.step(),
+        training.optimizer.step,
     ]
     say(first=first, reads=[error_of(read) for read in reads])
 
 
 def dies_in_backward(place: Place, wait: Wait, step: int) -> None:
     """Rank 1 dies between two of its gradients, once rank 0 has come as far."""
-    join(place)
-    training = Training(place, wait=wait)
-    training.step(step)
+    training = begin(place, step, wait=wait)
 
     def reached(_: torch.Tensor) -> None:
         if place.rank == 1:
@@ -281,9 +257,7 @@ def dies_in_backward(place: Place, wait: Wait, step: int) -> None:
 
 def dies_between_steps(place: Place, wait: Wait) -> None:
     """Rank 1 dies while nothing is on its way; the next step finds out."""
-    join(place)
-    training = Training(place, wait=wait)
-    training.warm()
+    training = begin(place, wait=wait)
     training.model.synchronize()
     dist.barrier()
     if place.rank == 1:
@@ -293,9 +267,7 @@ def dies_between_steps(place: Place, wait: Wait) -> None:
 
 def dies_at_first(place: Place, step: int) -> None:
     """Rank 1 dies early: before the wrapper's buckets are final."""
-    join(place)
-    training = Training(place)
-    training.step(step)
+    training = begin(place, step)
     if place.rank == 1:
         die()
     training.step(2)
@@ -313,9 +285,7 @@ def dies_before_construction(place: Place) -> None:
 
 def falls_silent(place: Place) -> None:
     """Rank 1 stops answering, and is still there."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     training.expect_answers(SHORT_TIMEOUT_S)
     if place.rank == 1:
         place.await_("given up")
@@ -331,9 +301,7 @@ def falls_silent(place: Place) -> None:
 
 def skips_a_step(place: Place, wait: Wait) -> None:
     """Rank 1 makes one update fewer."""
-    join(place)
-    training = Training(place, wait=wait)
-    training.warm()
+    training = begin(place, wait=wait)
     training.backward()
     if place.rank != 1:
         training.optimizer.step()
@@ -342,9 +310,7 @@ def skips_a_step(place: Place, wait: Wait) -> None:
 
 def skips_an_iteration(place: Place) -> None:
     """Rank 1 ends one iteration before the others."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     training.step(2 if place.rank == 1 else 3)
     if place.rank != 1:
         training.model.synchronize()
@@ -355,9 +321,7 @@ def skips_an_iteration(place: Place) -> None:
 
 def ends(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending; rank 1 reads its own only after that."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     if place.rank == 1:
         training.hold(lambda: place.await_("ending"))
     training.step()
@@ -366,13 +330,9 @@ def ends(place: Place, how: str) -> None:
         place.await_("ending")
         say(values=values(training.net))
         os._exit(0)
-    if how == "group destroyed":
+    if "group destroyed" in how:
         dist.destroy_process_group()
-    elif how == "group destroyed, model dropped":
-        dist.destroy_process_group()
-        del training
-        gc.collect()
-    elif how == "model dropped":
+    if "model dropped" in how:
         del training
         gc.collect()
     place.tell("ending")
@@ -384,21 +344,29 @@ def ends(place: Place, how: str) -> None:
 
 def gets_all_back(place: Place) -> None:
     """Wait until the backend has let go of what it was given, while the model stays."""
-    join(place)
-    training = Training(place)
-    training.warm()
-    training.model.synchronize()
+    lent: list[weakref.ref[torch.Tensor]] = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        alias = keepalive(tensor)
+        lent.append(weakref.ref(alias))
+        return alias
+
+    with mock.patch.object(dense_transport, "keepalive", noted):
+        training = begin(place)
+        training.model.synchronize()
+    assert lent
     deadline = time.monotonic() + DEADLINE_S / 2
-    while any(each() is not None for each in keepalive._aliases):
+    while any(each() is not None for each in lent):
         assert time.monotonic() < deadline, "something keeps a tensor of a finished collective"
         time.sleep(POLL_S)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def ends_in_a_child(place: Place) -> None:
-    """As above, in a process that multiprocessing has started."""
-    process = multiprocessing.get_context("fork").Process(target=ends, args=(place, ""))
+def in_a_child(place: Place, job: str, how: str) -> None:
+    """Run another job in a process that multiprocessing has started."""
+    run = globals()[job]
+    process = multiprocessing.get_context("fork").Process(target=run, args=(place, how))
     process.start()
     process.join()
     assert process.exitcode is not None
@@ -409,9 +377,7 @@ def ends_alone(place: Place, how: str) -> None:
     """Rank 0 ends with its update pending while rank 1 is dead or sends nothing."""
     shutdown.PATIENCE_AFTER_ERROR_S = 1.0
     shutdown.SILENCE_S = DEADLINE_S if how == "dead" else 1.0  # it may take a while to die
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     if how == "silent":
         training.expect_answers(SHORT_TIMEOUT_S)
     if place.rank == 1:
@@ -434,19 +400,8 @@ def ends_alone(place: Place, how: str) -> None:
         os._exit(0)
 
 
-def ends_alone_in_a_child(place: Place) -> None:
-    """As above, in a process that multiprocessing has started."""
-    process = multiprocessing.get_context("fork").Process(target=ends_alone, args=(place, "dead"))
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    sys.exit(max(process.exitcode, 0))
-
-
 def says_at_exit(place: Place) -> None:
     """Exit handlers of the user still run where the exit code is ours."""
-    import atexit
-
     atexit.register(lambda: say(handler="ran"))
     ends_alone(place, "dead")
 
@@ -470,8 +425,7 @@ def raise_once(module: nn.Module) -> None:
 
 def fails_in_forward(place: Place, steps: int) -> None:
     """Rank 1's forward pass fails now and then, and is tried again."""
-    join(place)
-    training = Training(place, held_s=0.02)
+    training = begin(place, 0, held_s=0.02)
     pending = 0
     for step in range(steps):
         if place.rank == 1 and step % 3 == 0:
@@ -481,15 +435,12 @@ def fails_in_forward(place: Place, steps: int) -> None:
         except OnceError:
             pending += training.pending
             training.step()
-    say(values=values(training.net), pending=pending)
-    dist.destroy_process_group()
+    finish(training, pending=pending)
 
 
 def fails_in_forward_for_good(place: Place) -> None:
     """Rank 1's script ends by an exception in its forward pass, with exchanges under way."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     if place.rank == 0:
         training.hold(lambda: place.await_("forward"))
     training.step()
@@ -502,9 +453,7 @@ def fails_in_forward_for_good(place: Place) -> None:
 
 def fails_in_backward(place: Place) -> None:
     """Rank 1's backward pass fails between two gradients, and it goes on as if nothing was."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     if place.rank == 1:
 
         def fail(_: torch.Tensor) -> None:
@@ -537,9 +486,7 @@ class Fragile(torch.optim.SGD):
 
 def fails_in_an_update(place: Place) -> None:
     """The update of one layer fails in the forward pass; reads fail from then on."""
-    join(place)
-    training = Training(place, make=Fragile)
-    training.warm()
+    training = begin(place, make=Fragile)
     with training.pending_step():
         Fragile.fails = True
     raised = ""
@@ -560,28 +507,16 @@ def fails_in_an_update(place: Place) -> None:
     dist.barrier()
 
 
-@contextlib.contextmanager
-def interrupted_in(waiter: Any, name: str) -> Iterator[None]:
-    """Send Ctrl-C to this process when it calls a function that will wait."""
-    wait = getattr(waiter, name)
-
-    def interrupted(*args: Any) -> Any:
-        # Not at once, which would interrupt the call's beginning; whenever it comes, this waits.
-        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        return wait(*args)
-
-    setattr(waiter, name, interrupted)
-    try:
-        yield
-    finally:
-        setattr(waiter, name, wait)
-
-
 def is_interrupted(place: Place, steps: int) -> None:
     """Ctrl-C comes while rank 0 waits in a pre-forward hook; it goes on afterwards."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    wait = Engine.wait
+
+    def interrupted_wait(*args: Any) -> None:
+        # Not at once, which would interrupt the call's beginning; whenever it comes, this waits.
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        wait(*args)
+
+    training = begin(place)
     interrupted = 0
     while training.done < steps:
         if place.rank == 1:
@@ -591,13 +526,12 @@ def is_interrupted(place: Place, steps: int) -> None:
             continue
         training.step()  # rank 1 has not begun, so these messages wait for it
         try:
-            with interrupted_in(training.engine, "wait"):
+            with mock.patch.object(Engine, "wait", interrupted_wait):
                 training.model(training.inputs())
         except KeyboardInterrupt:
             interrupted += training.pending
         place.tell(f"interrupted {training.done - 1}")
-    say(values=values(training.net), interrupted=interrupted)
-    dist.destroy_process_group()
+    finish(training, interrupted=interrupted)
 
 
 # ------------------------------------------------------------------ forks
@@ -606,39 +540,27 @@ def is_interrupted(place: Place, steps: int) -> None:
 class Numbers(Dataset[torch.Tensor]):
     """A data set whose items are made in a forked process; one of them reads the model."""
 
-    def __init__(self, net: nn.Module, *, reads: bool) -> None:
-        self._net = net
-        self._reads = reads
+    def __init__(self, read: nn.Parameter | None) -> None:
+        self.read = read
 
     def __len__(self) -> int:
         return 3
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self._reads:
-            return self._net[-1].weight.detach().clone()  # type: ignore[index]
-        return torch.full((2,), float(index))
+        return torch.full((2,), float(index)) if self.read is None else self.read.detach().clone()
 
 
 def forks(place: Place, reads: bool) -> None:
     """A worker of a data loader is forked while messages are on their way."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     got: list[Any] = []
-    error = None
     with training.pending_step():
-        loader = DataLoader(
-            Numbers(training.net, reads=reads), num_workers=1, multiprocessing_context="fork"
-        )
-        try:
-            for item in loader:
-                got += [item.flatten()[:2].tolist()]
-        except SynclineError as caught:
-            error = [type(caught).__name__, str(caught)]
-        still = training.pending
+        numbers = Numbers(training.net[-1].weight if reads else None)
+        loader = DataLoader(numbers, num_workers=1, multiprocessing_context="fork")
+        error = error_of(lambda: got.extend(item.flatten()[:2].tolist() for item in loader))
+        assert training.pending
     training.step(2)
-    say(got=got, error=error, still=still, values=values(training.net))
-    dist.destroy_process_group()
+    finish(training, got=got, error=error)
 
 
 # ------------------------------------------------------------------ dropping and copying
@@ -649,26 +571,27 @@ def engine_threads() -> list[str]:
     return sorted(t.name for t in threading.enumerate() if t.name.startswith("syncline"))
 
 
-def gone(seconds: float = DEADLINE_S) -> list[str]:
-    """Return the threads of engines that do not end in time."""
-    deadline = time.monotonic() + seconds
-    while engine_threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return engine_threads()
+def momenta(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Return a few values of every parameter's momentum."""
+    states = optimizer.state_dict()["state"].values()
+    return [float(v) for s in states for v in s["momentum_buffer"].flatten()[:2]]
+
+
+def gradients(net: nn.Module) -> list[float]:
+    """Return the sum of every gradient."""
+    return [float(p.grad.sum()) for p in net.parameters() if p.grad is not None]
 
 
 def is_dropped(place: Place, keeps: str, when: str) -> None:
     """Drop the wrapper in mid-training, and keep the model or the optimizer, or neither."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     sends = threading.Event()
     training.hold(sends.wait)
     training.backward()
     if when == "after step":
         training.optimizer.step()
         assert training.pending
-    running = engine_threads()
+    assert engine_threads() == ["syncline completer", "syncline issuer"]
     watched = {
         "wrapper": weakref.ref(training.model),
         "engine": weakref.ref(planned_training(training.model).reducer.executor),
@@ -680,65 +603,60 @@ def is_dropped(place: Place, keeps: str, when: str) -> None:
     gc.collect()  # frees the wrapper,
     gc.collect()  # and now what only waited for it
     collected = [name for name, reference in watched.items() if reference() is None]
+    assert collected == ["wrapper", "engine", *([] if keeps else ["parameter"])], collected
     sends.set()
-    told: dict[str, Any] = {}
     if optimizer is not None:
-        states = optimizer.state_dict()["state"].values()
-        told["state"] = [float(v) for s in states for v in s["momentum_buffer"].flatten()[:2]]
+        say(state=momenta(optimizer))
     if net is not None:
-        told["gradients"] = [float(p.grad.sum()) for p in net.parameters() if p.grad is not None]
-        told["values"] = values(net)
-        told["classes"] = sorted({type(p).__name__ for p in net.parameters()})
-        told["hooks"] = sum(len(m._forward_pre_hooks) for m in net.modules())
-    say(running=running, collected=collected, left=gone(), **told)
+        say(gradients=gradients(net), values=values(net))
+        assert all(type(p) is nn.Parameter for p in net.parameters())
+        assert not any(m._forward_pre_hooks for m in net.modules())
+    deadline = time.monotonic() + DEADLINE_S
+    while engine_threads():
+        assert time.monotonic() < deadline, engine_threads()
+        time.sleep(0.01)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def synchronizes(place: Place) -> None:
     """Do what the job above keeps, with a wrapper that stays."""
-    join(place)
-    training = Training(place)
-    training.warm()
+    training = begin(place)
     training.backward()
-    gradients = [float(p.grad.sum()) for p in training.net.parameters() if p.grad is not None]
-    before = values(training.net)
+    say(gradients=gradients(training.net), before=values(training.net))
     training.optimizer.step()
-    states = training.optimizer.state_dict()["state"].values()
-    state = [float(v) for s in states for v in s["momentum_buffer"].flatten()[:2]]
-    say(gradients=gradients, before=before, state=state, values=values(training.net))
-    dist.destroy_process_group()
+    finish(training, state=momenta(training.optimizer))
+
+
+def repickled(given: Any) -> Any:
+    return pickle.loads(pickle.dumps(given))
 
 
 def is_copied(place: Place) -> None:
     """Copy and pickle wrapper, model and optimizer while updates are deferred, and train on."""
-    join(place)
-    training = Training(place)
-    training.warm()
-    with training.pending_step():
-        pass
-    twin = copy.deepcopy(training.model)
-    same = values(twin) == values(training.net)
-    with training.pending_step():
-        pass
-    loaded = pickle.loads(pickle.dumps(training.model))
-    same = same and values(loaded) == values(training.net)
-    with training.pending_step():
-        pass
-    net = pickle.loads(pickle.dumps(training.net))
-    same = same and values(net) == values(training.net)
+    training = begin(place)
+    copies: list[nn.Module] = []
+    for given, copied in (
+        (training.model, copy.deepcopy),
+        (training.model, repickled),
+        (training.net, repickled),
+    ):
+        with training.pending_step():
+            pass
+        copies.append(copied(given))
+        assert values(copies[-1]) == values(training.net)
     training.step()
     other = copy.deepcopy(training.net)
     before = values(other)
     with training.pending_step():
         pass
     other(training.inputs())
-    untouched = values(other) == before and training.pending
-    for one in (twin, loaded):
+    assert training.pending
+    assert values(other) == before
+    for one in copies[:2]:
         optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
         one.overlap(optimizer)
         one(training.inputs()).sum().backward()
         optimizer.step()
     training.step()
-    say(same=same, untouched=untouched, values=values(training.net))
-    dist.destroy_process_group()
+    finish(training)
