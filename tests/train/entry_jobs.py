@@ -5,7 +5,6 @@ Only its number is another: what torch itself would do differently is not known.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 from unittest import mock
 
@@ -13,62 +12,44 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from syncline.errors import UserError
 from syncline.train.ddp import DistributedDataParallel
-from tests.train.jobs import OPTIMIZERS, differing, train
+from tests.train.fault_jobs import error_of
+from tests.train.jobs import OPTIMIZERS, Twins, differing
 from tests.train.models import Plain
+
+
+def under(version: str) -> Any:
+    """Return a context in which torch has another version."""
+    return mock.patch.object(torch, "__version__", version)
 
 
 def trains_under(version: str) -> dict[str, Any]:
     """Train beside DDP."""
     said: list[str] = []
     torch.manual_seed(1)
-    stock = TorchDDP(Plain())
-    theirs = OPTIMIZERS["adamw"](stock.parameters())
-    with (
-        mock.patch.object(torch, "__version__", version),
-        mock.patch("syncline.train.planned_training.warn", said.append),
-    ):
-        ours = DistributedDataParallel(copy.deepcopy(stock.module), overlap_optimizers=True)
-        optimizer = ours.overlap(OPTIMIZERS["adamw"](ours.parameters()))
-        train(stock, theirs, 4)
-        train(ours, optimizer, 4)
-        try:
-            DistributedDataParallel(Plain(), compression="bfloat16")
-            compression = ""
-        except UserError as error:
-            compression = str(error)
+    with under(version), mock.patch("syncline.train.planned_training.warn", said.append):
+        twins = Twins(Plain(), OPTIMIZERS["adamw"], overlaps=True, overlap_optimizers=True)
+        twins.train(4)
+        _, refused = error_of(lambda: DistributedDataParallel(Plain(), compression="bfloat16"))
     return {
-        "differing": differing(ours.module, stock.module),
-        "phase": ours.phase,
-        "deferred": "step" in vars(optimizer),
+        "differing": differing(*twins.pairs),
+        "phase": twins.ours.phase,
+        "deferred": "step" in vars(twins.pairs[0][1]),
         "said": said,
-        "compression": compression,
+        "compression": refused,
     }
 
 
 def refuses_under(version: str) -> list[str]:
     """Return what the constructor and ``convert`` say."""
-    messages = []
     stock = TorchDDP(Plain())
-    with mock.patch.object(torch, "__version__", version):
-        for wrap in (
-            lambda: DistributedDataParallel(Plain()),
-            lambda: DistributedDataParallel.convert(stock),
-        ):
-            try:
-                wrap()
-            except UserError as error:
-                messages.append(str(error))
-    return messages
+    with under(version):
+        _, constructor = error_of(lambda: DistributedDataParallel(Plain()))
+        _, convert = error_of(lambda: DistributedDataParallel.convert(stock))
+    return [constructor, convert]
 
 
 def refuses_on_one(version: str) -> str:
     """Return what all ranks say where rank 1 has another torch."""
-    known = version if dist.get_rank() == 1 else torch.__version__
-    try:
-        with mock.patch.object(torch, "__version__", known):
-            DistributedDataParallel(Plain())
-    except UserError as error:
-        return str(error)
-    return ""
+    with under(version if dist.get_rank() == 1 else torch.__version__):
+        return error_of(lambda: DistributedDataParallel(Plain()))[1]

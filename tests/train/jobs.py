@@ -9,9 +9,11 @@ import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
@@ -20,13 +22,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from syncline.errors import MismatchError, UserError
+from syncline.errors import InternalError
 from syncline.plan.network import Network
 from syncline.plan.plan import Message, Plan, Tensor
-from syncline.plan.profile import ACCUMULATING
 from syncline.plan.quantities import NS_PER_S
 from syncline.plan.run import Run
-from syncline.torch_private import bucket_sizes, logging_data
+from syncline.torch_private import DDP_ARGUMENTS, bucket_sizes, logging_data
 from syncline.train import reducer_executor
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from syncline.train.experiments import Steps
@@ -38,36 +39,33 @@ from syncline.train.stages import Measurement, Stage
 from syncline.train.tuning import Tuning
 from syncline.train.watches import LossWatch
 from tests.clock import added_time
+from tests.train.fault_jobs import error_of
 from tests.train.models import MODELS, Plain
 from tests.train.overlap.overlap_plans import Style, plan_of
+from tests.words import assert_tells
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=1e-4),
     "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
 }
-PLAIN_SIZES = {
-    "narrow.bias": 10,
-    "narrow.weight": 960,
-    "wide.bias": 96,
-    "wide.weight": 96 * 512,
-    "norm.weight": 8,
-    "norm.bias": 8,
-    "conv.weight": 72,
-    "conv.bias": 8,
-}
-"""Elements of the gradients of ``Plain``, in the order in which they become ready."""
+PLAIN_READY = (
+    *("narrow.bias", "narrow.weight", "wide.bias", "wide.weight"),
+    *("norm.weight", "norm.bias", "conv.weight", "conv.bias"),
+)
+"""The gradients of ``Plain``, in the order in which they become ready."""
 SLOW = Network.line(workers=2, a_s=1e-4, b_s_per_byte=1e-7, name="slow")
 
 
 def plain_plan(workers: int = 2) -> Plan:
     """Return a plan of three messages for the model ``Plain``, made without measuring it."""
-    cuts = (0, 970, 970 + 96 + 96 * 512, sum(PLAIN_SIZES.values()))
+    elements = {name: parameter.numel() for name, parameter in Plain().named_parameters()}
+    cuts = (0, 970, 970 + 96 + 96 * 512, sum(elements.values()))
     return Plan(
         planner="by hand",
         model="Plain",
         workers=workers,
-        tensors=tuple(Tensor(name=name, elements=n) for name, n in PLAIN_SIZES.items()),
+        tensors=tuple(Tensor(name=name, elements=elements[name]) for name in PLAIN_READY),
         messages=tuple(Message(start=a, stop=b) for a, b in itertools.pairwise(cuts)),
     )
 
@@ -89,9 +87,9 @@ def train(
     first: int = 0,
     accumulate: int = 1,
     bf16: bool = False,
-) -> list[str]:
-    """Train and return the phases that were passed through."""
-    phases = []
+    reads: str = "",
+) -> None:
+    """Train, and read on the way what ``reads`` says."""
     for step in range(first, first + steps):
         optimizer.zero_grad()
         for micro in range(accumulate):
@@ -101,9 +99,13 @@ def train(
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
                     output = ddp(inputs)
                 cross_entropy(output.float(), targets).backward()
+        if "clip" in reads:
+            nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
+        if "one rank" in reads and dist.get_rank() == 1:
+            assert all(torch.isfinite(p.grad).all() for p in ddp.parameters() if p.grad is not None)
         optimizer.step()
-        phases.append(getattr(ddp, "phase", "stock"))
-    return phases
+        if "average" in reads:
+            assert all(p.detach().clone().isfinite().all() for p in ddp.parameters())
 
 
 def steps_to_steady(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> int:
@@ -116,140 +118,110 @@ def steps_to_steady(ddp: DistributedDataParallel, optimizer: torch.optim.Optimiz
     return steps
 
 
+class Twins:
+    """A model in our class and a copy of it in torch's, each with an optimizer, trained alike.
+
+    ``asked`` are arguments of our class; torch's gets those that it knows.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make: Callable[[Any], torch.optim.Optimizer] = OPTIMIZERS["sgd"],
+        *,
+        overlaps: bool = False,
+        **asked: Any,
+    ) -> None:
+        known = {name: asked[name] for name in DDP_ARGUMENTS if name in asked}
+        stock = TorchDDP(copy.deepcopy(module), **known)
+        self.ours = DistributedDataParallel(module, **asked)
+        self.pairs = [(ddp, make(ddp.parameters())) for ddp in (self.ours, stock)]
+        self.steps = 0
+        if overlaps:
+            self.ours.overlap(self.pairs[0][1])
+
+    def train(self, steps: int, **how: Any) -> None:
+        """Train both, as :func:`train` says."""
+        for pair in self.pairs:
+            train(*pair, steps, first=self.steps, **how)
+        self.steps += steps
+
+
+def differing(*pairs: tuple[TorchDDP, torch.optim.Optimizer]) -> list[str]:
+    """Return the names of the values in which two models or their optimizers differ."""
+    mine, theirs = (
+        ddp.module.state_dict()
+        | {
+            f"optimizer {number} {name}": torch.as_tensor(value)
+            for number, state in optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+        }
+        for ddp, optimizer in pairs
+    )
+    assert list(mine) == list(theirs)
+    return [name for name in mine if not torch.equal(mine[name], theirs[name])]
+
+
 def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> dict[str, Any]:
     """Train twins under both classes through every stage; say whether all bits agree."""
-    arguments = options.get("ddp", {})
-    accumulate, bf16 = options.get("accumulate", 1), options.get("bf16", False)
-    module = MODELS[model]()
-    twin = copy.deepcopy(module)
-    ours = DistributedDataParallel(module, planner=options.get("planner", "auto"), **arguments)
-    stock = TorchDDP(twin, **arguments)
-    our_optimizer = OPTIMIZERS[optimizer](ours.parameters())
-    stock_optimizer = OPTIMIZERS[optimizer](stock.parameters())
-    phases: list[str] = []
+    how = {name: options.pop(name) for name in ("accumulate", "bf16") if name in options}
+    twins = Twins(MODELS[model](), OPTIMIZERS[optimizer], **options)
     settled: list[str] = []
-    step = 0
+    phases: list[str] = []
     noted = mock.patch.object(
-        CpuClock, "synchronize", side_effect=lambda: settled.append(ours.phase)
+        CpuClock, "synchronize", side_effect=lambda: settled.append(twins.ours.phase)
     )
     with noted, measured_as(planned_is_faster):
-        while ours.measuring or step % 20:
-            phases += train(ours, our_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
-            train(stock, stock_optimizer, 1, first=step, accumulate=accumulate, bf16=bf16)
-            step += 1
-            assert step < 500, phases
-    phases += train(ours, our_optimizer, 20, first=step, accumulate=accumulate, bf16=bf16)
-    train(stock, stock_optimizer, 20, first=step, accumulate=accumulate, bf16=bf16)
-    mine, theirs = ours.state_dict(), stock.state_dict()
-    assert list(mine) == list(theirs)
-    differences = [key for key in mine if not torch.equal(mine[key], theirs[key])]
-    ours_state = our_optimizer.state_dict()["state"]
-    stock_state = stock_optimizer.state_dict()["state"]
-    assert ours_state.keys() == stock_state.keys()
-    for index, values in ours_state.items():
-        for name, value in values.items():
-            other = stock_state[index][name]
-            same = torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
-            if not same:
-                differences.append(f"optimizer {index} {name}")
-    run = ours.run_record()
-    assert ours.profile is not None
-    operations = [operation.name for operation in ours.profile.operations]
+        while twins.ours.measuring:
+            twins.train(1, **how)
+            phases.append(twins.ours.phase)
+            assert twins.steps < 500, phases
+    twins.train(20, **how)
     return {
-        "differences": differences,
+        "differences": differing(*twins.pairs),
         "phases": list(dict.fromkeys(phases)),
         "settled": settled,
-        "steps": step + 20,
-        "needed_by": [gradient.needed_by for gradient in ours.profile.gradients],
-        "accumulating": [n for n, name in enumerate(operations) if name == ACCUMULATING],
-        "decision": run.decision,
-        "messages": run.messages,
-        "reason": run.reason,
+        "profile": twins.ours.profile,
+        "run": twins.ours.run_record(),
     }
 
 
 def buckets_are_messages(model: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a plan of many messages and return it with the reducer's buckets."""
-    module = MODELS[model]()
-    ddp = DistributedDataParallel(module, planner="wfbp", check=False, **arguments)
+    ddp = DistributedDataParallel(MODELS[model](), planner="wfbp", check=False, **arguments)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     steps_to_steady(ddp, optimizer)
     train(ddp, optimizer, 3)
-    plan = ddp.plan
-    assert plan is not None, ddp.run_record().reason
+    assert ddp.plan is not None, ddp.run_record().reason
     return {
-        "planned": list(plan.message_bytes()),
+        "planned": list(ddp.plan.message_bytes()),
         "reducer": bucket_sizes(logging_data(ddp)),
-        "profile": ddp.profile.to_json() if ddp.profile else None,
-        "network": ddp.network.to_json() if ddp.network else None,
+        "profile": ddp.profile,
+        "network": ddp.network,
     }
 
 
-def reverts_when_slower() -> dict[str, Any]:
-    """Make every planned iteration slow by a fault in the forward pass; see it revert."""
-
-    class Slowed(Plain):
-        wrapper: DistributedDataParallel | None = None
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            trial = self.wrapper is not None and self.wrapper.plan is not None
-            add(20.0 if trial else 10.0)
-            return super().forward(x)
-
+def goes_back_when_the_plan_is_slower() -> None:
+    """Make every planned iteration slow by a fault in the forward pass."""
     with added_time() as add:
-        module = Slowed()
-        ddp = DistributedDataParallel(module, planner="wfbp")
-        module.__dict__["wrapper"] = ddp
-        optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-        phases = set()
-        for step in range(500):
-            phases |= set(train(ddp, optimizer, 1, first=step))
-            if not ddp.measuring:
-                break
+        ddp = DistributedDataParallel(Plain(), planner="wfbp")
+        ddp.module.register_forward_pre_hook(lambda *_: add(10.0 if ddp.plan is None else 20.0))
+        steps_to_steady(ddp, OPTIMIZERS["sgd"](ddp.parameters()))
     run = ddp.run_record()
-    return {
-        "rechecked": "comparing with DDP" in phases,
-        "decision": run.decision,
-        "reason": run.reason,
-        "planner": run.planner,
-        "plan": ddp.plan is None,
-        "said": [event.text for event in run.events],
-    }
+    assert (run.decision, run.planner) == ("reverted", "ddp"), run
+    (said,) = [event.text for event in run.events if "back to DDP's buckets" in event.text]
+    assert_tells(said, "wfbp took", "DDP")
+    assert "comparing with DDP" in [phase.name for phase in run.phases]
 
 
-def with_given_plan(plan_json: str, check: bool) -> dict[str, Any]:
-    """Train under a plan made elsewhere."""
-    ddp = DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json), check=check)
+def with_given_plan(check: bool) -> tuple[int, Run]:
+    """Train under a plan made elsewhere; return the number of steps and the record."""
+    ddp = DistributedDataParallel(Plain(), plan=plain_plan(), check=check)
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    phases = train(ddp, optimizer, 360)
-    while ddp.measuring:  # where iterations become slower, DDP is measured again
-        phases += train(ddp, optimizer, 1, first=len(phases))
-    run = ddp.run_record()
-    spans = [(span.name, span.start, span.iterations) for span in run.phases]
-    return {
-        "phases": list(dict.fromkeys(phases)),
-        "steps": len(phases),
-        "decision": run.decision,
-        "spans": spans,
-    }
-
-
-def compare_given_plan(plan_json: str) -> dict[str, Any]:
-    """Train twins under a plan and under torch's class; say whether all bits agree."""
-    module = Plain()
-    twin = copy.deepcopy(module)
-    ours = DistributedDataParallel(module, plan=Plan.from_json(plan_json), check=False)
-    stock = TorchDDP(twin)
-    optimizers = [OPTIMIZERS["sgd"](ddp.parameters()) for ddp in (ours, stock)]
-    ours.overlap(optimizers[0])
-    for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
-        train(ddp, optimizer, 20)
-    run = ours.run_record()
-    return {
-        "differences": differing(ours, stock),
-        "decision": run.decision,
-        "messages": run.messages,
-    }
+    with measured_as(planned_is_faster):
+        steps = steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 20, first=steps)
+    return steps + 20, ddp.run_record()
 
 
 def flushes(kind: str) -> dict[str, Any]:
@@ -260,38 +232,20 @@ def flushes(kind: str) -> dict[str, Any]:
     """
     held_back = tuple(replace(m, delay_s=5e-3) for m in plain_plan().messages)
     plan = replace(plain_plan(), messages=held_back, wait="need")
-    module = Plain()
-    twin = copy.deepcopy(module)
-    ours, stock = DistributedDataParallel(module, plan=plan), TorchDDP(twin)
-    optimizers = [OPTIMIZERS["sgd"](ddp.parameters()) for ddp in (ours, stock)]
-    ours.overlap(optimizers[0])
+    twins = Twins(Plain(), overlaps=True, plan=plan)
     waits: list[str] = []
-    phases: list[str] = []
-    step = 0
     with measured_as(planned_is_faster):
-        while ours.measuring or step < 160:
-            phases.append(ours.phase)
-            late = "later" not in kind or (not ours.measuring and step > 60)
-            for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
-                one_step(ddp, optimizer, step, kind if late else "")
-            if ours.plan is not None:
-                waits.append(ours.plan.wait)
-            step += 1
-            assert step < 500, ours.phase
-    run = ours.run_record()
+        while twins.ours.measuring or twins.steps < 160:
+            late = "later" not in kind or (not twins.ours.measuring and twins.steps > 60)
+            twins.train(1, reads=kind if late else "")
+            if twins.ours.plan is not None:
+                waits.append(twins.ours.plan.wait)
+            assert twins.steps < 500, twins.ours.phase
     return {
-        "differences": differing(ours, stock),
+        "differences": differing(*twins.pairs),
         "waits": [wait for wait, _ in itertools.groupby(waits)],
-        "decision": run.decision,
-        "deferred": run.deferred,
-        "said": [event.text for event in run.events if "gains nothing" in event.text],
-        "tried": sum(phase.startswith("trying") for phase in phases[: first_said(run)]),
+        "run": twins.ours.run_record(),
     }
-
-
-def first_said(run: Run) -> int:
-    """Return the iteration at which it was first said that deferring gains nothing."""
-    return next((e.iteration for e in run.events if "gains nothing" in e.text), 0)
 
 
 def planned_is_faster(stage: Stage) -> float:
@@ -318,26 +272,34 @@ def measured_as(seconds: Callable[[Stage], float]) -> Iterator[None]:
         yield
 
 
-def fails_to_plan() -> list[str]:
-    """Return the error with which a training ends whose policy has a bug."""
+@contextlib.contextmanager
+def logged() -> Iterator[list[logging.LogRecord]]:
+    """Yield what is logged meanwhile."""
+    records: list[logging.LogRecord] = []
+    keep = logging.Handler()
+    keep.emit = records.append  # type: ignore[method-assign]
+    logger.addHandler(keep)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(keep)
 
+
+def a_bug_of_rank_0_ends_all_ranks() -> None:
     def broken(policy: Policy) -> Steps:
         yield next(steps(policy))
         raise ZeroDivisionError("a bug")
 
     steps = Policy.steps
-    model = Plain()
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with mock.patch.object(Policy, "steps", broken):
-        try:
-            steps_to_steady(ddp, optimizer)
-        except Exception as error:
-            return [type(error).__name__, str(error)]
-    return []
+    ddp = DistributedDataParallel(Plain())
+    is_elsewhere = dist.get_rank() > 0
+    expected = InternalError if is_elsewhere else ZeroDivisionError
+    text = "ZeroDivisionError: a bug" if is_elsewhere else "^a bug$"
+    with mock.patch.object(Policy, "steps", broken), pytest.raises(expected, match=text):
+        steps_to_steady(ddp, OPTIMIZERS["sgd"](ddp.parameters()))
 
 
-def turns_slow() -> dict[str, Any]:
+def a_plan_that_turns_slow_is_dropped() -> None:
     """Let a plan that was kept be slower in the long run, as far as the script is told."""
     ddp = DistributedDataParallel(Plain(), plan=replace(plain_plan(), wait="need"))
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
@@ -346,95 +308,34 @@ def turns_slow() -> dict[str, Any]:
     def takes(stage: Stage) -> float:
         return 0.1 if stage.plan is None else 0.2 if slow else 0.05
 
-    def is_slow(*_: object) -> bool:
-        return slow
-
-    phases: list[str] = []
-    with (
-        measured_as(takes),
-        mock.patch.object(LossWatch, "close_window", is_slow),
-    ):
+    closing = mock.patch.object(LossWatch, "close_window", side_effect=lambda *_: slow)
+    with measured_as(takes), closing:
         before = steps_to_steady(ddp, optimizer)
         slow = True
-        phases += train(ddp, optimizer, 150, first=before)
+        train(ddp, optimizer, 150, first=before)
     run = ddp.run_record()
-    return {
-        "phases": [phase for phase, _ in itertools.groupby(phases)],
-        "decision": run.decision,
-        "deferred": run.deferred,
-        "said": [event.text for event in run.events],
-    }
+    again = ["steady", "comparing with DDP", "comparing by hand", "recording", "steady"]
+    assert [phase.name for phase in run.phases][-5:] == again, run.phases
+    assert (run.decision, run.deferred) == ("reverted", False), run
+    said = "by hand takes longer than DDP did; measuring both again"
+    assert said in [event.text for event in run.events]
 
 
-def one_step(ddp: TorchDDP, optimizer: torch.optim.Optimizer, step: int, reads: str) -> None:
-    """Take one step, and read on the way what ``reads`` says."""
-    optimizer.zero_grad()
-    inputs, targets = batch(step)
-    cross_entropy(ddp(inputs), targets).backward()
-    if "clip" in reads:
-        nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
-    if "one rank" in reads and dist.get_rank() == 1:
-        assert all(torch.isfinite(p.grad).all() for p in ddp.parameters() if p.grad is not None)
-    optimizer.step()
-    if "average" in reads:
-        assert all(p.detach().clone().isfinite().all() for p in ddp.parameters())
-
-
-def differing(ours: nn.Module, stock: nn.Module) -> list[str]:
-    """Return the names of the values in which two models differ."""
-    mine, theirs = ours.state_dict(), stock.state_dict()
-    assert list(mine) == list(theirs)
-    return [name for name in mine if not torch.equal(mine[name], theirs[name])]
-
-
-def refuses(plan_json: str) -> str:
-    """Return the message with which a plan for something else is refused."""
-    from syncline.errors import MismatchError
-
-    try:
-        DistributedDataParallel(Plain(), plan=Plan.from_json(plan_json))
-    except MismatchError as error:
-        return str(error)
-    return ""
-
-
-def refuses_network(workers: int) -> str:
-    """Return the message with which a network of another size is refused."""
-    from syncline.errors import MismatchError
-
-    network = Network.line(workers=workers, a_s=1e-4, b_s_per_byte=1e-9, name="elsewhere")
-    try:
-        DistributedDataParallel(Plain(), network=network)
-    except MismatchError as error:
-        return str(error)
-    return ""
-
-
-def refuses_hook_and_arguments() -> list[str]:
-    """Return the messages for what the wrapper does not take."""
-    from syncline.errors import UserError
-
+def hooks_and_groups_are_refused() -> None:
     ddp = DistributedDataParallel(Plain())
-    plan = plain_plan()
-    calls = [
-        lambda: ddp.register_comm_hook(None, lambda *_: None),
-        lambda: ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
-        lambda: ddp._update_process_group(dist.group.WORLD),
-        lambda: DistributedDataParallel(Plain(), planner="mergge"),
-        lambda: DistributedDataParallel(Plain(), bucket_cap_mb_list=[1, 2]),
-        lambda: DistributedDataParallel(Plain(), plan=plan, network=SLOW),
-    ]
-    messages = []
-    for call in calls:
-        try:
-            call()
-            messages.append("")
-        except UserError as error:
-            messages.append(str(error))
-    return messages
+    fp16 = dist.BuiltinCommHookType.FP16_COMPRESS
+    calls = {
+        "would replace the exchange": lambda: ddp.register_comm_hook(None, lambda *_: None),
+        "register_comm_hook is not available": lambda: ddp._register_builtin_comm_hook(fp16),
+        "wrap the model again": lambda: ddp._update_process_group(dist.group.WORLD),
+    }
+    for reason, call in calls.items():
+        kind, text = error_of(call)
+        assert kind == "UserError"
+        assert reason in text, text
 
 
-def wraps_under_a_tracer() -> dict[str, Any]:
+def a_tracer_hides_the_signature_of_torch_s_class() -> None:
     """Wrap while a tracer's function stands in for the constructor of torch's class."""
     original, given = TorchDDP.__init__, []
 
@@ -446,125 +347,102 @@ def wraps_under_a_tracer() -> dict[str, Any]:
         ddp = DistributedDataParallel(
             Plain(), None, None, 0, None, True, None, 1, static_graph=True
         )
-        unused = dist.get_rank() == 1
-        try:
-            DistributedDataParallel(Plain(), *[None] * 4, True, None, None, unused)
-            refused = ""
-        except MismatchError as error:
-            refused = str(error)
-    one_step(ddp, OPTIMIZERS["sgd"](ddp.parameters()), 0, "nothing")
-    return {
-        "given": given,
-        "taken": (ddp.bucket_bytes_cap, ddp.static_graph),
-        "refused": refused,
-    }
+        unused = (*[None] * 4, True, None, None, dist.get_rank() == 1)
+        _, refused = error_of(lambda: DistributedDataParallel(Plain(), *unused))
+    train(ddp, OPTIMIZERS["sgd"](ddp.parameters()), 1)
+    assert given == [((None, None, 0, None, True, None, 1), {"static_graph": True})], given
+    assert (ddp.bucket_bytes_cap, ddp.static_graph) == (2**20, True)
+    assert "find_unused_parameters is " in refused, refused
 
 
-def reads_in_the_midst_of_changes() -> dict[str, Any]:
-    """Read how training goes where another thread could: while the reducer or the view changes."""
+def any_thread_may_read_how_training_goes() -> None:
+    """What it reads is as it was after the last iteration, until the next has ended.
+
+    It is read where another thread could: while the reducer or the view changes.
+    """
     ddp = DistributedDataParallel(Plain(), planner="merge", check=False)
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
-    changes: list[str] = []
-    differing: list[str] = []
-    before = first = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
+    changes: set[str] = set()
+
+    def read() -> tuple[Any, ...]:
+        return ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s
 
     def look(where: str) -> None:
-        changes.append(where)
-        read = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
-        differing.extend(f"{where}: {b}" for a, b in zip(before, read, strict=True) if a != b)
+        changes.add(where)
+        assert read() == before, (where, read(), before)
 
-    make, say = TorchDDP._ddp_init_helper, Tuning._report
+    before = read()
+    known = {"syncline/iteration": 0, "syncline/steady": 0, "syncline/overlaps": 0}
+    assert before[0] == known, before
+    make, advance = TorchDDP._ddp_init_helper, Tuning.advance
 
     def made(*args: Any) -> None:
         look("no reducer")
         make(*args)
 
-    def said(*args: Any) -> None:
-        say(*args)
+    def decided(*args: Any) -> Stage:
+        stage = advance(*args)
         look("decided")
+        return stage
 
     with (
         mock.patch.object(TorchDDP, "_ddp_init_helper", made),
-        mock.patch.object(Tuning, "_report", said),
+        mock.patch.object(Tuning, "advance", decided),
     ):
         while ddp.measuring:
             train(ddp, optimizer, 1)
-            before = (ddp.metrics(), ddp.run_record(), ddp.exposed_communication_s)
+            before = read()
+    assert changes == {"decided", "no reducer"}
     train(ddp, optimizer, 10)
-    return {
-        "changes": sorted(set(changes)),
-        "differing": differing,
-        "first": first[0],
-        "last": ddp.metrics(),
-    }
+    last = ddp.metrics()
+    assert last["syncline/steady"] == 1
+    assert last["syncline/messages"] >= 1
+    assert last["syncline/iteration_s"] > 0
+    assert last["syncline/exposed_communication_s"] >= 0
 
 
-def reads_a_broken_property() -> list[str]:
-    """Return what is said where the reading of a property fails inside."""
+def a_property_that_fails_says_why() -> None:
+    """Not that there is no such property, as ``nn.Module`` would say."""
     ddp = DistributedDataParallel(Plain())
     del planned_training(ddp).runner.iterations.stage
-    said = []
     for name in ("phase", "plan", "measuring"):
-        try:
-            getattr(ddp, name)
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
+        kind, text = error_of(functools.partial(getattr, ddp, name))
+        assert kind == "InternalError"
+        assert_tells(text, f"{name} cannot be read: ", "has no attribute 'stage'")
 
 
-def joins_uneven_inputs() -> dict[str, Any]:
+def uneven_inputs_are_joined() -> None:
     """Train with another number of batches on every rank under ``join``, in mid-measurement."""
-    module = Plain()
-    twin = copy.deepcopy(module)
-    ours, stock = DistributedDataParallel(module), TorchDDP(twin)
-    optimizers = [OPTIMIZERS["sgd"](m.parameters()) for m in (ours, stock)]
-    for ddp, optimizer in zip((ours, stock), optimizers, strict=True):
-        train(ddp, optimizer, 5)
+    twins = Twins(Plain())
+    twins.train(5)
+    for ddp, optimizer in twins.pairs:
         with ddp.join():
             train(ddp, optimizer, 4 + 3 * dist.get_rank(), first=100)
-    mine, theirs = ours.state_dict(), stock.state_dict()
-    after_join = [key for key in mine if not torch.equal(mine[key], theirs[key])]
-    before = ours.phase
-    steps_to_steady(ours, optimizers[0])
-    return {"before": before, "after": ours.phase, "differences": after_join}
+    assert differing(*twins.pairs) == []
+    assert twins.ours.phase == "measuring DDP"
+    steps_to_steady(*twins.pairs[0])
 
 
-def keeps_what_the_user_attached() -> dict[str, Any]:
+def what_the_user_attached_stays() -> None:
     """Attach hooks and settings to the wrapper and see them survive every rebuild."""
     ddp = DistributedDataParallel(Plain(), check=False, planner="wfbp")
-    calls = {"pre": 0, "post": 0}
-
-    def pre(*_: Any) -> None:
-        calls["pre"] += 1
-
-    def post(*_: Any) -> None:
-        calls["post"] += 1
-
-    ddp.register_forward_pre_hook(pre)
-    ddp.register_forward_hook(post)
+    before, after = mock.Mock(return_value=None), mock.Mock(return_value=None)
+    ddp.register_forward_pre_hook(before)
+    ddp.register_forward_hook(after)
     ddp.my_note = "kept"
-    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    steps = steps_to_steady(ddp, optimizer)
+    steps = steps_to_steady(ddp, OPTIMIZERS["sgd"](ddp.parameters()))
     ddp.eval()
     with torch.no_grad():
         ddp(batch(0)[0])
-    in_eval = ddp.training
-    ddp.train()
-    return {
-        "steps": steps,
-        "calls": calls,
-        "note": ddp.my_note,
-        "is_torch_ddp": isinstance(ddp, TorchDDP),
-        "training_in_eval": in_eval,
-        "module_is_plain": isinstance(ddp.module, Plain),
-    }
+    assert (before.call_count, after.call_count) == (steps + 1, steps + 1)
+    assert ddp.my_note == "kept"
+    assert not ddp.training
+    assert isinstance(ddp.module, Plain)
 
 
-AWAY_S = 1000.0
-
-
-def leaves_training_after_every_step() -> dict[str, Any]:
-    """Spend ``AWAY_S`` of a clock of our own in evaluation mode after every step."""
+def time_in_evaluation_mode_is_no_part_of_an_iteration() -> None:
+    """Spend ``away_s`` of a clock of our own in evaluation mode after every step."""
+    away_s = 1000.0
     with added_time() as add:
         ddp = DistributedDataParallel(Plain())
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
@@ -572,23 +450,21 @@ def leaves_training_after_every_step() -> dict[str, Any]:
         while steady < 10:
             train(ddp, optimizer, 1, first=steps)
             steady += not ddp.measuring
-            ddp.eval()
-            add(AWAY_S / 2)
-            with torch.no_grad():
-                ddp(batch(0)[0])
-            ddp.eval()
-            add(AWAY_S / 2)
+            for _ in range(2):
+                ddp.eval()
+                add(away_s / 2)
+                with torch.no_grad():
+                    ddp(batch(0)[0])
             ddp.train()
             steps += 1
-        profile, run = ddp.profile, ddp.run_record()
-        assert profile is not None
-        assert run.baseline is not None
-        return {
-            "profile": sum(each.duration_ns for each in profile.operations) / NS_PER_S,
-            "baseline": run.baseline.iteration_s,
-            "steady": max(planned_training(ddp).runner.steady_iteration_s),
-            "measuring": sum(phase.seconds for phase in run.phases if phase.name != "steady"),
-        }
+        run = ddp.run_record()
+    for seconds in (
+        sum(each.duration_s for each in ddp.profile.operations),
+        run.baseline.iteration_s,
+        max(planned_training(ddp).runner.steady_iteration_s),
+        sum(phase.seconds for phase in run.phases if phase.name != "steady"),
+    ):
+        assert 0 < seconds < away_s, run
 
 
 class ComplexHalves(nn.Module):
@@ -599,7 +475,7 @@ class ComplexHalves(nn.Module):
         self.weight = nn.Parameter(torch.ones(4, 2).to(torch.complex32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight.to(torch.complex64)
+        return x.to(torch.complex64) @ self.weight.to(torch.complex64)
 
 
 class NoElements(nn.Module):
@@ -619,62 +495,50 @@ def tells_of_a_compiled_model(how: str) -> list[str]:
     Its optimizer is overlapped when it first steps, after the first forward pass.
     """
     torch._dynamo.reset()
-    said: list[str] = []
-    keep = logging.Handler()
-    keep.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     net: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     compiled = functools.partial(torch.compile, backend="eager")
     if how == "before":
         net = compiled(net)
     elif how == "forward":
         net.forward = compiled(net.forward)
-    logger.addHandler(keep)
-    try:
+    with logged() as records, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the compiler
         ddp = DistributedDataParallel(net, planner="merge", overlap_optimizers=True)
         run = compiled(ddp) if how == "after" else ddp
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the compiler
-            for _ in range(4):
-                optimizer.zero_grad()
-                run(torch.ones(2, 4)).square().mean().backward()
-                optimizer.step()
-    finally:
-        logger.removeHandler(keep)
+        for _ in range(4):
+            optimizer.zero_grad()
+            run(torch.ones(2, 4)).square().mean().backward()
+            optimizer.step()
     assert not ddp.defers
-    return said
+    return [record.getMessage() for record in records]
 
 
-def trains_unplannable(kind: str) -> dict[str, Any]:
+def trains_unplannable(kind: str) -> tuple[str, Run]:
     """Train what cannot be planned, with DDP's buckets."""
-    module: nn.Module
+    module: nn.Module = NoElements()
     options: dict[str, Any] = {}
+    inputs = torch.randn(5, 4)
     if kind == "sparse":
         module = nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, 2))
         inputs = torch.randint(10, (5, 3))
     elif kind == "complex halves":
         warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
         module = ComplexHalves()
-        inputs = torch.randn(5, 4, dtype=torch.complex64)
-    elif kind.startswith("no elements"):
-        module = NoElements()
-        inputs = torch.randn(5, 4)
-        if kind.endswith("given"):
-            tensors = tuple(Tensor(name=name, elements=0) for name in ("none", "nothing"))
-            plan = Plan(planner="by hand", model="", workers=2, tensors=tensors, messages=())
-            options = {"plan": replace(plan, wait="need"), "check": False}
-    else:
+    elif kind == "dtypes":
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2).to(torch.float64))
         module[1].register_forward_pre_hook(lambda _, args: (args[0].double(),))
-        inputs = torch.randn(5, 4)
+    elif kind.endswith("given"):
+        tensors = tuple(Tensor(name=name, elements=0) for name in ("none", "nothing"))
+        plan = Plan(planner="by hand", model="", workers=2, tensors=tensors, messages=())
+        options = {"plan": replace(plan, wait="need"), "check": False}
     ddp = DistributedDataParallel(module, **options)
     for _ in range(3):
         ddp(inputs).abs().sum().backward()
-    run = ddp.run_record()
-    return {"phase": ddp.phase, "decision": run.decision, "reason": run.reason}
+    return ddp.phase, ddp.run_record()
 
 
-def copies_and_pickles() -> dict[str, Any]:
+def a_copy_trains_on() -> None:
     """Copy a wrapper in mid-measurement; both train on."""
     ddp = DistributedDataParallel(Plain())
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
@@ -682,108 +546,82 @@ def copies_and_pickles() -> dict[str, Any]:
     twin = copy.deepcopy(ddp)
     train(twin, OPTIMIZERS["sgd"](twin.parameters()), 3)
     steps_to_steady(ddp, optimizer)
-    return {"twin": twin.phase, "ours": ddp.phase, "run": twin.run_record().decision}
+    assert (twin.phase, twin.run_record().decision) == ("steady", "ddp")
 
 
-def writes_a_report(folder: str) -> dict[str, Any]:
-    """Run to the steady state and write the report on rank 0."""
-    ddp = DistributedDataParallel(Plain(), planner="wfbp", check=False)
-    optimizer = OPTIMIZERS["sgd"](ddp.parameters())
-    steps_to_steady(ddp, optimizer)
-    train(ddp, optimizer, 10)
-    path = ""
-    if dist.get_rank() == 0:
-        path = str(ddp.save_report(folder))
-    return {"path": path, "exposed": ddp.exposed_communication_s}
-
-
-def trains_with_overlap(folder: str) -> list[str]:
-    """Train on a network that is said to be slow, and write the report of a plan that won."""
-    ddp = DistributedDataParallel(Plain(), network=SLOW)
+def writes_a_report(folder: str, options: dict[str, Any]) -> Run:
+    """Train on a network that is said to be slow, and write the report on rank 0."""
+    ddp = DistributedDataParallel(Plain(), network=SLOW, **options)
     optimizer = ddp.overlap(OPTIMIZERS["sgd"](ddp.parameters()))
     with measured_as(planned_is_faster):
         steps_to_steady(ddp, optimizer)
+    train(ddp, optimizer, 10)
+    assert ddp.exposed_communication_s >= 0
     if dist.get_rank() == 0:
-        ddp.save_report(folder)
-    run = ddp.run_record()
-    return [run.decision, run.planner]
+        assert ddp.save_report(folder) == Path(folder, "report.html")
+    return ddp.run_record()
 
 
-def replans_after_drift() -> dict[str, Any]:
+def replans_after_drift() -> Run:
     """Let the model become slower for good and see it measured again."""
     extra_s, said_by_torch = 10.0, reducer_executor.logging_data
-
-    class Slowing(Plain):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            add(extra_s)
-            return super().forward(x)
 
     def logging_data(ddp: TorchDDP) -> dict[str, Any]:
         """Count what was added to Python's clock: torch's reducer reads one of its own."""
         return {**said_by_torch(ddp), "forward_compute_time": extra_s * NS_PER_S}
 
     with added_time() as add, mock.patch.object(reducer_executor, "logging_data", logging_data):
-        ddp = DistributedDataParallel(Slowing())
+        ddp = DistributedDataParallel(Plain())
+        ddp.module.register_forward_pre_hook(lambda *_: add(extra_s))
         optimizer = OPTIMIZERS["sgd"](ddp.parameters())
         steps_to_steady(ddp, optimizer)
         train(ddp, optimizer, 55)
         extra_s = 100.0
-        phases = train(ddp, optimizer, 160)
-    texts = [event.text for event in ddp.run_record().events]
-    return {"phases": list(dict.fromkeys(phases)), "events": texts}
+        train(ddp, optimizer, 160)
+    return ddp.run_record()
 
 
 def unfit_averages() -> list[str]:
     """Return what is said of averages that are too few, and of one that has another shape."""
     ddp = DistributedDataParallel(Plain(), plan=plain_plan(), check=False)
-    fitting = [p.detach().clone() for p in ddp.parameters()]
-    said = []
-    for averages in (fitting[1:], [torch.zeros(2), *fitting[1:]]):
-        try:
-            ddp.average(averages, 0.1)
-        except UserError as error:
-            said.append(str(error))
-    return said
+    _, *others = [p.detach().clone() for p in ddp.parameters()]
+    given = (others, [torch.zeros(2), *others])
+    return [error_of(functools.partial(ddp.average, each, 0.1))[1] for each in given]
 
 
-def wraps_twice(stock_outside: bool, inside: bool) -> str:
+def wraps_twice(stock_outside: bool, inside: bool) -> list[str] | None:
     """Wrap a model in both classes, and say how that is refused."""
     outer, inner = DistributedDataParallel, TorchDDP
     if stock_outside:
         outer, inner = inner, outer
     wrapped = inner(Plain())
-    try:
-        model = outer(nn.Sequential(wrapped) if inside else wrapped)
-        model(torch.zeros(2, 1, 8, 8))
-    except UserError as error:
-        return str(error)
-    return ""
+    return error_of(
+        lambda: outer(nn.Sequential(wrapped) if inside else wrapped)(torch.zeros(2, 1, 8, 8))
+    )
 
 
-def converts(options: dict[str, Any]) -> dict[str, Any]:
+def converts(options: dict[str, Any]) -> None:
     """Train beside DDP with a wrapper that was converted, its optimizer overlapped late."""
-    plan = plan_of(Plain(), list(PLAIN_SIZES), dist.get_world_size(), Style(piece_elements=4000))
-    torch.manual_seed(1)
+    plan = plan_of(Plain(), PLAIN_READY, dist.get_world_size(), Style(piece_elements=4000))
     stock = TorchDDP(Plain(), **options)
     theirs = OPTIMIZERS["adamw"](stock.parameters())
     ours = TorchDDP(copy.deepcopy(stock.module), **options)
     optimizer = OPTIMIZERS["adamw"](ours.parameters())
-    same = DistributedDataParallel.convert(ours, plan=plan, check=False, overlap_optimizers=True)
+    convert = DistributedDataParallel.convert
+    same = convert(ours, plan=plan, check=False, overlap_optimizers=True)
+    assert same is ours
     hooked = TorchDDP(Plain())
     hooked.register_comm_hook(None, default_hooks.allreduce_hook)
-    refused = []
-    for wrong in (hooked, ours):
-        try:
-            DistributedDataParallel.convert(wrong)
-        except UserError as error:
-            refused.append(str(error))
+    for wrong, reason in (
+        (hooked, "has a communication hook"),
+        (ours, "expected a model wrapped in torch.nn.parallel"),
+    ):
+        assert reason in error_of(functools.partial(convert, wrong))[1]
     train(stock, theirs, 8)
     train(same, optimizer, 8)
-    return {
-        "same": same is ours,
-        "refused": refused,
-        "metrics": same.metrics(),
-        "defers": same.defers,
-        "overlapped": [type(o.optimizer).__name__ for o in same._training.wrapped.optimizers],
-        "differing": differing(same.module, stock.module),
-    }
+    assert differing((same, optimizer), (stock, theirs)) == []
+    assert same.defers
+    assert [o.optimizer for o in planned_training(same).wrapped.optimizers] == [optimizer]
+    metrics = same.metrics()
+    assert (metrics["syncline/iteration"], metrics["syncline/overlaps"]) == (8, 1)
+    assert metrics["syncline/messages"] > 1

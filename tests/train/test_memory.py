@@ -6,46 +6,123 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-from tests.train import memory_jobs as jobs
+from syncline.plan.plan import Plan
+from syncline.plan.run import Run
+from syncline.train.ddp import DistributedDataParallel
+from tests.train import jobs
+from tests.train.models import Plain
 from tests.workers import WorkerPool
+
+Start = tuple[list[str], Run, Plan | None]
+
+
+def start(
+    cache: Any,
+    model: type[nn.Module] = Plain,
+    samples: int = 6,
+    overlaps: bool = True,
+    **asked: Any,
+) -> Start:
+    """Train until measuring is over; return the phases, the record and the plan."""
+    ddp = DistributedDataParallel(model(), network=jobs.SLOW, cache=cache, **asked)
+    optimizer = jobs.OPTIMIZERS["sgd"](ddp.parameters())
+    if overlaps:
+        ddp.overlap(optimizer)
+    whole = jobs.batch
+
+    def batch(*of: int) -> tuple[torch.Tensor, ...]:
+        return tuple(each[:samples] for each in whole(*of))
+
+    with jobs.measured_as(jobs.planned_is_faster), mock.patch.object(jobs, "batch", batch):
+        jobs.steps_to_steady(ddp, optimizer)
+    assert ddp.profile is not None
+    run = ddp.run_record()
+    return [phase.name for phase in run.phases], run, ddp.plan
+
+
+def starts_twice(folder: str) -> list[Start]:
+    """Start the same training twice, where every rank has a folder of its own."""
+    return [start(f"{folder}/{dist.get_rank()}") for _ in range(2)]
 
 
 def test_the_second_start_runs_the_plan_of_the_first(workers: WorkerPool, tmp_path: Path) -> None:
-    first, again = workers.run(jobs.starts_twice, 2, str(tmp_path))[0]
-    assert first["phases"][:2] == ["starting", "measuring DDP"]
-    assert (first["decision"], again["decision"]) == ("planned", "planned")
-    assert again["phases"] == ["starting", "running the saved plan", "recording", "steady"]
-    assert again["plan"] == first["plan"]
-    assert again["predicted_s"] == first["predicted_s"]
-    assert again["profiled"]
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_all_ranks_run_what_rank_0_remembers(workers: WorkerPool, tmp_path: Path) -> None:
-    """Another host's folder is another one, and may be empty."""
-    for first, again in workers.run(jobs.starts_twice_with_a_folder_each, 2, str(tmp_path)):
-        assert again["phases"][1] == "running the saved plan"
-        assert again["plan"] == first["plan"]
-    assert [len(list((tmp_path / rank).iterdir())) for rank in "0"] == [1]
+    """On all ranks that of rank 0: another host's folder is another one, and may be empty."""
+    for first, again in workers.run(starts_twice, 2, str(tmp_path)):
+        (phases, run, plan), (phases_again, run_again, plan_again) = first, again
+        assert phases[0] == "measuring DDP"
+        assert phases_again == ["running the saved plan", "recording"]
+        assert plan_again == plan is not None
+        assert run.decision == run_again.decision == "planned"
+        assert run_again.predicted_planned_s == run.predicted_planned_s
+    assert len(list((tmp_path / "0").iterdir())) == 1
     assert not (tmp_path / "1").exists()
 
 
-@pytest.mark.parametrize("other", ["model", "batch", "planner", "optimizer", "nothing kept"])
-def test_another_training_is_measured_anew(workers: WorkerPool, tmp_path: Path, other: str) -> None:
-    for _, again in workers.run(jobs.starts_another, 2, str(tmp_path), other):
-        assert again["phases"][1] == "measuring DDP"
+class Wider(Plain):
+    """Another model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + self.more(torch.ones(3)).sum()
+
+
+def starts_another(folder: str, other: dict[str, Any], keeps: bool) -> list[str]:
+    """Start a training, and then another one; return the phases of that."""
+    start(folder if keeps else False)
+    return start(folder, **other)[0]
 
 
 @pytest.mark.parametrize(
-    "damage", ["cut", "other key", "other kind", "a pipe", "a link", "no plan"]
+    ("other", "keeps"),
+    [
+        ({"model": Wider}, True),
+        ({"samples": 4}, True),
+        ({"planner": "merge"}, True),
+        ({"overlaps": False}, True),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_another_training_is_measured_anew(
+    workers: WorkerPool, tmp_path: Path, other: dict[str, Any], keeps: bool
+) -> None:
+    for phases in workers.run(starts_another, 2, str(tmp_path), other, keeps):
+        assert phases[0] == "measuring DDP"
+
+
+def starts_once(folder: str) -> tuple[list[str], list[str]]:
+    """Start once; return the phases, and what was warned of."""
+    with jobs.logged() as records:
+        phases, *_ = start(folder)
+    return phases, [each.getMessage() for each in records if each.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("damage", "warnings"),
+    [
+        ("cut", 1),
+        ("other key", 1),
+        ("other kind", 1),
+        ("a pipe", 2),  # that somebody has put there stays in the way
+        ("a link", 1),
+        ("no plan", 0),
+    ],
 )
 def test_what_cannot_be_used_is_said_in_a_line(
-    workers: WorkerPool, tmp_path: Path, damage: str
+    workers: WorkerPool, tmp_path: Path, damage: str, warnings: int
 ) -> None:
-    workers.run(jobs.starts_twice, 2, str(tmp_path))
+    workers.run(starts_once, 2, str(tmp_path))
     (path,) = tmp_path.iterdir()
     text = path.read_text()
     path.unlink()
@@ -65,12 +142,9 @@ def test_what_cannot_be_used_is_said_in_a_line(
         else:
             kept["findings"]["planned"] = None
         path.write_text(json.dumps(kept))
-    phases, said = workers.run(jobs.starts_once, 2, str(tmp_path))[0]
-    assert phases[1] == "measuring DDP"
-    lines = [text for level, text in said if level >= logging.WARNING]
-    # A pipe that somebody has put there stays in the way.
-    expected = {"no plan": 0, "a pipe": 2}.get(damage, 1)
-    assert len(lines) == expected
+    phases, lines = workers.run(starts_once, 2, str(tmp_path))[0]
+    assert phases[0] == "measuring DDP"
+    assert len(lines) == warnings
     for line in lines[:1]:
         assert line.startswith("the saved plan is not used: ")
         assert str(path) in line
@@ -81,6 +155,5 @@ def test_a_folder_that_cannot_be_written_ends_no_training(
 ) -> None:
     path = tmp_path / "a file"
     path.write_text("")
-    phases, said = workers.run(jobs.starts_once, 2, str(path))[0]
-    assert phases[-1] == "steady"
-    assert any("is not saved for the next start" in text for _, text in said)
+    _, lines = workers.run(starts_once, 2, str(path))[0]
+    assert any("is not saved for the next start" in line for line in lines)
