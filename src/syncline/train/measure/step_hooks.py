@@ -40,16 +40,16 @@ class StepHooks:
     def add(self, method: Method) -> None:
         """Call a method in every step, as long as its object lives, or until it is removed."""
         with self._lock:
-            self._set([*self._alive(), method])
+            self._set([*self.alive(), method])
 
     def remove(self, method: Method) -> None:
         """Stop calling a method; not during a step."""
         with self._lock:
-            self._set([kept for kept in self._alive() if kept != method])
+            self._set([kept for kept in self.alive() if kept != method])
 
-    def _alive(self) -> list[Method]:
-        found = (reference() for reference in self._methods)
-        return [method for method in found if method is not None]
+    def alive(self) -> list[Method]:
+        """Return the methods whose objects live."""
+        return [method for each in self._methods if (method := each()) is not None]
 
     def _set(self, methods: Sequence[Method]) -> None:
         self._methods = tuple(map(weakref.WeakMethod, methods))
