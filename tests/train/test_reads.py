@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import msgspec
+import pytest
+from msgspec.structs import replace
 
+from syncline.plan.profile import Norm
 from syncline.train.reads import Reads
 from syncline.train.stages import Deferring, Findings, LogLine, Measurement, Notebook, Settings
 from tests.train.jobs import plain_plan
+from tests.words import assert_tells
 
-NEED = msgspec.structs.replace(plain_plan(), wait="need")
+NEED = replace(plain_plan(), wait="need")
 DEFERRING = Deferring(can_defer=True, was_asked=True)
 EARLY = Measurement(read_early="why", deferring=DEFERRING)
-CLIPPING = Measurement(read_early="why", norm="2", deferring=DEFERRING)
 
 
 def reads(deferring: Deferring = DEFERRING, **more: Any) -> tuple[Reads, list[LogLine]]:
@@ -27,50 +29,35 @@ def test_nothing_is_given_up_while_nothing_is_read() -> None:
     assert not found.learn(Measurement(deferring=DEFERRING))
     assert found.state == (True, None)
     assert found.watches
+    assert found.as_it_can_run(NEED) is NEED
     assert said == []
 
 
-def test_reads_that_wait_for_all_are_said_once() -> None:
-    found, said = reads()
-    assert found.learn(EARLY)
-    assert (found.defers, found.watches) == (False, False)
+@pytest.mark.parametrize(
+    ("check", "then"), [(True, "under the backward pass only"), (False, "the plan stays")]
+)
+def test_reads_that_wait_for_all_are_said_once(check: bool, then: str) -> None:
+    found, said = reads(check=check)
+    assert found.learn(EARLY) is check
+    assert (found.defers, found.watches) == (not check, False)
     assert not found.learn(EARLY)
+    assert found.as_it_can_run(NEED) == (plain_plan() if check else NEED)
     ((text, level, _),) = said
-    assert text.startswith("overlap gains nothing here: why; ")
+    assert_tells(text, "overlap gains nothing here: why; ", then)
     assert level == logging.WARNING
 
 
-def test_a_norm_is_planned_for_once_and_then_reads_are_given_up_for() -> None:
-    found, said = reads()
-    assert found.learn(CLIPPING)
-    assert found.state == (True, "2")
-    assert found.learn(CLIPPING)
-    assert found.state == (False, "2")
-    assert [line.level for line in said] == [logging.INFO, logging.WARNING]
-
-
-def test_a_plan_that_is_given_gets_no_norm() -> None:
-    found, said = reads(plan=NEED)
-    assert found.learn(CLIPPING)
-    assert found.state == (False, None)
-    assert len(said) == 1
-
-
-def test_a_plan_that_is_not_checked_stays() -> None:
-    found, said = reads(check=False)
-    assert not found.learn(EARLY)
-    assert (found.defers, found.watches) == (True, False)
-    assert found.as_it_can_run(NEED) is NEED
-    assert not found.learn(EARLY)
-    assert len(said) == 1
-
-
-def test_a_plan_is_run_without_what_was_given_up() -> None:
-    found, said = reads()
-    assert found.as_it_can_run(NEED) is NEED
-    found.learn(EARLY)
-    assert found.as_it_can_run(NEED) == plain_plan()
-    assert len(said) == 1  # why was said already
+@pytest.mark.parametrize(
+    ("given", "states"), [(None, [(True, "2"), (False, "2")]), (NEED, [(False, None)])]
+)
+def test_a_norm_is_planned_for_once_unless_the_plan_is_given(
+    given: Any, states: list[tuple[bool, Norm | None]]
+) -> None:
+    found, said = reads(plan=given)
+    for state in states:
+        assert found.learn(replace(EARLY, norm="2"))
+        assert found.state == state
+    assert [line.level for line in said] == [logging.INFO, logging.WARNING][-len(states) :]
 
 
 def test_what_defers_may_change_while_training() -> None:
