@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from syncline.plan.plan import Message, MessageCollective, Plan, Tensor, Wait
+from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, active_ns, union
 from syncline.train.engine.recording import (
     BucketStamps,
@@ -26,13 +28,11 @@ START = 1000
 """Stamp of every iteration's beginning: times below are relative to it."""
 
 
-def iteration(*events: tuple[Moment, str | int, int], end: int) -> ObservedIteration:
-    """Return an iteration; times count from its beginning."""
-    stamped = [ObservedEvent(m, key, START + at) for m, key, at in events]
-    return ObservedIteration(stamped, START + end, None, [])
+def stamped(*events: tuple[Moment, str | int, int]) -> list[ObservedEvent]:
+    return [ObservedEvent(moment, key, START + at) for moment, key, at in events]
 
 
-DEFERRED = iteration(
+EVENTS = stamped(
     (M.FORWARD, "", 0),
     (M.ENTER, "a", 30),  # its hook waited from 5 to 28
     (M.EXIT, "a", 50),
@@ -42,42 +42,22 @@ DEFERRED = iteration(
     (M.WALKED, "", 90),
     (M.READY, "b", 120),
     (M.READY, "a", 170),
-    end=190,
 )
+DEFERRED = ObservedIteration(EVENTS, START + 190, None, [])
 """The forward pass to 80, ten of walking the graph, the backward pass to 170, then the loop."""
-
-STEPPED = DEFERRED._replace(
-    events=[
-        *DEFERRED.events,
-        ObservedEvent(M.STEP, "", START + 176),
-        ObservedEvent(M.STEPPED, "", START + 180),
-    ]
-)
-
+STEPPED = DEFERRED._replace(events=EVENTS + stamped((M.STEP, "", 176), (M.STEPPED, "", 180)))
 PERIOD = 180
 """Without the walk."""
-
-
-def plan(
-    wait: Wait = "need", collectives: tuple[MessageCollective, ...] = ("all-reduce", "all-reduce")
-) -> Plan:
-    """Return a message for ``b``, then one for ``a``."""
-    spans = ((0, 100), (100, 300))
-    messages = [
-        Message(start=start, stop=stop, collective=collective)
-        for (start, stop), collective in zip(spans, collectives, strict=True)
-    ]
-    for (start, stop), collective in zip(spans, collectives, strict=True):
-        if collective == "reduce-scatter":
-            messages.append(Message(start=start, stop=stop, collective="all-gather"))
-    return Plan(
-        planner="p",
-        model="m",
-        workers=2,
-        tensors=(Tensor(name="b", elements=100), Tensor(name="a", elements=200)),
-        messages=tuple(messages),
-        wait=wait,
-    )
+TO_B, TO_A = Message(start=0, stop=100), Message(start=100, stop=300)
+PLAN = Plan(
+    planner="p",
+    model="m",
+    workers=2,
+    tensors=(Tensor(name="b", elements=100), Tensor(name="a", elements=200)),
+    messages=(TO_B, TO_A),
+    wait="need",
+)
+UPDATE = replace(PLAN, wait="update")
 
 
 def message(number: int, ready: int, issued: int, finished: int) -> MessageTimes:
@@ -88,10 +68,24 @@ def wait(label: str, began: int, arrived: int, updated: int) -> WaitTimes:
     return WaitTimes(label, START + began, START + arrived, START + updated)
 
 
-Shown = list[tuple[str, int, int, str]]
+BEFORE = [message(0, -70, -65, -30), message(1, -20, -20, 25)]
+OWN = message(0, 120, 125, 160)
+LAST = message(1, 170, 171, 175)
+WAIT = wait("a", 5, 25, 28)
 
 
-def computing(timeline: Timeline) -> Shown:
+def shown(
+    messages: Sequence[MessageTimes] = (*BEFORE, OWN),
+    waits: Sequence[WaitTimes] = (WAIT,),
+    *,
+    of: ObservedIteration = DEFERRED,
+    plan: Plan = PLAN,
+) -> Timeline:
+    """Return the timeline of an iteration that the engine recorded this of."""
+    return timeline_of(of, EngineTimes([*messages], [*waits]), plan, CpuClock())
+
+
+def computing(timeline: Timeline) -> list[tuple[str, int, int, str]]:
     return [(s.kind, s.start_ns, s.stop_ns, s.label) for s in timeline.spans if s.lane == COMPUTE]
 
 
@@ -103,13 +97,8 @@ def sent(timeline: Timeline) -> list[tuple[str, int | None, int, int]]:
     ]
 
 
-BEFORE = [message(0, -70, -65, -30), message(1, -20, -20, 25)]
-OWN = message(0, 120, 125, 160)
-WAIT = wait("a", 5, 25, 28)
-
-
 def test_waits_are_cut_out_of_what_they_lay_in() -> None:
-    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock())
+    timeline = shown()
     assert timeline.iteration_ns == PERIOD
     # The 20 between the backward pass and the next forward pass come first.
     assert computing(timeline) == [
@@ -124,69 +113,57 @@ def test_waits_are_cut_out_of_what_they_lay_in() -> None:
         ("backward", 130, 180, "gradient of a"),
     ]
     assert timeline.stall_ns() == 20
-
-
-def test_a_message_that_goes_on_in_the_next_iteration_is_shown_as_that_of_the_round_before() -> (
-    None
-):
-    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock())
-    assert sent(timeline) == [
-        # Issued 20 before the period's end, 20 of it in what is shown at the front, 25 after.
-        ("a", 0, 0, 45),
-        ("b", 130, 135, 170),
-    ]
     assert [s.size_bytes for s in timeline.spans if s.kind == "message"] == [800, 400]
 
 
-def test_where_its_own_round_is_known_that_is_shown() -> None:
-    own = message(1, 170, 172, 400)  # not finished when the iteration ended
-    timeline = timeline_of(DEFERRED, EngineTimes([*BEFORE, OWN, own], [WAIT]), plan(), CpuClock())
-    assert sent(timeline) == [("a", 0, 2, 45), ("b", 130, 135, 170)]
+B = ("b", 130, 135, 170)
 
 
-def test_a_message_that_is_cut_by_the_end_of_the_period() -> None:
-    before = message(1, -40, -35, 25)  # before the last gradient
-    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [WAIT]), plan(), CpuClock())
-    assert sent(timeline) == [("a", 0, 0, 45), ("b", 130, 135, 170), ("a", 160, 165, 180)]
-
-
-def test_a_message_that_is_issued_in_the_forward_pass_was_ready_before() -> None:
-    before = message(1, -10, 10, 25)
-    timeline = timeline_of(DEFERRED, EngineTimes([before, OWN], [WAIT]), plan(), CpuClock())
-    assert sent(timeline) == [("a", 10, 30, 45), ("b", 130, 135, 170)]
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        # Issued 20 before the period's end, 20 of it in what is shown at the front, 25 after.
+        ([*BEFORE, OWN], [("a", 0, 0, 45), B]),
+        # Its own round is known; it was not finished when the iteration ended.
+        ([*BEFORE, OWN, message(1, 170, 172, 400)], [("a", 0, 2, 45), B]),
+        # It was ready and issued before the last gradient.
+        ([message(1, -40, -35, 25), OWN], [("a", 0, 0, 45), B, ("a", 160, 165, 180)]),
+        ([message(1, -10, 10, 25), OWN], [("a", 10, 30, 45), B]),
+    ],
+    ids=["round before", "own round", "cut by the end of the period", "issued in forward"],
+)
+def test_messages_that_go_on_in_the_next_iteration(
+    messages: list[MessageTimes], expected: list[tuple[str, int, int, int]]
+) -> None:
+    assert sent(shown(messages)) == expected
 
 
 def test_messages_during_our_walk_are_shown_without_it() -> None:
-    before = [message(1, -10, 60, 85), message(0, -70, 85, 100)]
-    timeline = timeline_of(DEFERRED, EngineTimes(before, []), plan(), CpuClock())
-    assert ("a", 10, 80, 100) in sent(timeline)
-    assert ("b", 0, 100, 110) in sent(timeline)
+    found = sent(shown([message(1, -10, 60, 85), message(0, -70, 85, 100)], []))
+    assert {("a", 10, 80, 100), ("b", 0, 100, 110)} <= set(found)
 
 
 def test_a_step_of_what_had_arrived_is_an_update() -> None:
-    timeline = timeline_of(STEPPED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock())
-    assert computing(timeline)[0] == ("data", 0, 10, "data loading")
-    assert computing(timeline)[-1] == ("update", 176, 180, "optimizer")
+    first, *_, backward, update = computing(shown(of=STEPPED))
+    assert first == ("data", 0, 10, "data loading")
     # What the user's loop did between the backward pass and the step has no name.
-    assert computing(timeline)[-2] == ("backward", 120, 170, "gradient of a")
+    assert backward == ("backward", 120, 170, "gradient of a")
+    assert update == ("update", 176, 180, "optimizer")
 
 
 def test_where_the_update_waits_for_everything_that_is_a_wait() -> None:
-    own = [OWN, message(1, 170, 171, 175)]
-    timeline = timeline_of(STEPPED, EngineTimes(own, []), plan("update"), CpuClock())
+    timeline = shown([OWN, LAST], [], of=STEPPED, plan=UPDATE)
     assert ("wait", 170, 175, "all gradients") in computing(timeline)
     assert timeline.stall_ns() == 5
-    without_step = timeline_of(DEFERRED, EngineTimes(own, []), plan("update"), CpuClock())
+    without_step = shown([OWN, LAST], [], plan=UPDATE)
     assert ("wait", 175, 180, "all gradients") in computing(without_step)
     assert ("data", 0, 15, "data loading") in computing(without_step)
     assert without_step.iteration_ns == PERIOD
 
 
 def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
-    own = [OWN, message(1, 170, 171, 175)]
     noted = wait("everything", 171, 174, 178)
-    timeline = timeline_of(STEPPED, EngineTimes(own, [noted]), plan("update"), CpuClock())
-    assert computing(timeline)[-4:] == [
+    assert computing(shown([OWN, LAST], [noted], of=STEPPED, plan=UPDATE))[-4:] == [
         ("wait", 170, 171, "all gradients"),
         ("wait", 171, 174, "everything"),
         ("update", 174, 178, "update before everything"),
@@ -195,14 +172,14 @@ def test_a_wait_that_a_gate_has_noted_is_not_shown_twice() -> None:
 
 
 def test_decoupled_all_reduces_are_named() -> None:
-    decoupled = plan(collectives=("all-reduce", "reduce-scatter"))
+    halves = (replace(TO_A, collective=half) for half in ("reduce-scatter", "all-gather"))
     own = [OWN, message(1, 130, 140, 150), message(2, 150, 150, 160)]
-    timeline = timeline_of(DEFERRED, EngineTimes(own, []), decoupled, CpuClock())
+    timeline = shown(own, [], plan=replace(PLAN, messages=(TO_B, *halves)))
     assert [label for label, *_ in sent(timeline)] == ["b", "reduce-scatter a", "all-gather a"]
 
 
 def test_without_messages_and_waits_the_computation_remains() -> None:
-    timeline = timeline_of(DEFERRED, EngineTimes([], []), plan(), CpuClock())
+    timeline = shown([], [])
     assert sent(timeline) == []
     assert [kind for kind, *_ in computing(timeline)].count("forward") == 3
 
@@ -225,12 +202,11 @@ class DeviceClock(CudaClock):
 
 def test_a_devices_stamps_are_related_to_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = DeviceClock(9_000_000 + 500)  # 500 after the iteration began
-    events = [e._replace(stamp=e.stamp - START + 9_000_000) for e in DEFERRED.events]
+    events = [e._replace(stamp=e.stamp - START + 9_000_000) for e in EVENTS]
     shifted = DEFERRED._replace(events=events, end_stamp=9_000_000 + 190)
     monkeypatch.setattr("time.perf_counter_ns", lambda: START + 500)
-    assert timeline_of(shifted, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), clock) == timeline_of(
-        DEFERRED, EngineTimes([*BEFORE, OWN], [WAIT]), plan(), CpuClock()
-    )
+    times = EngineTimes([*BEFORE, OWN], [WAIT])
+    assert timeline_of(shifted, times, PLAN, clock) == shown()
 
 
 @st.composite
@@ -254,7 +230,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[MessageTimes], list[WaitTimes]]:
 @given(rounds())
 def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[WaitTimes]]) -> None:
     messages, waits = drawn
-    timeline = timeline_of(DEFERRED, EngineTimes(messages, waits), plan(), CpuClock())
+    timeline = shown(messages, waits)
     on_device = [s for s in timeline.spans if s.lane == COMPUTE]
     # The compute lane is full, and one thing at a time.
     assert on_device[0].start_ns == 0
@@ -264,11 +240,11 @@ def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[Wa
     assert timeline.stall_ns() == sum(g.arrived_ns - g.began_ns for g in waits)
     # At most what was under way, less what passed beside the walk, shown once a message.
     for number, label in ((0, "b"), (1, "a")):
-        shown = [s for s in timeline.spans if s.kind == "message" and s.label == label]
-        assert active_ns(union(shown)) == sum(s.stop_ns - s.start_ns for s in shown)
+        spans = [s for s in timeline.spans if s.kind == "message" and s.label == label]
+        assert active_ns(union(spans)) == sum(s.stop_ns - s.start_ns for s in spans)
         if any(m.message == number for m in messages):
             longest = max(m.finished_ns - m.issued_ns for m in messages if m.message == number)
-            assert active_ns(union(shown)) <= 2 * longest
+            assert active_ns(union(spans)) <= 2 * longest
 
 
 def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
@@ -276,7 +252,7 @@ def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
         BucketStamps(1, START + 130, [START + 175]),
         BucketStamps(0, START + 125, [START + 160]),
     ]
-    timeline = timeline_of(STEPPED, exchanges, plan("update"), CpuClock())
+    timeline = timeline_of(STEPPED, exchanges, UPDATE, CpuClock())
     assert sent(timeline) == [("b", 125, 125, 160), ("a", 130, 160, 175)]
     assert ("wait", 170, 175, "all gradients") in computing(timeline)
     assert timeline.iteration_ns == PERIOD

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -39,20 +41,14 @@ def profile(*operations: tuple[str, Phase, float]) -> Profile:
     )
 
 
-def test_the_passes_of_one_batch_are_timed_whole() -> None:
-    one = profile(("read", "data", 5.0), ("a", "forward", 1.0), ("b", "backward", 2.0))
-    assert last_batch_s(one) == pytest.approx(3.0)
-
-
-def test_of_several_micro_batches_the_last_is_timed() -> None:
-    several = profile(
-        ("read", "data", 5.0),
-        ("a", "forward", 1.0),
-        (ACCUMULATING, "forward", 7.0),
-        ("a", "forward", 1.25),
-        ("b", "backward", 2.0),
-    )
-    assert last_batch_s(several) == pytest.approx(3.25)
+@pytest.mark.parametrize(
+    ("before", "seconds"),
+    [([], 3.0), ([("b", "forward", 1.25), (ACCUMULATING, "forward", 7.0)], 3.0)],
+    ids=["one batch", "the last of several micro-batches"],
+)
+def test_passes_are_timed(before: list[tuple[str, Phase, float]], seconds: float) -> None:
+    read, passes = ("read", "data", 5.0), [("a", "forward", 1.0), ("b", "backward", 2.0)]
+    assert last_batch_s(profile(read, *before, *passes)) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +69,6 @@ def test_waiting_for_buffers_is_not_computing() -> None:
     assert found == pytest.approx(0.75)
 
 
-class Wrapping:
-    deferring = Deferring(can_defer=True)
-    group = device = None
-
-
-class OfTwoRanks(RankMeasurements):
-    def __init__(self) -> None:
-        self._job = Wrapping()  # type: ignore[assignment]
-
-
 def of_two_ranks(value: Any, *_: object) -> list[Any]:
     """The other rank has measured 2 s, and nothing in the reducer."""
     other = {"times_s": [2.0] * 3, "active": [2.0, 0.5], "computing": None, "broadcast_s": 2.0}
@@ -94,6 +80,8 @@ def test_what_ranks_measured_is_put_together(
     own_s: list[float], longest_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_measurements, "gather_json", of_two_ranks)
+    monkeypatch.setattr(rank_measurements, "dist", mock.Mock())
+    job = SimpleNamespace(deferring=Deferring(can_defer=True), group=None, device=None)
     result = StageResult(
         iteration_s=[1.0, 2.0, 4.0],
         computing_s=[1.0] * 3,
@@ -101,7 +89,8 @@ def test_what_ranks_measured_is_put_together(
         broadcast_s=own_s,
         norm="2",
     )
-    found = OfTwoRanks().measurement(Stage(name="some"), result, Settings(), Findings())
+    ranks = RankMeasurements(job)  # type: ignore[arg-type]
+    found = ranks.measurement(Stage(name="some"), result, Settings(), Findings())
     assert found.times_s == (1.5, 2.0, 3.0)
     assert found.computing is None
     assert found.active == (1.5, 0.25)
