@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,11 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def text_of(name: str) -> str:
     return (DOCS / name).read_text()
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """Return the fenced blocks of a language, which may be a pattern."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def table_rows(text: str, columns: int) -> Iterator[list[str]]:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from benchmarks.device_day import (
-    PARTS,
-    WHOLE_S,
-    Part,
-    Settings,
-    plan,
-    read,
-    rows_of,
-    run_part,
-    summed_up,
-)
+from benchmarks.device_day import PARTS, Part, Settings, rows_of, run_part
 
 from benchmarks import device_day
 from tests.lab.testbed.machine import require_namespaces
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
 SMALL_S = 1800.0
@@ -31,8 +20,8 @@ SMALL_S = 1800.0
 
 
 def test_all_parts_fit_into_nine_minutes() -> None:
-    assert sum(part.budget_s for part in PARTS.values()) <= WHOLE_S
-    lines = [*plan([*PARTS], small=False)]
+    assert sum(part.budget_s for part in PARTS.values()) <= device_day.WHOLE_S
+    lines = [*device_day.plan([*PARTS], small=False)]
     assert lines[-1] == "all: 535 s"
     for part in PARTS.values():
         names = [name for name, _, _ in part.steps(False)]
@@ -60,10 +49,7 @@ def test_a_run_goes_on_where_it_was_cut_off(
     run_part("C", Settings(False, time.monotonic() + 100), rows)
     assert ran == ["first", "breaks"]
     said = [(row["step"], row.get("failed")) for row in rows_of("C", rows)]
-    assert said[1:] == [
-        ("breaks", "RuntimeError: no GPU"),
-        ("long", "there was no time for it"),
-    ]
+    assert said[1:] == [("breaks", "RuntimeError: no GPU"), ("long", "there was no time for it")]
     assert [row["step"] for row in device_day.failures("C", rows)] == ["breaks"]
     run_part("C", Settings(False, time.monotonic() + 2000), rows)
     assert ran == ["first", "breaks", "breaks", "long"]
@@ -81,28 +67,22 @@ def test_the_figures_of_a_training() -> None:
         *({"round": n, "iteration_s": each, "busy": each} for n, each in enumerate(times)),
         {"record": "syncline", "decision": "planned", "predicted_s": 1.8},
     ]
-    row = summed_up(lines)
+    row = device_day.summed_up(lines)
     assert row["best bucket"] == "ddp-5mb"
-    assert row["times as fast"] == {
-        "syncline": {"as ddp": 2.0, "as the best bucket": pytest.approx(1.8)}
-    }
+    faster = {"as ddp": 2.0, "as the best bucket": pytest.approx(1.8)}
+    assert row["times as fast"] == {"syncline": faster}
     assert row["share of the bound"]["syncline"] == pytest.approx(1.25 / 1.5)
     assert row["prediction error"] == {"syncline": pytest.approx(0.2)}
-    assert "times as fast" not in summed_up(lines[:1])
+    assert "times as fast" not in device_day.summed_up(lines[:1])
 
 
 @pytest.mark.slow
 def test_its_small_form_runs_every_part(tmp_path: Path) -> None:
     require_namespaces()
-    done = subprocess.run(
-        [ROOT / "tools" / "device-day", "--small", "--out", tmp_path, "--seconds", str(SMALL_S)],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tool = (ROOT / "tools" / "device-day", "--small", "--out", tmp_path, "--seconds", str(SMALL_S))
+    done = ran(*tool, timeout_s=2 * SMALL_S, PYTHON=sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = read(tmp_path / "rows-small.jsonl")
+    rows = device_day.read(tmp_path / "rows-small.jsonl")
     assert not [row for row in rows if "failed" in row]
     names = {(name, step) for name, part in PARTS.items() for step, _, _ in part.steps(True)}
     assert {(row["part"], row["step"]) for row in rows} == names

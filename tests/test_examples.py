@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from syncline.plan.network import Network
 from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
 from syncline.plan.run import Run
 from syncline.plan.simulator.predict import predict
+from tests.programs import output_of
 from tests.timeouts import JOB_DEADLINE_S
 
 ROOT = Path(__file__).parents[1]
 
 
-def run(arguments: list[str], **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=JOB_DEADLINE_S,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(*arguments: str | Path, **environment: str) -> str:
+    return output_of(sys.executable, *arguments, timeout_s=JOB_DEADLINE_S, **environment)
 
 
 def test_planning_without_torch(tmp_path: Path) -> None:
-    from syncline.plan.network import Network
-    from syncline.plan.profile import Profile
-
     # "-c", so that torch can be kept out of reach before the example runs.
     script = ROOT / "examples" / "plan_without_torch.py"
     code = (
@@ -41,20 +33,18 @@ def test_planning_without_torch(tmp_path: Path) -> None:
         f"sys.argv = ['plan_without_torch.py', {str(tmp_path)!r}]; "
         f"runpy.run_path({str(script)!r}, run_name='__main__')"
     )
-    output = run(["-c", code])
+    output = run("-c", code)
     assert output.splitlines()[-1].startswith("overlap: predicted to take")
-    profile = Profile.load(tmp_path / "profile.json")
-    network = Network.load(tmp_path / "network.json")
-    plan = Plan.load(tmp_path / "plan.json")
+    kinds = (Profile, Network, Plan)
+    profile, network, plan = (kind.load(tmp_path / f"{kind.KIND}.json") for kind in kinds)
     predicted_ms = predict(profile, network, plan).prediction.iteration_s * 1e3
     assert f"{predicted_ms:.1f}" in output
 
 
 @pytest.mark.slow
 def test_minimal_training_leaves_a_report(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = str(ROOT / "examples" / "train_minimal.py")
-    output = run([*launcher, script, str(tmp_path)], OMP_NUM_THREADS="1")
+    script = ROOT / "examples" / "train_minimal.py"
+    output = run(*LAUNCHER, script, tmp_path, OMP_NUM_THREADS="1")
     assert ": test accuracy" in output
     assert (tmp_path / "report.html").exists()
     record = Run.load(tmp_path / "run.json")
@@ -66,9 +56,8 @@ def test_minimal_training_leaves_a_report(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["lightning", "accelerate", "transformers"])
 def test_training_with_a_framework_leaves_a_report(framework: str, tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = str(ROOT / "examples" / f"train_{framework}.py")
-    output = run([*launcher, script, str(tmp_path)], OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="1")
+    script = ROOT / "examples" / f"train_{framework}.py"
+    output = run(*LAUNCHER, script, tmp_path, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="1")
     report = Path(output.split()[-1])
     assert report.exists()
     assert Run.load(report.with_name("run.json")).workers == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -15,31 +16,13 @@ import pytest
 import syncline
 from syncline.plan.network import PRESETS
 from tests import strategies as some
-from tests.timeouts import DEADLINE_S
+from tests.programs import ran
 
 SOURCE = Path(syncline.__file__).parent
 
 
-def test_every_public_name_resolves() -> None:
+def test_public_names_are_all_listed_and_seen_by_type_checkers() -> None:
     pytest.importorskip("torch")
-    for name in syncline.__all__:
-        assert getattr(syncline, name) is not None
-    assert len(set(syncline.__all__)) == len(syncline.__all__)
-    assert set(syncline.__all__) <= set(dir(syncline))
-
-
-def test_nothing_public_is_missing_from_all() -> None:
-    ours = {
-        name
-        for name, value in vars(syncline).items()
-        if not name.startswith("_")
-        and not isinstance(value, ModuleType)
-        and str(getattr(value, "__module__", "")).startswith("syncline")
-    }
-    assert set(syncline.__all__) == ours | set(syncline._LAZY)
-
-
-def test_type_checkers_see_what_is_imported_lazily() -> None:
     [block] = [
         node
         for node in ast.parse((SOURCE / "__init__.py").read_text()).body
@@ -51,7 +34,18 @@ def test_type_checkers_see_what_is_imported_lazily() -> None:
         if isinstance(node, ast.ImportFrom) and str(node.module) != "typing"
         for alias in node.names
     }
-    assert seen == syncline._LAZY
+    for name, module in seen.items():
+        assert getattr(syncline, name) is getattr(importlib.import_module(module), name)
+    imported = {
+        name
+        for name, value in vars(syncline).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and str(getattr(value, "__module__", "")).startswith("syncline")
+    }
+    assert sorted(syncline.__all__) == sorted(imported | seen.keys())
+    lazy = set(dir(syncline)) - vars(syncline).keys()
+    assert lazy == seen.keys()
 
 
 def test_an_unknown_name() -> None:
@@ -66,10 +60,9 @@ def test_the_version_is_the_packages() -> None:
 def test_all_lists_what_modules_define() -> None:
     """Every name in a module's ``__all__`` is defined there."""
     for path in sorted(SOURCE.rglob("*.py")):
-        body = ast.parse(path.read_text()).body
         defined: set[str] = set()
         listed: list[str] = []
-        for node in body:
+        for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign):
                 names = [target.id for target in node.targets if isinstance(target, ast.Name)]
                 if names == ["__all__"]:
@@ -81,11 +74,8 @@ def test_all_lists_what_modules_define() -> None:
                 defined.add(node.name)
             elif isinstance(node, ast.Import | ast.ImportFrom):
                 defined |= {alias.asname or alias.name for alias in node.names}
-        missing = set(listed) - defined
-        assert path == SOURCE / "__init__.py" or not missing, (path, missing)
+        assert path == SOURCE / "__init__.py" or set(listed) <= defined, path
 
-
-# Without torch
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -120,40 +110,38 @@ for name in ("DistributedDataParallel", "profile", "probe"):
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run code in a fresh interpreter."""
-    command = [sys.executable, "-W", "error", "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = ran(sys.executable, "-W", "error", "-c", code, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 @pytest.mark.parametrize(
     ("block", "check"), [(BLOCK, CHECK), ("", "")], ids=["torch blocked", "torch present"]
 )
 def test_planning_and_reading_reports_never_import_torch(block: str, check: str) -> None:
-    result = python(IMPORT_ALL.format(block=block, check=check))
-    assert result.returncode == 0, result.stderr
+    python(IMPORT_ALL.format(block=block, check=check))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", "profile.json", "10gbe-k80"),
-        ("simulate", "profile.json", "network.json", "--json"),
-        ("show", "profile.json"),
-        ("report", "--help"),
-        ("replay", "--help"),
-        ("--help",),
-    ],
-)
-def test_commands_without_torch(arguments: tuple[str, ...], tmp_path: Path) -> None:
+COMMANDS = """
+import os, sys; {block}
+os.chdir(sys.argv[1])
+from syncline.cli import main
+for command in sys.argv[2:]:
+    print("###")
+    main(command.split())
+"""
+
+
+def test_commands_without_torch(tmp_path: Path) -> None:
     some.profile_of([1000, 2000], [30, 40]).save(tmp_path / "profile.json")
     PRESETS["10gbe-k80"].save(tmp_path / "network.json")
-    code = f"import os, sys; {BLOCK}; os.chdir(sys.argv[1]); from syncline.cli import main"
-    result = python(f"{code}; main(sys.argv[2:])", str(tmp_path), *arguments)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+    planned = ("plan profile.json 10gbe-k80", "simulate profile.json network.json --json")
+    others = ("show profile.json", "report --help", "replay --help", "--help")
+    result = python(COMMANDS.format(block=BLOCK), str(tmp_path), *planned, *others)
     assert result.stderr == ""
-
-
-# Without the repository
+    _, *printed = result.stdout.split("###\n")
+    assert len(printed) == 6
+    assert all(printed)
 
 
 def test_no_text_names_a_page_of_the_repository() -> None:

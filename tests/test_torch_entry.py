@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,14 @@ import pytest
 
 import syncline
 from syncline.torch_entry import TORCH, untried
-from tests.timeouts import DEADLINE_S
+from tests.programs import output_of, ran
 from tests.train import entry_jobs as jobs
+from tests.words import assert_tells
 from tests.workers import WorkerPool
 
 ROOT = Path(__file__).parents[1]
 ENTRY = ROOT / "src" / "syncline" / "torch_entry.py"
+PYTHON = sys.version.split()[0]
 
 STUB = """
 __version__ = {version!r}
@@ -58,17 +59,15 @@ except ImportError as error:
 """
 
 
-def run(code: str, *paths: Path, **environment: str) -> str:
-    """Run code without this environment's packages; return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-S", "-W", "error", "-c", code],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        cwd=paths[0] if paths else None,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment},
-    )
+def without_packages(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run code without this environment's packages."""
+    python = (sys.executable, "-S", "-W", "error", "-c", code)
+    return ran(*python, cwd=paths[0], PYTHONPATH=os.pathsep.join(map(str, paths)))
+
+
+def run(code: str, *paths: Path) -> str:
+    """Return what code prints without this environment's packages."""
+    done = without_packages(code, *paths)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -113,33 +112,26 @@ def test_the_supported_torch_is_the_same_everywhere() -> None:
     assert f"torch `{TORCH}`" in note.read_text()
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.11.1", "2.13.0+cpu", "2.15.1", "2.13.0a0+git1"])
-def test_versions_that_were_tried(version: str) -> None:
-    assert untried(version) is None
+VERSIONS = {
+    None: ("2.11.0", "2.11.1", "2.13.0+cpu", "2.15.1", "2.13.0a0+git1"),
+    "older": ("1.13.1", "2.9.1", "2.10.0", "2.11.0rc1", "2.11.0.dev2026"),
+    "newer": ("2.16.0", "2.16.0a0+git1", "2.16.0+cu130", "3.0", "unknown"),
+}
 
 
-@pytest.mark.parametrize("version", ["1.13.1", "2.9.1", "2.10.0", "2.11.0rc1", "2.11.0.dev2026"])
-def test_versions_that_are_older(version: str) -> None:
-    assert untried(version) == "older"
+@pytest.mark.parametrize(("version", "is_"), [(v, is_) for is_ in VERSIONS for v in VERSIONS[is_]])
+def test_versions_that_were_not_tried(version: str, is_: str | None) -> None:
+    assert untried(version) == is_
 
 
-@pytest.mark.parametrize("version", ["2.16.0", "2.16.0a0+git1", "2.16.0+cu130", "3.0", "unknown"])
-def test_versions_that_are_newer(version: str) -> None:
-    assert untried(version) == "newer"
+LOADED = "import sys; before = set(sys.modules); {}; print(sorted(set(sys.modules) - before))"
 
 
-LOADED = "before = set(sys.modules); {}; print(sorted(set(sys.modules) - before))"
-
-
-def test_the_entry_needs_no_other_module(site: Path) -> None:
-    code = "import sys; " + LOADED.format("import syncline_torch_entry as e; e.autoload()")
+def test_the_entry_and_the_package_need_little(site: Path) -> None:
+    code = LOADED.format("import syncline_torch_entry as e; e.autoload()")
     assert run(code, site) == "['__future__', 'syncline_torch_entry']\n"
-
-
-def test_the_package_needs_little() -> None:
-    code = "import sys; " + LOADED.format("import syncline")
     loaded = "['__future__', 'syncline', 'syncline.errors', 'syncline.torch_entry']\n"
-    assert run(code, ROOT / "src") == loaded
+    assert run(LOADED.format("import syncline"), ROOT / "src") == loaded
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.16.0", "2.17.0a0+git1"])
@@ -147,22 +139,16 @@ def test_a_torch_that_was_not_tried_can_be_imported(site: Path, version: str) ->
     """Also where the package is whole: the backend is refused when it is asked for."""
     loaded, message = run(ASK, site, stub(site.parent, version), ROOT / "src").splitlines()
     assert loaded == "['syncline_torch_entry']"
-    python = re.escape(sys.version.split()[0])
-    assert re.fullmatch(
-        rf"backend syncline was not tested with torch {re.escape(version)}; found syncline 0.1.0, "
-        rf"torch {re.escape(version)}, Python {python}; syncline 0.1.0 is for torch{TORCH}: "
-        "install one of these, or .*; or use another backend, such as gloo",
-        message,
-    )
+    found = f"found syncline 0.1.0, torch {version}, Python {PYTHON}"
+    assert_tells(message, f"torch {version}", found, f"syncline 0.1.0 is for torch{TORCH}", "gloo")
 
 
 def test_half_an_installation(site: Path) -> None:
     """A clone that an editable installation refers to was deleted, or files were removed."""
     loaded, message = run(ASK, site, stub(site.parent, "2.13.0")).splitlines()
     assert loaded == "['syncline_torch_entry']"
-    assert "backend syncline cannot be loaded: ModuleNotFoundError: No module named" in message
-    assert f"found syncline 0.1.0, torch 2.13.0, Python {sys.version.split()[0]};" in message
-    assert "install syncline again into this environment" in message
+    found = f"found syncline 0.1.0, torch 2.13.0, Python {PYTHON};"
+    assert_tells(message, "ModuleNotFoundError: No module named", found, "install syncline again")
 
 
 def test_a_script_of_the_same_name(site: Path) -> None:
@@ -178,16 +164,9 @@ def test_a_torch_that_takes_no_backend(site: Path, distributed: str | None) -> N
     assert run("import torch", *paths) == ""
     if distributed == OLD:  # whoever looks for it finds the reason
         code = "import logging; logging.basicConfig(level=10, format='%(message)s'); import torch"
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", code],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
-        )
-        assert done.stderr.startswith("torch refused the backend syncline\nTraceback")
-        assert "unexpected keyword argument" in done.stderr
+        said = without_packages(code, *paths).stderr
+        assert said.startswith("torch refused the backend syncline\nTraceback")
+        assert "unexpected keyword argument" in said
 
 
 # ------------------------------------------------------------------ torch itself
@@ -227,28 +206,11 @@ assert "syncline" in backends
 """
 
 
-def with_torch(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_a_native_core_that_cannot_be_loaded() -> None:
-    pytest.importorskip("torch")
-    import torch
-
-    said = with_torch(BROKEN).splitlines()
-    assert [line.partition(" cannot")[0] for line in said] == [
-        "backend syncline",
-        "syncline.DistributedDataParallel",
-    ]
+    torch = pytest.importorskip("torch")
+    said = output_of(sys.executable, "-c", BROKEN).splitlines()
+    refused = [line.partition(" cannot")[0] for line in said]
+    assert refused == ["backend syncline", "syncline.DistributedDataParallel"]
     for line in said:
         assert "ImportError: libstdc++.so.6: version `GLIBCXX_3.4.99' not found" in line
         assert f"found syncline {syncline.__version__}, torch {torch.__version__}, " in line
@@ -256,7 +218,8 @@ def test_a_native_core_that_cannot_be_loaded() -> None:
 
 def test_without_torchs_autoload_the_package_registers_it() -> None:
     pytest.importorskip("torch")
-    assert with_torch(UNLOADED, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == ""
+    off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    assert output_of(sys.executable, "-c", UNLOADED, **off) == ""
 
 
 # ------------------------------------------------------------------ DistributedDataParallel

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,15 +11,15 @@ import pytest
 
 from syncline.plan.run import Run
 from tests.lab.testbed.machine import require_namespaces
-from tests.pages import text_of
+from tests.pages import code_blocks, text_of
+from tests.programs import output_of
 from tests.timeouts import JOB_DEADLINE_S
 
 STEPS = r"range\(600\)"
 
 
 def blocks(language: str) -> list[str]:
-    pattern = rf"^```{language}\n(.*?)^```"
-    return re.findall(pattern, text_of("tutorial.md"), re.MULTILINE | re.DOTALL)
+    return code_blocks(text_of("tutorial.md"), language)
 
 
 def changed(script: str) -> str:
@@ -41,18 +40,9 @@ def changed(script: str) -> str:
 def carried_out(folder: Path, script: str) -> str:
     (folder / "train.py").write_text(script)
     command = shlex.split(blocks("console")[0].removeprefix("$ "))
-    assert command[0] == "syncline"
-    assert command[-2] == "python"
-    done = subprocess.run(
-        [Path(sys.executable).with_name("syncline"), *command[1:-2], sys.executable, command[-1]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=JOB_DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    assert (command[0], command[-2]) == ("syncline", "python")
+    program = Path(sys.executable).with_name("syncline"), *command[1:-2]
+    return output_of(*program, sys.executable, command[-1], cwd=folder, timeout_s=JOB_DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)
