@@ -11,8 +11,10 @@ import runpy
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import click
@@ -26,33 +28,24 @@ from syncline.cli.show import PRINTERS
 from syncline.plan.collective_costs import ALL_REDUCE_ALGORITHMS
 from syncline.plan.network import Network
 from syncline.plan.planners import PLANNERS, planner_named
-from syncline.plan.profile import Gradient, Operation, Profile
 from syncline.plan.simulator.predict import predict
 from syncline.train import experiments, policy, trials
 from syncline.train.memory import MOST_KEPT
 from syncline.train.rank_measurements import LEAST_PROBE_S, PROBED_SHARE
-from tests.pages import DOCS, evaluate, table_rows, text_of
+from tests import strategies as some
+from tests.pages import DOCS, code_blocks, evaluate, table_rows, text_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(DOCS.rglob("*.md"))
-OTHERS = [
-    ROOT / name
-    for name in (
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-        "SECURITY.md",
-        "CODE_OF_CONDUCT.md",
-        "tests/README.md",
-    )
-]
-EVERYTHING = [*PAGES, *OTHERS]
+OTHERS = [*sorted(ROOT.glob("*.md")), ROOT / "tests" / "README.md"]
 
-pages = pytest.mark.parametrize("page", EVERYTHING, ids=lambda page: page.name)
+pages = pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.name)
 
 
-def code_blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+@cache
+def tool(path: str) -> dict[str, Any]:
+    """Return the names of a script."""
+    return runpy.run_path(str(ROOT / path))
 
 
 # ---------------------------------------------------------------------- links
@@ -114,23 +107,22 @@ def test_options_in_running_text_exist(page: Path) -> None:
         assert {word for word in rest if word.startswith("-")} <= known, f"syncline {code}"
 
 
-def test_the_picture_of_overlap_is_what_is_predicted() -> None:
-    drawn: str = runpy.run_path(str(ROOT / "tools" / "overlap-picture"))["svg"]()
-    assert (DOCS / "images" / "overlap.svg").read_text() == drawn, "run tools/overlap-picture"
-    timelines = runpy.run_path(str(ROOT / "tools" / "overlap-picture"))["timelines"]()
-    ddp, overlap = (timeline.iteration_ns for timeline in timelines)
+PICTURES = {"overlap": "overlap", "step": "step-time", "gain": "gain", "phases": "phases"}
+
+
+@pytest.mark.parametrize(("name", "picture"), PICTURES.items())
+def test_pictures_show_what_is_predicted_or_was_measured(name: str, picture: str) -> None:
+    drawn = tool(f"tools/{name}-picture")["svg"]()
+    assert (DOCS / "images" / f"{picture}.svg").read_text() == drawn, f"run tools/{name}-picture"
+
+
+def test_the_picture_of_overlap_shows_a_gain() -> None:
+    ddp, overlap = (t.iteration_ns for t in tool("tools/overlap-picture")["timelines"]())
     assert overlap < 0.7 * ddp
 
 
-def test_the_picture_of_a_step_is_what_was_measured() -> None:
-    drawn: str = runpy.run_path(str(ROOT / "tools" / "step-picture"))["svg"]()
-    assert (DOCS / "images" / "step-time.svg").read_text() == drawn, "run tools/step-picture"
-
-
-def test_the_picture_of_gains_is_what_was_measured() -> None:
-    picture = runpy.run_path(str(ROOT / "tools" / "gain-picture"))
-    assert (DOCS / "images" / "gain.svg").read_text() == picture["svg"](), "run tools/gain-picture"
-    points = picture["points"]()
+def test_the_picture_of_gains_shows_what_the_page_says() -> None:
+    points = tool("tools/gain-picture")["points"]()
     text = " ".join(text_of("advise.md").split())
     rates = {"500mbit": "500 Mbit", "1gbit": "1 Gbit", "2500mbit": "2.5 Gbit", "10gbit": "10 Gbit"}
     for rate, named in rates.items():
@@ -150,8 +142,7 @@ def test_the_recipes_for_clusters_can_be_read() -> None:
     assert len(scripts) == 3
     for script in scripts:
         assert "-m syncline.run train.py" in script
-        done = subprocess.run(["bash", "-n"], input=script, text=True, check=False)
-        assert done.returncode == 0
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
 def test_every_command_is_shown() -> None:
@@ -162,10 +153,9 @@ def test_every_command_is_shown() -> None:
 def test_outputs_are_those_of_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = runpy.run_path(str(ROOT / "examples" / "plan_without_torch.py"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    example["main"](Path("runs/described"))
+    tool("examples/plan_without_torch.py")["main"](Path("runs/described"))
     capsys.readouterr()
     compared = 0
     for block in code_blocks(text_of("choosing-a-planner.md"), "console"):
@@ -182,44 +172,29 @@ def test_outputs_are_those_of_the_commands(
 
 
 def test_the_cost_table_is_that_of_the_code() -> None:
-    rows = {
-        name.strip("`"): (a.strip("`"), b.strip("`"))
-        for name, a, b in table_rows(text_of("algorithms.md"), 3)
-        if name.strip("`") in ALL_REDUCE_ALGORITHMS
-    }
-    assert rows.keys() == ALL_REDUCE_ALGORITHMS.keys()
-    for name, formulas in rows.items():
+    compared = set()
+    for cell, *formulas in table_rows(text_of("algorithms.md"), 3):
+        if (name := cell.strip("`")) not in ALL_REDUCE_ALGORITHMS:
+            continue
+        compared.add(name)
         for workers in (2, 3, 4, 16, 64, 1000):
-            for alpha, beta, gamma in ((1e-5, 1e-9, 2e-10), (3e-3, 8e-9, 0.0), (0.0, 1e-12, 1.0)):
-                expected = ALL_REDUCE_ALGORITHMS[name](workers, alpha, beta, gamma)
-                found = [
-                    evaluate(f, N=float(workers), alpha=alpha, beta=beta, gamma=gamma)
-                    for f in formulas
-                ]
-                assert found == pytest.approx(list(expected), rel=1e-12), name
+            values = {"N": float(workers), "alpha": 2.0, "beta": 3.0, "gamma": 5.0}
+            found = [evaluate(formula.strip("`"), **values) for formula in formulas]
+            expected = ALL_REDUCE_ALGORITHMS[name](workers, 2.0, 3.0, 5.0)
+            assert found == pytest.approx(list(expected), rel=1e-12), name
+    assert compared == ALL_REDUCE_ALGORITHMS.keys()
 
 
 def test_the_counter_example_is_what_the_planners_do() -> None:
     text = text_of("algorithms.md")
     tensors = [
-        (name, float(ready), int(size))
+        (float(ready), int(size))
         for name, ready, size in table_rows(text, 3)
         if re.fullmatch(r"t\d", name)
     ]
-    operations, gradients, clock_ms = [], [], 0.0
-    for index, (name, ready_ms, size_bytes) in enumerate(tensors):
-        duration_s = (ready_ms - clock_ms) * 1e-3
-        operations.append(Operation(name=name, phase="backward", duration_s=duration_s))
-        gradients.append(Gradient(name=name, elements=size_bytes // 4, ready_after=index))
-        clock_ms = ready_ms
-    profile = Profile(
-        model="counter-example",
-        device="cpu",
-        workers=1,
-        iterations=1,
-        operations=tuple(operations),
-        gradients=tuple(gradients),
-    )
+    ready_ms = [0.0, *(ready for ready, _ in tensors)]
+    gaps_ns = [round(1e6 * (after - before)) for before, after in itertools.pairwise(ready_ms)]
+    profile = some.profile_of(gaps_ns, [size // 4 for _, size in tensors])
     network = Network.line(workers=16, a_s=1e-3, b_s_per_byte=2e-9)
     compared = set()
     for planner, messages, finish_ms in table_rows(text, 3):
@@ -235,13 +210,8 @@ def test_the_counter_example_is_what_the_planners_do() -> None:
     assert compared == {"wfbp", "mgwfbp", "merge"}
 
 
-def test_the_picture_of_the_phases_is_what_the_policy_decides() -> None:
-    drawn: str = runpy.run_path(str(ROOT / "tools" / "phases-picture"))["svg"]()
-    assert (DOCS / "images" / "phases.svg").read_text() == drawn, "run tools/phases-picture"
-
-
 def test_the_phases_are_those_of_the_policy() -> None:
-    picture = runpy.run_path(str(ROOT / "tools" / "phases-picture"))
+    picture = tool("tools/phases-picture")
     rows = {cells[0].strip("`"): cells[2:4] for cells in table_rows(text_of("training.md"), 5)}
     for column, iteration_s in enumerate(picture["STEPS_S"].values()):
         least = max(experiments.LEAST_COMPARED, math.ceil(experiments.COMPARED_S / iteration_s))
@@ -297,15 +267,11 @@ def test_every_planner_is_described(page: str) -> None:
 
 
 def test_every_error_is_described_with_its_exit_code() -> None:
-    classes = {
-        name: value
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, errors.SynclineError)
-    }
     rows = {cells[0].strip("`"): cells for cells in table_rows(text_of("errors.md"), 4)}
-    for name, error in classes.items():
-        assert rows[name][3] == str(error.exit_code), name
-        assert rows[name][1].strip("`") in {base.__name__ for base in error.__mro__[1:]}, name
+    for name, error in vars(errors).items():
+        if isinstance(error, type) and issubclass(error, errors.SynclineError):
+            assert rows[name][3] == str(error.exit_code), name
+            assert rows[name][1].strip("`") in {base.__name__ for base in error.__mro__[1:]}, name
 
 
 def test_every_kind_of_file_is_described_with_its_version() -> None:
@@ -321,46 +287,33 @@ def test_the_table_of_folders_names_every_import() -> None:
         for name in re.findall(r"`(\w+)`", cells[0])
     }
     source = ROOT / "src" / "syncline"
-    folders = {p.relative_to(source).parts[0].removesuffix(".py") for p in source.rglob("*.py")}
-    assert folders - {"__init__"} <= rows.keys()
     for path in source.rglob("*.py"):
         folder = path.relative_to(source).parts[0].removesuffix(".py")
         if folder == "__init__":
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("syncline."):
-                imported = str(node.module).split(".")[1]
-                assert imported in rows[folder] | {folder}, path
+                assert str(node.module).split(".")[1] in rows[folder] | {folder}, path
+        assert folder in rows
 
 
-def test_the_files_to_read_first_exist() -> None:
+def test_the_files_to_read_first_and_the_helpers_of_the_tests_exist() -> None:
     section = text_of("architecture.md").partition("## Eight files to read first\n")[2]
-    files = re.findall(r"^\| `(\S+)` \|", section.partition("\n## ")[0], re.MULTILINE)
-    assert len(files) == 8
-    assert not [file for file in files if not (ROOT / file).is_file()]
+    first = re.findall(r"^\| `(\S+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+    assert len(first) == 8
+    helpers = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "tests" / "README.md").read_text())
+    assert len(helpers) > 20
+    assert not [file for file in first + helpers if not (ROOT / file).is_file()]
 
 
-def test_the_helpers_of_the_tests_exist() -> None:
-    text = (ROOT / "tests" / "README.md").read_text()
-    files = re.findall(r"`(tests/[\w/]+\.py)`", text)
-    assert len(files) > 20
-    assert not [file for file in files if not (ROOT / file).is_file()]
-
-
-def test_the_planner_of_the_contributing_page_plans(described: Profile) -> None:
+def test_the_planner_of_the_contributing_page_plans() -> None:
     (code,) = code_blocks((ROOT / "CONTRIBUTING.md").read_text(), "python")
     module = ModuleType("contributing")
     with patch.dict(sys.modules, contributing=module):  # msgspec resolves annotations there
         exec(compile(code, "CONTRIBUTING.md", "exec"), vars(module))  # our own page
+    described = tool("examples/plan_without_torch.py")["described_profile"]()
     plan = module.Pairs().plan(described, Network.line(workers=2, a_s=1e-3, b_s_per_byte=1e-9))
     assert len(plan.messages) == math.ceil(len(described.gradients) / 2)
-
-
-@pytest.fixture
-def described() -> Profile:
-    example = runpy.run_path(str(ROOT / "examples" / "plan_without_torch.py"))
-    profile: Profile = example["described_profile"]()
-    return profile
 
 
 @pages
