@@ -75,24 +75,12 @@ class Mortals:
         Raises:
             HangError: a rank had to be shot.
         """
-        request = {
-            "module": job.__module__,
-            "job": job.__name__,
-            "args": args,
-            "ranks": ranks,
-            "folder": str(folder),
-            "deadline_s": deadline_s,
-        }
-        ends, shot = self.ask(request)
-        ended = [
-            Ended(
-                code=code,
-                at_s=at_s,
-                out=(folder / f"out-{rank}").read_text(),
-                err=(folder / f"err-{rank}").read_text(),
-            )
-            for rank, (code, at_s) in enumerate(ends)
-        ]
+        request = {"module": job.__module__, "job": job.__name__, "args": args, "ranks": ranks}
+        ends, shot = self.ask({**request, "folder": str(folder), "deadline_s": deadline_s})
+        ended = []
+        for rank, (code, at_s) in enumerate(ends):
+            out, err = ((folder / f"{name}-{rank}").read_text() for name in ("out", "err"))
+            ended.append(Ended(code=code, at_s=at_s, out=out, err=err))
         if shot:
             stacks = "\n".join(f"rank {rank}:\n{ended[rank].err}" for rank in range(ranks))
             raise HangError(f"{job.__name__}: ranks {shot} did not end in {deadline_s} s\n{stacks}")

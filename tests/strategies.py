@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from syncline.plan.cost import CostCurve, CostSegment
+from syncline.plan.cost import CostCurve
 from syncline.plan.network import Contention, Link, Measurement, Network
 from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.prediction import Comparison, Prediction
@@ -48,12 +48,8 @@ class IntegerCurve(NamedTuple):
 
     def curve(self) -> CostCurve:
         """Return it as the product's curve."""
-        return CostCurve(
-            segments=tuple(
-                CostSegment(start_bytes=start, cost_s=cost / NS_PER_S, s_per_byte=slope / NS_PER_S)
-                for start, cost, slope in self.segments
-            )
-        )
+        rows = ((start, cost / NS_PER_S, slope / NS_PER_S) for start, cost, slope in self.segments)
+        return CostCurve.of_rows(rows)
 
     def network(self, workers: int = 4) -> Network:
         """Return a network that costs this."""
@@ -160,16 +156,12 @@ def curves(draw: st.DrawFn) -> CostCurve:
     """Draw any valid curve of moderate values."""
     starts = sorted(draw(st.sets(st.integers(1, 1 << 32), max_size=4)))
     rate = st.floats(0, 1e-6)
-    segments = [CostSegment(start_bytes=0, cost_s=draw(st.floats(0, 1)), s_per_byte=draw(rate))]
+    rows = [(0, draw(st.floats(0, 1)), draw(rate))]
     for start in starts:
-        before = segments[-1]
-        end_s = before.cost_s + before.s_per_byte * (start - before.start_bytes)
-        segments.append(
-            CostSegment(
-                start_bytes=start, cost_s=end_s + draw(st.floats(0, 1)), s_per_byte=draw(rate)
-            )
-        )
-    return CostCurve(segments=tuple(segments))
+        before, cost_s, slope = rows[-1]
+        end_s = cost_s + slope * (start - before)
+        rows.append((start, end_s + draw(st.floats(0, 1)), draw(rate)))
+    return CostCurve.of_rows(rows)
 
 
 def contentions(most: float) -> st.SearchStrategy[Contention]:

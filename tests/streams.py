@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import (
-    TorchFunctionMode,
-    handle_torch_function,
-    has_torch_function_unary,
-)
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import syncline
@@ -121,41 +117,35 @@ class Recorder:
         return FakeEvent(self)
 
     def current(self, *_: Any) -> FakeStream:
-        found: FakeStream = getattr(self._here, "stream", self.default)
-        return found
+        return getattr(self._here, "stream", None) or self.default
+
+    @contextmanager
+    def _having(self, name: str, value: Any) -> Iterator[None]:
+        """Let something be so for the present thread."""
+        before = getattr(self._here, name, None)
+        setattr(self._here, name, value)
+        try:
+            yield
+        finally:
+            setattr(self._here, name, before)
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
-        before = self.current()
-        self._here.stream = stream
-        try:
-            with self.watching():
-                yield
-        finally:
-            self._here.stream = before
+        with self._having("stream", stream), self.watching():
+            yield
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Record what the present thread does."""
         if getattr(self._here, "watched", False):
             yield
-            return
-        self._here.watched = True
-        try:
-            with _Pinning(self), _Watching(self):
+        else:
+            with self._having("watched", True), _Pinning(self), _Watching(self):
                 yield
-        finally:
-            self._here.watched = False
 
-    @contextmanager
-    def unwatched(self) -> Iterator[None]:
+    def unwatched(self) -> AbstractContextManager[None]:
         """Record nothing of what the present thread does."""
-        before = getattr(self._here, "apart", False)
-        self._here.apart = True
-        try:
-            yield
-        finally:
-            self._here.apart = before
+        return self._having("apart", True)
 
     # ------------------------------------------------------------------ order
 
@@ -319,31 +309,20 @@ class FakeNccl:
         return int(self._group.rank())
 
     def allreduce(self, tensors: list[Tensor]) -> Collective:
-        return self._run("allreduce", tensors, tensors, lambda g: g.allreduce(tensors))
+        return self._run("allreduce", tensors, tensors, tensors)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor]) -> Collective:
         written = [tensor for row in outputs for tensor in row]
-        return self._run("allgather", inputs, written, lambda g: g.allgather(outputs, inputs))
+        return self._run("allgather", inputs, written, outputs, inputs)
 
     def _allgather_base(self, output: Tensor, given: Tensor) -> Collective:
-        return self._run("allgather", [given], [output], lambda g: g._allgather_base(output, given))
+        return self._run("_allgather_base", [given], [output], output, given)
 
-    def alltoall_base(
-        self, output: Tensor, given: Tensor, output_sizes: list[int], input_sizes: list[int]
-    ) -> Collective:
-        return self._run(
-            "alltoall",
-            [given],
-            [output],
-            lambda g: g.alltoall_base(output, given, output_sizes, input_sizes),
-        )
+    def alltoall_base(self, output: Tensor, given: Tensor, *sizes: list[int]) -> Collective:
+        return self._run("alltoall_base", [given], [output], output, given, *sizes)
 
     def _run(
-        self,
-        name: str,
-        read: Sequence[Tensor],
-        written: Sequence[Tensor],
-        exchange: Callable[[Any], Any],
+        self, name: str, read: Sequence[Tensor], written: Sequence[Tensor], *arguments: Any
     ) -> Collective:
         recorder = self._recorder
         _merge(self._stream.clock, recorder.current().clock)
@@ -351,7 +330,7 @@ class FakeNccl:
             for tensor in tensors:
                 recorder.use(tensor, self._stream, writes, name)
         with recorder.unwatched():
-            exchange(self._group).wait()
+            getattr(self._group, name)(*arguments).wait()
         # NCCL's groups keep what they use until the stream that waits has waited.
         return Collective(recorder, dict(self._stream.clock), [*read, *written])
 
@@ -378,12 +357,13 @@ def recorded_streams(dropped: Place | None = None) -> Iterator[Recorder]:
     tolist = Tensor.tolist
 
     def noted_tolist(self: Tensor) -> Any:
-        if has_torch_function_unary(
-            self
-        ):  # a pending tensor synchronizes first, as for torch's own
+        if has_torch_function_unary(self):  # a pending tensor synchronizes first, as for torch's
             return handle_torch_function(noted_tolist, (self,), self)
         recorder.read_by_host(self)
         return tolist(self)
+
+    def handed(self: Tensor, stream: FakeStream) -> None:
+        recorder.hand(self, stream)
 
     with ExitStack() as stack:
         for name, value in (
@@ -395,14 +375,10 @@ def recorded_streams(dropped: Place | None = None) -> Iterator[Recorder]:
         ):
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch.object(Tensor, "tolist", noted_tolist))
-        stack.enter_context(mock.patch.object(Tensor, "record_stream", _handing(recorder)))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", handed))
         stack.enter_context(recorder.watching())
         yield recorder
         recorder._collect()
-
-
-def _handing(recorder: Recorder) -> Callable[[Tensor, FakeStream], None]:
-    return lambda tensor, stream: recorder.hand(tensor, stream)
 
 
 def _merge(later: Clock, earlier: Clock) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from syncline.files.traces.pipedream import read_pipedream as read_graph
-from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.profile import Gradient, Operation, Phase, Profile
 
 TRACES = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 ESPRESSO = ("resnet50", "vgg16", "bert", "gpt2", "LSTM")
@@ -28,24 +29,22 @@ def read_espresso(path: Path) -> Profile:
     """
     tensors = json.loads(path.read_text())["tensors"]
     count = len(tensors)
-    forward = [
-        Operation(
-            name=f"forward of {t['name']}",
-            phase="forward",
-            duration_s=t["gap_us"] * 1e-6 / 2,
-            after=(i - 1,) if i else (),
+
+    def operation(tensor: dict[str, Any], phase: Phase, share: float, *after: int) -> Operation:
+        return Operation(
+            name=f"{phase} of {tensor['name']}",
+            phase=phase,
+            duration_s=tensor["gap_us"] * 1e-6 * share,
+            after=tuple(sorted(set(after))),
         )
+
+    forward = (
+        operation(t, "forward", 0.5, *([i - 1] if i else []))
         for i, t in enumerate(reversed(tensors))
-    ]
-    backward = [
-        Operation(
-            name=f"backward of {t['name']}",
-            phase="backward",
-            duration_s=t["gap_us"] * 1e-6,
-            after=tuple(sorted({count + i - 1, count - 1 - i})),
-        )
-        for i, t in enumerate(tensors)
-    ]
+    )
+    backward = (
+        operation(t, "backward", 1.0, count + i - 1, count - 1 - i) for i, t in enumerate(tensors)
+    )
     return Profile(
         model=f"espresso/{path.stem}",
         device="cuda",
