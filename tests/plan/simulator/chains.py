@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
 from syncline.plan.network import Network
-from syncline.plan.plan import Message, Plan, Tensor
+from syncline.plan.plan import Message, Plan
+from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Gradient, Operation, Phase, Profile, Resource
 from syncline.plan.simulator.graph import TaskGraph
 from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.strategy import STRATEGIES, Strategy
+from syncline.plan.simulator.workers import ALIKE, Workers
 
 NS = 1e-9
+
+Times = tuple[list[int], list[int], list[int]]
+"""Forward times, backward times and sizes of layers 1 to L."""
+Span = tuple[int, int] | tuple[int, int, str] | Message
+"""Where a message starts and stops, and its collective."""
 
 
 def op(
@@ -24,6 +33,23 @@ def op(
 ) -> Operation:
     return Operation(
         name=name or phase, phase=phase, duration_s=ns * NS, after=after, resource=resource
+    )
+
+
+def gradient(
+    elements: int, ready_after: int, needed_by: int | None = None, name: str = "g"
+) -> Gradient:
+    return Gradient(name=name, elements=elements, ready_after=ready_after, needed_by=needed_by)
+
+
+def job(operations: Sequence[Operation], *gradients: Gradient) -> Profile:
+    return Profile(
+        model="job",
+        device="cuda",
+        workers=1,
+        iterations=1,
+        operations=tuple(operations),
+        gradients=gradients,
     )
 
 
@@ -49,23 +75,17 @@ def chain(
             op("backward", backward[layer], len(operations) - 1, name=f"b{layer + 1}")
         )
     operations.append(op("update", update, len(operations) - 1))
-    gradients = tuple(
-        Gradient(
-            name=f"g{layer + 1}",
-            elements=sizes[layer],
-            ready_after=2 + count + (count - 1 - layer),
-            needed_by=2 + layer,
-        )
+    gradients = (
+        gradient(sizes[layer], 1 + 2 * count - layer, 2 + layer, f"g{layer + 1}")
         for layer in reversed(range(count))
     )
-    return Profile(
-        model="chain",
-        device="cuda",
-        workers=1,
-        iterations=1,
-        operations=tuple(operations),
-        gradients=gradients,
-    )
+    return job(operations, *gradients)
+
+
+HALVES = chain([50, 50], [50, 50], [100, 100])
+"""g2 is ready at 150, g1 at 200; each takes 100 to exchange."""
+CUT = [(0, 50), (100, 200), (50, 100)]
+"""Its elements as messages by need: half of g2 fills the line before g1, the rest after it."""
 
 
 def line(a_ns: int, ns_per_element: int = 1, *, workers: int = 4) -> Network:
@@ -79,22 +99,36 @@ def add_task(graph: TaskGraph, lane: int, duration_ns: int, after: Sequence[int]
     return task
 
 
-def period_ns(profile: Profile, network: Network, plan: Plan, **options: object) -> int:
-    seconds = predict_iteration_s(profile, network, plan, **options)  # type: ignore[arg-type]
+def period_ns(
+    profile: Profile,
+    network: Network,
+    plan: Plan | None = None,
+    *,
+    strategy: str | Strategy = "loop",
+    workers: Workers = ALIKE,
+) -> int:
+    """Return the period under a plan, or else under wait-free backpropagation."""
+    seconds = predict_iteration_s(
+        profile,
+        network,
+        plan or Wfbp().plan(profile, network),
+        strategy=STRATEGIES[strategy] if isinstance(strategy, str) else strategy,
+        workers=workers,
+    )
     return round(seconds / NS)
 
 
-def plan_of(profile: Profile, spans: Sequence[tuple[int, int] | Message], **fields: object) -> Plan:
+def plan_of(profile: Profile, spans: Sequence[Span], *, workers: int = 4, **fields: object) -> Plan:
     """Return a plan of messages over elements (one byte each) of the gradients in ready order."""
+    keys = ("start", "stop", "collective")
     return Plan(
         planner="by hand",
         model=profile.model,
-        workers=4,
-        tensors=tuple(
-            Tensor(name=g.name, elements=g.elements, dtype=g.dtype) for g in profile.gradients
-        ),
+        workers=workers,
+        tensors=profile.tensors,
         messages=tuple(
-            s if isinstance(s, Message) else Message(start=s[0], stop=s[1]) for s in spans
+            span if isinstance(span, Message) else Message(**dict(zip(keys, span, strict=False)))
+            for span in spans
         ),
         **fields,  # type: ignore[arg-type]
     )
@@ -103,3 +137,12 @@ def plan_of(profile: Profile, spans: Sequence[tuple[int, int] | Message], **fiel
 layers = st.integers(1, 6).flatmap(
     lambda n: st.tuples(*[st.lists(st.integers(0, 3000), min_size=n, max_size=n)] * 3)
 )
+
+
+@st.composite
+def pieces(draw: st.DrawFn, profile: Profile) -> list[tuple[int, int]]:
+    """Draw where messages start and stop, which merge and split gradients in any order."""
+    total = sum(g.elements for g in profile.gradients)
+    cuts = draw(st.sets(st.integers(1, max(total - 1, 1)), max_size=8))
+    bounds = [0, *sorted(cut for cut in cuts if cut < total), total]
+    return draw(st.permutations(list(itertools.pairwise(bounds))))

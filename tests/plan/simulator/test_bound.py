@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.plan.cost import CostCurve
-from syncline.plan.network import PRESETS, Network
 from syncline.plan.planners import PLANNERS
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import Terms, least_s_per_byte, lower_bound_ns, terms
@@ -24,7 +23,6 @@ from tests.plan.planners.exhaustive import (
     random_instance,
 )
 from tests.plan.planners.instances import chains
-from tests.trace_files import TRACES, all_traces
 
 
 def bound_ns(instance: Instance, *, decoupled: bool = False, in_flight: int | None = None) -> int:
@@ -39,8 +37,9 @@ def test_no_plan_undercuts_it(instance: Instance) -> None:
     for in_flight in (1, 2):
         best = least_end_ns(instance, in_flight)
         assert best is not None
-        assert bound_ns(instance, decoupled=True) <= bound_ns(instance) <= best
-        assert bound_ns(instance) <= bound_ns(instance, in_flight=in_flight) <= best
+        bounds = [bound_ns(instance, decoupled=True), bound_ns(instance)]
+        bounds += [bound_ns(instance, in_flight=in_flight), best]
+        assert bounds == sorted(bounds)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -65,18 +64,6 @@ def test_no_planner_undercuts_it(profile: Profile, curve: some.IntegerCurve) -> 
         period_ns = predict_iteration_s(profile, network, plan) * 1e9
         # Parts of odd costs, and shares of the update, are rounded to a nanosecond each.
         assert bound <= period_ns + len(plan.messages) + len(profile.operations), planner.NAME
-
-
-@pytest.mark.parametrize("network", PRESETS.values(), ids=PRESETS)
-def test_no_planner_undercuts_it_on_measured_traces(network: Network) -> None:
-    if not TRACES.is_dir():
-        pytest.skip(f"no traces: {TRACES} is absent")
-    for profile in all_traces():
-        bound = lower_bound_ns(terms(profile), network.all_reduce)
-        for name in ("wfbp", "merge", "dear", "tictac"):
-            plan = PLANNERS[name].plan(profile, network)
-            period_ns = predict_iteration_s(profile, network, plan) * 1e9
-            assert bound <= period_ns + len(plan.messages), (profile.model, name)
 
 
 def test_it_is_exact_for_one_tensor() -> None:

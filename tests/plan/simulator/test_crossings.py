@@ -6,7 +6,7 @@ import pytest
 
 from syncline.plan.prediction import Prediction
 from syncline.plan.simulator.study import crossings, series
-from syncline.plan.whatif import Point, Setting
+from syncline.plan.whatif import Crossing, Point, Setting
 
 COMPUTING_S = 0.1
 
@@ -37,6 +37,10 @@ def point(workers: int, bandwidth_gbit_s: float | None = None, **iterations_s: f
     )
 
 
+def overtakings(*points: Point) -> list[Crossing]:
+    return [crossing for crossing in crossings(points) if crossing.kind == "overtakes"]
+
+
 def test_points_that_differ_along_one_axis_are_a_series() -> None:
     points = [point(w, b, a=0.1) for b in (1, 10) for w in (8, 4, 16)]
     assert series(points, "workers") == [[1, 0, 2], [4, 3, 5]]
@@ -49,25 +53,23 @@ def test_a_single_point_is_no_series() -> None:
 
 
 def test_an_overtaking_lies_where_the_lines_cross() -> None:
-    points = [point(4, a=0.2, b=0.4), point(64, a=0.4, b=0.2)]
-    (found,) = [c for c in crossings(points) if c.kind == "overtakes"]
+    (found,) = overtakings(point(4, a=0.2, b=0.4), point(64, a=0.4, b=0.2))
     assert (found.planner, found.other, found.axis) == ("b", "a", "workers")
     assert (found.point, found.before, found.after) == (1, 4, 64)
     assert found.at == pytest.approx(16)  # the middle, on a logarithmic axis
 
 
 def test_equals_do_not_overtake() -> None:
-    points = [point(4, a=0.2, b=0.2001), point(8, a=0.2001, b=0.2), point(16, a=0.2, b=0.2)]
-    assert [c for c in crossings(points) if c.kind == "overtakes"] == []
+    equals = (point(4, a=0.2, b=0.2001), point(8, a=0.2001, b=0.2), point(16, a=0.2, b=0.2))
+    assert overtakings(*equals) == []
 
 
 def test_one_overtakes_after_another() -> None:
-    points = [
+    found = overtakings(
         point(2, a=0.2, b=0.3, c=0.4),
         point(4, a=0.3, b=0.25, c=0.4),
         point(8, a=0.5, b=0.4, c=0.3),
-    ]
-    found = [c for c in crossings(points) if c.kind == "overtakes"]
+    )
     assert [(c.planner, c.other, c.point) for c in found] == [("b", "a", 1), ("c", "b", 2)]
 
 

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
+import pytest
+
 from syncline.plan.simulator.graph import TaskGraph
 from tests.plan.simulator.chains import add_task
 
 
-def test_a_training_job_of_three_layers_by_hand() -> None:
-    """dag-model, Fig. 1, for one worker: fetch, copy, forward, backward, aggregate, update."""
-    graph = TaskGraph()
-    disk, bus, gpu, network = (graph.add_lane() for _ in range(4))
-    fetch = add_task(graph, disk, 10)
-    copy = add_task(graph, bus, 2, [fetch])
-    forward = [add_task(graph, gpu, 5, [copy])]
-    for _ in range(2):
-        forward.append(add_task(graph, gpu, 5, [forward[-1]]))
-    backward = [add_task(graph, gpu, 4, [forward[-1]])]
-    for _ in range(2):
-        backward.append(add_task(graph, gpu, 4, [backward[-1]]))
-    aggregate = [add_task(graph, network, 6, [b]) for b in backward]
-    update = add_task(graph, gpu, 1, aggregate)
-    next_fetch = add_task(graph, disk, 10)
+def listed(graph: TaskGraph) -> tuple[list[int], list[int]]:
     start, stop = graph.run()
-    assert start[copy] == 10
-    assert [start[t] for t in forward] == [12, 17, 22]
-    assert [start[t] for t in backward] == [27, 31, 35]
-    assert [start[t] for t in aggregate] == [31, 37, 43]
-    assert (start[update], stop[update]) == (49, 50)
-    assert start[next_fetch] == 10  # loading goes on beside it
+    return start.tolist(), stop.tolist()
 
 
 def test_lanes_contend() -> None:
     graph = TaskGraph()
-    a = graph.add_lane()
-    b = graph.add_lane()
+    a, b = graph.add_lane(), graph.add_lane()
     graph.add_contention(a, b, 2.0, 4.0)
-    add_task(graph, a, 10)
-    add_task(graph, b, 10)
+    graph.add_tasks([a, b], 10)
     assert listed(graph) == ([0, 0], [20, 25])  # b has done 5 by then
 
 
-def test_credits() -> None:
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [(2, ([0, 0, 10, 20], [10, 20, 40, 25])), (None, ([0, 0, 0, 0], [10, 20, 30, 5]))],
+)
+def test_credits(capacity: int | None, expected: tuple[list[int], list[int]]) -> None:
     graph = TaskGraph()
-    network = graph.add_lane(capacity=2)
-    for _ in range(5):
-        add_task(graph, network, 10)
-    assert listed(graph) == ([0, 0, 10, 10, 20], [10, 10, 20, 20, 30])
-
-
-def test_any_number_at_once() -> None:
-    graph = TaskGraph()
-    wire = graph.add_lane(capacity=None, in_order=False)
-    graph.add_tasks(wire, [10, 20, 30])
-    assert listed(graph) == ([0, 0, 0], [10, 20, 30])
+    graph.add_tasks(graph.add_lane(capacity=capacity, in_order=False), [10, 20, 30, 5])
+    assert listed(graph) == expected
 
 
 def test_arrays_and_single_tasks_are_one_graph() -> None:
@@ -72,8 +48,3 @@ def test_tasks_that_hold_two_lanes() -> None:
     transfers = graph.add_tasks(out, 7)
     graph.hold([transfers, transfers + 1], into)
     assert listed(graph) == ([0, 7], [7, 14])
-
-
-def listed(graph: TaskGraph) -> tuple[list[int], list[int]]:
-    start, stop = graph.run()
-    return start.tolist(), stop.tolist()

@@ -14,49 +14,50 @@ from syncline.plan.plan import Plan
 from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict, predict_iteration_s
-from syncline.plan.simulator.steady import MOST_ITERATIONS, steady_state
-from syncline.plan.simulator.strategy import STRATEGIES
+from syncline.plan.simulator.steady import MOST_ITERATIONS, Steady, steady_state
+from syncline.plan.simulator.strategy import STRATEGIES, Strategy
 from syncline.plan.simulator.workers import ALIKE, Workers
 from tests import strategies as some
+from tests.plan.simulator.chains import CUT, chain, line, plan_of
 
-from .test_dag import chain, line, plan_of
 
-LOOP = STRATEGIES["loop"]
+def settled(
+    profile: Profile,
+    strategy: Strategy = STRATEGIES["loop"],
+    *,
+    network: Network | None = None,
+    plan: Plan | None = None,
+    workers: Workers = ALIKE,
+) -> Steady:
+    """Return the steady state; without a network, of one message a layer that costs its size."""
+    network = network or line(0)
+    plan = plan or Wfbp().plan(profile, network)
+    return steady_state(profile, network, plan, strategy=strategy, workers=workers)
 
 
 def test_one_iteration_where_nothing_carries_over() -> None:
-    profile = chain([10], [20], [30], io=5)
-    plan = Wfbp().plan(profile, line(0))
-    steady = steady_state(profile, line(0), plan, strategy=LOOP, workers=ALIKE)
+    steady = settled(chain([10], [20], [30], io=5))
     assert (steady.dag.iterations, steady.period_ns, steady.error_ns) == (1, 65, 0)
 
 
 def test_the_first_iteration_is_not_the_period() -> None:
     """It waits for no message; its first batch is waited for."""
     profile = chain([50, 50], [50, 50], [100, 100], io=30)
-    plan = plan_of(profile, [(0, 50), (100, 200), (50, 100)], wait="need")
-    steady = steady_state(profile, line(0), plan, strategy=STRATEGIES["pytorch"], workers=ALIKE)
-    assert np.diff(steady.ends_ns, prepend=0).tolist()[0] == 230
-    assert steady.period_ns == 300
-    assert steady.error_ns == 0
+    plan = plan_of(profile, CUT, wait="need")
+    steady = settled(profile, STRATEGIES["pytorch"], plan=plan)
+    assert steady.ends_ns[0] == 230
+    assert (steady.period_ns, steady.error_ns) == (300, 0)
 
 
 def test_more_iterations_until_the_loaders_have_fallen_behind() -> None:
     """Batches read ahead hide slow reading at first."""
-    profile = chain([10], [20], [1], io=35)
     strategy = msgspec.structs.replace(STRATEGIES["mxnet"], loaders=1, ahead=4)
-    steady = steady_state(
-        profile, line(0), Wfbp().plan(profile, line(0)), strategy=strategy, workers=ALIKE
-    )
-    assert steady.period_ns == 35
-    assert steady.error_ns == 0
+    steady = settled(chain([10], [20], [1], io=35), strategy)
+    assert (steady.period_ns, steady.error_ns) == (35, 0)
 
 
 def test_the_mean_where_it_never_synchronizes() -> None:
-    profile = chain([10_000], [20_000], [1])
-    plan = Wfbp().plan(profile, line(0))
-    workers = Workers(jitter=0.3, seed=1)
-    steady = steady_state(profile, line(0), plan, strategy=LOOP, workers=workers)
+    steady = settled(chain([10_000], [20_000], [1]), workers=Workers(jitter=0.3, seed=1))
     assert steady.dag.iterations == MOST_ITERATIONS
     periods = np.diff(steady.ends_ns, prepend=0)
     assert steady.period_ns == pytest.approx(periods[4:].mean())
@@ -66,10 +67,8 @@ def test_the_mean_where_it_never_synchronizes() -> None:
 @pytest.mark.parametrize("loaders", [1, 2, 4, 7])
 def test_several_loaders_share_the_reading(loaders: int) -> None:
     """Batches that arrive together are no sign that reading is hidden."""
-    profile = chain([10], [20], [1], io=6000)
     strategy = msgspec.structs.replace(STRATEGIES["pytorch"], loaders=loaders, ahead=2 * loaders)
-    plan = Wfbp().plan(profile, line(0))
-    steady = steady_state(profile, line(0), plan, strategy=strategy, workers=ALIKE)
+    steady = settled(chain([10], [20], [1], io=6000), strategy)
     assert steady.error_ns == 0
     assert steady.period_ns == pytest.approx(6000 / loaders, rel=1e-3)
 
@@ -90,19 +89,17 @@ def sending_last(computing_s: float, size_bytes: int) -> tuple[Profile, Plan]:
     return profile, Plan.merging("one", profile, 2, [0])
 
 
-@pytest.mark.parametrize(("computing_s", "expected_s"), [(0.2, 1.0), (1.0, 1.0), (2.0, 1.0)])
-def test_one_job_alone_is_what_it_was(computing_s: float, expected_s: float) -> None:
-    profile, plan = sending_last(computing_s, 1_000_000)
-    forecast = predict(profile, over(1e-6), plan)
-    assert forecast.prediction.iteration_s == pytest.approx(computing_s + expected_s)
-    assert forecast.prediction.sharing is None
-    assert forecast.prediction.slowdown == 1
+def test_one_job_alone_is_what_it_was() -> None:
+    profile, plan = sending_last(0.2, 1_000_000)
+    prediction = predict(profile, over(1e-6), plan).prediction
+    assert prediction.iteration_s == pytest.approx(0.2 + 1.0)
+    assert (prediction.sharing, prediction.slowdown) == (None, 1)
 
 
 def test_two_jobs_stay_offset_and_lose_what_they_send_at_once() -> None:
     """A period of C + 2 T - d, where one begins d after the other (d < T); else nothing is lost."""
     profile, plan = sending_last(3.0, 1_000_000)  # computing 3 s, sending 1 s
-    steady = steady_state(profile, over(1e-6, jobs=2), plan, strategy=LOOP, workers=ALIKE)
+    steady = settled(profile, network=over(1e-6, jobs=2), plan=plan)
     assert steady.alone_ns == 4e9
     # Offsets of 1/16, 3/16, ... of 4 s: d of 0.25, 0.75, 1.25, ... 3.75 s.
     expected = [4.75, 4.25, 4.0, 4.0, 4.0, 4.0, 4.25, 4.75]
@@ -118,8 +115,7 @@ def test_messages_that_fall_behind_set_the_pace_in_the_end() -> None:
     long as alone.
     """
     profile = some.profile_of([0], [68_750], forward_ns=10**9)
-    plan = Plan.merging("one", profile, 2, [0])
-    plan = msgspec.structs.replace(plan, wait="need")
+    plan = plan_of(profile, [(0, 68_750)], workers=2, wait="need")
     for jobs, expected_s in ((1, 1.0), (3, 1.0), (4, 1.1)):
         found_s = predict_iteration_s(profile, over(1e-6, jobs=jobs), plan)
         assert found_s == pytest.approx(expected_s, rel=2e-3)
@@ -139,29 +135,28 @@ def test_latencies_and_what_hosts_do_take_nothing_of_a_link() -> None:
     for network in (over(1e-6, latency_s=1.0, jobs=2), over(5e-7, stages=half, jobs=2)):
         prediction = predict(profile, network, plan).prediction
         assert prediction.slowdown == 1
-        assert predict(profile, network.with_(jobs=4), plan).prediction.slowdown > 1
+        assert predict(profile, network.replace(jobs=4), plan).prediction.slowdown > 1
 
 
 @pytest.mark.parametrize("name", ["parameter-server", "pytorch"])
 def test_other_strategies_share_too(name: str) -> None:
     profile, plan = sending_last(0.5, 1_000_000)
-    strategy = STRATEGIES[name]
-    alone_s = predict_iteration_s(profile, over(1e-6), plan, strategy=strategy)
-    forecast = predict(profile, over(1e-6, jobs=2), plan, strategy=strategy)
-    sharing = forecast.prediction.sharing
-    assert sharing is not None
-    assert sharing.alone_s == pytest.approx(alone_s)
-    assert sharing.shortest_s <= forecast.prediction.iteration_s <= sharing.longest_s
-    assert 1.1 < forecast.prediction.slowdown < 2
+    alone, shared = (
+        predict(profile, over(1e-6, jobs=jobs), plan, strategy=STRATEGIES[name]).prediction
+        for jobs in (1, 2)
+    )
+    assert shared.sharing is not None
+    assert shared.sharing.alone_s == pytest.approx(alone.iteration_s)
+    assert shared.sharing.shortest_s <= shared.iteration_s <= shared.sharing.longest_s
+    assert 1.1 < shared.slowdown < 2
 
 
 def test_noise_is_each_jobs_own() -> None:
     profile, plan = sending_last(1.0, 1_000_000)
     workers = Workers(jitter=0.2, seed=3)
-    steady = steady_state(profile, over(1e-6, jobs=2), plan, strategy=LOOP, workers=workers)
+    steady = settled(profile, network=over(1e-6, jobs=2), plan=plan, workers=workers)
     assert steady.error_ns > 0
-    assert steady.alone_ns is not None
-    assert 1.05 < steady.period_ns / steady.alone_ns < 1.6
+    assert 1.05 < steady.period_ns / (steady.alone_ns or 1) < 1.6
 
 
 @some.costly

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +16,22 @@ from syncline.plan.simulator.strategy import STRATEGIES
 from syncline.plan.simulator.workers import Workers
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Timeline, active_ns, union
 from tests import strategies as some
-from tests.plan.simulator.chains import NS, chain, layers, line, plan_of
+from tests.plan.simulator.chains import (
+    CUT,
+    HALVES,
+    NS,
+    Span,
+    Times,
+    chain,
+    layers,
+    line,
+    pieces,
+    plan_of,
+)
 
-HALVES = chain([50, 50], [50, 50], [100, 100])
-"""g2 is ready at 150, g1 at 200; each takes 100 to exchange."""
+
+def timeline_of(*spans: Span, a_ns: int = 0, **fields: object) -> Timeline:
+    return predict(HALVES, line(a_ns), plan_of(HALVES, spans, **fields)).timeline
 
 
 def stood(timeline: Timeline) -> list[tuple[str, int, int]]:
@@ -29,24 +42,21 @@ def ready(timeline: Timeline) -> list[tuple[str, int | None, int]]:
     return [(s.label, s.ready_ns, s.start_ns) for s in timeline.spans if s.kind == "message"]
 
 
-def test_the_end_of_an_iteration_waits_for_all_messages() -> None:
-    timeline = predict(HALVES, line(0), plan_of(HALVES, [(0, 100), (100, 200)])).timeline
+@pytest.mark.parametrize("update", [0, 10])
+def test_the_end_of_an_iteration_and_an_update_wait_for_all_messages(update: int) -> None:
+    profile = chain([50, 50], [50, 50], [100, 100], update=update)
+    timeline = predict(profile, line(0), plan_of(profile, [(0, 100), (100, 200)])).timeline
     assert stood(timeline) == [("all gradients", 200, 350)]
     assert ready(timeline) == [("g2", 150, 150), ("g1", 200, 250)]
     assert timeline.records_waits
-
-
-def test_an_update_waits_for_all_messages() -> None:
-    profile = chain([50, 50], [50, 50], [100, 100], update=10)
-    timeline = predict(profile, line(0), plan_of(profile, [(0, 100), (100, 200)])).timeline
-    assert stood(timeline) == [("all gradients", 200, 350)]
-    assert timeline.iteration_ns == 360
+    assert timeline.iteration_ns == 350 + update
 
 
 def test_an_operation_waits_for_its_own() -> None:
-    cut = plan_of(HALVES, [(0, 50), (100, 200), (50, 100)], wait="need")
-    timeline = predict(HALVES, line(0), cut).timeline
+    timeline = timeline_of(*CUT, wait="need")
     assert timeline.iteration_ns == 300
+    # The rest of the round before stands at the window's beginning.
+    assert min(s.start_ns for s in timeline.spans if s.lane == COMMUNICATION) == 0
     assert timeline.stall_ns() == 100
     assert {label for label, _, _ in stood(timeline)} == {"f1"}
     # The line never idles: what is ready later was sent later.
@@ -55,9 +65,8 @@ def test_an_operation_waits_for_its_own() -> None:
 
 
 def test_what_follows_one_at_a_time_is_handed_over_first() -> None:
-    cuts = [(0, 50), (100, 200), (50, 100)]
     network = msgspec.structs.replace(line(0), issue_gap_s=10 * NS)
-    needed = plan_of(HALVES, cuts, wait="need")
+    needed = plan_of(HALVES, CUT, wait="need")
     assert message_costs_ns(network, needed) == [60, 110, 60]
     assert predict(HALVES, network, needed).timeline.iteration_ns == 330
     # Two at once hide it behind each other, and DDP's reducer hands over all buckets at once.
@@ -69,8 +78,7 @@ def test_what_follows_one_at_a_time_is_handed_over_first() -> None:
 
 
 def test_a_fixed_order_idles_the_line() -> None:
-    in_turn = plan_of(HALVES, [(100, 200), (0, 100)])
-    timeline = predict(HALVES, line(0), in_turn).timeline
+    timeline = timeline_of((100, 200), (0, 100))
     assert ready(timeline) == [("g1", 200, 200), ("g2", 150, 300)]
     assert timeline.order_stall_ns() == 50
 
@@ -78,29 +86,19 @@ def test_a_fixed_order_idles_the_line() -> None:
 def test_what_is_held_back_was_ready_before() -> None:
     profile = chain([10], [10], [10])
     plan = plan_of(profile, [Message(start=0, stop=10, delay_s=7 * NS)])
-    assert ready(predict(profile, line(0), plan).timeline) == [("g1", 20, 27)]
+    timeline = predict(profile, line(0), plan).timeline
+    assert ready(timeline) == [("g1", 20, 27)]
+    assert timeline.iteration_ns == 27 + 10
 
 
 def test_an_all_gather_is_ready_when_its_sums_are() -> None:
-    whole = (0, 200)
-    plan = plan_of(
-        HALVES,
-        [
-            Message(start=0, stop=100, collective="reduce-scatter"),
-            Message(start=100, stop=200, collective="reduce-scatter"),
-            Message(start=whole[0], stop=whole[1], collective="all-gather"),
-        ],
-    )
-    assert [r[1:] for r in ready(predict(HALVES, line(0), plan).timeline)] == [
-        (150, 150),
-        (200, 200),
-        (250, 250),
-    ]
+    scatter = ((0, 100, "reduce-scatter"), (100, 200, "reduce-scatter"))
+    timeline = timeline_of(*scatter, (0, 200, "all-gather"))
+    assert [r[1:] for r in ready(timeline)] == [(150, 150), (200, 200), (250, 250)]
 
 
 def test_a_credit_is_no_matter_of_being_ready() -> None:
-    pieces = plan_of(HALVES, [(0, 50), (50, 100), (100, 150), (150, 200)], in_flight=2)
-    timeline = predict(HALVES, line(30), pieces).timeline
+    timeline = timeline_of((0, 50), (50, 100), (100, 150), (150, 200), a_ns=30, in_flight=2)
     begun = [r for r in ready(timeline) if r[0].startswith("latency")]
     assert [r[1] for r in begun] == [150, 150, 200, 200]
     # What a message transmits goes on; it does not become ready again.
@@ -127,18 +125,10 @@ def test_where_operations_have_no_order_nothing_is_said() -> None:
     layers, st.integers(0, 300), st.integers(1, 3), st.sampled_from(["update", "need"]), st.data()
 )
 def test_operations_and_waits_fill_an_iteration(
-    times: tuple[list[int], list[int], list[int]],
-    latency_ns: int,
-    in_flight: int,
-    wait: str,
-    data: st.DataObject,
+    times: Times, latency_ns: int, in_flight: int, wait: str, data: st.DataObject
 ) -> None:
-    forward, backward, sizes = times
-    profile = chain(forward, backward, sizes, update=data.draw(st.integers(0, 50)), io=3)
-    total = sum(sizes)
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(total - 1, 1)), max_size=5)))
-    spans = list(itertools.pairwise([0, *(c for c in cuts if c < total), total]))
-    plan = plan_of(profile, data.draw(st.permutations(spans)), wait=wait, in_flight=in_flight)
+    profile = chain(*times, update=data.draw(st.integers(0, 50)), io=3)
+    plan = plan_of(profile, data.draw(pieces(profile)), wait=wait, in_flight=in_flight)
     timeline = predict(profile, line(latency_ns), plan).timeline
     on_device = sorted(
         (s.start_ns, s.stop_ns)
