@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from reproduce.dependencies import Pairs, dependencies
 
-from syncline.comm.collectives import Collective, Schedule, program
+from syncline.comm.collectives import Collective, Schedule
 from tests.comm.collectives.interpreter import run_arrays
 from tests.comm.collectives.programs import NAMES, each, make
 
@@ -80,8 +80,3 @@ def test_any_order_that_keeps_them_gives_the_same_bits(
         else:
             held[schedule.destination[i], part] = buffers[i]
     assert (held == run_arrays(schedule, vectors)).all()
-
-
-def test_a_ring_waits_for_one_block_a_step() -> None:
-    needs = dependencies(program("all-reduce", "ring", 8))
-    assert len(needs.send_after_result.later) == 2 * 7 * 8 - 8  # all but those of the first step

@@ -9,6 +9,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from syncline.comm.groups import Group
 from syncline.comm.groups.group import Pending
 from syncline.errors import SynclineError, UserError
 from syncline.plan.planners import planner_named
-from syncline.plan.planners.base import MergingPlanner
+from syncline.plan.planners.merge import Merge
 from tests.comm.devices.host_device import HostDevice
 from tests.mortal import Place
 from tests.reproduce.bsp.models import Odd, batch
@@ -84,6 +85,22 @@ def train(
         optimizer.step()
 
 
+def trained(
+    ranks: Group | DeviceGroup,
+    optimizer_name: str = "momentum",
+    dtype: torch.dtype = torch.float32,
+    accumulate: int = 1,
+    **options: Any,
+) -> tuple[BspSgd, torch.optim.Optimizer]:
+    """Train from other weights on each rank: the root's are the model's."""
+    module = Odd(dist.get_rank()).to(dtype)
+    optimizer = OPTIMIZERS[optimizer_name](module)
+    model = BspSgd(module, optimizer, ranks, **options)
+    train(model, optimizer, dtype=dtype, accumulate=accumulate)
+    model.synchronize()
+    return model, optimizer
+
+
 def state(module: nn.Module) -> dict[str, Tensor]:
     """Return the weights, and the root's buffers, which are the model's."""
     for buffer in module.buffers():
@@ -91,41 +108,22 @@ def state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def planner(name: str | None) -> MergingPlanner | None:
-    """Return a planner by name."""
-    if name is None:
-        return None
-    found = planner_named(name)
-    assert isinstance(found, MergingPlanner)
-    return found
-
-
 def every_cell(optimizer_name: str, dtype: torch.dtype, accumulate: int) -> dict[str, Any]:
     """Train under every cell and under DDP; return the final states, and facts on the cells."""
-    make = OPTIMIZERS[optimizer_name]
     module = Odd(0).to(dtype)
     ddp = DistributedDataParallel(module, find_unused_parameters=True)
-    train(ddp, make(module), dtype=dtype, accumulate=accumulate)
+    train(ddp, OPTIMIZERS[optimizer_name](module), dtype=dtype, accumulate=accumulate)
     found: dict[str, Any] = {"ddp": state(module)}
     for algorithm, collectives, planned in CELLS:
+        options: dict[str, Any] = {"algorithm": algorithm, "collectives": collectives}
+        options["planner"] = planner_named(planned) if planned else None
         with joined() as group:
-            module = Odd(dist.get_rank()).to(dtype)  # the root's weights are the model's
-            optimizer = make(module)
-            model = BspSgd(
-                module,
-                optimizer,
-                group,
-                algorithm=algorithm,
-                collectives=collectives,
-                planner=planner(planned),
-            )
-            train(model, optimizer, dtype=dtype, accumulate=accumulate)
-            model.synchronize()
+            model, optimizer = trained(group, optimizer_name, dtype, accumulate, **options)
             found[f"{algorithm} {collectives} {planned}"] = {
-                "state": state(module),
+                "state": state(model.module),
                 "messages": model.messages,
                 "optimizer states": len(optimizer.state),
-                "gradients": sum(p.grad is not None for p in module.parameters()),
+                "gradients": sum(p.grad is not None for p in model.parameters()),
                 "profiled": model.iteration_profile is not None,
             }
     return found
@@ -135,44 +133,48 @@ def between_devices(folder: str) -> dict[str, bool]:
     """Train under each algorithm over a device group and over a native one; compare the weights."""
     same = {}
     for algorithm in (1, 2, 3):
-        ends = []
-        for over_devices in (True, False):
-            with joined() as group:
-                ranks: Group | DeviceGroup = group
-                if over_devices:
-                    ranks = DeviceGroup(group, HostDevice(folder), block_bytes=256)
-                module = Odd(dist.get_rank())
-                optimizer = OPTIMIZERS["momentum"](module)
-                model = BspSgd(
-                    module, optimizer, ranks, algorithm=algorithm, collectives="linear-pipeline"
-                )
-                train(model, optimizer, dtype=torch.float32, accumulate=1)
-                model.synchronize()
-                ends.append(state(module))
-                if isinstance(ranks, DeviceGroup):
-                    ranks.close()
-        same |= {f"{algorithm} {n}": torch.equal(v, ends[1][n]) for n, v in ends[0].items()}
+        options = {"algorithm": algorithm, "collectives": "linear-pipeline"}
+        with joined() as group:
+            expected = state(trained(group, **options)[0].module)
+        with joined() as group:
+            devices = DeviceGroup(group, HostDevice(folder), block_bytes=256)
+            found = state(trained(devices, **options)[0].module)
+            devices.close()
+        same |= {f"{algorithm} {n}": torch.equal(v, expected[n]) for n, v in found.items()}
     return same
 
 
 # ---------------------------------------------------------------------- one thing each
 
 
+def small(
+    group: Group, lr: float = 0.1, **options: Any
+) -> tuple[nn.Module, BspSgd, Callable[[], None]]:
+    """Return a module of two layers, its wrapper, and a call that trains a step."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    model = BspSgd(module, optimizer, group, **options)
+
+    def step() -> None:
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    return module, model, step
+
+
 def weights_apart(every: int) -> list[bool]:
     """Disturb the other ranks' weights; say after each update whether they are the root's."""
     with joined() as group:
-        module = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
-        model = BspSgd(module, optimizer, group, algorithm=3, synchronise_every=every)
+        module, _, step = small(group, lr=0.0, algorithm=3, synchronise_every=every)
+        weight = module[0].weight
         with torch.no_grad():
-            module.weight += dist.get_rank()
+            weight += dist.get_rank()
         same = []
         for _ in range(2 * every):
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
-            roots = module.weight.detach().clone()
+            step()
+            roots = weight.detach().clone()
             dist.broadcast(roots, src=0)
-            same.append(bool(torch.equal(roots, module.weight)))
+            same.append(bool(torch.equal(roots, weight)))
         return same
 
 
@@ -182,8 +184,9 @@ def layers() -> list[list[str]]:
         module = Odd(0)
         model = BspSgd(module, torch.optim.SGD(module.parameters(), lr=0.1), group)
         model(*batch(0, 0, torch.float32))
+        names = [name for name, p in module.named_parameters() if p.requires_grad]
         members = model._algorithm._members  # type: ignore[attr-defined]
-        return [sorted(model._job.names[index] for index in layer) for layer in members]
+        return [sorted(names[index] for index in layer) for layer in members]
 
 
 def clocked(algorithm: int) -> tuple[float, float, float]:
@@ -202,19 +205,18 @@ def clocked(algorithm: int) -> tuple[float, float, float]:
         waits[-1] += 1
         wait(self, timeout_s)
 
+    def computed(*_: Any) -> None:
+        clock.now_s += 0.02
+
     with joined() as group, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pending, "wait", waited)
         for module in (channel, wrapper):
             patch.setattr(module, "time", clock)
-        module = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        model = BspSgd(module, optimizer, group, algorithm=algorithm)
+        _, model, step = small(group, algorithm=algorithm)
+        model.register_forward_hook(computed)
         for _ in range(8):
             waits.append(0)
-            output = model(torch.ones(1, 3))
-            clock.now_s += 0.02
-            output.sum().backward()
-            optimizer.step()
+            step()
         profile = model.iteration_profile
         assert profile is not None
         measured = waits[1 + wrapper.WARM_UP_ITERATIONS :]
@@ -227,54 +229,53 @@ def dropped() -> list[bool]:
     gc.disable()
     with joined() as group:
         for algorithm in (1, 2, 3):
-            module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-            optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-            model = BspSgd(module, optimizer, group, algorithm=algorithm)
-            model(torch.ones(1, 3)).sum().backward()
-            optimizer.step()
+            module, model, step = small(group, algorithm=algorithm)
+            step()
             weight = weakref.ref(module[0].weight)
-            del model
+            del model, step
             module(torch.ones(1, 3)).sum().backward()  # as before it was wrapped
-            del module, optimizer
+            del module
             gone.append(weight() is None)
     gc.enable()
     return gone
 
 
-def refused(make: Callable[[Group], object]) -> str:
-    with joined() as group, pytest.raises(UserError) as caught:
+def refuses(words: str, make: Callable[[Group], object]) -> None:
+    with joined() as group, pytest.raises(UserError, match=words):
         make(group)
-    return str(caught.value)
 
 
-def wrong_arguments() -> dict[str, str]:
-    """Return what is said to arguments that cannot be used."""
+def wrong_arguments() -> None:
+    """Give arguments that cannot be used."""
     module, other = nn.Linear(2, 2), nn.Linear(2, 2)
     good = torch.optim.SGD(module.parameters(), lr=0.1)
     foreign = torch.optim.SGD([*module.parameters(), *other.parameters()], lr=0.1)
     frozen = nn.Linear(2, 2).requires_grad_(False)
     there = nn.Linear(2, 2, device="meta")
     theirs = torch.optim.SGD(there.parameters(), lr=0.1)
-    return {
-        "algorithm": refused(lambda g: BspSgd(module, good, g, algorithm=4)),
-        "collectives": refused(lambda g: BspSgd(module, good, g, collectives="linear-pipelin")),
-        "planner": refused(lambda g: BspSgd(module, good, g, planner=planner("merge"))),
-        "every": refused(lambda g: BspSgd(module, good, g, algorithm=3, synchronise_every=0)),
-        "foreign": refused(lambda g: BspSgd(module, foreign, g)),
-        "frozen": refused(lambda g: BspSgd(frozen, good, g)),
-        "elsewhere": refused(lambda g: BspSgd(there, theirs, g)),
+    wrong: dict[str, dict[str, Any]] = {
+        "algorithms 1, 2 and 3, found 4": {"algorithm": 4},
+        "unknown .* 'linear-pipelin'; .*'linear-pipeline'": {"collectives": "linear-pipelin"},
+        "algorithm 1 has no messages to plan; leave the planner 'merge'": {"planner": Merge()},
+        "must be at least 1, found 0": {"algorithm": 3, "synchronise_every": 0},
     }
+    for words, arguments in wrong.items():
+        refuses(words, partial(BspSgd, module, good, **arguments))
+    refuses("holds 2 parameters that this model", partial(BspSgd, module, foreign))
+    refuses("no parameter of this model", partial(BspSgd, frozen, good))
+    refuses("'weight' is on meta, .* on cpu", partial(BspSgd, there, theirs))
 
 
-def wrong_use() -> dict[str, str]:
-    """Return what is said, to one rank alone, to loops that cannot be right."""
+def wrong_use() -> None:
+    """Train, on one rank alone, by loops that cannot be right."""
 
-    def stepped(loop: Callable[[BspSgd, torch.optim.Optimizer], None], module: nn.Module) -> str:
+    def refuses_loop(
+        words: str, loop: Callable[[BspSgd, torch.optim.Optimizer], None], module: nn.Module
+    ) -> None:
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        return refused(lambda g: loop(BspSgd(module, optimizer, g, algorithm=2), optimizer))
+        refuses(words, lambda group: loop(BspSgd(module, optimizer, group, algorithm=2), optimizer))
 
     def twice(model: BspSgd, optimizer: torch.optim.Optimizer) -> None:
-        del optimizer
         for _ in range(2):
             model(torch.ones(1, 2)).sum().backward()
 
@@ -284,11 +285,9 @@ def wrong_use() -> dict[str, str]:
     def sparse(model: BspSgd, _: torch.optim.Optimizer) -> None:
         model(torch.tensor([1])).sum().backward()
 
-    return {
-        "twice": stepped(twice, nn.Linear(2, 2)),
-        "closure": stepped(closure, nn.Linear(2, 2)),
-        "sparse": stepped(sparse, nn.Embedding(3, 2, sparse=True)),
-    }
+    refuses_loop("a second backward pass .* gradient of 'weight'", twice, nn.Linear(2, 2))
+    refuses_loop(r"step\(\) was given a closure", closure, nn.Linear(2, 2))
+    refuses_loop("'weight' is torch.sparse_coo", sparse, nn.Embedding(3, 2, sparse=True))
 
 
 def dies(place: Place, algorithm: int, when: str) -> None:
@@ -300,21 +299,14 @@ def dies(place: Place, algorithm: int, when: str) -> None:
         world_size=place.ranks,
         timeout=TIMEOUT,
     )
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    store = dist.distributed_c10d._get_default_store()
-    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S)
-    model = BspSgd(module, optimizer, group, algorithm=algorithm)
-    try:
-        for step in range(5):
-            leaves = place.rank == 1 and step == 2
-            if leaves and when == "forward":
-                os._exit(3)
-            loss = model(torch.ones(1, 3)).sum()
-            if leaves and when == "backward":
-                os._exit(3)
-            loss.backward()
-            optimizer.step()
-    except SynclineError as error:
-        print(type(error).__name__, error, flush=True)
-    os._exit(0)  # gloo waits for who is gone
+    with joined(DEADLINE_S) as group:
+        _, model, step = small(group, algorithm=algorithm)
+        before, after = model.register_forward_pre_hook, model.register_forward_hook
+        try:
+            for number in range(5):
+                if place.rank == 1 and number == 2:
+                    (before if when == "forward" else after)(lambda *_: os._exit(3))
+                step()
+        except SynclineError as error:
+            print(type(error).__name__, error, flush=True)
+        os._exit(0)  # gloo waits for who is gone
