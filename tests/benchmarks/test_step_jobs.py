@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import io
-import signal
+import socket
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from benchmarks.step_cells import OURS, TARGET_CELLS, Cell
-from benchmarks.step_jobs import Ended, _reason, _Watch, free_bytes
+from benchmarks.step_jobs import Ended, free_bytes, race_cell
 from benchmarks.step_race import Race, planned, spoken
 from benchmarks.step_results import Results, Turn
 from benchmarks.step_worker import BEGUN, TURN
@@ -21,57 +24,76 @@ from syncline.lab.testbed.job import JobResult, WorkerEnd
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.profile import Gradient, Operation, Profile
 from syncline.plan.simulator.predict import predict_iteration_s
-from tests.benchmarks.test_step_targets import cell_of, results_of
+from tests.benchmarks.test_step_targets import cell_of, results_of, turn_of
+from tests.strategies import profile_of
 
 CELL = TARGET_CELLS[0]
 
 
-def watch_of(taken: list[tuple[str, Any]]) -> _Watch:
-    return _Watch(lambda mark, what: taken.append((mark, what)), lambda _: 1.0)
-
-
-def race_of(results: Results, contestants: list[str], rounds: int = 2) -> Race:
+def race_of(
+    results: Results, contestants: list[str], rounds: int = 2, path: Path = Path("none.json")
+) -> Race:
     arguments = argparse.Namespace(rounds=rounds, iterations=2, warmup=2, minutes=None)
     console = Console(file=io.StringIO())
-    return Race(arguments, contestants, "python", results, Path("none.json"), console)
+    return Race(arguments, contestants, "python", results, path, console)
 
 
-def test_events_are_told_from_what_else_workers_print() -> None:
-    taken: list[tuple[str, Any]] = []
-    with watch_of(taken) as watch:
-        watch.line(0, False, b"some library is here")
-        watch.line(0, False, BEGUN.encode() + b'{"contestant": "ddp", "round": 0}')
-        assert watch.contestant == "ddp"
-        watch.line(0, True, TURN.encode() + b"not an event, as it is on standard error")
-        watch.line(0, False, TURN.encode() + b'{"contestant": "ddp"}')
-        assert watch.contestant is None  # what fails now is nobody's turn
-    assert [mark for mark, _ in taken] == [BEGUN, TURN]
-    assert len(watch.said[0]) == 2
+def raced(
+    monkeypatch: pytest.MonkeyPatch, *lines: tuple[int, bool, bytes]
+) -> tuple[Ended, list[tuple[str, Turn]]]:
+    """Return how a race ended, and its turns, on hosts that print lines and fail, rank 1 first.
+
+    Without lines they run until they are stopped.
+    """
+
+    def run(*_: Any, output: Any, signals: socket.socket, **__: Any) -> JobResult:
+        signals.settimeout(30)
+        for line in lines:
+            output(*line)
+        code = 1 if lines else -signals.recv(1)[0]
+        ends = [
+            WorkerEnd(rank=rank, host=rank, code=code, after_s=2.0 - rank, stopped=False)
+            for rank in range(2)
+        ]
+        return JobResult(ends=tuple(ends), wall_s=3.0)
+
+    bed = nullcontext(SimpleNamespace(run=run))
+    monkeypatch.setattr("benchmarks.step_jobs.Testbed", lambda _: bed)
+    turns: list[tuple[str, Turn]] = []
+    take = {"expected_s": lambda _: 1.0, "turn": lambda *told: turns.append(told)}
+    options: Any = {"python": sys.executable, "iterations": 2, "warmup": 2, "seconds": None}
+    return race_cell(CELL, [("ddp", 0)], {}, **options, **take), turns
 
 
-def test_the_reason_is_what_the_first_rank_to_fail_said() -> None:
-    with watch_of([]) as watch:
-        watch.line(0, True, b"[rank0]: PeerError: a peer was lost")
-        watch.line(1, True, b"[rank1]: RuntimeError: this is why")
-        watch.line(1, True, b"some last words")
-    ends = tuple(
-        WorkerEnd(rank=rank, host=rank, code=1, after_s=after_s, stopped=False)
-        for rank, after_s in ((0, 2.0), (1, 1.0))
+BEGINS = (0, False, BEGUN.encode() + b'{"contestant": "ddp", "round": 0}')
+
+
+def test_turns_are_told_from_what_else_workers_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = turn_of(0, 1.0)
+    ended, turns = raced(
+        monkeypatch,
+        (0, False, b"some library is here"),
+        BEGINS,
+        (0, True, TURN.encode() + b"not an event, as it is on standard error"),
+        (0, False, TURN.encode() + msgspec.json.encode({"contestant": "ddp", "turn": turn})),
     )
-    reason = _reason(JobResult(ends=ends, wall_s=3.0), watch)
-    assert reason == "rank 1 ended with exit code 1: RuntimeError: this is why"
+    assert turns == [("ddp", turn)]
+    assert ended.contestant is None  # what fails then is nobody's turn
+
+
+def test_the_reason_is_what_the_first_rank_to_fail_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [b"[rank0]: PeerError: a peer was lost", b"[rank1]: RuntimeError: this is why"]
+    lines = [(rank, True, line) for rank, line in enumerate(said)]
+    ended, _ = raced(monkeypatch, BEGINS, *lines, (1, True, b"some last words"))
+    assert ended.contestant == "ddp"
+    assert ended.reason == "rank 1 ended with exit code 1: RuntimeError: this is why"
 
 
 def test_a_job_that_leaves_no_memory_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.step_jobs.free_bytes", lambda: 0)
     monkeypatch.setattr("benchmarks.step_jobs.WATCH_S", 0.01)
-    watch = watch_of([])
-    watch.signals.settimeout(30)
-    with watch:
-        assert watch.signals.recv(1) == bytes([signal.SIGTERM])
-    assert "memory" in watch.why_stopped
+    assert "memory" in raced(monkeypatch)[0].reason
 
 
 def test_free_memory_is_read() -> None:
@@ -97,17 +119,7 @@ def test_what_is_left_is_expected_to_take_as_long_as_before() -> None:
 
 
 def test_every_plan_of_ours_is_made_and_predicted() -> None:
-    profile = Profile(
-        model="two",
-        device="emulated",
-        workers=1,
-        iterations=1,
-        operations=(
-            Operation(name="a", phase="forward", duration_s=0.1),
-            Operation(name="a backward", phase="backward", duration_s=0.2, after=(0,)),
-        ),
-        gradients=(Gradient(name="a.weight", elements=1_000_000, ready_after=1, needed_by=0),),
-    )
+    profile = profile_of([200_000_000], [1_000_000], forward_ns=100_000_000)
     network = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-8)
     plans, forecasts = planned(profile, network, OURS)
     assert set(plans) == set(forecasts) == set(OURS)
@@ -122,11 +134,12 @@ def test_durations_are_spoken(seconds: float, words: str) -> None:
 
 
 def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cell = msgspec.structs.replace(cell_of({}), clip=True, update_s=0.02)
+    lstm = cell_of({}, Cell(model="lstm", workers=4, rate="1gbit"))
+    cell = msgspec.structs.replace(lstm, clip=True, update_s=0.02)
     profile = cell.cell.profile(update_s=cell.update_s)
-    race = race_of(results_of(cell), [])
+    race = race_of(results_of(cell), [], path=tmp_path / "results.json")
     slowed = msgspec.structs.replace(
         cell.network,
         contention=Contention(exchange=1.1),
@@ -134,22 +147,16 @@ def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
     )
     stock = Ddp().plan(profile, cell.network)
 
-    def race_cell(_: Cell, turns: Any, plans: dict[str, Plan], **others: Any) -> Ended:
+    def train(_: Cell, turns: Any, plans: dict[str, Plan], **others: Any) -> Ended:
         for name, number in turns:
             iteration_s = predict_iteration_s(profile, slowed, plans.get(name, stock))
-            turn = Turn(
-                round=number,
-                iteration_s=iteration_s,
-                settled_s=iteration_s,
-                idle_s=0.0,
-                steps_s=(),
-                wall_s=1.0,
-            )
-            others["turn"](name, turn)
+            others["turn"](name, turn_of(number, iteration_s))
         return Ended(contestant=None)
 
-    monkeypatch.setattr("benchmarks.step_race.race_cell", race_cell)
-    network = race._explored(cell, profile).network
+    monkeypatch.setattr("benchmarks.step_race.race_cell", train)
+    race.run(cell.cell)
+    (measured,) = race.results.cells
+    network = measured.network
     assert network.contention_by_need is not None
     for contention, exchange in ((network.contention, 1.1), (network.contention_by_need, 1.2)):
         assert (contention.computing, contention.per_message_s) == (1.0, 0.0)

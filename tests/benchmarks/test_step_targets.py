@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from benchmarks.step_cells import CONTESTANTS, OURS, TARGET_CELLS, TITLES, Cell, table
+from benchmarks.step_cells import TARGET_CELLS, Cell, table
 from benchmarks.step_results import Forecast, Measured, Results, Turn, load, save
-from benchmarks.step_targets import AIMED_PREDICTION_ERROR, Verdict, slower_cells, verdicts
+from benchmarks.step_targets import verdicts
 
 from syncline.errors import FileError
 from syncline.plan.network import Network
@@ -42,17 +42,20 @@ def cell_of(
     )
     for name, values in times_s.items():
         for number, value in enumerate(values):
-            turn = Turn(
-                round=number,
-                iteration_s=value,
-                settled_s=value,
-                idle_s=0.0,
-                steps_s=(value,),
-                wall_s=value,
-                busy=busy,
-            )
-            measured = measured.with_turn(name, turn)
+            measured = measured.with_turn(name, turn_of(number, value, busy))
     return measured
+
+
+def turn_of(number: int, iteration_s: float, busy: float | None = None) -> Turn:
+    return Turn(
+        round=number,
+        iteration_s=iteration_s,
+        settled_s=iteration_s,
+        idle_s=0.0,
+        steps_s=(iteration_s,),
+        wall_s=iteration_s,
+        busy=busy,
+    )
 
 
 def results_of(*cells: Measured) -> Results:
@@ -62,24 +65,53 @@ def results_of(*cells: Measured) -> Results:
     return results
 
 
-def verdict(results: Results, words: str) -> Verdict:
-    (found,) = [v for v in verdicts(results) if words in v.target]
-    return found
-
-
 def test_nothing_is_met_before_it_is_measured() -> None:
-    assert {v.met for v in verdicts(Results())} == {None}
-    assert {v.word for v in verdicts(Results())} == {"not measured"}
+    assert {(v.met, v.word) for v in verdicts(Results())} == {(None, "not measured")}
 
 
-@pytest.mark.parametrize(("overlap_s", "met"), [(1.53, True), (1.55, False)])
-def test_a_speed_up_is_of_the_medians_of_ratios(overlap_s: float, met: bool) -> None:
-    # In the second round everything took twice as long, which changes no ratio.
-    ours = [overlap_s, 2 * overlap_s, overlap_s]
-    results = results_of(cell_of({"ddp": [2.0, 4.0, 2.0], "overlap": ours}))
-    found = verdict(results, "1.30x as fast as DDP's default")
+DEFAULT, BEST = "1.30x as fast as DDP's default", "DDP's best bucket size"
+PREDICTED = "within 10% of its prediction"
+BUCKETS = {"ddp": [2.0], "ddp-1mb": [3.0], "ddp-5mb": [1.9], "overlap": [1.5]}
+ALL_BUCKETS = cell_of({**BUCKETS, "ddp-100mb": [1.8]})
+SLOWER = cell_of({"ddp": [1.0, 1.0, 1.0, 1.0], "overlap": [1.1, 1.11, 1.1, 1.12]})
+NOISY = cell_of({"ddp": [1.0, 1.3, 0.9, 1.0], "overlap": [1.1, 1.0, 1.2, 1.0]}, VGG16)
+FASTER = cell_of({"ddp": [1.0], "overlap": [0.9]}, DENSENET201)
+UNKNOWN = cell_of({"ddp": [1.0]}, Cell(model="lstm", workers=2, rate="10gbit"))
+PLANS = cell_of(
+    # torch's own DDP is not one of our plans.
+    {"wfbp": [1.0], "single": [1.08], "ddp": [9.0]},
+    predicted_s={"wfbp": 0.97, "single": 1.0, "ddp": 1.0, "merge": 1.0},
+)
+SATURATED = cell_of({"wfbp": [1.0]}, DENSENET201, predicted_s={"wfbp": 0.8}, busy=0.93)
+CORES = "; the cores were the limit of 1, worst 20.0%"
+LINKED = cell_of({"wfbp": [1.0]}, predicted_s={"wfbp": 0.97}, busy=0.77)
+
+
+@pytest.mark.parametrize(
+    ("cells", "target", "met", "measured"),
+    [
+        # In the second round everything took twice as long, which changes no ratio.
+        ([cell_of({"ddp": [2, 4, 2], "overlap": [1.53, 3.06, 1.53]})], DEFAULT, True, "1.307 ("),
+        ([cell_of({"ddp": [2, 4, 2], "overlap": [1.55, 3.1, 1.55]})], DEFAULT, False, "1.290 ("),
+        ([cell_of(BUCKETS)], BEST, None, "-"),
+        ([ALL_BUCKETS], BEST, True, "1.200 (1.200 .. 1.200)x over ddp-100mb"),
+        ([cell_of({"overlap": [1.42]})], "within 1.10 of the bound", True, "1.092 ("),
+        ([cell_of({"overlap": [1.44]})], "within 1.10 of the bound", False, "1.108 ("),
+        ([cell_of({"overlap": [1.36]})], "within 1.05 of the bound", True, "1.046 ("),
+        ([cell_of({"overlap": [1.42]})], "within 1.05 of the bound", False, "1.092 ("),
+        ([NOISY, FASTER, UNKNOWN], "no cell where", True, "0 of 2 cells"),
+        ([SLOWER, FASTER], "no cell where", False, f"1 of 2 cells; {RESNET50}: "),
+        ([PLANS], PREDICTED, True, "2 of 2; median 5.2%, worst 7.4% (single, "),
+        ([PLANS], "within 5% of its prediction", False, "1 of 2; "),
+        ([LINKED], PREDICTED, True, "1 of 1; "),
+        ([SATURATED, LINKED], PREDICTED, False, "1 of 2; median 11.5%, worst 20.0%"),
+    ],
+)
+def test_verdicts(cells: list[Measured], target: str, met: bool | None, measured: str) -> None:
+    (found,) = [v for v in verdicts(results_of(*cells)) if target in v.target]
     assert found.met is met
-    assert found.measured.startswith(f"{2 / overlap_s:.3f} (")
+    assert found.measured.startswith(measured)
+    assert (CORES in found.measured) == (SATURATED in cells)
 
 
 def test_rounds_are_paired_by_number() -> None:
@@ -88,64 +120,14 @@ def test_rounds_are_paired_by_number() -> None:
     assert measured.speed_ups("overlap", "single") == []
 
 
-def test_the_best_bucket_size_is_the_fastest_of_all_four() -> None:
-    times_s = {"ddp": [2.0], "ddp-1mb": [3.0], "ddp-5mb": [1.9], "overlap": [1.5]}
-    words = "DDP's best bucket size"
-    assert verdict(results_of(cell_of(times_s)), words).met is None
-    found = verdict(results_of(cell_of({**times_s, "ddp-100mb": [1.8]})), words)
-    assert found.met is True
-    assert found.measured == "1.200 (1.200 .. 1.200)x over ddp-100mb"
-
-
-@pytest.mark.parametrize(
-    ("overlap_s", "target", "aim"), [(1.36, True, True), (1.42, True, False), (1.44, False, False)]
-)
-def test_the_bound_is_of_compute_and_a_whole_all_reduce(
-    overlap_s: float, target: bool, aim: bool
-) -> None:
-    measured = cell_of({"overlap": [overlap_s]})
-    assert measured.bound_s == 1.3
-    results = results_of(measured)
-    assert verdict(results, "within 1.10 of the bound").met is target
-    assert verdict(results, "within 1.05 of the bound").met is aim
+def test_the_bound_is_of_compute_and_a_whole_all_reduce() -> None:
+    assert cell_of({}).bound_s == 1.3
     assert cell_of({}, computation_s=2.0).bound_s == 2.0
 
 
-def test_slower_than_ddp_is_what_noise_does_not_explain() -> None:
-    clearly = cell_of({"ddp": [1.0, 1.0, 1.0, 1.0], "overlap": [1.1, 1.11, 1.1, 1.12]})
-    noisy = cell_of({"ddp": [1.0, 1.3, 0.9, 1.0], "overlap": [1.1, 1.0, 1.2, 1.0]}, VGG16)
-    faster = cell_of({"ddp": [1.0], "overlap": [0.9]}, DENSENET201)
-    unknown = cell_of({"ddp": [1.0]}, Cell(model="lstm", workers=2, rate="10gbit"))
-    judged, slower = slower_cells(results_of(clearly, noisy, faster, unknown))
-    assert judged == 3
-    assert [s.partition(":")[0] for s in slower] == [str(RESNET50)]
-    assert verdict(results_of(noisy, faster), "no cell where").met is True
-    assert verdict(results_of(clearly, faster), "no cell where").met is False
-
-
-def test_predictions_are_judged_plan_by_plan() -> None:
-    measured = cell_of(
-        {"wfbp": [1.0], "single": [1.08], "ddp": [9.0]},
-        predicted_s={"wfbp": 0.97, "single": 1.0, "ddp": 1.0, "merge": 1.0},
-    )
-    assert measured.prediction_error("merge") is None
-    assert measured.prediction_error("wfbp") == pytest.approx(-0.03)
-    within = verdict(results_of(measured), "within 10% of its prediction")
-    assert within.met is True  # torch's own DDP is not one of our plans
-    assert within.measured.startswith("2 of 2; median 5.2%, worst 7.4% (single, ")
-    aim = verdict(results_of(measured), f"within {AIMED_PREDICTION_ERROR:.0%} of its prediction")
-    assert aim.met is False
-
-
-def test_predictions_say_where_the_cores_were_the_limit() -> None:
-    saturated = cell_of({"wfbp": [1.0]}, DENSENET201, predicted_s={"wfbp": 0.8}, busy=0.93)
-    linked = cell_of({"wfbp": [1.0]}, predicted_s={"wfbp": 0.97}, busy=0.77)
-    words = "within 10% of its prediction"
-    assert "the cores" not in verdict(results_of(linked), words).measured
-    found = verdict(results_of(saturated, linked), words)
-    assert found.met is False
-    assert found.measured.startswith("1 of 2; median 11.5%, worst 20.0%")
-    assert found.measured.endswith("; the cores were the limit of 1, worst 20.0%")
+def test_errors_are_of_plans_that_were_measured() -> None:
+    assert PLANS.prediction_error("merge") is None
+    assert PLANS.prediction_error("wfbp") == pytest.approx(-0.03)
 
 
 def test_results_survive_the_file(tmp_path: Path) -> None:
@@ -189,9 +171,3 @@ def test_computation_is_scaled_with_the_rate() -> None:
     assert fast.profile().computation_s == pytest.approx(slow.profile().computation_s / 10)
     assert fast.ring_s == pytest.approx(slow.ring_s / 10)
     assert RESNET50.ring_s == pytest.approx(1.5 * 25_557_032 * 4 * 8 / 1e9)
-
-
-def test_every_contestant_has_a_title() -> None:
-    assert set(TITLES) == set(CONTESTANTS)
-    assert len(set(TITLES.values())) == len(CONTESTANTS)
-    assert set(OURS) < set(CONTESTANTS)
