@@ -27,55 +27,17 @@ NUMBERS = (
 ).split()
 BYTES = (b"\0", b"\xff", b"\x80", b"\t", b"\n", b"\r\n", b" ", b'"', b"{", b"}", b"[", b"]", b",")
 WORDS = (
-    b"Id\tName\tForward\tBackward\tComm.\tSize\n",
-    b"DATA\n",
-    b"MODEL\n",
-    b" -- ",
-    b"\tnode1 -- node1\n",
-    b"\tnode5 -- node1\n",
-    b"ALLREDUCE",
-    b"forward_compute_time=",
-    b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-    b"\xff\xff\xff\xff\x0f",
-    b"\x1f\x8b",
-    b"\xef\xbb\xbf",
-    "١٢٣".encode(),
-    b"\xed\xa0\x80",
-    b"a" * 300,
-    b"[" * 2000,
+    *(b"Id\tName\tForward\tBackward\tComm.\tSize\n", b"DATA\n", b"MODEL\n", b" -- "),
+    *(b"\tnode1 -- node1\n", b"\tnode5 -- node1\n", b"ALLREDUCE", b"forward_compute_time="),
+    *(b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\xff\xff\xff\xff\x0f", b"\x1f\x8b"),
+    *("١٢٣".encode(), b"\xed\xa0\x80", b"\xef\xbb\xbf", b"a" * 300, b"[" * 2000),
 )
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    1.5,
-    -1e300,
-    1e308,
-    1 << 63,
-    1 << 70,
-    "",
-    "x",
-    "-5",
-    "nan",
-    [],
-    [[]],
-    {},
-    {"x": 1},
-    [None] * 3,
-    "\ud83d\ude00",
-    "\ud83d",
-    float("nan"),
-    float("-inf"),
-    1e-320,
-    10**400,
-    -(1 << 40),
-    "x" * 20_000,
-    "[/b][red]",
-    "\x1b[31m\n\r\0",
-    "../../x",
-    [0] * 1000,
-    [[0, 1]],
+    *(None, True, -1, 0, 1 << 63, 1 << 70, 10**400, -(1 << 40)),
+    *(1.5, -1e300, 1e308, 1e-320, float("nan"), float("-inf")),
+    *("", "x", "-5", "nan", "x" * 20_000, "\ud83d\ude00", "\ud83d"),
+    *("[/b][red]", "\x1b[31m\n\r\0", "../../x"),
+    *([], [[]], [[0, 1]], [None] * 3, [0] * 1000, {}, {"x": 1}),
 )
 DEEP = 50_000
 """Brackets, more than any reader's recursion."""
@@ -154,37 +116,36 @@ def _number(content: bytes, rng: random.Random) -> bytes:
     return content[:start] + rng.choice(NUMBERS) + content[stop:]
 
 
+def _rearrange(items: list[Any], rng: random.Random) -> None:
+    """Swap two of some items, double one or drop one."""
+    one, other = rng.randrange(len(items)), rng.randrange(len(items))
+    action = rng.randrange(3)
+    if action == 0:
+        items[one], items[other] = items[other], items[one]
+    elif action == 1:
+        items.insert(other, items[one])
+    else:
+        del items[one]
+
+
 def _lines(content: bytes, rng: random.Random) -> bytes:
     lines = content.splitlines(keepends=True)
     if not lines:
         return content
-    one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
-    action = rng.randrange(4)
-    if action == 0:
-        lines[one], lines[other] = lines[other], lines[one]
-    elif action == 1:
-        lines.insert(other, lines[one])
-    elif action == 2:
-        del lines[one]
-    else:
+    if rng.random() < 0.25:
         rng.shuffle(lines)
+    else:
+        _rearrange(lines, rng)
     return b"".join(lines)
 
 
 def _cells(content: bytes, rng: random.Random) -> bytes:
-    """Swap, drop or double a cell of a line."""
+    """Change the cells of a line."""
     lines = content.split(b"\n")
     at = rng.randrange(len(lines))
     separator = rng.choice((b"\t", b" ", b", ", b" -- "))
     cells = lines[at].split(separator)
-    one, other = rng.randrange(len(cells)), rng.randrange(len(cells))
-    action = rng.randrange(3)
-    if action == 0:
-        cells[one], cells[other] = cells[other], cells[one]
-    elif action == 1:
-        cells.insert(one, cells[other])
-    else:
-        del cells[one]
+    _rearrange(cells, rng)
     lines[at] = separator.join(cells)
     return b"\n".join(lines)
 
@@ -289,37 +250,31 @@ def _message_mutation(content: bytes, rng: random.Random) -> bytes:
     """Change messages and fields of a protobuf file, and leave the lengths right."""
     parts = [message for _, message in chakra_nodes.messages(io.BytesIO(content))]
     for _ in range(rng.choice((1, 1, 2, 5))):
-        one, other = rng.randrange(len(parts)), rng.randrange(len(parts))
-        action = rng.randrange(8)
-        if action == 0:
-            parts[one], parts[other] = parts[other], parts[one]
-        elif action == 1:
-            parts.insert(one, parts[other])
-        elif action == 2 and len(parts) > 1:
-            del parts[one]
+        if len(parts) > 1 and rng.random() < 0.4:
+            _rearrange(parts, rng)
         else:
-            parts[one] = _field_mutation(parts[one], rng)
+            at = rng.randrange(len(parts))
+            parts[at] = _field_mutation(parts[at], rng)
     return b"".join(map(chakra_nodes.delimited, parts))
 
 
-VARINT, FIXED64, COUNTED, FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf."""
+VARINT, FIXED64 = 0, 1
+"""Wire types of protobuf; the others that are written are counted bytes and 32 bits."""
 
 
 class _Field(NamedTuple):
-    """A field of a protobuf message: a number, or counted bytes."""
+    """A field of a protobuf message."""
 
     number: int
     wire: int
-    value: int
-    content: bytes
+    value: int | bytes
 
     @property
     def encoded(self) -> bytes:
         """The field as the message holds it."""
         key = _varint(self.number << 3 | self.wire)
-        if self.wire == COUNTED:
-            return key + _varint(len(self.content)) + self.content
+        if isinstance(self.value, bytes):
+            return key + _varint(len(self.value)) + self.value
         if self.wire == VARINT:
             return key + _varint(self.value)
         return key + self.value.to_bytes(8, "little")[: 8 if self.wire == FIXED64 else 4]
@@ -329,18 +284,13 @@ def _varint(value: int) -> bytes:
     return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7) if value > 0x7F else bytes((value,))
 
 
-def _fields(message: bytes) -> list[_Field]:
-    found = []
-    for field in UnknownFieldSet(Empty.FromString(message)):
-        counted = field.data if isinstance(field.data, bytes) else b""
-        value = field.data if isinstance(field.data, int) else 0
-        found.append(_Field(field.field_number, field.wire_type, value, counted))
-    return [field for field in found if field.wire in (VARINT, FIXED64, COUNTED, FIXED32)]
-
-
 def _field_mutation(message: bytes, rng: random.Random) -> bytes:
     try:
-        found = _fields(message)
+        found = [
+            _Field(field.field_number, field.wire_type, field.data)
+            for field in UnknownFieldSet(Empty.FromString(message))
+            if isinstance(field.data, int | bytes)
+        ]
     except DecodeError:
         return _flip(message, rng)
     if not found:
@@ -348,19 +298,15 @@ def _field_mutation(message: bytes, rng: random.Random) -> bytes:
     at = rng.randrange(len(found))
     field = found[at]
     action = rng.randrange(8)
-    if action == 0:
-        del found[at]
-    elif action == 1:
-        found.insert(at, rng.choice(found))
+    if action < 2:
+        _rearrange(found, rng)
     elif action == 2:
         found[at] = field._replace(number=rng.choice((1, 2, 3, 4, 5, 7, 9, 10, 11, 29, 1 << 28)))
-    elif action == 3 and field.content:
-        found[at] = field._replace(content=_field_mutation(field.content, rng))
-    elif field.wire == COUNTED:
-        found[at] = field._replace(content=rng.choice(MUTATIONS)(field.content, rng))
+    elif isinstance(field.value, bytes):
+        mutate = _field_mutation if action == 3 else rng.choice(MUTATIONS)
+        found[at] = field._replace(value=mutate(field.value, rng))
     else:
         bits = rng.randrange(65)
         near = field.value + rng.choice((-1, 1, 2, 1000))
-        value = rng.choice((0, 1, near, (1 << bits) - 1)) % (1 << 64)
-        found[at] = field._replace(value=value)
+        found[at] = field._replace(value=rng.choice((0, 1, near, (1 << bits) - 1)) % (1 << 64))
     return b"".join(field.encoded for field in found)

@@ -107,21 +107,18 @@ def fuzz(
                 content = content_of(kind, seeds, seed, number)
                 write([number, *_try(kind, content, number, folder, deadline_s)])
 
-        ended = None
         for answer in _forked(run, silence_s=20 * deadline_s):
-            if isinstance(answer, str):
-                ended = answer
-                break
+            if isinstance(answer, str):  # the last: how the process ended
+                found(outcome.inputs, "all", f"the process {answer}")
+                outcome.inputs += 1
+                crashes += 1
+                continue
             number, done, refused, findings = answer
             outcome.inputs = number + 1
             outcome.done.update(done)
             outcome.refused.update(refused)
             for command, text in findings:
                 found(number, command, text)
-        if ended is not None:
-            found(outcome.inputs, "all", f"the process {ended}")
-            outcome.inputs += 1
-            crashes += 1
     return outcome
 
 
