@@ -6,8 +6,9 @@ import hashlib
 import json
 import logging
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ from syncline.torch_private import uncompiled
 from syncline.train.ddp import DistributedDataParallel
 from syncline.train.log import logger
 from tests.train.overlap.overlap_plans import Style, plan_of
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TIMEOUT_S = 600
+
+
+def ended(command: Sequence[str | Path], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Return a command that has ended well, in the repository's folder."""
+    done = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def planned(module: nn.Module) -> dict[str, Any]:

@@ -6,16 +6,13 @@ With sharded optimizers the last digits may differ.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 600
+from tests.adoption.outcome import TORCHRUN, ended
+
 KINDS = {
     "lightning": (
         *("automatic", "resumed", "accumulating", "manual", "averaging", "swa", "compiled"),
@@ -33,7 +30,6 @@ RUN = ("-m", "syncline.run", "--cache", "none", "--no-check", "--planner", "tict
 """Plans by what the first iterations show, so that some steps overlap for sure."""
 SYNCHRONOUS_UNDER_RUN = {"compiled"}
 """A copy in the wrapper's place is converted like any other wrapper, when it first trains."""
-RANKS = 2
 
 
 @pytest.mark.slow
@@ -71,23 +67,10 @@ def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
 
 def train(framework: str, folder: Path, *run: str) -> None:
     """Train every kind with two processes; ``run``: what stands before a module of them."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    launcher += [*run, "-m"]
-    script = f"tests.adoption.run_{framework}"
-    done = subprocess.run(
-        [sys.executable, *launcher, script, str(folder), *KINDS[framework]],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"},
-    )
-    assert done.returncode == 0, "\n".join(
-        line for line in done.stderr.splitlines() if "[rank" in line or "Error" in line
-    )
+    script = [*TORCHRUN, *run, "-m", f"tests.adoption.run_{framework}"]
+    ended([*script, folder, *KINDS[framework]], ACCELERATE_USE_CPU="1")
 
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:
     """Return what each process has noted."""
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

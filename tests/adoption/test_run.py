@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,31 +21,23 @@ from syncline.plan.run import Run
 from syncline.torch_entry import LAUNCHED
 from syncline.train.launched.conversion import repeated_blocks
 from syncline.train.launched.request import Request
+from tests.adoption.outcome import TORCHRUN, ended
 
 SCRIPT = Path(__file__).with_name("unmodified.py")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 OPTIONS = ["--cache", "none", "--no-check", "--planner", "tictac"]
+RUN = [*TORCHRUN, "-m", "syncline.run", *OPTIONS]
 KINDS = ("plain", "hook", "subclass", "gan")
-TIMEOUT_S = 300
 
 
 def start(folder: Path, command: list[str], *kinds: str, **environment: str) -> tuple[Any, str]:
     """Train kinds; return what each rank came to, by kind, and what was printed."""
     folder.mkdir()
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(folder), *kinds],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert done.returncode == 0, done.stderr
+    said = ended([*command, SCRIPT, folder, *kinds], **environment).stderr
     found = {
         kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(2)]
         for kind in kinds
     }
-    return found, done.stderr
+    return found, said
 
 
 def layer() -> nn.Module:
@@ -62,8 +53,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
     report = tmp_path / "report"
-    options = [*OPTIONS, "--report", str(report)]
-    ours, said = start(tmp_path / "run", [*TORCHRUN, "-m", "syncline.run", *options], "plain")
+    ours, said = start(tmp_path / "run", [*RUN, "--report", str(report)], "plain")
     assert {rank["class"] for rank in stock} == {"torch.nn.parallel.distributed"}
     assert {rank["class"] for rank in ours["plain"]} == {"syncline.train.ddp"}
     assert {rank["digest"] for rank in stock} == {rank["digest"] for rank in ours["plain"]}
@@ -75,9 +65,8 @@ def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_models_that_cannot_be_converted_and_several_train_as_alone(tmp_path: Path) -> None:
     report = tmp_path / "report"
-    options = [*OPTIONS, "--report", str(report)]
     stock, _ = start(tmp_path / "stock", TORCHRUN, *KINDS)
-    ours, said = start(tmp_path / "run", [*TORCHRUN, "-m", "syncline.run", *options], *KINDS)
+    ours, said = start(tmp_path / "run", [*RUN, "--report", str(report)], *KINDS)
     for kind in KINDS:
         assert {rank["class"] for rank in stock[kind]} <= {"torch.nn.parallel.distributed", MAIN}
         assert {rank["digest"] for rank in stock[kind]} == {r["digest"] for r in ours[kind]}, kind
@@ -112,11 +101,10 @@ def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Pat
 def test_blocks_are_compiled_instead_of_the_whole(tmp_path: Path) -> None:
     """With a backend that changes no number, bits stay; updates overlap, and names are short."""
     stock, _ = start(tmp_path / "stock", TORCHRUN, "compiled")
-    run = [*TORCHRUN, "-m", "syncline.run", *OPTIONS]
-    whole, said = start(tmp_path / "whole", run, "compiled")
+    whole, said = start(tmp_path / "whole", RUN, "compiled")
     assert "updates are synchronous: the whole model is compiled" in said
     report = ["--compile-blocks", "--report", str(tmp_path / "report")]
-    blocks, said = start(tmp_path / "blocks", [*run, *report], "compiled")
+    blocks, said = start(tmp_path / "blocks", [*RUN, *report], "compiled")
     assert "synchronous" not in said
     assert Run.load(tmp_path / "report" / "run.json").deferred
     assert len({found["compiled"][0]["digest"] for found in (stock, whole, blocks)}) == 1
@@ -161,19 +149,12 @@ def test_advice_is_given_and_training_goes_on(stock: Any, tmp_path: Path) -> Non
 
 
 def test_the_script_ends_once_advice_was_given(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    command = [*TORCHRUN, "-m", "syncline.advise", "--json", "-o", str(tmp_path / "advice")]
-    done = subprocess.run(
-        [*command, str(SCRIPT), str(tmp_path / "out"), "plain"],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert Advice.from_json(done.stdout).model == "Sequential"
-    assert not list((tmp_path / "out").iterdir())
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [*TORCHRUN, "-m", "syncline.advise", "--json", "-o", tmp_path / "advice"]
+    said = ended([*command, SCRIPT, out, "plain"]).stdout
+    assert Advice.from_json(said).model == "Sequential"
+    assert not list(out.iterdir())
 
 
 def test_the_request_reaches_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:

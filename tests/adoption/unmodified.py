@@ -48,12 +48,7 @@ def compiled(_: str) -> dict[str, Any]:
         model(torch.randn(16, WIDTH)).square().mean().backward()
         optimizer.step()
     names = [name.removeprefix("module.") for name in model.state_dict()]
-    return {
-        "digest": digest(model),
-        "same": [True],
-        "class": type(model).__module__,
-        "names": names,
-    }
+    return {**outcome(model), "names": names}
 
 
 def plain(kind: str) -> dict[str, Any]:
@@ -81,16 +76,13 @@ def plain(kind: str) -> dict[str, Any]:
         file.seek(0)
     state = torch.load(saved)["model"]
     loaded = torch.load(whole, weights_only=False).state_dict()
-    return {
-        "digest": digest(model),
-        "same": [
-            isinstance(model, DDP),
-            list(state) == [f"module.{name}" for name in loaded],
-            all(torch.equal(state[f"module.{name}"], value) for name, value in loaded.items()),
-            digest(copy.deepcopy(model.module)) == digest(model),
-        ],
-        "class": type(model).__module__,
-    }
+    same = [
+        isinstance(model, DDP),
+        list(state) == [f"module.{name}" for name in loaded],
+        all(torch.equal(state[f"module.{name}"], value) for name, value in loaded.items()),
+        digest(copy.deepcopy(model.module)) == digest(model),
+    ]
+    return {**outcome(model), "same": same}
 
 
 def gan(_: str) -> dict[str, Any]:
@@ -108,7 +100,11 @@ def gan(_: str) -> dict[str, Any]:
         makes.zero_grad()
         judge(fake).square().mean().backward()
         makes.step()
-    return {"digest": digest(maker, judge), "same": [True], "class": type(judge).__module__}
+    return outcome(judge, maker)
+
+
+def outcome(model: nn.Module, *others: nn.Module) -> dict[str, Any]:
+    return {"digest": digest(model, *others), "same": [True], "class": type(model).__module__}
 
 
 def digest(*models: nn.Module) -> str:
@@ -121,8 +117,8 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     for name in kinds:
         torch.manual_seed(0)
-        outcome = {"gan": gan, "compiled": compiled}.get(name, plain)(name)
-        Path(folder, f"{name}-{dist.get_rank()}.json").write_text(json.dumps(outcome))
+        found = {"gan": gan, "compiled": compiled}.get(name, plain)(name)
+        Path(folder, f"{name}-{dist.get_rank()}.json").write_text(json.dumps(found))
     # Models keep Gloo's threads, which abort an interpreter that exits while they release tensors.
     gc.collect()
     dist.destroy_process_group()
