@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -17,10 +16,10 @@ from syncline.lab.processes import (
     end_of,
     ended_by_signals,
     exit_code_of,
-    handled_signals,
-    place_variables,
     received_signals,
+    run_folder,
 )
+from tests.lab.testbed.machine import runs, started, wait_until
 from tests.timeouts import DEADLINE_S
 
 
@@ -38,19 +37,6 @@ def test_how_a_process_ended(code: int, words: str, exit_code: int) -> None:
     assert exit_code_of(code) == exit_code
 
 
-def test_ranks_fill_one_host_after_the_other() -> None:
-    variables = place_variables(rank=5, workers=6, workers_per_host=2)
-    assert variables == {
-        "RANK": "5",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "6",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "2",
-        "GROUP_RANK": "2",
-        "GROUP_WORLD_SIZE": "3",
-    }
-
-
 def test_signals_are_read_instead_of_acting_and_handlers_come_back() -> None:
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with received_signals() as received:
@@ -60,14 +46,6 @@ def test_signals_are_read_instead_of_acting_and_handlers_come_back() -> None:
         read = received.recv(1) + received.recv(1)
     assert sorted(read) == [signal.SIGINT, signal.SIGTERM]
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_replaced_handlers_come_back_after_an_error() -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    with contextlib.suppress(KeyError), handled_signals(lambda *_: None):
-        assert signal.getsignal(signal.SIGHUP) != before
-        raise KeyError
-    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_the_first_signal_raises_and_further_ones_do_not_disturb_what_tidies_up() -> None:
@@ -109,37 +87,22 @@ time.sleep(100)
 """
 
 
-def runs(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for_end(process: int) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while runs(process):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_a_process_ends_with_a_launcher_that_is_killed() -> None:
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
+    launcher = started(sys.executable, "-c", LAUNCHER)
     assert launcher.stdout is not None
     process = int(launcher.stdout.readline())
     launcher.kill()
-    wait_for_end(process)
+    wait_until(lambda: not runs(process), "the end of the process")
     launcher.communicate()
 
 
 def test_closing_ends_all_that_a_process_has_started(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out:
         process = LocalProcess(["sh", "-c", FAMILY], {}, stdout=out)
-    while not (said := (tmp_path / "out").read_text()):
-        time.sleep(0.01)
+    wait_until((tmp_path / "out").read_text, "the numbers of both processes")
+    family = [int(number) for number in (tmp_path / "out").read_text().split()]
     assert process.close(time.monotonic()) == -signal.SIGKILL
-    for number in said.split():
-        wait_for_end(int(number))
+    wait_until(lambda: not any(map(runs, family)), "the end of both processes")
     assert process.close(time.monotonic()) == -signal.SIGKILL
 
 
@@ -148,3 +111,54 @@ def test_a_process_may_end_by_itself() -> None:
     assert process.close(time.monotonic() + DEADLINE_S) == 7
     assert process.close(time.monotonic()) == 7
     process.terminate()  # to no effect
+
+
+# What a command leaves behind when it is killed, the next one removes.
+
+HOLD = """
+import time
+from syncline.lab.processes import run_folder
+with run_folder() as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_folder_is_this_users_alone_and_goes_with_what_is_in_it(temporary: Path) -> None:
+    with run_folder() as folder:
+        assert folder.parent == temporary
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").touch()
+    assert not list(temporary.iterdir())
+
+
+def test_the_folder_of_a_killed_command_is_removed_and_no_other(temporary: Path) -> None:
+    holders = [started(sys.executable, "-c", HOLD, TMPDIR=str(temporary)) for _ in range(2)]
+    try:
+        folders = [Path(h.stdout.readline().strip()) for h in holders if h.stdout is not None]
+        holders[0].send_signal(signal.SIGKILL)
+        holders[0].wait()
+        assert folders[0].exists()
+        with run_folder():
+            assert [folder.exists() for folder in folders] == [False, True]
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.communicate()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_another_users_folder_is_left_alone(temporary: Path) -> None:
+    theirs = temporary / f"syncline-{os.getuid()}-squatted"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 65534, 65534)
+    with run_folder() as folder:
+        assert folder != theirs
+    assert theirs.exists()

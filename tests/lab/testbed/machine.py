@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,33 @@ import pytest
 from syncline.lab.testbed import absent_because
 from tests.timeouts import DEADLINE_S
 
+SYNCLINE = (sys.executable, "-P", "-c", "from syncline.cli import main; main()")
+"""The command line in a process of its own."""
+
+
+def finished(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def started(*command: object, session: bool = False, **environment: str) -> subprocess.Popen[str]:
+    """Start a command, in a session of its own or not."""
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+        start_new_session=session,
+    )
+
 
 def require_namespaces() -> None:
     """Skip where no cluster can be emulated; in CI fail, unless the kernel itself refuses."""
@@ -22,9 +50,7 @@ def require_namespaces() -> None:
         return
     # Asked without our own code, so that its faults do not pass for the kernel's refusal.
     as_root = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    asked = subprocess.run(
-        ["unshare", *as_root, "--mount", "--pid", "--net", "true"], capture_output=True, check=False
-    )
+    asked = finished("unshare", *as_root, "--mount", "--pid", "--net", "true")
     if os.environ.get("CI") and asked.returncode == 0:
         pytest.fail(f"{reason}; the emulated cluster must be tested in CI")
     pytest.skip(reason)
@@ -64,6 +90,10 @@ def alive(identity: Identity) -> bool:
     return stat is not None and stat[1] == identity
 
 
+def runs(process: int) -> bool:
+    return _stat(process) is not None
+
+
 def networks(processes: Iterable[int] | None = None) -> set[str]:
     """Return the network namespaces of processes, of all by default, but for this one's own."""
     if processes is None:
@@ -77,13 +107,7 @@ def networks(processes: Iterable[int] | None = None) -> set[str]:
 
 def devices() -> str:
     """Return the machine's own network devices and named namespaces."""
-    return subprocess.run(
-        "ls /sys/class/net; ls /run/netns 2>/dev/null; true",
-        shell=True,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return finished("sh", "-c", "ls /sys/class/net; ls /run/netns 2>/dev/null").stdout
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

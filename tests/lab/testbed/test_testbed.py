@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ import pytest
 from syncline.errors import PeerError, UserError
 from syncline.lab.testbed import Cluster, Testbed, kernel
 from syncline.lab.testbed.control import Place
-from syncline.lab.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, _reason
+from syncline.lab.testbed.sandbox import CONGESTION, CONGESTION_CONTROLS, reason_of
 from tests.timeouts import DEADLINE_S
 from tests.words import assert_tells
 
-from .machine import alive, descendants, devices, networks, wait_until
+from .machine import alive, descendants, devices, finished, networks, wait_until
 
 LISTEN = """
 import socket
@@ -56,21 +55,19 @@ def asked(server: Place, client: Place) -> str:
     return answer.stdout.strip()
 
 
-def processors(place: Place) -> list[int]:
-    """Return the processors that a command in a place may use."""
-    result = place.run(python("import os; print(*sorted(os.sched_getaffinity(0)))"))
-    assert result.code == 0, result.stderr
-    return [int(number) for number in result.stdout.split()]
-
-
 def shown(place: Place, *command: str) -> Any:
     result = place.run(command)
     assert result.code == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def test_every_host_reaches_every_other_by_name(bed: Testbed) -> None:
+def test_every_host_reaches_every_other_and_that_is_counted(bed: Testbed) -> None:
+    before = bed.traffic()
     assert asked(bed.hosts[0], bed.hosts[2]) == "10.0.0.3"
+    after = bed.traffic()
+    changed = [new.sent_bytes > old.sent_bytes for old, new in zip(before, after, strict=True)]
+    assert changed == [True, False, True]
+    assert sum(passed.dropped_packets for passed in after) == 0
     assert asked(bed.hosts[2], bed.hosts[1]) == "10.0.0.2"
     assert asked(bed.hosts[1], bed.hosts[1]) == "10.0.0.2"
 
@@ -114,21 +111,9 @@ def test_congestion_is_controlled_alike_on_every_machine(bed: Testbed) -> None:
         assert found.stdout.strip() in CONGESTION_CONTROLS
 
 
-def test_what_a_host_sends_is_counted(bed: Testbed) -> None:
-    before = bed.traffic()
-    asked(bed.hosts[0], bed.hosts[2])
-    after = bed.traffic()
-    changed = [new.sent_bytes > old.sent_bytes for old, new in zip(before, after, strict=True)]
-    assert changed == [True, False, True]
-    assert sum(passed.dropped_packets for passed in after) == 0
-
-
 def test_hosts_are_told_apart_and_share_no_memory(bed: Testbed) -> None:
-    assert [host.run(["hostname"]).stdout for host in bed.hosts] == [
-        "host0\n",
-        "host1\n",
-        "host2\n",
-    ]
+    names = [host.run(["hostname"]).stdout for host in bed.hosts]
+    assert names == ["host0\n", "host1\n", "host2\n"]
     assert bed.hosts[0].run(["touch", "/dev/shm/here"]).code == 0
     assert bed.hosts[0].run(["ls", "/dev/shm"]).stdout == "here\n"
     assert bed.hosts[1].run(["ls", "/dev/shm"]).stdout == ""
@@ -138,9 +123,9 @@ def test_hosts_are_told_apart_and_share_no_memory(bed: Testbed) -> None:
 
 def test_commands_have_their_hosts_share_of_the_processors(bed: Testbed) -> None:
     here = sorted(os.sched_getaffinity(0))
-    assert processors(bed.switch) == here
-    for number, host in enumerate(bed.hosts):
-        assert processors(host) == bed.cluster.processors_of(number, here)
+    shares = [here, *(bed.cluster.processors_of(number, here) for number in range(3))]
+    for place, share in zip((bed.switch, *bed.hosts), shares, strict=True):
+        assert shown(place, *python("import os; print(sorted(os.sched_getaffinity(0)))")) == share
 
 
 def test_commands_have_input_output_folder_and_environment(bed: Testbed) -> None:
@@ -153,12 +138,6 @@ def test_commands_have_input_output_folder_and_environment(bed: Testbed) -> None
     assert host.run(["sh", "-c", "kill -9 $$"]).code == -signal.SIGKILL
 
 
-def test_a_command_that_does_not_exist(bed: Testbed) -> None:
-    with pytest.raises(UserError, match="'no-such' on host0 cannot be run: No such file or dir"):
-        bed.hosts[0].run(["no-such"])
-    assert bed.hosts[0].run(["true"]).code == 0
-
-
 def test_a_folder_of_path_that_may_not_be_read(bed: Testbed, tmp_path: Path) -> None:
     """As in a shell: whoever may not look into a folder of PATH finds nothing there."""
     locked, unfit = tmp_path / "locked", tmp_path / "unfit"
@@ -167,10 +146,12 @@ def test_a_folder_of_path_that_may_not_be_read(bed: Testbed, tmp_path: Path) -> 
     search = {"PATH": f"{locked}:{os.environ['PATH']}"}
     with pytest.raises(UserError, match="'no-such' on host0 cannot be run: No such file or dir"):
         bed.hosts[0].run(["no-such"], environment=search)
+    assert bed.hosts[0].run(["true"]).code == 0
     denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))  # root may read everything
-    assert _reason(denied, "no-such", search) == "No such file or directory"
-    assert _reason(denied, "unfit", {"PATH": f"{locked}:{tmp_path}"}) == "Permission denied"
-    assert _reason(denied, f"{locked}/no-such", search) == "Permission denied"
+    assert reason_of(denied, "no-such", search) == "No such file or directory"
+    found = {"PATH": f"{locked}:{tmp_path}"}
+    assert reason_of(denied, "unfit", found) == "Permission denied"
+    assert reason_of(denied, f"{locked}/no-such", search) == "Permission denied"
 
 
 def test_a_command_that_takes_too_long_is_killed(bed: Testbed) -> None:
@@ -190,15 +171,6 @@ def test_signals_reach_what_a_command_has_started(bed: Testbed) -> None:
         assert os.read(reading, 100) == b"told\n"
         assert process.wait(DEADLINE_S) == 0
     os.close(reading)
-
-
-def test_several_commands_at_once(bed: Testbed) -> None:
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(bed.hosts[n % 3].start(["sh", "-c", f"exit {n}"]))
-            for n in range(12)
-        ]
-        assert [process.wait(DEADLINE_S) for process in processes] == list(range(12))
 
 
 def connections(host: Place) -> list[int]:
@@ -290,53 +262,34 @@ def without_capabilities(*kept: str) -> list[str]:
 def test_without_root_in_a_user_namespace(namespaces: None) -> None:
     # As root: root without its powers, but for the one that naming root in a namespace takes.
     drop = without_capabilities("setfcap") if os.geteuid() == 0 else []
-    refused = subprocess.run([*drop, "unshare", "-Ur", "true"], capture_output=True, check=False)
+    refused = finished(*drop, "unshare", "-Ur", "true")
     if refused.returncode:
-        pytest.skip(f"no user namespaces here: {refused.stderr.decode().strip()}")
-    result = subprocess.run(
-        [*drop, sys.executable, "-P", "-c", WITHOUT_ROOT],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+        pytest.skip(f"no user namespaces here: {refused.stderr.strip()}")
+    result = finished(*drop, sys.executable, "-P", "-c", WITHOUT_ROOT)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "host1\n('0\\n', '0\\n')\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give up what user namespaces take")
 def test_without_root_and_without_user_namespaces() -> None:
-    result = subprocess.run(
-        [*without_capabilities(), sys.executable, "-P", "-c", WITHOUT_ROOT],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert result.stderr.splitlines()[-1].startswith(
-        "syncline.errors.UserError: an emulated cluster needs root, or user namespaces, which this "
-        "machine refuses (a user namespace: Operation not permitted); run it with sudo"
-    )
+    result = finished(*without_capabilities(), sys.executable, "-P", "-c", WITHOUT_ROOT)
+    said = result.stderr.splitlines()[-1]
+    assert_tells(said, "UserError: ", "root", "a user namespace: Operation not permitted", "sudo")
 
 
-def test_the_settings_that_keep_user_namespaces_closed_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    values = {"kernel/apparmor_restrict_unprivileged_userns": "1"}
-    monkeypatch.setattr(kernel, "_setting", values.get)
+def test_settings_that_keep_user_namespaces_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"kernel.apparmor_restrict_unprivileged_userns": "1"}
+    monkeypatch.setattr(kernel, "setting", values.get)
     said = kernel.refusal("namespaces", 1, "Operation not permitted", rootless=True)
     setting = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
     assert_tells(said, "namespaces", "Operation not permitted", "sudo", setting)
 
 
-def test_iproute2_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_iproute2_and_no_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(kernel, "SYSTEM_FOLDERS", str(tmp_path))
     with pytest.raises(UserError, match="needs ip and tc of iproute2, not found on this machine"):
         Testbed(Cluster(hosts=1)).__enter__()
-
-
-def test_another_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UserError, match="an emulated cluster needs Linux, this is darwin"):
         Testbed(Cluster(hosts=1)).__enter__()

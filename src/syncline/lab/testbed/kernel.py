@@ -80,10 +80,10 @@ def _checked(result: int, name: str | None = None) -> None:
 SYSTEM_FOLDERS = "/usr/local/sbin:/usr/sbin:/sbin"  # of iproute2, often not in a user's PATH
 TOOLS = ("ip", "tc")
 SETTINGS = (
-    ("kernel/unprivileged_userns_clone", "1"),
-    ("kernel/apparmor_restrict_unprivileged_userns", "0"),
+    ("kernel.unprivileged_userns_clone", "1"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "0"),
 )
-"""What may keep users from making namespaces, each in /proc/sys, with the value that allows it."""
+"""What may keep users from making namespaces, by sysctl's name, with the value that allows it."""
 
 
 def tool(name: str) -> str | None:
@@ -110,11 +110,7 @@ def refusal(what: str, number: int, reason: str, *, rootless: bool) -> str:
             f"this machine refuses {what} for an emulated cluster, even to root ({reason}); in a "
             "container, start it with --privileged"
         )
-    closed = [
-        f"{path.replace('/', '.')}={value}"
-        for path, value in SETTINGS
-        if _setting(path) not in (None, value)
-    ]
+    closed = [f"{name}={value}" for name, value in SETTINGS if setting(name) not in (None, value)]
     if number == errno.ENOSPC:
         closed.append("user.max_user_namespaces=10000")
     allow = f", or allow them with: sysctl -w {' '.join(closed)}" if closed else ""
@@ -124,8 +120,9 @@ def refusal(what: str, number: int, reason: str, *, rootless: bool) -> str:
     )
 
 
-def _setting(path: str) -> str | None:
+def setting(name: str) -> str | None:
+    """Return the value of a setting by sysctl's name; None where there is no such setting."""
     try:
-        return Path("/proc/sys", path).read_text().strip()
+        return Path("/proc/sys", name.replace(".", "/")).read_text().strip()
     except OSError:
         return None

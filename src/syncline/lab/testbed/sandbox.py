@@ -217,7 +217,7 @@ class _Server:
                 preexec_fn=enter,  # safe: this process has one thread
             )
         except (OSError, subprocess.SubprocessError) as error:
-            _answer(control, failed=_reason(error, wanted["command"][0], wanted["environment"]))
+            _answer(control, failed=reason_of(error, wanted["command"][0], wanted["environment"]))
             control.close()
             return
         process.returncode = 0  # all children are reaped in one place
@@ -255,7 +255,7 @@ class _Server:
         control.close()
 
 
-def _reason(error: Exception, command: str, environment: dict[str, str]) -> str:
+def reason_of(error: Exception, command: str, environment: dict[str, str]) -> str:
     """Return why a command cannot be run; that it does not exist, if no folder of PATH has it.
 
     The kernel's error would be about a folder of PATH that may not be read, if there is one.
