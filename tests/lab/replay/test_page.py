@@ -1,22 +1,17 @@
-"""The report on a replay: all names escaped, all figures there."""
+"""The figures of a replay, and the report on it: all names escaped, all figures there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
-from syncline.errors import FileError
-from syncline.lab.replay.page import (
-    headline,
-    print_replay,
-    render,
-    replay_picture,
-    save_report,
-)
+from syncline.errors import FileError, UserError
+from syncline.lab.replay.page import headline, print_replay, render, replay_picture, save_report
 from syncline.lab.replay.result import Replay
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -44,13 +39,11 @@ def test_the_page_says_what_was_measured() -> None:
 def test_nothing_in_the_data_becomes_markup() -> None:
     names = (HOSTILE, f"{HOSTILE}.weight", "b.bias", "a.weight")
     profile = msgspec.structs.replace(layers(names=names), model=HOSTILE)
-    entries = (
-        entry("ddp"),
-        entry("merge"),
-        msgspec.structs.replace(entry("tictac"), planner=HOSTILE),
-    )
+    hostile = msgspec.structs.replace(entry("tictac"), planner=HOSTILE)
     found = replay(
-        model=HOSTILE, cluster=HOSTILE, machine=HOSTILE, entries=entries, notes=(HOSTILE,)
+        **dict.fromkeys(("model", "cluster", "machine"), HOSTILE),
+        entries=(entry("ddp"), entry("merge"), hostile),
+        notes=(HOSTILE,),
     )
     page = render(outcome(found, profile))
     outside = re.sub(r"<script[ >].*?</script>", "", page, flags=re.DOTALL)
@@ -67,25 +60,28 @@ def test_without_ddp_the_bound_is_what_it_is_held_against() -> None:
     assert headline(fast).endswith("45.0 % below the lower bound")
 
 
-def test_the_picture_holds_every_time_in_its_frame() -> None:
-    for found in (replay(), replay(entries=(entry("merge", predicted_s=40.0),))):
-        svg = replay_picture(found)
-        width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])  # type: ignore[index]
-        places = [float(x) for x in re.findall(r'cx="([\d.]+)"', svg)]
-        places += [float(x) for x in re.findall(r'd="M([\d.]+)', svg)]
-        assert len(places) == 3 * len(found.entries) + 1
-        assert all(90 <= place <= width for place in places)
-
-
-def test_equal_times_are_a_picture_too() -> None:
-    one = entry("ddp", rounds_s=(0.1,) * 3, predicted_s=0.1)
-    assert "NaN" not in replay_picture(replay(entries=(one,)))
+@pytest.mark.parametrize(
+    "found",
+    [
+        replay(),
+        replay(entries=(entry("merge", predicted_s=40.0),)),
+        replay(entries=(entry("ddp", rounds_s=(0.1,) * 3, predicted_s=0.1),)),
+    ],
+    ids=["usual", "far off", "equal times"],
+)
+def test_the_picture_holds_every_time_in_its_frame(found: Replay) -> None:
+    svg = replay_picture(found)
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', svg)[1])  # type: ignore[index]
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', svg)]
+    places += [float(x) for x in re.findall(r'd="M([\d.]+)', svg)]
+    assert len(places) == 3 * len(found.entries) + 1
+    assert all(90 <= place <= width for place in places)
+    assert "NaN" not in svg
 
 
 def test_a_directory_holds_what_it_was_made_from(tmp_path: Path) -> None:
-    found = outcome()
-    save_report(found, tmp_path / "new" / "report")
-    folder = tmp_path / "new" / "report"
+    found, folder = outcome(), tmp_path / "new" / "report"
+    save_report(found, folder)
     assert Replay.load(folder / "replay.json") == found.replay
     assert Network.load(folder / "network.json") == found.network
     assert Profile.load(folder / "profile.json") == found.profile
@@ -96,22 +92,21 @@ def test_a_directory_holds_what_it_was_made_from(tmp_path: Path) -> None:
 
 
 def test_a_page_alone(tmp_path: Path) -> None:
-    save_report(outcome(), tmp_path / "page.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
+    save_report(outcome(), page := tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == [page]
     with pytest.raises(FileError, match="cannot be written"):
-        save_report(outcome(), tmp_path / "file" / "report")
+        save_report(outcome(), page / "report")
+
+
+def printed(found: Replay, **options: Any) -> str:
+    console = Console(highlight=False, **options)
+    with console.capture() as capture:
+        print_replay(console, found)
+    return capture.get()
 
 
 def test_the_table_is_aligned_and_steers_no_terminal() -> None:
-    console = Console(width=120, record=True, highlight=False)
-    found = replay(model="\x1b[31mred", notes=("left out \x07",))
-    with console.capture() as capture:
-        print_replay(console, found)
-    text = capture.get()
+    text = printed(replay(model="\x1b[31mred", notes=("left out \x07",)), width=120, record=True)
     assert "\x1b[31m" not in text
     assert "\x07" not in text
     lines = text.splitlines()
@@ -120,17 +115,82 @@ def test_the_table_is_aligned_and_steers_no_terminal() -> None:
     assert rows["tictac"][1:3] == ["2", "102.0"]
     assert rows["ddp"][-1] == "1.00x"
     assert rows["tictac"][-1] == "1.25x"
-    header = next(line for line in lines if line.startswith("planner"))
-    ends = {len(line.rstrip()) for line in lines if line.split()[:1] in (["ddp"], ["merge"])}
-    assert ends == {len(header.rstrip())}
+    begins = (["planner"], ["ddp"], ["merge"])
+    assert len({len(line.rstrip()) for line in lines if line.split()[:1] in begins}) == 1
 
 
 @pytest.mark.parametrize(("width", "columns"), [(70, 6), (160, 9)])
 def test_a_narrow_screen_gets_fewer_columns(width: int, columns: int) -> None:
-    console = Console(width=width, force_terminal=True, color_system=None, highlight=False)
-    with console.capture() as capture:
-        print_replay(console, replay())
-    lines = capture.get().splitlines()
+    lines = printed(replay(), width=width, force_terminal=True, color_system=None).splitlines()
     header = next(line for line in lines if line.startswith("planner"))
     assert len(re.split(r"  +", header.strip())) == columns
     assert all(len(line) <= width for line in lines)
+
+
+# ------------------------------------------------------------------ figures
+
+
+def test_the_figures_of_an_entry() -> None:
+    found = entry("ddp")
+    assert found.measured_s == 0.130
+    assert found.spread_s == (0.120, 0.140)
+    assert found.exposed_s == 0.02
+    assert found.error == pytest.approx(0.12 / 0.13 - 1)
+    assert found.above_bound == pytest.approx(0.3)
+    assert entry("ddp", lower_bound_s=0.0).above_bound == 0
+    # A speed-up is the median of those of the rounds.
+    assert entry("merge").speed_up_over(found) == pytest.approx(130 / 110)
+    assert entry("tictac").speed_up_over(found) == pytest.approx(130 / 104)
+
+
+def test_the_figures_of_a_replay() -> None:
+    found = replay()
+    assert found.rounds == 3
+    assert found.best.planner == "tictac"
+    assert [e.planner for e in found.fastest_first] == ["tictac", "merge", "ddp"]
+    assert found.lower_bound_s == 0.1
+    assert found.of("merge") == found.entries[1]
+    assert found.of("wfbp") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"messages": 0}, "replay of 'ddp': messages must be at least 1, found 0"),
+        ({"predicted_s": -1.0}, "predicted_s must be a finite time"),
+        ({"rounds_s": ()}, "no rounds"),
+        ({"settled_s": (0.1,)}, "expected settled_s of 3 rounds, found 1"),
+        ({"iterations_s": ((0.1,), (0.1,), (float("inf"),))}, "iterations_s must be a finite"),
+        ({"rounds_s": (0.0, 0.1, 0.1)}, "must be above 0 s"),
+    ],
+)
+def test_what_no_entry_can_be(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        entry("ddp", **changes)
+
+
+SHORT = entry("ddp", rounds_s=(1.0,), settled_s=(1.0,), idle_s=(0.0,), iterations_s=((1.0,),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"entries": ()}, "no entries"),
+        ({"workers": 0}, "replay: workers must be at least 1, found 0"),
+        ({"entries": (entry("ddp"), entry("ddp"))}, "is named twice: ddp, ddp"),
+        ({"entries": (SHORT, entry("merge"))}, "different numbers of rounds"),
+        ({"computation_s": float("nan")}, "computation_s must be a finite time"),
+    ],
+)
+def test_what_no_replay_can_be(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        replay(**changes)
+
+
+def test_its_file(tmp_path: Path) -> None:
+    found = replay(notes=("a note",))
+    found.save(path := tmp_path / "replay.json")
+    assert Replay.load(path) == found
+    path.write_text(path.read_text().replace('"rounds_s": [', '"rounds_s": ["x", ', 1))
+    with pytest.raises(FileError, match=r"entries\[0\].rounds_s\[0\]"):
+        Replay.load(path)

@@ -1,23 +1,28 @@
-"""A worker that only waits takes as long as the simulator says."""
+"""An emulated device and a worker that only waits take as long as the simulator says."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import time
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncline.lab.replay.clock import BLOCKED_NS, CATCH_UP_NS, DeviceClock
 from syncline.lab.replay.work import Computation, measured_timeline
 from syncline.plan.plan import Plan
 from syncline.plan.planners.wfbp import Single
 from syncline.plan.profile import Gradient, Operation, Profile
 from syncline.plan.simulator.predict import predict, predict_computation_s
+from syncline.plan.simulator.transformations import with_compute_scale
 from tests import strategies as some
 from tests.lab.replay.fake import FakeTime
 
 MS = 1_000_000
+FREE = some.IntegerCurve(((0, 0, 0),)).network()
 
 
 def iterate(work: Computation, fake: FakeTime, *, arrives_ns: int | None) -> None:
@@ -43,27 +48,15 @@ def period_ns(work: Computation, fake: FakeTime, *, arrives_ns: int | None) -> i
     return ends[2] - ends[1]
 
 
-def longer(profile: Profile, factor: int) -> Profile:
-    """Return the profile in which everything takes so many times as long."""
-    operations = tuple(
-        msgspec.structs.replace(o, duration_s=o.duration_s * factor) for o in profile.operations
-    )
-    return msgspec.structs.replace(profile, operations=operations)
-
-
 @some.few
 @given(profile=some.layer_profiles(min_elements=1), curve=some.integer_curves())
-def test_an_iteration_with_one_message_takes_what_is_predicted(
-    profile: Profile, curve: some.IntegerCurve
-) -> None:
-    profile = longer(profile, 1000)  # what a device could notice
+def test_one_message_takes_what_is_predicted(profile: Profile, curve: some.IntegerCurve) -> None:
+    profile = with_compute_scale(profile, 1000)  # what a device could notice
     fake = FakeTime()
     network = curve.network()
     cost_ns = round(network.all_reduce.seconds(profile.gradient_bytes) * 1e9) + 400_000
-    network = msgspec.structs.replace(
-        network,
-        all_reduce=some.IntegerCurve(((0, cost_ns, 0),)).curve(),
-    )
+    constant = some.IntegerCurve(((0, cost_ns, 0),)).curve()
+    network = msgspec.structs.replace(network, all_reduce=constant)
     plan = Single().plan(profile, network)
     predicted = predict(profile, network, plan).prediction.iteration_s
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=cost_ns)
@@ -74,76 +67,65 @@ def test_an_iteration_with_one_message_takes_what_is_predicted(
 @given(profile=some.layer_profiles(), late=st.lists(st.integers(0, 4 * MS), min_size=1))
 def test_computation_alone_takes_what_the_profile_says(profile: Profile, late: list[int]) -> None:
     fake = FakeTime(lambda: late[fake.switches % len(late)])
-    network = some.IntegerCurve(((0, 0, 0),)).network()
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
-    assert found == pytest.approx(predict_computation_s(profile, network) * 1e9, abs=2)
+    assert found == pytest.approx(predict_computation_s(profile, FREE) * 1e9, abs=2)
 
 
-def profile_with(operations: list[Operation]) -> Profile:
+def operation(phase: str, milliseconds: int, name: str = "", **fields: object) -> Operation:
+    seconds = milliseconds / 1e3
+    return Operation(name=name or phase, phase=phase, duration_s=seconds, **fields)  # type: ignore[arg-type]
+
+
+def profile_with(*operations: Operation) -> Profile:
     backward = next(i for i, o in enumerate(operations) if o.phase == "backward")
     return Profile(
         model="some",
         device="cuda",
         workers=2,
         iterations=1,
-        operations=tuple(operations),
+        operations=operations,
         gradients=(Gradient(name="a.weight", elements=100, ready_after=backward, needed_by=0),),
     )
 
 
-def seconds(name: str, milliseconds: int, **fields: object) -> Operation:
-    return Operation(name=name, duration_s=milliseconds / 1e3, **fields)  # type: ignore[arg-type]
-
-
 def test_a_host_that_launches_runs_beside_the_device() -> None:
+    launched: dict[str, object] = {"name": "launch", "resource": "host"}
     profile = profile_with(
-        [
-            seconds("read", 4, phase="data"),
-            seconds("copy", 1, phase="copy"),
-            seconds("launch forward", 2, phase="forward", resource="host"),
-            seconds("forward", 10, phase="forward", after=(2,)),
-            seconds("launch backward", 3, phase="backward", resource="host"),
-            seconds("backward", 20, phase="backward", after=(4,)),
-            seconds("launch update", 1, phase="update", resource="host"),
-            seconds("update", 5, phase="update", after=(6,)),
-        ]
+        operation("data", 4),
+        operation("copy", 1),
+        operation("forward", 2, **launched),
+        operation("forward", 10, after=(2,)),
+        operation("backward", 3, **launched),
+        operation("backward", 20, after=(4,)),
+        operation("update", 1, **launched),
+        operation("update", 5, after=(6,)),
     )
     fake = FakeTime()
-    network = some.IntegerCurve(((0, 0, 0),)).network()
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
-    assert found == round(predict_computation_s(profile, network) * 1e9)
+    assert found == round(predict_computation_s(profile, FREE) * 1e9)
 
 
 def test_what_is_read_after_the_update_belongs_to_the_iteration() -> None:
-    profile = profile_with(
-        [
-            seconds("forward", 10, phase="forward"),
-            seconds("backward", 20, phase="backward"),
-            seconds("exchange", 1, phase="finalize"),
-            seconds("update", 5, phase="update"),
-            seconds("data loading", 7, phase="data"),
-        ]
-    )
+    phases = {"forward": 10, "backward": 20, "finalize": 1, "update": 5, "data": 7}
     fake = FakeTime()
-    work = Computation(profile, fake.clock())
+    work = Computation(profile_with(*map(operation, phases, phases.values())), fake.clock())
     assert period_ns(work, fake, arrives_ns=30 * MS) == (30 + 30 + 6 + 7) * MS
     assert work.clock.idle_ns == 3 * 30 * MS
 
 
-def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
-    profile = profile_with(
-        [
-            seconds("forward", 10, phase="forward"),
-            seconds("backward", 20, phase="backward"),
-            seconds("update", 8, phase="update"),
-        ]
+def passes(update_ms: int) -> Profile:
+    return profile_with(
+        operation("forward", 10), operation("backward", 20), operation("update", update_ms)
     )
+
+
+def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
     fake = FakeTime()
-    work = Computation(profile, fake.clock())
+    work = Computation(passes(8), fake.clock())
     work.begin()
     work.forward(work.first_backward)
     work.backward(None)
-    work.begin()  # the next iteration, in which gates ask for the update
+    work.begin()  # the next iteration, whose pre-forward hooks ask for the update
     before_ns = work.clock.free_ns()
     work.update(300, 1)
     assert work.clock.free_ns() - before_ns == 6 * MS
@@ -166,15 +148,8 @@ def test_copies_mean_the_same_device() -> None:
 
 
 def test_what_ran_is_a_timeline() -> None:
-    profile = profile_with(
-        [
-            seconds("forward", 10, phase="forward"),
-            seconds("backward", 20, phase="backward"),
-            seconds("update", 5, phase="update"),
-        ]
-    )
     fake = FakeTime()
-    work = Computation(profile, fake.clock())
+    work = Computation(passes(5), fake.clock())
     iterate(work, fake, arrives_ns=15 * MS)
     timeline = measured_timeline("p", work.begun_ns, work.clock.free_ns(), work.ran)
     assert timeline.iteration_ns == 50 * MS
@@ -188,14 +163,11 @@ def test_what_ran_is_a_timeline() -> None:
     ]
 
 
-def test_needs_are_gates() -> None:
-    """Under a plan that waits on need, a gate holds up just the operation behind it."""
+def test_a_need_holds_up_just_the_operation_behind_it() -> None:
     profile = profile_with(
-        [
-            seconds("first", 10, phase="forward"),
-            seconds("second", 10, phase="forward"),
-            seconds("backward", 20, phase="backward"),
-        ]
+        operation("forward", 10, "first"),
+        operation("forward", 10, "second"),
+        operation("backward", 20),
     )
     gradient = msgspec.structs.replace(profile.gradients[0], needed_by=1)
     profile = msgspec.structs.replace(profile, gradients=(gradient,))
@@ -216,3 +188,78 @@ def test_needs_are_gates() -> None:
         ends.append(work.clock.free_ns())
     assert ends[2] - ends[1] == 46 * MS
     assert predict(profile, network, plan).prediction.iteration_s == pytest.approx(46e-3)
+
+
+# ------------------------------------------------------------------ the clock
+
+
+def started() -> tuple[FakeTime, DeviceClock]:
+    fake = FakeTime()
+    return fake, fake.clock()
+
+
+def test_operations_follow_one_another_without_a_gap() -> None:
+    fake, clock = started()
+    ends = [clock.run(5 * MS), clock.run(3 * MS)]
+    assert ends == [1_000 + 5 * MS, 1_000 + 8 * MS]
+    assert fake.now_ns == 1_000  # the host has not waited
+    clock.wait()
+    assert fake.now_ns == ends[-1]
+
+
+def test_lanes_run_beside_one_another_and_wait_for_one_another() -> None:
+    _, clock = started()
+    launched = clock.run(2 * MS, lane="host")
+    assert clock.run(3 * MS, not_before_ns=launched) == 1_000 + 5 * MS
+    assert clock.run(1 * MS, lane="host") == 1_000 + 3 * MS
+
+
+def test_waking_late_is_caught_up() -> None:
+    late = itertools.cycle([0, 4 * MS, 1 * MS])
+    fake = FakeTime(lambda: next(late))
+    clock = fake.clock()
+    for _ in range(300):
+        clock.run(5 * MS)
+        clock.wait()
+        clock.arrived()
+    assert 1_000 + 1500 * MS <= fake.now_ns <= 1_000 + 1504 * MS
+    assert clock.idle_ns == 0
+
+
+@pytest.mark.parametrize(("busy_ms", "ends_ms", "idle_ms"), [(5, 30, 20), (50, 55, 0)])
+def test_the_device_waits_for_what_arrives(busy_ms: int, ends_ms: int, idle_ms: int) -> None:
+    fake, clock = started()
+    clock.run(busy_ms * MS)
+    fake.block_until(1_000 + 25 * MS)
+    clock.arrived()
+    assert clock.run(5 * MS) == 1_000 + ends_ms * MS
+    assert clock.idle_ns == idle_ms * MS
+
+
+@pytest.mark.parametrize("lost_ns", [BLOCKED_NS // 2, 8 * MS])
+def test_a_hook_and_a_lost_core_hold_nothing_up(lost_ns: int) -> None:
+    fake, clock = started()
+    clock.run(5 * MS)
+    clock.wait()
+    fake.lose_core(lost_ns)
+    clock.arrived()
+    assert clock.run(5 * MS) == 1_000 + 10 * MS
+    fake.block_until(fake.now_ns + BLOCKED_NS // 2)  # so short a wait is a lock's
+    clock.arrived()
+    assert clock.idle_ns == 0
+
+
+def test_a_host_that_is_far_behind_holds_the_device_up() -> None:
+    fake, clock = started()
+    clock.run(5 * MS)
+    clock.wait()
+    fake.lose_core(CATCH_UP_NS + 30 * MS)
+    assert clock.run(5 * MS) == 1_000 + 40 * MS
+
+
+def test_time_that_really_passes() -> None:
+    clock = DeviceClock()
+    before_ns = time.monotonic_ns()
+    end_ns = clock.run(20 * MS)
+    clock.wait()
+    assert time.monotonic_ns() >= end_ns >= before_ns
