@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 import resource
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,10 @@ from torch import nn
 
 from syncline.errors import FileError, MismatchError, UserError
 from syncline.lab.training.archive import save_archive
-from syncline.lab.training.checkpoint import (
-    FILE_NAME,
-    Checkpoint,
-    load_checkpoint,
-    settings_of,
-)
+from syncline.lab.training.checkpoint import FILE_NAME, Checkpoint, load_checkpoint, settings_of
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.replica import sgd
+from tests.words import assert_tells
 
 CONFIG = TrainingConfig.of("resnet20", "digits", overrides={"epochs": 5})
 
@@ -52,15 +48,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     saved = checkpoint()
     saved.save(tmp_path)
     path, loaded = load_checkpoint(tmp_path)
-    assert path == tmp_path / FILE_NAME
-    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
+    assert list(tmp_path.iterdir()) == [path]
     for name in ("settings", "epoch", "step"):
         assert getattr(loaded, name) == getattr(saved, name)
-    for index, state in saved.optimizer["state"].items():
-        found = loaded.optimizer["state"][index]["momentum_buffer"]
-        assert torch.equal(found, state["momentum_buffer"])
-    assert all(torch.equal(loaded.weights[name], value) for name, value in saved.weights.items())
-    assert torch.equal(loaded.random_states[1][0], saved.random_states[1][0])
+    parts = [(c.weights, c.optimizer["state"], c.random_states) for c in (loaded, saved)]
+    torch.testing.assert_close(*parts, rtol=0, atol=0)
     loaded.check(path, CONFIG, 10, module())
 
 
@@ -75,28 +67,7 @@ def test_settings_that_do_not_change_are_the_optimizer_s_own() -> None:
     assert optimizer.state_dict()["param_groups"] == [{**before[0], "lr": 0.25}]
 
 
-def test_a_failed_write_leaves_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoint(epoch=1).save(tmp_path)
-
-    def fail(_content: object, file: Any) -> None:
-        file.write(b"half of it")
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", fail)
-        with pytest.raises(FileError, match="cannot be written: Input/output error"):
-            checkpoint(epoch=2).save(tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
-    assert load_checkpoint(tmp_path)[1].epoch == 1
-    checkpoint(epoch=3).save(tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == [FILE_NAME]
-
-
-def test_a_checkpoint_that_does_not_fit_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch says "unexpected pos 768 vs 662" of a disk that fills up while it writes."""
     path, content = tmp_path / "checkpoint.pt", {"weights": torch.ones(100_000)}
     save_archive(path, "form", content)
@@ -107,9 +78,8 @@ def test_a_checkpoint_that_does_not_fit_says_so(
         with pytest.raises(FileError, match=r"checkpoint.pt: cannot be written: File too large"):
             save_archive(path, "form", content)
         monkeypatch.setattr(errno, "EDQUOT", errno.EFBIG)
-        with pytest.raises(
-            FileError, match=rf": {len(written)} bytes are needed in the folder {tmp_path}; make"
-        ):
+        needed = f": {len(written)} bytes are needed in the folder {tmp_path}; make"
+        with pytest.raises(FileError, match=needed):
             save_archive(path, "form", content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -145,25 +115,29 @@ class Evil:
         return (print, ("executed",))
 
 
-def foreign(path: Path, kind: str) -> None:
-    if kind == "zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("data.txt", "hello")
-    elif kind == "pickle":
-        path.write_bytes(pickle.dumps({"weights": 1}))
-    elif kind == "code":
-        torch.save({"format": "syncline/checkpoint", "version": 1, "epoch": Evil()}, path)
-    elif kind == "weights":
-        torch.save(module().state_dict(), path)
-    else:
-        torch.save([1, 2], path)
+def zipped(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data.txt", "hello")
 
 
-@pytest.mark.parametrize("kind", ["zip", "pickle", "code", "weights", "list"])
+CODE = {"format": "syncline/checkpoint", "version": 1, "epoch": Evil()}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        zipped,
+        lambda path: path.write_bytes(pickle.dumps({"weights": 1})),
+        lambda path: torch.save(CODE, path),
+        lambda path: torch.save(module().state_dict(), path),
+        lambda path: torch.save([1, 2], path),
+    ],
+    ids=["zip", "pickle", "code", "weights", "list"],
+)
 def test_a_foreign_file_is_refused_and_never_run(
-    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, write: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    foreign(tmp_path / FILE_NAME, kind)
+    write(tmp_path / FILE_NAME)
     with pytest.raises(FileError, match=r"checkpoint.pt: (not a checkpoint|expected a file of)"):
         load_checkpoint(tmp_path)
     assert "executed" not in capsys.readouterr().out
@@ -184,8 +158,7 @@ def test_what_is_packed_is_not_unpacked(tmp_path: Path) -> None:
 
 def test_a_damaged_part_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     saved = checkpoint()
-    weights, optimizer = saved.weights, dict(saved.optimizer)
-    state = saved.optimizer["state"]
+    optimizer, state = dict(saved.optimizer), saved.optimizer["state"]
 
     def with_groups(*groups: object) -> dict[str, Any]:
         return {"optimizer": {**optimizer, "param_groups": list(groups)}}
@@ -201,15 +174,9 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
         ({"step": 1 << 70}, r"at `\$.step`"),
         ({"settings": torch.zeros(3)}, "[`']Tensor[`']"),
         ({"weights": torch.zeros(3)}, "[`']Tensor[`']"),
-        (
-            {"weights": {**weights, "0.bias": None}},
-            r"Expected `Tensor`, got `NoneType` - at `\$.weights",
-        ),
-        (
-            {"weights": {**weights, "0.bias": torch.zeros(2).to_sparse()}},
-            "not all weights are dense",
-        ),
-        ({"weights": {**weights, 3: torch.zeros(2)}}, r"in `\$.weights`"),
+        ({"weights": {"0.bias": None}}, r"Expected `Tensor`, got `NoneType` - at `\$.weights"),
+        ({"weights": {"0.bias": torch.zeros(2).to_sparse()}}, "not all weights are dense"),
+        ({"weights": {3: torch.zeros(2)}}, r"in `\$.weights`"),
         ({"random_states": "\ud83d"}, "surrogates not allowed"),
         ({"optimizer": {}}, r"at `\$.optimizer`"),
         (with_groups(), r"at `\$.optimizer.param_groups`"),
@@ -230,15 +197,18 @@ def test_a_damaged_part_is_refused_before_anything_is_loaded(tmp_path: Path) -> 
     path = tmp_path / FILE_NAME
     content = torch.load(path, weights_only=True)
     for changes, problem in damages:
-        torch.save({**content, **changes}, path)
+        torch.save(content | changes, path)
         with pytest.raises(FileError, match=f"checkpoint.pt: damaged: .*{problem}"):
             load_checkpoint(tmp_path)[1].check(path, CONFIG, 10, module())
-    wrong = msgspec.structs.replace(saved, weights={**weights, "0.bias": torch.zeros(2).int()})
+    integers = {**saved.weights, "0.bias": torch.zeros(2).int()}
+    wrong = msgspec.structs.replace(saved, weights=integers)
     with pytest.raises(MismatchError, match=r"'0.bias' is torch.float32 .* model, torch.int"):
         wrong.check(Path("c.pt"), CONFIG, 10, module())
 
 
-def test_another_version_is_named(tmp_path: Path) -> None:
+def test_no_checkpoint_or_another_version(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="expected a checkpoint, found none; start without --res"):
+        load_checkpoint(tmp_path)
     checkpoint().save(tmp_path)
     content = torch.load(tmp_path / FILE_NAME, weights_only=True)
     torch.save({**content, "version": 2}, tmp_path / FILE_NAME)
@@ -246,28 +216,16 @@ def test_another_version_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_no_checkpoint_says_how_to_begin(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="expected a checkpoint, found none; start without --res"):
-        load_checkpoint(tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("change", "name", "found"),
-    [
-        ({"model": "vgg16"}, "model", "vgg16"),
-        ({"data": "cifar10"}, "data", "cifar10"),
-        ({"workers": 3}, "workers", 3),
-        ({"seed": 4}, "seed", 4),
-        ({"precision": "bf16"}, "precision", "bf16"),
-    ],
+    ("name", "found"),
+    [("model", "vgg16"), ("data", "cifar10"), ("workers", 3), ("seed", 4), ("precision", "bf16")],
 )
-def test_another_training_is_refused(change: dict[str, Any], name: str, found: object) -> None:
-    other = checkpoint(msgspec.structs.replace(CONFIG, **change))
-    expected = getattr(CONFIG, name)
+def test_another_training_is_refused(name: str, found: object) -> None:
+    other = checkpoint(msgspec.structs.replace(CONFIG, **{name: found}))
     with pytest.raises(MismatchError) as caught:
         other.check(Path("c.pt"), CONFIG, 10, module())
-    assert f"has {name} {expected!r}, " in str(caught.value)
-    assert f"with {name} {found!r};" in str(caught.value)
+    expected = f"has {name} {getattr(CONFIG, name)!r}, "
+    assert_tells(str(caught.value), expected, f"with {name} {found!r};")
 
 
 def test_other_hyperparameters_are_refused_but_more_epochs_are_welcome() -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from syncline.errors import UserError
 from syncline.lab.training.config import TrainingConfig, default_hyperparameters
-from syncline.lab.training.data import DATA, default_data
+from syncline.lab.training.data import DATA
 from syncline.lab.training.models import MODELS
+from syncline.plan.recipe import Recipe
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -26,14 +27,14 @@ def test_what_is_not_given_is_the_default_of_the_model() -> None:
     default = default_hyperparameters("resnet20", "digits")
     assert config.hyper == msgspec.structs.replace(default, epochs=3, clip_norm=2.0)
     assert config.report == "runs/resnet20-digits"
+    sparse: dict[str, Any] = {"compression": "gtopk", "density": 0.02}
+    config = TrainingConfig.of("resnet20", "digits", **sparse)
+    assert config.device == "cpu"
+    assert config.recipe(7) == Recipe(density=0.02, dense_below_elements=1024)
+    config = TrainingConfig.of("resnet20", "digits", **sparse, density_warmup=(0.25,))
+    warm = {"warmup": (0.25,), "warmup_steps": 7, "dense_below_elements": 1024}
+    assert config.recipe(7) == Recipe(density=0.02, **warm)
     assert TrainingConfig.of("lstm", "text", report="elsewhere").report == "elsewhere"
-
-
-def test_a_configuration_survives_the_way_to_the_workers() -> None:
-    config = TrainingConfig.of(
-        "lstm", default_data(MODELS["lstm"]), baseline=True, timeout_s=2.5, checkpoint="c", seed=9
-    )
-    assert msgspec.json.decode(msgspec.json.encode(config), type=TrainingConfig) == config
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,18 @@ def test_a_configuration_survives_the_way_to_the_workers() -> None:
         ({"overrides": {"warmup_epochs": float("inf")}}, "--warmup-epochs must be finite"),
         ({"overrides": {"clip_norm": 0.0}}, "--clip-norm must be above 0"),
         ({"overrides": {"schedule": "cos"}}, "unknown schedule 'cos'; did you mean 'cosine'"),
+        ({"planner": "murge"}, "unknown planner 'murge'; did you mean 'merge'"),
+        ({"density": 0.1}, "--density is for sparse exchange"),
+        ({"density_warmup": (0.1,)}, "--density-warmup is for sparse exchange"),
+        ({"compression": "gtop"}, "unknown compression 'gtop'; did you mean 'gtopk'?"),
+        ({"compression": "gtopk"}, "--compression gtopk needs --density"),
+        ({"compression": "gtopk", "density": 0.0}, "a density is above 0 and at most 1, found 0"),
+        ({"compression": "topk", "density": 0.1, "density_warmup": (2.0,)}, "found 2.0"),
+        ({"compression": "fp16", "density": 0.1}, "sends every element, so there is no density"),
+        ({"compression": "fp16", "dense_below": 0}, "sends every element, so there is no density"),
+        ({"dense_below": 64}, "--dense-below is for sparse exchange"),
+        ({"step_ahead": True}, "--step-ahead is for sparse exchange"),
+        ({"compression": "bf16", "step_ahead": True}, "sends every element, so there is no dens"),
     ],
 )
 def test_what_cannot_be_run_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,16 +1,17 @@
-"""A worker finds its place from what torchrun tells it."""
+"""A worker finds its place from what torchrun tells it, and knows a lost peer by torch's words."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from syncline.errors import UserError
 from syncline.lab.training.group import pick_device, started_by_launcher
-from tests.timeouts import DEADLINE_S
+from syncline.train.measure.exchange import is_lost_peer
+from tests.lab.testbed.machine import finished
 
 
 def test_torchrun_is_recognised() -> None:
@@ -35,22 +36,17 @@ def test_gpus_are_taken_where_each_worker_has_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     assert pick_device(asked, workers) == expected  # type: ignore[arg-type]
-
-
-def test_too_few_gpus_are_refused_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(UserError, match="each of the 2 workers of this host, found 1"):
-        pick_device("cuda", 2)
+    with pytest.raises(UserError, match=f"each of the 9 workers of this host, found {gpus}"):
+        pick_device("cuda", 9)
 
 
 RESIDENT = """
 import torch
-from syncline.lab.training.group import _keep_freed_memory
+from syncline.lab.training.group import keep_freed_memory
 def resident_bytes():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 if {kept}:
-    _keep_freed_memory()
+    keep_freed_memory()
 blocks = [torch.ones(4 << 20) for _ in range(6)]  # 16 MiB each
 before_bytes = resident_bytes()
 del blocks
@@ -61,6 +57,18 @@ print((before_bytes - resident_bytes()) >> 20)
 @pytest.mark.parametrize("kept", [True, False])
 def test_freed_memory_is_kept(kept: bool) -> None:
     # A process of its own, whose malloc may be changed.
-    command = [sys.executable, "-c", RESIDENT.format(kept=kept)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    ended = finished(sys.executable, "-c", RESIDENT.format(kept=kept))
     assert (int(ended.stdout) < 16) is kept
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (dist.DistBackendError("NCCL error in: x"), True),
+        (RuntimeError("NCCL communicator was aborted on rank 0."), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (RuntimeError("CUDA out of memory."), False),
+    ],
+)
+def test_other_errors_are_not_taken_for_lost_peers(error: RuntimeError, expected: bool) -> None:
+    assert is_lost_peer(error) is expected

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from PIL import Image
 
 from syncline.errors import UserError
 from syncline.lab.training import loop
 from syncline.lab.training.checkpoint import Checkpoint, load_checkpoint
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.data.text import PTB_FILES
+from syncline.lab.training.group import Worker
 from syncline.lab.training.loop import train
 from syncline.lab.training.progress import TrainingProgress
-from syncline.lab.training.result import (
-    BASELINE,
-    DIFFERENCE,
-    SYNCHRONIZING,
-)
+from syncline.lab.training.result import BASELINE, DIFFERENCE, SYNCHRONIZING
 from syncline.plan.run import Run
 from tests.plan.documents import RUN
 from tests.workers import WorkerPool
@@ -33,56 +30,33 @@ pytestmark = pytest.mark.xdist_group("trainings")  # which are made once
 
 def trainings(folder: Path) -> dict[str, TrainingConfig]:
     """Return what is trained, by name; "resumed" goes on from what "stopped" has left."""
-    words = {"data_dir": str(folder), "overrides": {"epochs": 2, "batch_size": 2}}
-    sharded = {**words, "accumulate": 2, "shard": True}
-    digits = {"planner": "ddp", "overrides": {"epochs": 2, "batch_size": 64}}
-
-    def config(name: str, model: str, data: str, **options: Any) -> TrainingConfig:
-        parts = name.split()
-        checkpoint = folder / (f"{parts[0]} in two parts" if len(parts) > 1 else name)
-        return TrainingConfig.of(
-            model,
-            data,
-            checkpoint=str(checkpoint),
-            report=str(folder / f"report of {name}"),
-            **options,
-        )
-
+    small = {"epochs": 2, "batch_size": 2}
+    words = {"model": "lstm", "data": "ptb", "overrides": small}
+    digits = {"model": "resnet20", "data": "digits", "overrides": {"epochs": 2, "batch_size": 64}}
+    whole: dict[str, dict[str, Any]] = {
+        "digits": digits | {"planner": "ddp"},
+        "words": words | {"accumulate": 2},
+        "sharded": words | {"accumulate": 2, "shard": True},
+    }
+    steps = {"digits": STEPS_PER_EPOCH + 3, "words": 4, "sharded": 4}
+    asked = {
+        **whole,
+        "digits": digits | {"baseline": True},
+        **{f"{name} stopped": whole[name] | {"steps": steps[name]} for name in whole},
+        **{f"{name} resumed": whole[name] | {"resume": True} for name in whole},
+        "bf16": words
+        | {"model": "transformer", "precision": "bf16", "steps": 2}
+        | {"baseline": True, "block_steps": 1},
+        "rounded": words | {"steps": 2, "baseline": True, "compression": "bf16"},
+    }
     return {
-        "digits": config(
-            "digits", "resnet20", "digits", **digits | {"planner": "auto"}, baseline=True
-        ),
-        "digits stopped": config(
-            "digits stopped", "resnet20", "digits", **digits, steps=STEPS_PER_EPOCH + 3
-        ),
-        "digits resumed": config("digits resumed", "resnet20", "digits", **digits, resume=True),
-        "words": config("words", "lstm", "ptb", **words, accumulate=2),
-        "words stopped": config("words stopped", "lstm", "ptb", **words, accumulate=2, steps=4),
-        "words resumed": config("words resumed", "lstm", "ptb", **words, accumulate=2, resume=True),
-        "sharded": config("sharded", "lstm", "ptb", **sharded),
-        "sharded stopped": config("sharded stopped", "lstm", "ptb", **sharded, steps=4),
-        "sharded resumed": config("sharded resumed", "lstm", "ptb", **sharded, resume=True),
-        "bf16": config(
-            "bf16",
-            "transformer",
-            "ptb",
-            **words,
-            precision="bf16",
-            steps=2,
-            baseline=True,
-            block_steps=1,
-        ),
-        "rounded": config(
-            "rounded", "lstm", "ptb", **words, steps=2, baseline=True, compression="bf16"
-        ),
-        "folder": config(
-            "folder",
-            "resnet20",
-            "imagefolder",
-            data_dir=str(folder),
-            overrides={"batch_size": 2, "learning_rate": 0.01},
-            steps=1,
-        ),
+        name: TrainingConfig.of(
+            **options,
+            data_dir=None if options["data"] == "digits" else str(folder),
+            checkpoint=str(folder / name.replace("stopped", "parts").replace("resumed", "parts")),
+            report=str(folder / f"report of {name}"),
+        )
+        for name, options in asked.items()
     }
 
 
@@ -106,10 +80,6 @@ def trained(workers: WorkerPool, tmp_path_factory: pytest.TempPathFactory) -> Tr
     for name, lines in zip(PTB_FILES, (80, 12, 12), strict=True):
         text = "\n".join(" ".join(draw.choices("abcdefgh", k=12)) for _ in range(lines))
         (folder / name).write_text(text)
-    for split, colour in ((s, c) for s in ("train", "val") for c in ("red", "blue")):
-        (folder / split / colour).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (40, 36), colour).save(folder / split / colour / f"{number}.png")
     configs = trainings(folder)
     return configs, workers.run(train_all, 2, configs)
 
@@ -119,7 +89,7 @@ def checkpoint_of(trained: Trained, name: str) -> Checkpoint:
 
 
 @pytest.mark.parametrize("name", ["digits", "bf16"])
-def test_the_twin_ends_with_the_same_bits(trained: Trained, name: str) -> None:
+def test_the_baseline_ends_with_the_same_bits(trained: Trained, name: str) -> None:
     assert trained[1][0][name].results[DIFFERENCE] == 0.0
 
 
@@ -129,13 +99,13 @@ def test_the_baseline_of_a_rounded_exchange_has_the_hook(trained: Trained) -> No
 
 
 def test_training_learns_and_every_rank_has_the_same_results(trained: Trained) -> None:
-    results = [dict(runs["digits"].results) for runs in trained[1]]
-    for result in results:
-        del result["training seconds"], result[SYNCHRONIZING]
-    assert results[0] == results[1]
-    assert results[0]["training loss"] < 2.0
-    assert results[0][f"{BASELINE} test accuracy"] == results[0]["test accuracy"]
-    assert (results[0]["epochs"], results[0]["steps"]) == (2, 2 * STEPS_PER_EPOCH)
+    found, others = (dict(runs["digits"].results) for runs in trained[1])
+    for name in ("training seconds", SYNCHRONIZING):
+        del found[name], others[name]
+    assert found == others
+    assert found["training loss"] < 2.0
+    assert found[f"{BASELINE} test accuracy"] == found["test accuracy"]
+    assert (found["epochs"], found["steps"]) == (2, 2 * STEPS_PER_EPOCH)
 
 
 def test_the_report_is_there(trained: Trained) -> None:
@@ -155,18 +125,12 @@ def test_each_rank_keeps_state_of_its_share(trained: Trained) -> None:
 
 @pytest.mark.parametrize("name", ["digits", "words", "sharded"])
 def test_a_resumed_training_has_the_bits_of_an_unbroken_one(trained: Trained, name: str) -> None:
-    whole, parts = checkpoint_of(trained, name), checkpoint_of(trained, f"{name} resumed")
-    assert (whole.epoch, whole.step) == (parts.epoch, parts.step)
-    assert whole.weights.keys() == parts.weights.keys()
-    for key, value in whole.weights.items():
-        assert torch.equal(value, parts.weights[key]), key
-    momenta = [
-        [state["momentum_buffer"] for state in checkpoint.optimizer["state"].values()]
-        for checkpoint in (whole, parts)
+    both = (checkpoint_of(trained, name), checkpoint_of(trained, f"{name} resumed"))
+    found = [
+        (each.epoch, each.step, each.weights, each.optimizer["state"], each.random_states)
+        for each in both
     ]
-    assert all(torch.equal(a, b) for a, b in zip(*momenta, strict=True))
-    for a, b in zip(whole.random_states, parts.random_states, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_workers_drop_out_different_units(trained: Trained) -> None:
@@ -181,37 +145,27 @@ def test_texts_are_judged_by_perplexity(trained: Trained, name: str) -> None:
     assert 1 < results["test perplexity"] < 12
 
 
-def test_a_stop_within_an_epoch_leaves_the_checkpoint_of_the_last_whole_one(
-    trained: Trained,
-) -> None:
+def test_a_stop_within_an_epoch_leaves_the_checkpoint_before(trained: Trained) -> None:
     results = trained[1][0]["digits stopped"].results
     assert (results["epochs"], results["steps"]) == (1, STEPS_PER_EPOCH + 3)
     assert not list(Path(trained[0]["bf16"].checkpoint or "").iterdir())
 
 
-def train_too_fast(folder: str) -> str:
-    config = TrainingConfig.of(
-        "resnet20", "digits", overrides={"batch_size": 64, "learning_rate": 1e30}, report=folder
-    )
+def refused(options: dict[str, Any]) -> str:
     with pytest.raises(UserError) as caught:
-        train(config)
+        train(TrainingConfig.of("resnet20", "digits", **options))
     return str(caught.value)
 
 
 def test_divergence_ends_training_with_advice(workers: WorkerPool, tmp_path: Path) -> None:
-    for message in workers.run(train_too_fast, 2, str(tmp_path)):
+    fast = {"overrides": {"batch_size": 64, "learning_rate": 1e30}, "report": str(tmp_path)}
+    for message in workers.run(refused, 2, fast):
         assert "training diverged: the loss of syncline on rank" in message
         assert "lower --lr (now 1e+30)" in message
 
 
-def train_alone(folder: str) -> str:
-    with pytest.raises(UserError) as caught:
-        train(TrainingConfig.of("resnet20", "digits", workers=3, report=folder))
-    return str(caught.value)
-
-
 def test_another_number_of_workers_is_refused(workers: WorkerPool, tmp_path: Path) -> None:
-    (message,) = workers.run(train_alone, 1, str(tmp_path))
+    (message,) = workers.run(refused, 1, {"workers": 3, "report": str(tmp_path)})
     assert "--workers is 3, but the launcher started 1" in message
 
 
@@ -219,27 +173,28 @@ def test_another_number_of_workers_is_refused(workers: WorkerPool, tmp_path: Pat
 def test_plans_are_kept_only_where_that_is_asked_for(
     cache: str | None, expected: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(loop, "DistributedDataParallel", lambda _, **options: given.update(options))
-    monkeypatch.setattr(loop, "Replica", lambda **_: None)
-    worker: Any = SimpleNamespace(device=torch.device("cpu"), device_ids=None, rank=0)
-    config = TrainingConfig.of("resnet20", "digits", cache=cache)
-    loop._prepare(config, worker, TrainingProgress())
-    assert given["cache"] == expected
+    wrapped = mock.Mock(side_effect=KeyboardInterrupt)  # no more of it is needed
+    monkeypatch.setattr(loop, "DistributedDataParallel", wrapped)
+    worker = Worker(rank=0, workers=2, device=torch.device("cpu"))
+    monkeypatch.setattr(loop, "process_group", lambda *_: nullcontext(worker))
+    with pytest.raises(KeyboardInterrupt):
+        train(TrainingConfig.of("resnet20", "digits", cache=cache))
+    assert wrapped.call_args.kwargs["cache"] == expected
 
 
 def test_the_phase_is_shown_in_words_once_it_changes() -> None:
-    ddp: Any = SimpleNamespace(phase="steady", exposed_communication_s=None, run_record=lambda: RUN)
-    training: Any = loop._Training(
+    ddp = mock.Mock(phase="steady", exposed_communication_s=None)
+    ddp.run_record.return_value = RUN
+    training = loop.Training(
         config=TrainingConfig.of("resnet20", "digits"),
-        worker=None,
-        task=SimpleNamespace(steps_per_epoch=1),
+        worker=mock.Mock(),
+        task=mock.Mock(steps_per_epoch=1),
         ddp=ddp,
         replicas=[],
         progress=TrainingProgress(),
     )
-    assert training._snapshot(0.5, 100.0).phase == "running merge"
-    del ddp.run_record  # which is not made at every step
-    assert training._snapshot(0.5, 100.0).phase == "running merge"
-    ddp.phase, ddp.run_record = "profiling", lambda: RUN
-    assert training._snapshot(0.5, 100.0).phase == "profiling"
+    phases = [training.snapshot(0.5, 100.0).phase for _ in range(2)]
+    assert phases == ["running merge"] * 2
+    assert ddp.run_record.call_count == 1  # it is not made at every step
+    ddp.phase = "profiling"
+    assert training.snapshot(0.5, 100.0).phase == "profiling"

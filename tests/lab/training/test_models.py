@@ -8,7 +8,7 @@ from torch import nn
 
 from syncline.errors import UserError
 from syncline.lab.training.models import MODELS, ImageModel, TextModel, model_named
-from syncline.lab.training.models.vision import SMALLEST_FULL_IMAGE, Vgg16
+from syncline.lab.training.models.vision import SMALLEST_FULL_IMAGE, BasicBlock, Vgg16
 
 IMAGE_MODELS = [model for model in MODELS.values() if isinstance(model, ImageModel)]
 TEXT_MODELS = [model for model in MODELS.values() if isinstance(model, TextModel)]
@@ -28,7 +28,7 @@ def parameters(module: nn.Module) -> int:
         ("resnet50", 224, 1000, 25_557_032),  # 25.56 M
     ],
 )
-def test_image_model_has_the_published_size(
+def test_image_model_is_as_published(
     name: str, image_size: int, classes: int, expected: int
 ) -> None:
     model = MODELS[name]
@@ -61,14 +61,19 @@ def test_image_model_takes_images_of_every_size_it_may_get(model: ImageModel) ->
             assert module(torch.empty(2, 3, size, size)).shape == (2, 10)
 
 
+def logits(model: TextModel, module: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    found = module(tokens, None)[0] if model.carries_state else module(tokens)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
 @pytest.mark.parametrize("model", TEXT_MODELS, ids=lambda m: m.name)
 def test_text_model_returns_logits_and_trains_every_parameter(model: TextModel) -> None:
     module = model.build(50)
     tokens = torch.randint(50, (3, model.window))
-    output = module(tokens, None) if model.carries_state else module(tokens)
-    logits = output[0] if model.carries_state else output
-    assert logits.shape == (3, model.window, 50)
-    logits.sum().backward()
+    found = logits(model, module, tokens)
+    assert found.shape == (3, model.window, 50)
+    found.sum().backward()
     assert all(p.grad is not None for p in module.parameters())
 
 
@@ -78,14 +83,8 @@ def test_text_model_does_not_look_ahead(model: TextModel) -> None:
     tokens = torch.randint(50, (1, 12))
     changed = tokens.clone()
     changed[0, 8] = (changed[0, 8] + 1) % 50
-
-    def logits(x: torch.Tensor) -> torch.Tensor:
-        out = module(x, None)[0] if model.carries_state else module(x)
-        assert isinstance(out, torch.Tensor)
-        return out
-
     with torch.no_grad():
-        before, after = logits(tokens), logits(changed)
+        before, after = (logits(model, module, each) for each in (tokens, changed))
     torch.testing.assert_close(before[0, :8], after[0, :8])
     assert not torch.allclose(before[0, 8:], after[0, 8:])
 
@@ -101,8 +100,6 @@ def test_lstm_state_joins_windows() -> None:
 
 
 def test_resnet20_shortcut_halves_and_pads_with_zeros() -> None:
-    from syncline.lab.training.models.vision import BasicBlock
-
     block = BasicBlock(2, 4, stride=2)
     nn.init.zeros_(block.bn2.weight)  # leaves the shortcut alone
     x = torch.rand(1, 2, 4, 4)

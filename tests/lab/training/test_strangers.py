@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
-from tests.timeouts import DEADLINE_S
+from tests.lab.testbed.machine import finished
 
 pytestmark = pytest.mark.skipif(
     os.getuid() != 0, reason="only root can make a network and become another user"
@@ -82,22 +82,14 @@ def test_the_stranger_would_find_a_store() -> None:
 
 def run_as_stranger(port: int) -> str:
     command = [sys.executable, "-c", STRANGER]
-    return subprocess.run(
-        command, input=str(port), capture_output=True, text=True, check=True
-    ).stdout
+    return subprocess.check_output(command, input=str(port), text=True)
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="iproute2 is not installed")
 @pytest.mark.slow
 def test_a_stranger_finds_no_store_and_disturbs_nothing(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", VICTIM, str(tmp_path), STRANGER],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-    )
+    victim = (sys.executable, "-c", VICTIM, tmp_path, STRANGER)
+    result = finished(*victim, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
     loopback = "0100007F"
     assert result.stdout.splitlines() == [
         f"addresses {loopback}",

@@ -86,7 +86,7 @@ def pick_device(device: DeviceName, workers_here: int) -> str:
     return device
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let malloc keep what an iteration frees for the next one.
 
     By default glibc returns freed memory to the kernel, depending on what lies at the end of the
@@ -116,7 +116,7 @@ def process_group(config: TrainingConfig, store: str | None = None) -> Iterator[
         place, backend = torch.device("cpu"), "gloo"
     joins = not dist.is_initialized()
     if joins:
-        _keep_freed_memory()
+        keep_freed_memory()
         dist.init_process_group(
             backend,
             init_method="env://" if store is None else f"file://{store}",

@@ -52,7 +52,7 @@ def train(
             shown.close()
 
 
-def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> _Training:
+def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress) -> Training:
     """Load the data, build the replicas, and restore the checkpoint if training is resumed."""
     task = task_of(config)
     if config.baseline and worker.device.type == "cuda":
@@ -93,7 +93,7 @@ def _prepare(config: TrainingConfig, worker: Worker, progress: TrainingProgress)
             hook = exchange_in(hook_for(compression), dist.group.WORLD)
             under_torch.register_comm_hook(None, hook)
         replicas.append(replica(name=BASELINE, ddp=under_torch, optimizer=sgd(baseline, config)))
-    training = _Training(
+    training = Training(
         config=config, worker=worker, task=task, ddp=ddp, replicas=replicas, progress=progress
     )
     if checkpoint is not None:
@@ -117,7 +117,7 @@ def _compute_deterministically() -> None:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Training:
+class Training:
     """A running training."""
 
     config: TrainingConfig
@@ -168,10 +168,10 @@ class _Training:
             losses += by_name[SYNCLINE]
             self.step += len(block)
             rate = len(block) * self.config.samples_per_step / (time.perf_counter() - block_start)
-            self.progress.step(self._snapshot(losses[-1], rate))
+            self.progress.step(self.snapshot(losses[-1], rate))
         rate = len(losses) * self.config.samples_per_step / (time.perf_counter() - start)
         mean = self.worker.sum(sum(losses) / len(losses))[0] / self.worker.workers
-        now = self._snapshot(mean, rate)
+        now = self.snapshot(mean, rate)
         # An epoch that --steps cut short is not done; a training resumed later repeats it.
         if len(losses) == self.task.steps_per_epoch:
             self.epoch += 1
@@ -187,7 +187,8 @@ class _Training:
         while block := list(itertools.islice(left, size)):
             yield block
 
-    def _snapshot(self, loss: float, samples_per_s: float) -> Snapshot:
+    def snapshot(self, loss: float, samples_per_s: float) -> Snapshot:
+        """Return where training is."""
         phase = self.ddp.phase
         if phase != self._phase[0]:
             self._phase = phase, self.ddp.run_record().phase_text(phase)
