@@ -1,4 +1,4 @@
-"""``syncline emulate`` as a user meets it."""
+"""``syncline emulate`` and ``syncline replay`` as a user meets them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from syncline.lab.replay.result import Replay
+from tests.cli.examples import Printed
+from tests.lab.replay.examples import PROFILE
 from tests.lab.testbed.machine import (
+    SYNCLINE,
     Identity,
     alive,
     descendants,
     devices,
+    finished,
     networks,
     require_namespaces,
+    started,
     wait_until,
 )
 from tests.timeouts import DEADLINE_S
 
-COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()", "emulate")
+EMULATE = (*SYNCLINE, "emulate")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,19 +35,11 @@ def _namespaces() -> None:
     require_namespaces()
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return finished(*EMULATE, *arguments)
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def started(parent: subprocess.Popen[str], workers: int) -> set[Identity]:
+def ready(parent: subprocess.Popen[str], workers: int) -> set[Identity]:
     """Wait until every worker has said that it is ready; return all processes under the command."""
     assert parent.stdout is not None
     for _ in range(workers):
@@ -50,12 +48,12 @@ def started(parent: subprocess.Popen[str], workers: int) -> set[Identity]:
 
 
 def test_a_job_that_ends_well() -> None:
-    result = run(
-        "--hosts", "2", "--workers-per-host", "6", "--rate", "1gbit", "--", "printenv", "RANK"
-    )
+    options = "--hosts 2 --workers-per-host 6 --rate 1gbit"
+    # Options after the command are the command's.
+    result = run(*options.split(), "sh", "-c", 'echo $RANK "$@"', "sh", "--hosts", "7")
     assert result.returncode == 0
     assert sorted(result.stdout.splitlines()) == sorted(
-        f"{f'host{rank // 6} rank {rank}':13} | {rank}" for rank in range(12)
+        f"{f'host{rank // 6} rank {rank}':13} | {rank} --hosts 7" for rank in range(12)
     )
     lines = result.stderr.splitlines()
     assert lines[0] == "emulating 2 hosts, 6 workers each, links 1 Gbit/s"
@@ -82,7 +80,7 @@ def test_what_passed_each_link_is_shown(tmp_path: Path) -> None:
     script = tmp_path / "transfer.py"
     script.write_text(TRANSFER)
     options = ("--rate", "1gbit", "--hosts-rate", "1:100mbit", "--timeout", "300")
-    result = run(*options, "--", sys.executable, str(script))
+    result = run(*options, "--", sys.executable, script)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "host0 rank 0 | 100000\n"
     assert "links 1 Gbit/s (host1 100 Mbit/s)" in result.stderr
@@ -91,11 +89,6 @@ def test_what_passed_each_link_is_shown(tmp_path: Path) -> None:
     sent, unit = float(rows["host1"][2]), rows["host1"][3]
     assert unit == "kB"
     assert 100 < sent < 110
-
-
-def test_options_after_the_command_are_the_commands() -> None:
-    result = run("--hosts", "1", "echo", "--hosts", "7")
-    assert result.stdout == "host0 rank 0 | --hosts 7\n"
 
 
 def test_a_rank_that_fails_is_named_and_its_exit_code_returned(tmp_path: Path) -> None:
@@ -113,14 +106,6 @@ def test_a_rank_that_fails_is_named_and_its_exit_code_returned(tmp_path: Path) -
     assert last.endswith("; rank 0 ended well; rank 2 had to be stopped")
 
 
-def test_a_rank_that_is_killed() -> None:
-    result = run(
-        "--hosts", "2", "--grace", "0", "--", "sh", "-c", "[ $RANK = 0 ] && kill -SEGV $$; sleep 99"
-    )
-    assert result.returncode == 128 + signal.SIGSEGV
-    assert "error: rank 0 on host0 was ended by SIGSEGV (signal 11) after " in result.stderr
-
-
 def test_a_job_that_takes_too_long() -> None:
     result = run("--timeout", "0.2", "--grace", "1", "--", "sleep", "1000")
     assert result.returncode == 124
@@ -134,8 +119,8 @@ def test_a_job_that_takes_too_long() -> None:
 )
 def test_a_signal_ends_all_workers(number: signal.Signals, code: int) -> None:
     worker = f"trap 'echo told; exit 1' {number.name[3:]}; echo ready; while :; do sleep 0.02; done"
-    with start("--hosts", "3", "--", "sh", "-c", worker) as parent:
-        processes = started(parent, 3)
+    with started(*EMULATE, "--hosts", "3", "--", "sh", "-c", worker) as parent:
+        processes = ready(parent, 3)
         parent.send_signal(number)
         out, err = parent.communicate(timeout=DEADLINE_S)
     assert parent.returncode == code
@@ -149,8 +134,8 @@ def test_when_it_is_killed_nothing_is_left_and_the_next_start_works() -> None:
     before = devices()
     # What is hardest to get rid of: workers that ignore signals, and a daemon without a parent.
     worker = "trap '' TERM INT HUP; setsid sleep 1000 & echo ready; while :; do sleep 0.02; done"
-    with start("--hosts", "3", "--rate", "1gbit", "--", "sh", "-c", worker) as parent:
-        processes = started(parent, 3)
+    with started(*EMULATE, "--hosts", "3", "--rate", "1gbit", "--", "sh", "-c", worker) as parent:
+        processes = ready(parent, 3)
         wait_until(lambda: len(descendants(parent.pid)) >= 8, "all daemons")
         processes |= descendants(parent.pid)
         ours = networks(number for number, _ in processes)
@@ -165,26 +150,9 @@ def test_when_it_is_killed_nothing_is_left_and_the_next_start_works() -> None:
     assert len(result.stdout.splitlines()) == 3
 
 
-def test_two_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    worker = f"echo ready; until [ -e {tmp_path}/$0 ]; do sleep 0.02; done; ip -br addr show eth0"
-    with (
-        start("--hosts", "2", "--", "sh", "-c", worker, "first") as first,
-        start("--hosts", "2", "--", "sh", "-c", worker, "second") as second,
-    ):
-        started(first, 2)
-        started(second, 2)
-        (tmp_path / "first").touch()
-        out, _ = first.communicate(timeout=DEADLINE_S)
-        assert (first.returncode, out.count("10.0.0.")) == (0, 2)
-        assert second.poll() is None
-        (tmp_path / "second").touch()
-        out, _ = second.communicate(timeout=DEADLINE_S)
-        assert (second.returncode, out.count("10.0.0.")) == (0, 2)
-
-
 def test_a_reader_that_goes_away_ends_the_job() -> None:
-    with start("--", "sh", "-c", "while :; do echo ready; done") as parent:
-        processes = started(parent, 2)
+    with started(*EMULATE, "--", "sh", "-c", "while :; do echo ready; done") as parent:
+        processes = ready(parent, 2)
         assert parent.stdout is not None
         parent.stdout.close()
         assert parent.stderr is not None
@@ -194,23 +162,38 @@ def test_a_reader_that_goes_away_ends_the_job() -> None:
     assert not any(map(alive, processes))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "Missing argument 'COMMAND...'"),
-        (("--hosts", "0", "true"), "error: hosts must be from 1 to 100, found 0"),
-        (("--rate", "1gb", "true"), "error: bandwidth '1gb' could mean bits or bytes"),
-        (("--hosts-rate", "9:1gbit", "true"), "error: a rate is given for host 9, but the 2 hosts"),
-        (
-            ("--timeout", "0", "true"),
-            "error: the seconds of --timeout must be finite and above 0",
-        ),
-        (("--grace", "-1", "true"), "error: the seconds of --grace must be finite and at least 0"),
-        (("no-such",), "error: 'no-such' on host0 cannot be run: No such file or directory; check"),
-    ],
-)
-def test_mistakes(arguments: tuple[str, ...], said: str) -> None:
-    result = run(*arguments)
-    assert result.returncode == 2
-    assert said in result.stderr
-    assert "Traceback" not in result.stderr
+# ------------------------------------------------------------------ replay
+
+
+QUICK = ("--rounds", "1", "--iterations", "1", "--warmup", "1", "--rate", "1gbit")
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    PROFILE.save(path := tmp_path / "profile.json")
+    return path
+
+
+def test_a_table_and_a_report(printed: Printed, profile: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    options = ("--planner", "ddp,merge", "--scale-compute", "2", "--report", report)
+    lines = printed("replay", profile, *QUICK, *options).splitlines()
+    assert lines[0].startswith("layers · 2 hosts, 1 worker each, links 1 Gbit/s · medians of 1 ")
+    begins = {line.split()[0] for line in lines if line.strip()}
+    assert begins >= {"planner", "ddp", "merge", "computing"}
+    assert "note: computing takes 2 times as long as in the profile" in lines
+    assert lines[-1] == f"report written to {report}"
+    found = Replay.load(report / "replay.json")
+    assert found.computation_s == pytest.approx(2 * PROFILE.computation_s)
+
+
+@pytest.mark.slow
+def test_json_is_all_that_is_printed(printed: Printed, profile: Path, tmp_path: Path) -> None:
+    network = "a=1e-4,b=1e-9"
+    options = ("--planner", "wfbp", "--network", network, "--json")
+    found = Replay.from_json(printed("replay", profile, *QUICK, *options))
+    assert [entry.planner for entry in found.entries] == ["wfbp"]
+    assert found.network.startswith(f"{network} at 2 workers")
+    assert found.warmup == found.iterations == found.rounds == 1
+    found.save(tmp_path / "saved.json")
+    assert printed("show", tmp_path / "saved.json").startswith("layers · 2 hosts")

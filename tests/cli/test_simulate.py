@@ -1,216 +1,128 @@
-"""``syncline simulate``: the table of predictions, a plan of one's own, the timeline."""
+"""``syncline plan`` and ``syncline simulate``: files in, plans, predictions and timelines out."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from syncline.plan.network import PRESETS
 from syncline.plan.plan import Plan
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.auto import choose
 from syncline.plan.planners.compressed import compressed, planned_in
+from syncline.plan.planners.ddp import Ddp
+from syncline.plan.planners.merge import Merge
 from syncline.plan.planners.overlap import candidates
 from syncline.plan.prediction import Comparison
 from syncline.plan.recipe import Recipe
-from syncline.plan.simulator.predict import predict
+from syncline.plan.simulator.predict import predict, predict_iteration_s
 from syncline.plan.timeline import Timeline
-from tests.cli.test_plan import LINKED, PROFILE, Run, network, profile, run
+from tests import strategies as some
+from tests.cli.examples import K80, LINKED, PROFILE, Printed, Run
 
-__all__ = ["network", "profile", "run"]  # fixtures
-
-K80 = PRESETS["10gbe-k80"]
-
-
-def test_what_training_chooses_from_is_compared(run: Run, profile: Path) -> None:
-    for options, overlap in (((), True), (("--no-overlap",), False)):
-        result = run("simulate", profile, "10gbe-k80", *options)
-        assert (result.code, result.err) == (0, "")
-        listed = {word for line in result.out.splitlines() for word in line.split()[:2]}
-        assert {planner.NAME for planner in candidates(defers=overlap)} <= listed
-        assert ("overlap" in listed) is overlap
-        made = run("simulate", profile, "10gbe-k80", *options, "--bandwidth", "1gbit", "--json")
-        names = [p["planner"] for p in json.loads(made.out)["points"][0]["predictions"]]
-        assert names == [planner.NAME for planner in candidates(defers=overlap)]
+Compared = Callable[..., Comparison]
 
 
-def test_without_overlap_messages_end_with_the_backward_pass(
-    run: Run, profile: Path, tmp_path: Path
-) -> None:
-    held = PLANNERS["p3"].plan(PROFILE, K80).waiting_for_all()
-    path = tmp_path / "plan.json"
-    PLANNERS["p3"].plan(PROFILE, K80).save(path)
+@pytest.fixture
+def compare(printed: Printed, profile: Path) -> Compared:
+    """Return a call that simulates the profile on a network, and returns what it finds."""
+    return lambda network, *options: Comparison.from_json(
+        printed("simulate", profile, network, *options, "--json")
+    )
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_training_chooses_from(printed: Printed, profile: Path, overlap: bool) -> None:
+    asked = ("simulate", profile, "10gbe-k80", "--overlap" if overlap else "--no-overlap")
+    names = [planner.NAME for planner in candidates(defers=overlap)]
+    listed = {word for line in printed(*asked).splitlines() for word in line.split()[:2]}
+    assert set(names) <= listed
+    assert ("overlap" in listed) is overlap
+    made = json.loads(printed(*asked, "--bandwidth", "1gbit", "--json"))
+    assert [p["planner"] for p in made["points"][0]["predictions"]] == names
+
+
+def test_without_overlap_updates_wait_for_all_messages(compare: Compared, tmp_path: Path) -> None:
+    plan = PLANNERS["p3"].plan(PROFILE, K80)
+    plan.save(path := tmp_path / "plan.json")
     for source in (("--planner", "p3"), ("--plan", path)):
-        result = run("simulate", profile, "10gbe-k80", *source, "--no-overlap", "--json")
-        (prediction,) = Comparison.from_json(result.out).predictions
-        assert prediction == predict(PROFILE, K80, held).prediction
+        (prediction,) = compare("10gbe-k80", *source, "--no-overlap").predictions
+        assert prediction == predict(PROFILE, K80, plan.waiting_for_all()).prediction
 
 
-def test_sharded_updates(run: Run, profile: Path, tmp_path: Path) -> None:
+def test_sharded_updates(
+    compare: Compared, printed: Printed, profile: Path, tmp_path: Path
+) -> None:
     """DDP gathers parameters after them, overlap under the next forward pass."""
-    place = tmp_path / "plan.json"
-    result = run("plan", profile, "1gbit", "--shard", "--planner", "overlap", "-o", place)
-    assert result.code == 0, result.err
-    assert Plan.load(place).sharded
-    planners = ("--planner", "ddp,overlap", "--json")
-    whole, sharded = (
-        {p.planner: p.iteration_s for p in Comparison.from_json(run(*asked).out).predictions}
-        for asked in (
-            ("simulate", profile, "1gbit", *planners),
-            ("simulate", profile, "1gbit", *planners, "--shard"),
-        )
-    )
-    assert sharded["ddp"] > whole["ddp"]
-    assert sharded["overlap"] < sharded["ddp"]
-    result = run("simulate", profile, "1gbit", "--shard", "--workers", "4,8")
-    assert result.code == 0, result.err
-    result = run("simulate", profile, "1gbit", "--shard", "--density", "0.001")
-    assert result.code == 2
-    assert "--shard" in result.err
+    printed("plan", profile, "1gbit", "--shard", "--planner", "overlap", "-o", tmp_path / "plan")
+    assert Plan.load(tmp_path / "plan").sharded
+    asked = ("1gbit", "--planner", "ddp,overlap")
+    whole, sharded = (compare(*asked, *shard) for shard in ((), ("--shard",)))
+    assert sharded.of("ddp").iteration_s > whole.of("ddp").iteration_s
+    assert sharded.of("overlap").iteration_s < sharded.of("ddp").iteration_s
+    assert printed("simulate", profile, "1gbit", "--shard", "--workers", "4,8")
 
 
-def test_all_planners_are_compared(run: Run, profile: Path) -> None:
-    result = run("simulate", profile, "10gbe-k80", "--planner", "all", "--json")
-    comparison = Comparison.from_json(result.out)
-    assert [p.planner for p in comparison.predictions] == [n for n in PLANNERS if n != "auto"]
-    fastest = min(p.iteration_s for p in comparison.predictions)
-    assert comparison.of(comparison.chosen).iteration_s == fastest
+@pytest.mark.parametrize(
+    ("planners", "chosen", "reason"),
+    [
+        ("wfbp", "wfbp", "wfbp was asked for"),
+        ("wfbp, merge", "merge", "the fastest of those that were asked for"),
+    ],
+)
+def test_some_planners(compare: Compared, planners: str, chosen: str, reason: str) -> None:
+    found = compare("10gbe-k80", "--planner", planners)
+    plans = [PLANNERS[name].plan(PROFILE, K80) for name in planners.split(", ")]
+    assert found.predictions == tuple(predict(PROFILE, K80, p).prediction for p in plans)
+    assert (found.chosen, found.reason) == (chosen, reason)
 
 
-@pytest.mark.parametrize("planner", [(), ("--planner", "auto")])
-def test_json_is_all_that_is_printed(run: Run, profile: Path, planner: tuple[str, ...]) -> None:
-    result = run("simulate", profile, "10gbe-k80", "--json", *planner)
-    assert result.code == 0
-    assert json.loads(result.out)["format"] == "syncline/comparison"
-    assert Comparison.from_json(result.out) == choose(PROFILE, K80).comparison
+def test_all_planners_or_those_that_training_chooses_from(compare: Compared) -> None:
+    every = compare("10gbe-k80", "--planner", "all")
+    assert [p.planner for p in every.predictions] == [n for n in PLANNERS if n != "auto"]
+    fastest_s = min(p.iteration_s for p in every.predictions)
+    assert every.of(every.chosen).iteration_s == fastest_s
+    for planner in ((), ("--planner", "auto")):
+        assert compare("10gbe-k80", *planner) == choose(PROFILE, K80).comparison
 
 
-@pytest.mark.parametrize("planner", ["wfbp", "merge"])
-def test_one_planner(run: Run, profile: Path, planner: str) -> None:
-    result = run("simulate", profile, "10gbe-k80", "--planner", planner, "--json")
-    comparison = Comparison.from_json(result.out)
-    plan = PLANNERS[planner].plan(PROFILE, K80)
-    assert comparison.predictions == (predict(PROFILE, K80, plan).prediction,)
-    assert comparison.chosen == planner
-    assert comparison.reason == f"{planner} was asked for"
-
-
-def test_some_planners(run: Run, profile: Path) -> None:
-    result = run("simulate", profile, "10gbe-k80", "--planner", "wfbp, merge", "--json")
-    comparison = Comparison.from_json(result.out)
-    assert [p.planner for p in comparison.predictions] == ["wfbp", "merge"]
-    assert (comparison.chosen, comparison.reason) == (
-        "merge",
-        "the fastest of those that were asked for",
-    )
-
-
-def test_a_plan_of_ones_own(run: Run, profile: Path, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    assert run("plan", profile, "10gbe-k80", "--planner", "single", "-o", path).code == 0
-    result = run("simulate", profile, "10gbe-k80", "--plan", path, "--json")
-    comparison = Comparison.from_json(result.out)
-    assert comparison.of("single").messages == 1
-    assert comparison.reason == f"the plan in {path}"
-
-
-def test_a_sparse_plan_is_not_simulated_at_what_dense_messages_cost(
-    run: Run, profile: Path, network: Path, tmp_path: Path
+def test_a_sparse_plan_does_not_cost_what_dense_messages_do(
+    printed: Printed, refused: Printed, profile: Path, network: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "plan.json"
-    compressed(PLANNERS["merge"].plan(PROFILE, LINKED), Recipe(density=0.001)).save(path)
-    result = run("simulate", profile, network, "--plan", path)
-    assert (result.code, result.out) == (2, "")
-    assert "the plan's messages are sparse, and the network says what dense" in result.err
-    sparse = ("--algorithm", "gtop-k", "--density", "0.001")
-    assert run("simulate", profile, network, "--plan", path, *sparse).code == 0
+    plan = compressed(PLANNERS["merge"].plan(PROFILE, LINKED), Recipe(density=0.001))
+    plan.save(path := tmp_path / "plan.json")
+    asked = ("simulate", profile, network, "--plan", path)
+    assert "the plan's messages are sparse, and the network says what dense" in refused(*asked)
+    assert printed(*asked, "--algorithm", "gtop-k", "--density", "0.001")
 
 
-def test_a_plan_of_16_bits_is_simulated_at_its_bytes_on_the_wire(
-    run: Run, profile: Path, network: Path, tmp_path: Path
+def test_a_plan_of_16_bits_costs_its_bytes_on_the_wire(
+    compare: Compared, network: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "plan.json"
     plan = planned_in(PLANNERS["merge"], PROFILE, LINKED, "bfloat16")
-    plan.save(path)
-    result = run("simulate", profile, network, "--plan", path, "--json")
-    (found,) = Comparison.from_json(result.out).predictions
+    plan.save(path := tmp_path / "plan.json")
+    comparison = compare(network, "--plan", path)
+    assert comparison.reason == f"the plan in {path}"
+    (found,) = comparison.predictions
     assert found == predict(PROFILE, LINKED, plan).prediction
     messages = tuple(msgspec.structs.replace(m, payload="dense") for m in plan.messages)
     dense = predict(PROFILE, LINKED, msgspec.structs.replace(plan, messages=messages)).prediction
     assert 0 < found.communication_s < dense.communication_s
 
 
-def test_a_plan_and_a_planner(run: Run, profile: Path, tmp_path: Path) -> None:
-    for planner in ("merge", "auto"):
-        result = run("simulate", profile, "10gbe-k80", "--plan", "x", "--planner", planner)
-        assert (result.code, result.out) == (2, "")
-        assert "give either --planner or --plan, not both" in result.err
-
-
-def test_a_plan_for_other_workers(run: Run, profile: Path, network: Path, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    PLANNERS["merge"].plan(PROFILE, LINKED).save(path)
-    result = run("simulate", profile, network, "--plan", path, "--workers", 64)
-    assert (result.code, result.out) == (2, "")
-    assert "the plan is for 16 workers, this job has 64" in result.err
-
-
-def test_a_plan_for_another_model(run: Run, profile: Path, tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    plan = PLANNERS["merge"].plan(PROFILE, K80)
-    text = plan.to_json().replace('"g0"', '"other"')
-    Plan.from_json(text).save(path)
-    result = run("simulate", profile, "10gbe-k80", "--plan", path)
-    assert result.code == 2
-    assert "no gradient 'g0', this model does" in result.err
-
-
 @pytest.mark.parametrize("planner", ["auto", "ddp"])
-def test_the_timeline_is_written(run: Run, profile: Path, tmp_path: Path, planner: str) -> None:
+def test_the_timeline(printed: Printed, profile: Path, tmp_path: Path, planner: str) -> None:
     path = tmp_path / "timeline.json"
     arguments = ("simulate", profile, "10gbe-k80", "--planner", planner, "--timeline", path)
-    result = run(*arguments)
-    assert result.code == 0
+    out = printed(*arguments)
     timeline = Timeline.load(path)
-    assert f"timeline of {timeline.name} written to {path}" in result.out
+    assert f"timeline of {timeline.name} written to {path}" in out
     name = choose(PROFILE, K80).comparison.chosen if planner == "auto" else planner
     assert timeline == predict(PROFILE, K80, PLANNERS[name].plan(PROFILE, K80)).timeline
-    assert Comparison.from_json(run(*arguments, "--json").out).chosen == name
-
-
-def test_more_workers(run: Run, profile: Path, network: Path) -> None:
-    result = run("simulate", profile, network, "--workers", 1024, "--json")
-    comparison = Comparison.from_json(result.out)
-    assert (comparison.workers, comparison.network) == (1024, "lan at 1024 workers (ring)")
-    result = run("simulate", profile, "10gbe-k80", "--workers", 1024, "--json")
-    name = "10gbe-k80 at 1024 workers (ring, link inferred by ring)"
-    assert Comparison.from_json(result.out).network == name
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--planner", "mgwfb"), "did you mean 'mgwfbp'?"),
-        (("--planner", "ddp,all"), "--planner all stands alone"),
-        (("--planner", "ddp,ddp"), "--planner names 'ddp' twice"),
-        (("--plan", "absent.json"), "absent.json: no such file"),
-        (("--timeline", "absent/timeline.json"), "cannot be written"),
-    ],
-)
-def test_mistakes(run: Run, profile: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = run("simulate", profile, "10gbe-k80", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error: ")
-    assert message in result.err
-
-
-def test_a_network_slower_than_can_be_simulated(run: Run, profile: Path) -> None:
-    result = run("simulate", profile, "a=1e6,b=1e6")
-    assert (result.code, result.out) == (2, "")
-    assert "the messages of one iteration take longer than" in result.err
+    assert Comparison.from_json(printed(*arguments, "--json")).chosen == name
 
 
 @pytest.mark.parametrize(
@@ -220,7 +132,78 @@ def test_a_network_slower_than_can_be_simulated(run: Run, profile: Path) -> None
         ("bandwidth=1000gbit,latency=0us,workers=8", "would gain nothing: dense is as fast"),
     ],
 )
-def test_what_compression_would_gain_is_said(run: Run, profile: Path, link: str, said: str) -> None:
-    result = run("simulate", profile, link)
-    assert result.code == 0
-    assert f"compression: {said}" in " ".join(result.out.split())
+def test_what_compression_would_gain(printed: Printed, profile: Path, link: str, said: str) -> None:
+    assert f"compression: {said}" in " ".join(printed("simulate", profile, link).split())
+
+
+# ------------------------------------------------------------------ plan
+
+
+def test_a_plan_is_shown(printed: Printed, profile: Path) -> None:
+    out = printed("plan", profile, "10gbe-k80", "--planner", "merge")
+    assert "merge" in out
+    ddp_s, merge_s = (
+        predict_iteration_s(PROFILE, K80, planner.plan(PROFILE, K80))
+        for planner in (Ddp(), Merge())
+    )
+    assert out.splitlines()[-1].endswith(f": {ddp_s / merge_s:.2f} times as fast")
+
+
+def test_sparse_exchange_is_not_compared_with_ddp(printed: Printed, profile: Path) -> None:
+    sparse = "bandwidth=10gbit,workers=4,algorithm=top-k,density=0.001"
+    assert "times as fast" not in printed("plan", profile, sparse)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_json_is_all_that_is_printed(printed: Printed, profile: Path, planner: str) -> None:
+    out = printed("plan", profile, "10gbe-k80", "--planner", planner, "--json")
+    assert Plan.from_json(out) == PLANNERS[planner].plan(PROFILE, K80)
+
+
+def test_the_plan_is_written(printed: Printed, profile: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert f"plan written to {path}" in printed("plan", profile, "10gbe-k80", "-o", path)
+    assert Plan.load(path) == PLANNERS["auto"].plan(PROFILE, K80)
+    assert printed("plan", profile, "10gbe-k80", "-o", path, "--json") == path.read_text()
+
+
+def test_auto_considers_overlap_as_training_does(printed: Printed, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    some.profile_of([10_000_000] * 8, [250_000] * 8, forward_ns=50_000_000).save(path)
+    asked = ("plan", path, "a=1e-5,b=1e-8,workers=4", "--json")
+    assert Plan.from_json(printed(*asked)).planner == "overlap"
+    held = Plan.from_json(printed(*asked, "--no-overlap"))
+    assert held.planner != "overlap"
+    assert held.wait == "update"
+    p3 = Plan.from_json(printed(*asked, "--planner", "p3", "--no-overlap"))
+    assert p3.wait == "update"
+
+
+def test_another_number_of_workers_and_another_algorithm(
+    printed: Printed, profile: Path, network: Path
+) -> None:
+    assert Plan.from_json(printed("plan", profile, network, "--json")).workers == 16
+    short, full = (
+        printed("plan", profile, network, "--workers", 64, "--algorithm", name, "--json")
+        for name in ("double-tree", "double-binary-trees")
+    )
+    assert short == full
+    assert Plan.from_json(short).workers == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("plann", "no such command 'plann'; did you mean 'plan'?"),
+        ("plan", "Missing argument 'PROFILE'"),
+        ("plan --planner", "--planner"),
+        ("plan --colour red", "--colour"),
+        ("emulate", "Missing argument 'COMMAND...'"),
+        ("help trian", "did you mean 'train'?"),
+    ],
+)
+def test_wrong_usage(run: Run, arguments: str, said: str) -> None:
+    result = run(*arguments.split())
+    assert (result.code, result.out) == (2, "")
+    assert "Error: " in result.err
+    assert said in result.err

@@ -1,89 +1,68 @@
-"""``syncline train`` finds mistakes before a worker starts, and says each in a line."""
+"""``syncline train`` and ``syncline profile`` as a user meets them."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from syncline.cli import main
 from syncline.cli.train import train
+from syncline.files.traces.layer_table import read_layer_table
 from syncline.lab.training.config import COMPRESSIONS, Hyperparameters, TrainingConfig
 from syncline.lab.training.data import DATA
 from syncline.lab.training.models import MODELS
+from syncline.plan.network import Network
 from syncline.plan.planners import PLANNERS
+from syncline.plan.profile import Profile
+from tests.cases import first_few
+from tests.cli.examples import Printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--model resnet2", "unknown model 'resnet2'; did you mean 'resnet20'"),
-        ("--data digit", "unknown data set 'digit'; did you mean 'digits'"),
-        ("--model lstm --data digits", "holds images, but model 'lstm' is trained on text"),
-        ("--data cifar10", "name it with --data-dir; it must hold data_batch_1.bin"),
-        ("--data cifar10 --data-dir gone", "gone: expected the folder of data set 'cifar10'"),
-        ("--planner mgwfb", "unknown planner 'mgwfb'; did you mean 'mgwfbp'"),
-        ("--epochs 0", "--epochs must be at least 1, found 0"),
-        ("--batch-size 5000", "10000 samples (2 workers x 5000 a batch x 1 accumulated)"),
-        ("--resume", "--resume continues a checkpoint; name its folder"),
-        ("--resume --checkpoint gone", "gone/checkpoint.pt: expected a checkpoint, found none"),
-        ("--plan gone.json", "gone.json: no such file"),
-        ("--precision fp16", "unknown precision 'fp16'"),
-        ("--schedule cosin", "did you mean 'cosine'"),
-        ("--lr nan", "--lr must be finite and above 0"),
-        ("--workers 0", "--workers must be at least 1"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(
-    arguments: str, says: str, refused: Callable[..., str]
-) -> None:
-    assert says in refused("train", *arguments.split())
-
-
+@pytest.mark.parametrize("command", ["train", "profile"])
 def test_workers_must_agree_with_torchrun(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Printed, command: str
 ) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(SystemExit) as caught:
-        main(["train", "--workers", "2"])
-    assert caught.value.code == 2
-    assert "--workers is 2, but the launcher (torchrun) started 4" in capsys.readouterr().err
+    said = refused(command, "--workers", "2")
+    assert "--workers is 2, but the launcher (torchrun) started 4" in said
 
 
-def test_options_reach_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
     launched: list[TrainingConfig] = []
     monkeypatch.setattr("syncline.lab.training.launch.launch", launched.append)
     report = str(tmp_path / "report")
     arguments = (
         f"train --model lstm --report {report} --lr 0.5 --batch-size 4 --workers 3 --seed 7 "
         "--timeout 9 --steps 5 --accumulate 2 --baseline --block-steps 4 --json --clip-norm 2 "
-        "--no-overlap --cache kept"
+        "--no-overlap --cache kept --schedule step"
     )
     monkeypatch.chdir(tmp_path)
-    main([*arguments.split(), "--schedule", "step"])
-    (config,) = launched
-    expected = TrainingConfig.of(
-        "lstm",
-        "text",
-        overrides={"learning_rate": 0.5, "batch_size": 4, "clip_norm": 2.0, "schedule": "step"},
-        report=report,
-        workers=3,
-        seed=7,
-        timeout_s=9.0,
-        steps=5,
-        accumulate=2,
-        overlap=False,
-        baseline=True,
-        block_steps=4,
-        json=True,
-        cache="kept",
-    )
-    assert config == expected
+    printed(*arguments.split())
+    assert launched == [
+        TrainingConfig.of(
+            "lstm",
+            "text",
+            overrides={"learning_rate": 0.5, "batch_size": 4, "clip_norm": 2.0, "schedule": "step"},
+            report=report,
+            workers=3,
+            seed=7,
+            timeout_s=9.0,
+            steps=5,
+            accumulate=2,
+            overlap=False,
+            baseline=True,
+            block_steps=4,
+            json=True,
+            cache="kept",
+        )
+    ]
     assert (tmp_path / "kept").is_dir()
 
 
@@ -101,3 +80,45 @@ def test_help_lists_every_model_data_set_and_planner_to_train_with() -> None:
 def test_the_command_is_listed_without_torch() -> None:
     blocked = "import sys; sys.modules['torch'] = None; import syncline.cli.train"
     subprocess.run([sys.executable, "-c", blocked], check=True)
+
+
+# ------------------------------------------------------------------ syncline profile
+
+
+@pytest.mark.parametrize("model", first_few(["resnet20", "lstm"]))
+def test_a_model_and_its_table(model: str, tmp_path: Path, printed: Printed) -> None:
+    table, folder = tmp_path / "table.txt", tmp_path / "run"
+    arguments = f"profile --model {model} --iterations 2 --batch-size 4 -o {folder}"
+    out = printed(*arguments.split(), "--export-papers-table", table)
+    assert f"written: {table}" in out
+    assert "  lost: " in out
+    profile = Profile.load(folder / "profile.json")
+    network = Network.load(folder / "network.json")
+    assert (profile.model, profile.workers, profile.iterations) == (model, 2, 2)
+    assert all(gradient.needed_by is not None for gradient in profile.gradients)
+    assert network.workers == 2
+    trace = read_layer_table(table)
+    again = trace.known_profile()
+    assert again.gradient_bytes == profile.gradient_bytes
+    assert again.phase_s("backward") == pytest.approx(profile.phase_s("backward"), rel=1e-6)
+    # Every layer's message was timed at exactly its bytes.
+    assert {p.size_bytes for p in trace.points} <= {p.size_bytes for p in network.points}
+    # The single iterations, with the messages of each.
+    singles = read_layer_table(folder / "layers.txt.gz")
+    assert singles.steps == 2
+    assert [p.size_bytes for p in singles.points] == [p.size_bytes for p in trace.points]
+    assert singles.known_profile().gradient_bytes == profile.gradient_bytes
+
+
+def test_one_worker_of_a_launcher_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    printed(*f"profile --iterations 1 --batch-size 4 -o {tmp_path / 'run'}".split())
+    trace = read_layer_table(tmp_path / "run" / "layers.txt.gz")
+    assert (trace.steps, trace.points) == (1, ())

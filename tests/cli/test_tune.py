@@ -1,23 +1,19 @@
-"""``syncline tune`` as a user meets it."""
+"""``syncline tune`` and ``syncline bench`` as a user meets them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from syncline.cli import main
 from syncline.comm.groups import Choices
 from syncline.comm.groups.choices import choices_path
 from syncline.lab.bench import tuning
+from syncline.lab.bench.result import Benchmark
+from tests.cli.examples import Printed, Run
 from tests.comm.groups.choice_examples import HERE, choices
-from tests.timeouts import DEADLINE_S
 
-COMMAND = (sys.executable, "-c", "from syncline.cli import main; main()")
 QUICK = ("--sizes", "256,4KiB", "--workers", "2", "--lap", "0.001", "--collectives", "all-reduce")
 
 
@@ -29,77 +25,49 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     return folder / "syncline" / "choices"
 
 
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        cwd=folder,
-    )
-
-
-def test_what_was_measured_is_kept_shown_and_used(cache: Path, tmp_path: Path) -> None:
-    tuned = run("tune", *QUICK, "--page", "page.html", folder=tmp_path)
-    assert (tuned.returncode, tuned.stderr) == (0, "")
+def test_what_was_measured_is_kept_and_used(cache: Path, printed: Printed, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    tuned = printed("tune", *QUICK, "--page", page)
     [kept] = cache.iterdir()
-    assert f"kept in {kept}" in tuned.stdout
-    assert tuned.stdout.splitlines()[-1] == "page written to page.html"
+    assert f"kept in {kept}" in tuned
+    assert tuned.splitlines()[-1] == f"page written to {page}"
     found = Choices.load(kept)
     assert kept == choices_path(found.site)
-    shown = run("tune", "--show", folder=tmp_path)
-    assert shown.returncode == 0
-    assert "all-reduce" in shown.stdout
-    assert shown.stdout in tuned.stdout
-    assert run("show", str(kept), folder=tmp_path).stdout.strip() in tuned.stdout
+    shown = printed("tune", "--show")
+    assert "all-reduce" in shown
+    assert shown in tuned
+    assert printed("show", kept).strip() in tuned
     # A benchmark on the same host says where the choice comes from.
-    measured = run(
+    measured = printed(
         *("bench", "collectives", "--sizes", "4", "--workers", "2", "--lap", "0.001"),
         *("--contestants", "syncline", "--json"),
-        folder=tmp_path,
     )
-    versions = json.loads(measured.stdout)["versions"]
+    versions = json.loads(measured)["versions"]
     assert versions["choices, 2 workers"] == f"measured {found.date}, {kept}"
 
 
 @pytest.mark.slow
-def test_a_file_of_its_own_as_json(cache: Path, tmp_path: Path) -> None:
-    result = run("tune", *QUICK, "-o", "mine.json", "--json", folder=tmp_path)
-    assert result.returncode == 0, result.stderr
-    [document] = json.loads(result.stdout)
+def test_a_file_of_its_own_as_json(cache: Path, printed: Printed, tmp_path: Path) -> None:
+    [document] = json.loads(printed("tune", *QUICK, "-o", tmp_path / "mine.json", "--json"))
     assert Choices.from_json(json.dumps(document)) == Choices.load(tmp_path / "mine.json")
     assert not cache.exists()
 
 
 def test_what_the_deadline_leaves_out_is_said(
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cache: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = choices()
-    monkeypatch.setattr(
-        "syncline.cli.tune.measure",
-        lambda *_, **__: tuning.Tuned((some,), ("broadcast with 2 workers",)),
-    )
-    monkeypatch.chdir(tmp_path)
-    main_ends(["tune", "--deadline", "1"])
-    assert capsys.readouterr().err == (
+    tuned = tuning.Tuned((some,), ("broadcast with 2 workers",))
+    monkeypatch.setattr("syncline.cli.tune.measure", lambda *_, **__: tuned)
+    result = run("tune", "--deadline", "1")
+    assert result.code == 0
+    assert result.err == (
         "not measured within 1 s (--deadline), so as built in: broadcast with 2 workers\n"
     )
     assert Choices.load(cache / f"{HERE.key}.json") == some
 
 
-def main_ends(arguments: list[str]) -> None:
-    """Run a command that must end well."""
-    try:
-        main(arguments)
-    except SystemExit as error:
-        assert not error.code  # noqa: PT017
-
-
-def test_a_damaged_file_is_named(cache: Path, refused: Callable[..., str]) -> None:
+def test_a_damaged_file_is_named(cache: Path, refused: Printed) -> None:
     cache.mkdir(parents=True)
     (cache / "broken.json").write_text("{}")
     said = refused("tune", "--show")
@@ -107,31 +75,7 @@ def test_a_damaged_file_is_named(cache: Path, refused: Callable[..., str]) -> No
     assert "delete it, or measure again with 'syncline tune'" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--show",), "nothing was measured yet in "),
-        (("--show", "--workers", "2"), "--show measures nothing, so --workers has no meaning"),
-        (("--show", "--output", "x"), "--show measures nothing, so --output has no meaning"),
-        (("--collectives", "reduse"), "did you mean 'reduce'?"),
-        (("--sizes", "4MB"), "write 4, 64KiB or 4..256MiB"),
-        (("--workers", "2,4", "-o", "x.json"), "found 2, 4; name one with --workers"),
-        (("--rate", "1gbit"), "--rate needs emulated hosts; say how many with --hosts"),
-        (("--workers-per-host", "2"), "--workers-per-host needs emulated hosts"),
-        (("--hosts", "2", "--place", "tcp"), "leave one out"),
-        (("--page", "folder"), "expected the name of a page, such as choices.html"),
-        (("--page", "missing/page.html"), "there is no folder missing"),
-        (("--deadline", "0"), "deadline_s must be finite and above 0"),
-    ],
-)
-@pytest.mark.usefixtures("cache")
-def test_mistakes(refused: Callable[..., str], arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused("tune", *arguments)
-
-
-def test_a_user_without_a_home(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_home(refused: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.delenv("HOME", raising=False)
 
@@ -140,3 +84,26 @@ def test_a_user_without_a_home(
 
     monkeypatch.setattr(Path, "home", homeless)
     assert "no home folder" in refused("tune")
+
+
+# ------------------------------------------------------------------ syncline bench
+
+
+BENCH = (
+    *("bench", "collectives", "--sizes", "4,4KiB", "--workers", "2", "--lap", "0.001"),
+    *("--contestants", "syncline,gloo"),
+)
+
+
+def test_a_table_and_a_report(printed: Printed, tmp_path: Path) -> None:
+    report = tmp_path / "measured"
+    out = printed(*BENCH, "--report", report)
+    assert "all-reduce · 2 workers · one host, shared memory" in out
+    assert out.splitlines()[-1] == f"report written to {report}"
+    assert {path.name for path in report.iterdir()} == {"collectives.html", "collectives.json"}
+
+
+@pytest.mark.slow
+def test_json(printed: Printed) -> None:
+    benchmark = Benchmark.from_json(printed(*BENCH, "--json"))
+    assert [entry.size_bytes for entry in benchmark.entries] == [4, 4, 4096, 4096]
