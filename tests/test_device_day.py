@@ -29,9 +29,7 @@ def test_all_parts_fit_into_nine_minutes() -> None:
         assert part.steps(False)[0][1] <= part.budget_s
 
 
-def test_a_run_goes_on_where_it_was_cut_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_where_it_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
     def step(name: str, expected_s: float) -> device_day.Step:

@@ -30,7 +30,7 @@ def read_espresso(path: Path) -> Profile:
     tensors = json.loads(path.read_text())["tensors"]
     count = len(tensors)
 
-    def operation(tensor: dict[str, Any], phase: Phase, share: float, *after: int) -> Operation:
+    def op(tensor: dict[str, Any], phase: Phase, share: float, *after: int) -> Operation:
         return Operation(
             name=f"{phase} of {tensor['name']}",
             phase=phase,
@@ -39,12 +39,9 @@ def read_espresso(path: Path) -> Profile:
         )
 
     forward = (
-        operation(t, "forward", 0.5, *([i - 1] if i else []))
-        for i, t in enumerate(reversed(tensors))
+        op(t, "forward", 0.5, *([i - 1] if i else [])) for i, t in enumerate(reversed(tensors))
     )
-    backward = (
-        operation(t, "backward", 1.0, count + i - 1, count - 1 - i) for i, t in enumerate(tensors)
-    )
+    backward = (op(t, "backward", 1.0, count + i - 1, count - 1 - i) for i, t in enumerate(tensors))
     return Profile(
         model=f"espresso/{path.stem}",
         device="cuda",

@@ -197,9 +197,7 @@ def test_a_click_on_a_span_shows_what_it_is(page: Page, bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_waits_and_leads_are_drawn_and_explained(
-    driver: Any, overlapped: Bundle, tmp_path: Path, scheme: str
-) -> None:
+def test_waits_and_leads_show(driver: Any, overlapped: Bundle, tmp_path: Path, scheme: str) -> None:
     page = Page(driver, overlapped, tmp_path, scheme=scheme)
     page.click('[data-timeline="measured"] .k-wait')
     page.until(lambda: page.count("rect.k-wait.selected") == 1)
@@ -324,9 +322,7 @@ def test_two_fingers_zoom(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_and_fits_a_phone(
-    driver: Any, bundle: Bundle, tmp_path: Path, scheme: str
-) -> None:
+def test_it_is_readable_on_phones(driver: Any, bundle: Bundle, tmp_path: Path, scheme: str) -> None:
     def lightness(colour: str) -> float:
         channels = [float(c) for c in colour[colour.index("(") + 1 : -1].split(",")[:3]]
         return sum(channels) / 3 / 255
@@ -351,9 +347,7 @@ def test_it_is_readable_and_fits_a_phone(
     assert page.complaints() == []
 
 
-def test_without_scripts_the_picture_and_the_table_remain(
-    driver: Any, bundle: Bundle, tmp_path: Path
-) -> None:
+def test_without_scripts_a_picture_remains(driver: Any, bundle: Bundle, tmp_path: Path) -> None:
     with without_scripts(driver):
         page = Page(driver, bundle, tmp_path)
         assert page.count(".static svg rect") > 150
@@ -377,9 +371,7 @@ def test_hostile_names_are_only_text(driver: Any, hostile: Bundle, tmp_path: Pat
     assert page.complaints() == []
 
 
-def test_many_spans_are_drawn_once_a_frame_and_only_where_visible(
-    driver: Any, tmp_path: Path
-) -> None:
+def test_many_spans_are_drawn_once_a_frame_where_visible(driver: Any, tmp_path: Path) -> None:
     spans = tuple(
         Span(
             lane="communication" if i % 2 else "compute",
@@ -448,9 +440,7 @@ return [...document.querySelectorAll('.curves text')].filter(t => t.getClientRec
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", first_few([360, 700, 1200]))
-def test_it_fits_and_nothing_covers_anything(
-    driver: Any, tmp_path: Path, width: int, scheme: str
-) -> None:
+def test_it_fits_and_nothing_overlaps(driver: Any, tmp_path: Path, width: int, scheme: str) -> None:
     page = Page(driver, scaling(), tmp_path, width=width, scheme=scheme)
     page.script("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     assert page.script("return document.documentElement.scrollWidth") <= width

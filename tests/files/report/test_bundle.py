@@ -50,9 +50,7 @@ def test_an_empty_directory_is_refused_with_what_was_looked_for(tmp_path: Path) 
         Bundle()
 
 
-def test_a_broken_file_or_a_dangling_link_is_no_missing_file(
-    bundle: Bundle, tmp_path: Path
-) -> None:
+def test_a_broken_file_or_dangling_link_is_no_missing_file(bundle: Bundle, tmp_path: Path) -> None:
     bundle.save(tmp_path)
     (tmp_path / "plan.json").unlink()
     (tmp_path / "plan.json").symlink_to(tmp_path / "gone.json")

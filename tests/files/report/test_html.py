@@ -24,6 +24,7 @@ from syncline.plan.timeline import Span, Timeline
 
 from .examples import HOSTILE
 
+change = msgspec.structs.replace
 SECTIONS = ["timelines", "planners", "checks", "network", "messages"]
 SECTIONS += ["largest", "profile", "phases", "memory", "events"]
 
@@ -149,20 +150,18 @@ def test_a_plan_of_many_messages_unfolds(bundle: Bundle) -> None:
 
 def test_a_network_without_points_has_no_plot(bundle: Bundle) -> None:
     assert 'class="plot"' in render(Bundle(network=bundle.network))
-    page = render(Bundle(network=msgspec.structs.replace(bundle.network, points=(), link=None)))
+    page = render(Bundle(network=change(bundle.network, points=(), link=None)))
     assert 'class="plot"' not in page
     assert "\u03b1" not in page
 
 
 def test_each_term_of_the_network_has_a_name_of_its_own(bundle: Bundle) -> None:
     contention = Contention(computing=1.2, exchange=1.3, per_message_s=1e-4)
-    both = msgspec.structs.replace(
-        bundle.network, contention=contention, contention_by_need=contention
-    )
+    both = change(bundle.network, contention=contention, contention_by_need=contention)
     terms = re.findall(r'<th scope="row">([^<]*)</th>', render(Bundle(network=both)))
     assert len(set(terms)) == len(terms)
     assert html.escape("slowed messages, Syncline's engine") in terms
-    alone = msgspec.structs.replace(both, contention_by_need=None)
+    alone = change(both, contention_by_need=None)
     assert "DDP&#x27;s reducer" not in render(Bundle(network=alone))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from io import StringIO
+from math import inf, nan
 
 import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
+from syncline.files.report import units
 from syncline.files.report.bundle import DOCUMENTS, Bundle
 from syncline.files.report.sections import network_section
 from syncline.files.report.summary import summarise
@@ -18,6 +21,7 @@ from syncline.files.report.tables import (
     plan_table,
     timeline_table,
 )
+from syncline.files.report.units import counted, duration, percent, plain, with_noise
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from tests.words import assert_tells
@@ -58,9 +62,7 @@ def test_what_training_does_to_messages_is_told_for_each_kind_of_plan() -> None:
 
 
 @pytest.mark.parametrize(("factor", "unit", "merge"), [(1, "ms", "622.1"), (2, "s", "1.244")])
-def test_planners_are_sorted_and_the_chosen_one_marked(
-    bundle: Bundle, factor: int, unit: str, merge: str
-) -> None:
+def test_planners_are_sorted_and_marked(bundle: Bundle, factor: int, unit: str, merge: str) -> None:
     """Times of a second and more turn the column to seconds."""
     slower = tuple(
         change(p, iteration_s=factor * p.iteration_s) for p in bundle.comparison.predictions
@@ -90,3 +92,59 @@ def test_waits_are_told_where_they_were_noted(bundle: Bundle, overlapped: Bundle
     text = printed(timeline_table(overlapped.timeline_measured), 160)
     assert re.search(r"waiting for messages [\d.]+ ms, link busy [\d.]+ %, idle while a ", text)
     assert "waiting" not in printed(timeline_table(bundle.timeline_measured), 160)
+
+
+# Numbers are written with a unit and no more digits than they deserve
+
+
+def signed(fraction: float) -> str:
+    return units.percent(fraction, signed=True)
+
+
+def gbit(rate: float) -> str:
+    return units.bandwidth(rate * 125e6)
+
+
+@pytest.mark.parametrize(
+    ("write", "number", "text"),
+    [
+        *((duration, 0.0, "0 s"), (duration, 1.23456, "1.23 s"), (duration, 0.4784, "478 ms")),
+        *((duration, 0.99996, "1.00 s"), (duration, 3.1e-6, "3.10 µs"), (duration, 754.2, "754 s")),
+        *((duration, 8.52e-9, "8.52 ns"), (duration, -0.02, "-20.0 ms")),
+        (duration, 1e-310, "1.00e-298 ps"),
+        *((units.size, 0, "0 B"), (units.size, 999, "999 B"), (units.size, 1000, "1.00 kB")),
+        *((units.size, 102_228_128, "102 MB"), (units.size, 3 * 10**9, "3.00 GB")),
+        *((percent, 0.219, "21.9 %"), (signed, 0.017, "+1.7 %"), (signed, -0.017, "-1.7 %")),
+        (signed, -0.00001, "0.0 %"),  # no negative zero
+        (units.rate, inf, "∞ TB/s"),
+        *((gbit, 1, "1 Gbit/s"), (gbit, 2.5, "2.5 Gbit/s"), (gbit, 400, "400 Gbit/s")),
+        *((gbit, 0.1, "100 Mbit/s"), (gbit, 1200, "1200 Gbit/s"), (gbit, 2e-6, "2 kbit/s")),
+        *((plain, 12, "12"), (plain, 12.0, "12"), (plain, 0.9810, "0.981"), (plain, 23.4, "23.4")),
+        *((plain, 1e-7, "1e-07"), (plain, 179.83, "179.8"), (plain, nan, "NaN")),
+    ],
+)
+def test_a_number_has_the_unit_and_the_digits_that_suit_it(
+    write: Callable[[float], str], number: float, text: str
+) -> None:
+    assert write(number) == text
+
+
+def test_digits_end_where_the_noise_begins() -> None:
+    assert with_noise(0.4782, 0.0013) == "478.2 ± 1.3 ms"
+    assert with_noise(0.4782, 0.013) == "478 ± 13 ms"
+    assert with_noise(1.5, 0.02) == "1.500 ± 0.020 s"
+    assert with_noise(1.5, 0.0) == "1.500 s"
+
+
+def test_nouns_agree_with_their_number() -> None:
+    assert counted(1, "message") == "1 message"
+    assert counted(7, "message") == "7 messages"
+    assert counted(2, "process") == "2 processes"
+
+
+def test_a_column_of_times_has_one_unit() -> None:
+    below = units.TimeUnit([0.5, 0.02])
+    assert (below.name, below.text(0.02)) == ("ms", "20.0")
+    above = units.TimeUnit([1.2, 0.02])
+    assert (above.name, above.text(0.02)) == ("s", "0.020")
+    assert units.TimeUnit([]).name == "ms"

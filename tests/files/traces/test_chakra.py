@@ -29,6 +29,7 @@ from tests.trace_files import TRACES
 
 REAL = TRACES.parent / "et" / "chakra_feeder_trace.tar.gz"
 NETWORK = PRESETS["10gbe-k80"]
+change = msgspec.structs.replace
 
 
 def read(tmp_path: Path, content: bytes) -> Trace:
@@ -67,16 +68,14 @@ def file_of(*nodes: Node) -> bytes:
 
 @given(profiles())
 @many
-def test_our_own_come_back_as_they_were(
-    tmp_path_factory: pytest.TempPathFactory, profile: Profile
-) -> None:
+def test_our_own_come_back(tmp_path_factory: pytest.TempPathFactory, profile: Profile) -> None:
     """Operations of every resource, too."""
     resources = itertools.cycle(get_args(Resource))
     operations = tuple(
-        msgspec.structs.replace(operation, resource=resource)
+        change(operation, resource=resource)
         for operation, resource in zip(profile.operations, resources, strict=False)
     )
-    profile = msgspec.structs.replace(profile, baseline=None, operations=operations)
+    profile = change(profile, baseline=None, operations=operations)
     written = write_chakra(profile, NETWORK)
     assert written.lost == ()
     assert chakra_nodes.is_metadata(written.content)
@@ -116,7 +115,7 @@ def test_a_feeder_finds_what_it_asks_for() -> None:
 def test_update_waits_for_all_messages() -> None:
     profile = layered_profile()
     update = Operation(name="update", phase="update", duration_s=1e-3, after=(0,))
-    profile = msgspec.structs.replace(profile, operations=(*profile.operations, update))
+    profile = change(profile, operations=(*profile.operations, update))
     nodes = nodes_of(write_chakra(profile).content)
     messages = {n.id for n in nodes if n.type == NodeType.COMM_COLL}
     assert messages < set(nodes[-1].data_deps)

@@ -22,11 +22,12 @@ from tests.files.traces.seeds import layered_profile
 from tests.strategies import layer_profiles, many, timelines
 
 NETWORK = PRESETS["10gbe-k80"]
+change = msgspec.structs.replace
 LAYERS = layered_profile()
 UPDATE = Operation(name="update", phase="update", duration_s=1e-3)
-PROFILE = msgspec.structs.replace(LAYERS, operations=(*LAYERS.operations, UPDATE))
+PROFILE = change(LAYERS, operations=(*LAYERS.operations, UPDATE))
 PLAN = Wfbp().plan(PROFILE, NETWORK)
-BY_NEED = msgspec.structs.replace(Wfbp().plan(LAYERS, NETWORK), wait="need")
+BY_NEED = change(Wfbp().plan(LAYERS, NETWORK), wait="need")
 TIMELINE = predict(PROFILE, NETWORK, PLAN).timeline
 
 
@@ -45,7 +46,7 @@ def measured(*spans: Span) -> Timeline:
 
 
 def test_each_timeline_is_a_named_process_with_named_threads() -> None:
-    events = events_of(TIMELINE, msgspec.structs.replace(TIMELINE, source="measured"))
+    events = events_of(TIMELINE, change(TIMELINE, source="measured"))
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert processes == {1: "predicted: wfbp", 2: "measured: wfbp"}
     threads = [e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 1]
@@ -66,7 +67,7 @@ def test_every_span_is_a_complete_event_in_microseconds() -> None:
         "finished_us": message.stop_ns / 1000,
     }
     # What is not known is not said.
-    unknown = measured(msgspec.structs.replace(message, ready_ns=None))
+    unknown = measured(change(message, ready_ns=None))
     (event,) = [e for e in events_of(unknown) if e["ph"] in "XC"]
     assert event["args"] == known
 
@@ -171,7 +172,7 @@ def test_where_operations_wait_by_need_arrows_lead_into_the_next_iteration() -> 
         spans.append(span(operation.name, at, at + 10, operation.phase))
         if operation.name in ("fc backward", "conv backward"):
             spans.append(span(operation.name.split()[0], at + 10, at + 25, "message"))
-    timeline = msgspec.structs.replace(measured(*spans), iteration_ns=70)
+    timeline = change(measured(*spans), iteration_ns=70)
     found = arrows(timeline, LAYERS, BY_NEED)
     # 7 operations of 10 ns; conv is the second of the second iteration, and the message comes late.
     assert {("fc backward", "fc", 50), ("fc", "fc", 100), ("conv backward", "conv", 70)} <= {*found}
@@ -184,7 +185,7 @@ def test_an_all_gather_completes_a_reduce_scatter() -> None:
         Message(start=0, stop=base.elements, collective=collective)
         for collective in ("reduce-scatter", "all-gather")
     )
-    plan = msgspec.structs.replace(base, messages=messages)
+    plan = change(base, messages=messages)
     label = plan.label(range(2))
     spans = [span(o.name, 10 * i, 10 * i + 10, o.phase) for i, o in enumerate(LAYERS.operations)]
     spans += [span(label, 70, 80, "message"), span(label, 90, 95, "message")]
@@ -198,10 +199,10 @@ def test_an_all_gather_completes_a_reduce_scatter() -> None:
 
 @pytest.mark.parametrize("dropped", [0, 3])
 def test_where_runs_cannot_be_told_apart_there_are_no_arrows(dropped: int) -> None:
-    same = tuple(msgspec.structs.replace(o, name="same") for o in PROFILE.operations)
-    profile = msgspec.structs.replace(PROFILE, operations=same)
+    same = tuple(change(o, name="same") for o in PROFILE.operations)
+    profile = change(PROFILE, operations=same)
     timeline = predict(profile, NETWORK, PLAN).timeline
     spans = tuple(s for i, s in enumerate(timeline.spans) if i != dropped)
-    less = msgspec.structs.replace(timeline, spans=spans)
+    less = change(timeline, spans=spans)
     assert not [f for f in flows(less, profile, PLAN) if f.target.kind == "message"]
     assert [f for f in flows(timeline, profile, PLAN) if f.target.kind == "message"]

@@ -124,9 +124,7 @@ def test_impossible_shapes_are_named(tmp_path: Path, shape: list[Any]) -> None:
         read(tmp_path, whole)
 
 
-@pytest.mark.skipif(
-    not SHARED.is_dir(), reason="the shared execution trace is not beside the project"
-)
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data beside the project")
 def test_the_shared_execution_trace() -> None:
     trace = read_execution_trace(SHARED / "pytorch_et_resnet50_ddp_rank1of2.json.gz")
     assert trace.workers == 2

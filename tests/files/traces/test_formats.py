@@ -54,9 +54,7 @@ def written(tmp_path: Path, content: bytes | str, name: str = "trace") -> Path:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("name", "index"), CASES)
-def test_every_file_is_known_by_its_content(
-    name: str, index: int, packed: bool, tmp_path: Path
-) -> None:
+def test_files_are_known_by_content(name: str, index: int, packed: bool, tmp_path: Path) -> None:
     content = SEEDS[name][index]
     path = written(tmp_path, gzip.compress(content) if packed and name != "json" else content)
     form, trace = read_trace([path])

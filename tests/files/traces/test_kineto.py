@@ -47,9 +47,7 @@ def read(tmp_path: Path, job: Job, **options: Any) -> KinetoTrace:
     return read_kineto(job.write(tmp_path / "job.json"), **options)
 
 
-def predicted_us(
-    trace: KinetoTrace, profile: Profile | None = None, message_us: int = 200
-) -> float:
+def replay_us(trace: KinetoTrace, profile: Profile | None = None, message_us: int = 200) -> float:
     profile = profile or trace.profile()
     network = Network.line(workers=trace.workers or 1, a_s=message_us * 1e-6, b_s_per_byte=0)
     return predict_iteration_s(profile, network, trace.plan() or all_in_one(profile)) * 1e6
@@ -132,13 +130,11 @@ def test_timelines_show_what_ran_without_the_waiting(tmp_path: Path) -> None:
 @schemas
 @pytest.mark.parametrize("kernel_us", [1, 30, 55, 200, 1000])
 @pytest.mark.parametrize("message_us", [1, 200, 5000])
-def test_replay_takes_what_was_measured(
-    tmp_path: Path, schema: Any, kernel_us: int, message_us: int
-) -> None:
+def test_replay_is_as_traced(tmp_path: Path, schema: Any, kernel_us: int, message_us: int) -> None:
     job = Job(schema=schema, kernel_us=kernel_us, message_us=message_us)
     trace = read(tmp_path, job)
     assert [s.measured_s * 1e6 for s in trace.steps] == pytest.approx(job.step_us)
-    assert predicted_us(trace, message_us=message_us) == pytest.approx(job.step_us[-1], rel=0.01)
+    assert replay_us(trace, message_us=message_us) == pytest.approx(job.step_us[-1], rel=0.01)
 
 
 @given(
@@ -152,10 +148,10 @@ def test_idle_time_that_nothing_explains_is_a_wait(
 ) -> None:
     job = Job(idle_us=idle_us, kernel_us=kernel_us, host_us=host_us)
     trace = read(tmp_path_factory.mktemp("trace"), job)
-    assert predicted_us(trace) == pytest.approx(job.step_us[-1], rel=0.01)
+    assert replay_us(trace) == pytest.approx(job.step_us[-1], rel=0.01)
     if idle_us > 1000:
         assert noted(trace, "nothing in the trace explains")
-        faster = predicted_us(trace, with_compute_scale(trace.profile(), 0.01))
+        faster = replay_us(trace, with_compute_scale(trace.profile(), 0.01))
         assert faster >= 4 * idle_us  # a faster device idles as long
 
 
@@ -163,7 +159,7 @@ def test_a_step_in_which_the_host_runs_ahead_takes_what_the_device_takes(tmp_pat
     trace = read(tmp_path, Job(ahead=True, kernel_us=400, host_us=10, load_us=50, steps=5))
     kernels_us = 12 * 400 + 200  # and the last message, which the update waits for
     assert trace.trace().iteration_s == pytest.approx(kernels_us * 1e-6, rel=0.01)
-    assert predicted_us(trace) == pytest.approx(kernels_us, rel=0.01)
+    assert replay_us(trace) == pytest.approx(kernels_us, rel=0.01)
 
 
 def test_one_kernel_for_all_collectives_is_told_apart_by_its_arguments(tmp_path: Path) -> None:
@@ -193,10 +189,10 @@ def test_what_if_kernels_or_messages_took_another_time(
 ) -> None:
     job, truth = Job(**was), Job(**was | change)
     trace = read(tmp_path, job)
-    assert predicted_us(trace) == pytest.approx(job.step_us[-1], rel=0.01)
+    assert replay_us(trace) == pytest.approx(job.step_us[-1], rel=0.01)
     assert ("stream 2" in make_timeline(trace.steps[0]).lanes()) == bool(job.side_us)
     changed = with_compute_scale(trace.profile(), truth.kernel_us / job.kernel_us)
-    guess = predicted_us(trace, changed, message_us=truth.message_us)
+    guess = replay_us(trace, changed, message_us=truth.message_us)
     assert guess == pytest.approx(truth.step_us[-1], rel=0.02)
 
 
@@ -214,7 +210,7 @@ def test_merging_launches_changes_the_replay_little(tmp_path: Path) -> None:
             sum(o.duration_s for o in p.operations if o.lane == lane) for p in (whole, merged)
         )
         assert after_s == pytest.approx(before_s)
-    assert predicted_us(trace, merged) == pytest.approx(predicted_us(trace, whole), rel=0.02)
+    assert replay_us(trace, merged) == pytest.approx(replay_us(trace, whole), rel=0.02)
 
 
 # --- other streams and other workers ---
@@ -222,9 +218,7 @@ def test_merging_launches_changes_the_replay_little(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kernel_us", [30, 300])
 @pytest.mark.parametrize("peers_us", [50, 3000])
-def test_waiting_for_other_workers_is_no_computing(
-    tmp_path: Path, kernel_us: int, peers_us: int
-) -> None:
+def test_waiting_for_workers_is_no_computing(tmp_path: Path, kernel_us: int, peers_us: int) -> None:
     trace = read(tmp_path, Job(kernel_us=kernel_us, peers_us=peers_us))
     operations = trace.profile().operations
     (sent,) = [o for o in operations if o.lane == "peers" and "SendRecv" in o.name]
@@ -238,15 +232,13 @@ def test_waiting_for_other_workers_is_no_computing(
 
 @pytest.mark.parametrize("late_us", [100, 3000])
 @pytest.mark.parametrize("kernel_us", [30, 300])
-def test_waiting_inside_gradient_messages_is_replayed(
-    tmp_path: Path, late_us: int, kernel_us: int
-) -> None:
+def test_waiting_inside_messages_is_replayed(tmp_path: Path, late_us: int, kernel_us: int) -> None:
     job = Job(late_us=late_us, late_step=1, kernel_us=kernel_us)
     trace = read(tmp_path, job)
     assert trace.points[0].time_s == pytest.approx(200e-6)
     for step, measured_us in zip(trace.steps, job.step_us, strict=True):
         own = trace._replace(steps=(step,)).profile()
-        assert predicted_us(trace, own) == pytest.approx(measured_us, rel=0.01)
+        assert replay_us(trace, own) == pytest.approx(measured_us, rel=0.01)
         waiting_s = sum(o.duration_s for o in own.operations if o.lane == "waits")
         assert (waiting_s > 0.5 * late_us * 1e-6) == (step.number == 4)
 
@@ -286,9 +278,7 @@ def test_all_ranks_wait_until_a_message_begins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "message_us"), [(1, 200), (2, 220)])
-def test_where_all_ranks_were_traced_the_usual_message_counts(
-    tmp_path: Path, ranks: int, message_us: int
-) -> None:
+def test_of_all_ranks_the_usual_message_counts(tmp_path: Path, ranks: int, message_us: int) -> None:
     """The rank that comes last does not wait, so the shortest of all is a lucky one."""
     late = {"late_us": -20, "late_step": 1, "message_us": 220}
     jobs = (Job(rank=rank, pid=rank, **late) for rank in range(ranks))
@@ -298,14 +288,12 @@ def test_where_all_ranks_were_traced_the_usual_message_counts(
 
 @pytest.mark.parametrize("wait_us", [50, 3000])
 @pytest.mark.parametrize("call_us", [20, 400])
-def test_a_host_that_waits_for_other_workers_computes_nothing(
-    tmp_path: Path, wait_us: int, call_us: int
-) -> None:
+def test_a_host_that_waits_computes_nothing(tmp_path: Path, wait_us: int, call_us: int) -> None:
     made, lasted_us = gloo_job(wait_us=wait_us, call_us=call_us)
     path = tmp_path / "gloo.json"
     path.write_text(json.dumps(made))
     trace = read_kineto(path)
-    assert predicted_us(trace, message_us=250) == pytest.approx(lasted_us, rel=0.01)
+    assert replay_us(trace, message_us=250) == pytest.approx(lasted_us, rel=0.01)
     operations = trace.profile().operations
     computing_s = sum(o.duration_s for o in operations if o.lane == "device")
     assert computing_s == pytest.approx((20 + 4 * 300 + 2 * (5 + call_us) + 20 + 50) * 1e-6)
@@ -338,7 +326,7 @@ def test_gradients_without_a_size_are_left_out_where_nothing_tells_it(tmp_path: 
     for options in ({"messages": False, "workers": None}, {"sizes": False}):
         trace = read(tmp_path, Job(layers=16, undefined=(0, 5), **options))
         assert sizes_of(trace) == [1000] * 14
-        assert predicted_us(trace) > 0
+        assert replay_us(trace) > 0
         assert noted(trace, "2 are left out")
     trace = read(tmp_path, Job(layers=16, undefined=(4, 5)))
     assert sizes_of(trace) == [1000] * 10 + [2000] + [1000] * 4
@@ -446,9 +434,7 @@ def test_sizes_by_hand_must_fit(tmp_path: Path, header: str, rows: list[str], sa
         ("name bytes", "a 4\na 4", "line 3: 'a' was named before"),
     ],
 )
-def test_broken_files_of_sizes_are_refused(
-    tmp_path: Path, header: str, row: str, says: str
-) -> None:
+def test_broken_files_of_sizes(tmp_path: Path, header: str, row: str, says: str) -> None:
     with pytest.raises(FileError, match=says):
         sizes_file(tmp_path, row, header=header)
 

@@ -28,6 +28,7 @@ from tests.strategies import many, profiles
 from tests.trace_files import PIPEDREAM as GRAPHS
 from tests.trace_files import TRACES
 
+change = msgspec.structs.replace
 WORKLOAD = TRACES / "astrasim" / "Resnet50_DataParallel.txt"
 ROWS = [line.split("\t") for line in TABLE_VI.splitlines()[1:]]
 
@@ -143,11 +144,9 @@ def test_what_runs_beside_the_layers_is_lost() -> None:
     profile = of_layers(400)
     first, *others = profile.operations
     beside = Operation(name="all-to-all", phase="forward", duration_s=2e-3, resource="peers")
-    moved = [msgspec.structs.replace(o, after=tuple(a + (a > 0) for a in o.after)) for o in others]
-    gradient = msgspec.structs.replace(profile.gradients[0], ready_after=2)
-    changed = msgspec.structs.replace(
-        profile, operations=(first, beside, *moved), gradients=(gradient,)
-    )
+    moved = [change(o, after=tuple(a + (a > 0) for a in o.after)) for o in others]
+    gradient = change(profile.gradients[0], ready_after=2)
+    changed = change(profile, operations=(first, beside, *moved), gradients=(gradient,))
     assert any("2 ms on further streams" in s for s in write_layer_table(changed).lost)
     assert not any("further streams" in s for s in write_layer_table(profile).lost)
 

@@ -23,9 +23,7 @@ def elements(text: str | bytes, *arrays: str) -> list[tuple[str, int | None, obj
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["a.txt", "a.gz"])
-def test_packing_is_recognised_by_content_not_by_name(
-    tmp_path: Path, packed: bool, name: str
-) -> None:
+def test_packing_is_recognised_by_content_not_name(tmp_path: Path, packed: bool, name: str) -> None:
     text = b"line\n" * 1000
     path = tmp_path / name
     path.write_bytes(gzip.compress(text) if packed else text)
@@ -67,9 +65,7 @@ def test_what_is_no_trace_file_is_named(tmp_path: Path) -> None:
             stream.read()
 
 
-def test_no_more_than_the_largest_trace_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_than_the_largest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "LARGEST_TRACE_BYTES", 3 << 20)
     large = b"x" * (4 << 20)
     for name, content in (("bomb.gz", gzip.compress(large)), ("large", large)):
