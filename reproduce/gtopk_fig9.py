@@ -94,7 +94,7 @@ def compute() -> Result:
         if abs(_costs(workers, LEFT_BYTES)[algorithm] / seconds - 1) > 1e-9
     ]
     left = {name: [_costs(p, LEFT_BYTES)[name] for p in LEFT_WORKERS] for name in STYLES}
-    script = LINK.with_(latency_s=SCRIPT_ALPHA_S)
+    script = LINK.replace(latency_s=SCRIPT_ALPHA_S)
     as_drawn = {
         name: [_costs(p, LEFT_BYTES, link=script)[name] for p in LEFT_WORKERS] for name in SPARSE
     }
