@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -13,27 +14,27 @@ import signal
 import threading
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from benchmarks.ranks import on_host
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import syncline
-from syncline.comm.backend.process_group import Options, register
+from syncline.comm.groups import Transport
+from tests.comm.backend.lost_peer_jobs import Net, sgd, step
+from tests.comm.groups.mortal_jobs import initialize
 from tests.mortal import POLL_S, Ended, Mortals, Place
 
 Wrapper = Literal["torch", "syncline"]
 Route = Literal["shared", "tcp", "mixed", "gloo"]
 """Over shared memory; over TCP; over both, as on two hosts; over Gloo, to compare."""
+TRANSPORTS: dict[Route, Transport | None] = {"tcp": "tcp", "gloo": None}
 How = Literal["SIGKILL", "SIGSTOP"]
-LAYERS, WIDTH = 4, 64
 MOST_STEPS = 120
 """By then, ours has left DDP's buckets."""
 LONGEST_S = 0.03
@@ -56,13 +57,13 @@ class Kill:
 
     wrapper: Wrapper
     route: Route
-    ranks: int
-    victim: int
-    steps: int
+    ranks: int = 2
+    victim: int = 1
+    steps: int = 5
     """How many steps it makes at least; with 0 it may go before its model is wrapped."""
-    after_s: float
+    after_s: float = 0
     """Seconds after these steps."""
-    options: dict[str, bool]
+    options: dict[str, bool] = field(default_factory=dict)
     """Arguments of the wrapper, and whether a communication hook is registered."""
     how: How = "SIGKILL"
 
@@ -97,11 +98,7 @@ class Found:
 
 
 def run(mortals: Mortals, kill: Kill, folder: Path) -> Found:
-    """Run a training in an empty folder; return how its survivors have ended.
-
-    Raises:
-        HangError: a survivor did not end.
-    """
+    """Run a training in an empty folder; return how its survivors have ended, unless one hangs."""
     ended = mortals.run(trains_until_it_ends, kill.ranks, asdict(kill), folder=folder)
     if not (folder / "moment").exists():
         failures = [f"rank {rank}: {each.err}" for rank, each in enumerate(ended)]
@@ -111,7 +108,7 @@ def run(mortals: Mortals, kill: Kill, folder: Path) -> Found:
     return Found(
         steps=moment["steps"],
         ended_s=[ended[rank].at_s - moment["at_s"] for rank in survivors],
-        said=[_last_line(ended[rank]) for rank in survivors],
+        said=[(ended[rank].err.strip().splitlines() or ["not a word"])[-1] for rank in survivors],
         failures=[
             f"rank {rank} ended with {ended[rank].code}: {ended[rank].err or 'not a word'}"
             for rank in survivors
@@ -126,24 +123,7 @@ def _names(ended: Ended, victim: int) -> bool:
     return ended.code == 1 and re.search(error, ended.err, re.MULTILINE) is not None
 
 
-def _last_line(ended: Ended) -> str:
-    return (ended.err.strip().splitlines() or ["not a word"])[-1]
-
-
 # ------------------------------------------------------------------ on a rank
-
-
-class Net(nn.Module):
-    """Layers, and buffers that are broadcast."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.norm(self.layers(inputs))
-        return found
 
 
 class Going:
@@ -174,18 +154,14 @@ class Going:
         parent = os.getpid()
         if os.fork():
             return
-        while any(not path.exists() or _runs(int(path.read_text() or parent)) for path in others):
+        while not all(path.exists() and _has_ended(path.read_text()) for path in others):
             time.sleep(POLL_S)
         os.kill(parent, signal.SIGKILL)
         os._exit(0)
 
 
-def _runs(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _has_ended(process: str) -> bool:
+    return process != "" and not Path(f"/proc/{process}").exists()
 
 
 def trains_until_it_ends(place: Place, given: dict[str, Any]) -> None:
@@ -193,31 +169,17 @@ def trains_until_it_ends(place: Place, given: dict[str, Any]) -> None:
     kill = Kill(**given)
     (place.folder / f"process-{place.rank}").write_text(str(os.getpid()))
     going = Going(place, kill) if place.rank == kill.victim else None
-    register()
     with on_host(place.rank % 2) if kill.route == "mixed" else nullcontext():
-        gloo = kill.route == "gloo"
-        dist.init_process_group(
-            "gloo" if gloo else "syncline",
-            store=dist.FileStore(str(place.folder / "notes"), place.ranks),
-            rank=place.rank,
-            world_size=place.ranks,
-            timeout=timedelta(seconds=TIMEOUT_S[kill.how]),
-            pg_options=None
-            if gloo
-            else Options(transport="tcp" if kill.route == "tcp" else "auto"),
-        )
+        timeout = timedelta(seconds=TIMEOUT_S[kill.how])
+        initialize(place, TRANSPORTS.get(kill.route, "auto"), timeout)
         if going is not None:
             going.done(0)
         model = _wrapped(kill)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        step = 0
-        while True:
-            optimizer.zero_grad()
-            model(torch.randn(4, WIDTH)).square().mean().backward()
-            optimizer.step()
-            step += 1
+        optimizer = sgd(model)
+        for steps in itertools.count(1):
+            step(model, optimizer)
             if going is not None:
-                going.done(step)
+                going.done(steps)
 
 
 def _wrapped(kill: Kill) -> Any:

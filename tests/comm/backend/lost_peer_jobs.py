@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,30 +18,21 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import syncline
-from syncline.comm.backend.process_group import Options, register
 from syncline.comm.groups import Transport
+from tests.comm.groups.mortal_jobs import initialize
 from tests.mortal import Place
-from tests.timeouts import TIMEOUT
 
 How = Literal["dies", "is silent"]
 Case = Iterator[None]
 VICTIM = 1
-WIDTH = 32
+WIDTH = 64
 SHORT = timedelta(seconds=1)
 """The timeout once a rank is silent."""
 
 
 def loses_a_peer(place: Place, name: str, how: How, transport: Transport) -> None:
     """Run a case. Where it yields, rank 1 ends or stops; the others go on, to an error."""
-    register()
-    dist.init_process_group(
-        "syncline",
-        store=dist.FileStore(str(place.folder / "notes"), place.ranks),
-        rank=place.rank,
-        world_size=place.ranks,
-        timeout=TIMEOUT,
-        pg_options=Options(transport=transport),
-    )
+    initialize(place, transport)
     torch.manual_seed(0)
     case = CASES[name]()
     next(case)
@@ -76,7 +68,7 @@ class Net(nn.Module):
         self.norm = nn.BatchNorm1d(WIDTH)
         self.spare = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, inputs: torch.Tensor, spare: bool) -> torch.Tensor:
+    def forward(self, inputs: torch.Tensor, spare: bool = True) -> torch.Tensor:
         found: torch.Tensor = self.norm(self.layers(inputs))
         return self.spare(found) if spare else found
 
@@ -99,50 +91,37 @@ def trains(
     prepare: Callable[[Any], object] = lambda _: None,
     broadcast_buffers: bool = False,
     **options: Any,
-) -> Callable[[], Case]:
-    """Return the case of a training whose peer is gone after some steps."""
-
-    def case() -> Case:
-        options["broadcast_buffers"] = broadcast_buffers
-        model = wrapper(Net(), bucket_cap_mb=0.01, **options)
-        prepare(model)
-        optimizer, spare = sgd(model), "find_unused_parameters" not in options
-        for _ in range(steps):
-            step(model, optimizer, spare=spare)
-        yield
+) -> Case:
+    """Train; the peer is gone after some steps."""
+    model = wrapper(Net(), bucket_cap_mb=0.01, broadcast_buffers=broadcast_buffers, **options)
+    prepare(model)
+    optimizer, spare = sgd(model), "find_unused_parameters" not in options
+    for _ in range(steps):
         step(model, optimizer, spare=spare)
+    yield
+    step(model, optimizer, spare=spare)
 
-    return case
 
-
-def hooked(hook: Any, state: Any = None) -> Callable[[], Case]:
-    """Return the case of a training with a communication hook."""
+def hooked(hook: Any, state: Any = None) -> Case:
+    """Train with a communication hook."""
     return trains(prepare=lambda model: model.register_comm_hook(state, hook))
 
 
-def constructs(wrapper: Callable[..., Any]) -> Callable[[], Case]:
-    """Return the case of a wrapper whose peer is gone before."""
+def constructs(wrapper: Callable[..., Any]) -> Case:
+    """Construct a wrapper whose peer is gone before."""
+    yield
+    wrapper(Net())
 
-    def case() -> Case:
+
+def joins(steps: int) -> Case:
+    """Use ``join``, with so many steps when the peer is gone."""
+    model = DistributedDataParallel(Net(), broadcast_buffers=False)
+    optimizer = sgd(model)
+    with model.join():
+        step(model, optimizer)
         yield
-        wrapper(Net())
-
-    return case
-
-
-def joins(steps: int) -> Callable[[], Case]:
-    """Return the case of ``join``, with so many steps when the peer is gone."""
-
-    def case() -> Case:
-        model = DistributedDataParallel(Net(), broadcast_buffers=False)
-        optimizer = sgd(model)
-        with model.join():
+        for _ in range(steps):
             step(model, optimizer)
-            yield
-            for _ in range(steps):
-                step(model, optimizer)
-
-    return case
 
 
 def shares_the_optimizer() -> Case:
@@ -172,36 +151,37 @@ def shards() -> Case:
 POWER_SGD = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
 ALL_REDUCE = default_hooks.allreduce_hook
 OURS = syncline.DistributedDataParallel
-TRAININGS = {
-    "DDP": trains(),
-    "DDP, buffers": trains(broadcast_buffers=True),
-    "DDP, first step": trains(0),
-    "DDP, buckets rebuilt": trains(1),
-    "DDP, static graph": trains(static_graph=True),
-    "DDP, static graph, first step": trains(0, static_graph=True),
-    "DDP, unused parameters": trains(find_unused_parameters=True),
-    "DDP, bucket views": trains(gradient_as_bucket_view=True),
-    "DDP, constructed": constructs(DistributedDataParallel),
-    "hook": hooked(ALL_REDUCE),
-    "hook, compressed": hooked(default_hooks.fp16_compress_hook),
-    "hook, wrapped": hooked(default_hooks.fp16_compress_wrapper(ALL_REDUCE)),
-    "hook, PowerSGD": hooked(powerSGD_hook.powerSGD_hook, POWER_SGD),
-    "hook, in C++": trains(
+TRAININGS: dict[str, Callable[[], Case]] = {
+    "DDP": trains,
+    "DDP, buffers": partial(trains, broadcast_buffers=True),
+    "DDP, first step": partial(trains, 0),
+    "DDP, buckets rebuilt": partial(trains, 1),
+    "DDP, static graph": partial(trains, static_graph=True),
+    "DDP, static graph, first step": partial(trains, 0, static_graph=True),
+    "DDP, unused parameters": partial(trains, find_unused_parameters=True),
+    "DDP, bucket views": partial(trains, gradient_as_bucket_view=True),
+    "DDP, constructed": partial(constructs, DistributedDataParallel),
+    "hook": partial(hooked, ALL_REDUCE),
+    "hook, compressed": partial(hooked, default_hooks.fp16_compress_hook),
+    "hook, wrapped": partial(hooked, default_hooks.fp16_compress_wrapper(ALL_REDUCE)),
+    "hook, PowerSGD": partial(hooked, powerSGD_hook.powerSGD_hook, POWER_SGD),
+    "hook, in C++": partial(
+        trains,
         prepare=lambda model: model._register_builtin_comm_hook(
             dist.BuiltinCommHookType.ALLREDUCE  # type: ignore[attr-defined]
-        )
+        ),
     ),
-    "join": joins(1),
-    "join, no more inputs": joins(0),
+    "join": partial(joins, 1),
+    "join, no more inputs": partial(joins, 0),
     "ZeRO": shares_the_optimizer,
     "FSDP2": shards,
-    "ours": trains(wrapper=OURS),
-    "ours, first step": trains(0, wrapper=OURS),
-    "ours, buffers": trains(wrapper=OURS, broadcast_buffers=True),
-    "ours, measuring": trains(15, wrapper=OURS),
-    "ours, static graph": trains(wrapper=OURS, static_graph=True),
-    "ours, unused parameters": trains(wrapper=OURS, find_unused_parameters=True),
-    "ours, constructed": constructs(OURS),
+    "ours": partial(trains, wrapper=OURS),
+    "ours, first step": partial(trains, 0, wrapper=OURS),
+    "ours, buffers": partial(trains, wrapper=OURS, broadcast_buffers=True),
+    "ours, measuring": partial(trains, 15, wrapper=OURS),
+    "ours, static graph": partial(trains, wrapper=OURS, static_graph=True),
+    "ours, unused parameters": partial(trains, wrapper=OURS, find_unused_parameters=True),
+    "ours, constructed": partial(constructs, OURS),
 }
 
 # ------------------------------------------------------------------ calls
@@ -294,16 +274,12 @@ CALLS: dict[str, Callable[[], object]] = {
 }
 
 
-def calls(function: Callable[[], object]) -> Callable[[], Case]:
-    """Return the case of a call whose peer is gone before."""
-
-    def case() -> Case:
-        dist.all_reduce(ones())
-        yield
-        function()
-
-    return case
+def calls(function: Callable[[], object]) -> Case:
+    """Call what waits for a peer that is gone before."""
+    dist.all_reduce(ones())
+    yield
+    function()
 
 
-CASES = TRAININGS | {name: calls(function) for name, function in CALLS.items()}
+CASES = TRAININGS | {name: partial(calls, function) for name, function in CALLS.items()}
 """Generators by name. Up to their ``yield`` all ranks take part."""

@@ -30,14 +30,5 @@ def test_survivors_of_a_kill(
 def test_survivors_of_a_silent_rank(
     mortals: Mortals, tmp_path: Path, wrapper: Wrapper, route: Route
 ) -> None:
-    kill = Kill(
-        wrapper=wrapper,
-        route=route,
-        ranks=2,
-        victim=1,
-        steps=5,
-        after_s=0,
-        options={},
-        how="SIGSTOP",
-    )
+    kill = Kill(wrapper=wrapper, route=route, how="SIGSTOP")
     assert run(mortals, kill, tmp_path).failures == []

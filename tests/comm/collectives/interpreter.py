@@ -14,12 +14,9 @@ V = TypeVar("V")
 
 
 def run(schedule: Schedule, blocks: list[list[V]], add: Callable[[V, V], V]) -> list[list[V]]:
-    """Return what every rank holds at the end.
+    """Return what every rank holds at the end, of the ``blocks`` that it has at the start.
 
-    Args:
-        schedule: the program.
-        blocks: the value of every block of every rank at the start.
-        add: the reduction: what a rank has and what it received.
+    ``add`` reduces what a rank has and what it received.
     """
     held = [list(row) for row in blocks]
     for step in range(schedule.steps):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from syncline.comm.collectives import PROGRAMS, ROOTED, Collective, Pipelined, Schedule, program
@@ -81,27 +82,10 @@ def own(
     root: int = 0,
 ) -> Schedule:
     """Return a program of one's own, of (step, source, destination, start, stop, reduces)."""
-    transfers = Transfers.of(step=[], source=[], destination=[], block_start=[], reduces=False)
-    if rows:
-        step, source, destination, start, stop, reduces = zip(*rows, strict=True)
-        transfers = Transfers.of(
-            step=step,
-            source=source,
-            destination=destination,
-            block_start=start,
-            block_stop=stop,
-            reduces=False,
-        )
-        transfers.reduces[:] = reduces
-    schedule = Schedule(
-        collective=collective,
-        algorithm="own",
-        ranks=ranks,
-        blocks=blocks,
-        **transfers.in_order()._asdict(),
-        root=root,
-    )
-    return well_formed(schedule)
+    columns = np.array(rows, np.int32).reshape(-1, len(Transfers._fields)).T
+    transfers = Transfers(*columns[:-1], columns[-1].astype(np.bool_))
+    fields = {"collective": collective, "algorithm": "own", "ranks": ranks, "blocks": blocks}
+    return well_formed(Schedule(**fields, root=root, **transfers._asdict()))
 
 
 def promised(schedule: Schedule) -> list[list[int]]:

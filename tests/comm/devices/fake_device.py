@@ -2,23 +2,29 @@
 
 Its streams hold what they were given until the world lets them go on: some at every call, by
 priorities that are drawn anew now and then, so that one stream may be far ahead of all others or
-far behind. A wait that is missing in the code under test then shows as a wrong result.
+far behind. A wait that is missing in the code under test then shows as a wrong result. Ranks are
+threads that take turns, one at a time, in an order that a seed decides.
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import itertools
 import random
-from collections import deque
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from syncline.comm.devices.cuda import REDUCTIONS
+from syncline.comm.groups import Elements
+from tests.comm.devices.host_device import CpuDevice
+from tests.timeouts import DEADLINE_S
 
 NOBODY = ("", 0)
 
@@ -69,12 +75,7 @@ class FakeStream:
 
 
 class World:
-    """The streams of all ranks.
-
-    Args:
-        seed: of every order.
-        dropped: file and line of a call of ``wait_event`` that is to do nothing.
-    """
+    """The streams of all ranks. A ``wait_event`` called in the dropped file and line is ignored."""
 
     def __init__(self, seed: int, dropped: tuple[str, int] = NOBODY) -> None:
         self.random = random.Random(seed)
@@ -127,7 +128,7 @@ def _reached(ticket: Ticket | None) -> bool:
     return ticket is None or ticket.reached
 
 
-class FakeDevice:
+class FakeDevice(CpuDevice):
     """A :class:`~syncline.comm.devices.CudaDevice` in a world; its tensors are on the CPU."""
 
     def __init__(self, world: World) -> None:
@@ -138,12 +139,15 @@ class FakeDevice:
     def allocate(self, size_bytes: int, _streams: Sequence[object]) -> Tensor:
         return torch.full((size_bytes,), 255, dtype=torch.uint8)  # not-a-numbers of every dtype
 
-    def share(self, memory: Tensor) -> bytes:
-        return self._shared(memory)
+    def share(self, what: object) -> bytes:
+        name = f"handle {next(self.world.names)}".encode()
+        self.world.shared[name] = what
+        return name
 
-    def open(self, handle: bytes) -> Tensor:
-        opened: Tensor = self.world.shared.pop(handle)  # by one process, once
-        return opened
+    def open_event(self, handle: bytes) -> Any:
+        return self.world.shared.pop(handle)  # by one process, once
+
+    share_event, open = share, open_event
 
     def stream(self) -> FakeStream:
         return FakeStream(self.world)
@@ -154,25 +158,117 @@ class FakeDevice:
     def shared_event(self) -> FakeEvent:
         return FakeEvent(self.world)
 
-    def share_event(self, event: FakeEvent) -> bytes:
-        return self._shared(event)
 
-    def open_event(self, handle: bytes) -> FakeEvent:
-        opened: FakeEvent = self.world.shared.pop(handle)
-        return opened
+# ---------------------------------------------------------------------- a group
 
-    def copy(self, stream: FakeStream, source: Tensor, into: Tensor) -> None:
-        assert source.shape == into.shape
-        assert source.dtype == into.dtype
-        stream.do(lambda: into.copy_(source))
 
-    def combine(self, stream: FakeStream, reduction: str, given: Tensor, into: Tensor) -> None:
-        stream.do(lambda: REDUCTIONS[reduction](into, given, out=into))
+class DeadlockError(AssertionError):
+    """All ranks wait for each other."""
 
-    def divide(self, stream: FakeStream, into: Tensor, divisor: int) -> None:
-        stream.do(lambda: into.div_(divisor))
 
-    def _shared(self, what: object) -> bytes:
-        name = f"handle {next(self.world.names)}".encode()
-        self.world.shared[name] = what
-        return name
+class Turns:
+    """Lets one rank run until it waits for another; then one of those that can go on."""
+
+    def __init__(self, ranks: int, seed: int) -> None:
+        self.ranks = ranks
+        self._random = random.Random(seed)
+        self._turn = [threading.Semaphore(0) for _ in range(ranks)]
+        self._able: dict[int, Callable[[], bool]] = {rank: lambda: True for rank in range(ranks)}
+        """The ranks that have not ended, and what each waits for."""
+        self._stuck = False
+        self.channels: defaultdict[tuple[int, int, int], deque[bytes]] = defaultdict(deque)
+        self.gathered: defaultdict[int, dict[int, bytes]] = defaultdict(dict)
+
+    def run(self, job: Callable[[int], Any]) -> list[Any]:
+        """Run a job on every rank; return what each returns or raises."""
+        found: list[Any] = [None] * self.ranks
+
+        def work(rank: int) -> None:
+            self._turn[rank].acquire()
+            try:
+                found[rank] = job(rank)
+            except BaseException as error:
+                found[rank] = error
+            del self._able[rank]
+            self._next()
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.ranks)]
+        for thread in threads:
+            thread.start()
+        self._next()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
+        return found
+
+    def until(self, rank: int, able: Callable[[], bool]) -> None:
+        """Let others run, at least until this rank is able to go on."""
+        self._able[rank] = able
+        self._next()
+        self._turn[rank].acquire()
+        if self._stuck:
+            raise DeadlockError(f"rank {rank} waits for ever")
+
+    def _next(self) -> None:
+        able = [rank for rank, able in self._able.items() if self._stuck or able()]
+        if not able and self._able:
+            self._stuck = True
+            able = list(self._able)
+        if able:
+            self._turn[self._random.choice(able)].release()
+
+
+class FakeGroup:
+    """What a ``DeviceGroup`` uses of :class:`~syncline.comm.groups.Group`."""
+
+    def __init__(self, turns: Turns, rank: int) -> None:
+        self.rank = rank
+        self.ranks = turns.ranks
+        self.hosts = (tuple(range(turns.ranks)),)
+        self.timeout_s = 60.0
+        self.closed = False
+        self._turns = turns
+        self._gathers = 0
+
+    def send(self, given: Elements, *, peer: int, tag: int) -> None:
+        assert not self.closed
+        self._turns.channels[self.rank, peer, tag].append(_read(given))
+        self._turns.until(self.rank, lambda: True)
+
+    def receive(self, result: Elements, *, peer: int, tag: int) -> Any:
+        channel = self._turns.channels[peer, self.rank, tag]
+
+        def finish() -> None:
+            self._turns.until(self.rank, lambda: bool(channel))
+            _write(result, channel.popleft())
+
+        return SimpleNamespace(wait=finish)
+
+    def all_gather(self, given: Elements, result: Elements, *, blocking: bool) -> Any:
+        assert blocking
+        # The real group sends these through the same channels.
+        left = [key for key, channel in self._turns.channels.items() if channel]
+        assert not any(to == self.rank for _, to, _ in left), (
+            "messages are left that were told and not heard"
+        )
+        notes = self._turns.gathered[self._gathers]
+        self._gathers += 1
+        notes[self.rank] = _read(given)
+
+        def finish() -> None:
+            self._turns.until(self.rank, lambda: len(notes) == self.ranks)
+            _write(result, b"".join(notes[rank] for rank in range(self.ranks)))
+
+        return SimpleNamespace(wait=finish)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _read(elements: Elements) -> bytes:
+    return ctypes.string_at(elements.address, elements.size_bytes)
+
+
+def _write(elements: Elements, value: bytes) -> None:
+    assert len(value) == elements.size_bytes
+    ctypes.memmove(elements.address, value, len(value))

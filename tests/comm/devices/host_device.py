@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +26,26 @@ class AtOnce:
     def query(self) -> bool:
         return True
 
+    def do(self, work: Callable[[], object]) -> None:
+        work()
 
-class HostDevice:
-    """A :class:`~syncline.comm.devices.CudaDevice` of the CPU.
 
-    Args:
-        folder: of its files, which all ranks share.
-    """
+class CpuDevice:
+    """What streams of :class:`~syncline.comm.devices.CudaDevice` do, on the CPU."""
+
+    def copy(self, stream: Any, source: Tensor, into: Tensor) -> None:
+        assert (source.shape, source.dtype) == (into.shape, into.dtype)
+        stream.do(lambda: into.copy_(source))
+
+    def combine(self, stream: Any, reduction: str, given: Tensor, into: Tensor) -> None:
+        stream.do(lambda: REDUCTIONS[reduction](into, given, out=into))
+
+    def divide(self, stream: Any, into: Tensor, divisor: int) -> None:
+        stream.do(lambda: into.div_(divisor))
+
+
+class HostDevice(CpuDevice):
+    """A :class:`~syncline.comm.devices.CudaDevice` of the CPU; all ranks share its folder."""
 
     def __init__(self, folder: str) -> None:
         self.device = torch.device("cpu")
@@ -55,11 +69,7 @@ class HostDevice:
     def stream(self) -> AtOnce:
         return AtOnce()
 
-    def current_stream(self) -> AtOnce:
-        return AtOnce()
-
-    def shared_event(self) -> AtOnce:
-        return AtOnce()
+    current_stream = shared_event = stream
 
     def share_event(self, _event: AtOnce) -> bytes:
         return b"event"
@@ -67,15 +77,6 @@ class HostDevice:
     def open_event(self, handle: bytes) -> AtOnce:
         assert handle == b"event"
         return AtOnce()
-
-    def copy(self, _stream: AtOnce, source: Tensor, into: Tensor) -> None:
-        into.copy_(source)
-
-    def combine(self, _stream: AtOnce, reduction: str, given: Tensor, into: Tensor) -> None:
-        REDUCTIONS[reduction](into, given, out=into)
-
-    def divide(self, _stream: AtOnce, into: Tensor, divisor: int) -> None:
-        into.div_(divisor)
 
 
 def _mapped(path: Path) -> Tensor:

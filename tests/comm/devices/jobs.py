@@ -1,24 +1,26 @@
-"""What real processes run to test device groups; each returns what the tests compare."""
+"""What real processes run to test device groups; each makes sure of what is right there."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from syncline.comm.devices import CudaDevice, DeviceGroup
 from syncline.comm.groups import Group, Transport
-from syncline.errors import PeerError
+from syncline.errors import MismatchError, PeerError, UserError
 from tests.comm.devices.host_device import AtOnce, HostDevice
 from tests.comm.devices.trials import Call, expected, given, start
-from tests.comm.groups.jobs import said
+from tests.comm.groups.jobs import joined as joined_group
+from tests.comm.groups.jobs import require_same_bits, said
 from tests.mortal import Place
 from tests.timeouts import DEADLINE_S
 
@@ -43,10 +45,10 @@ def joined(
     folder: str, name: str, device: Any, *, transport: Transport = "auto", **options: Any
 ) -> Iterator[DeviceGroup]:
     """Join a device group of all workers."""
-    store = FileStore(f"{folder}/notes of {name}", dist.get_world_size())
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    group = Group(store, rank, ranks, name=name, timeout_s=DEADLINE_S, transport=transport)
-    with DeviceGroup(group, device, **options) as devices:
+    with (
+        joined_group(folder, name, DEADLINE_S, transport) as group,
+        DeviceGroup(group, device, **options) as devices,
+    ):
         yield devices
 
 
@@ -57,27 +59,21 @@ def device_of(kind: str, folder: str) -> Any:
     return HostDevice(folder)
 
 
-def results(folder: str, kind: str) -> list[str]:
-    """Run collectives one after the other; return which results are wrong."""
-    wrong = []
+def results(folder: str, kind: str) -> None:
+    """Run collectives one after the other, with right results."""
     device = device_of(kind, folder)
     with joined(folder, "results", device, block_bytes=4096, window=3) as group:
         for number, call in enumerate(CALLS):
-            root = call.root % group.ranks
-            called = Call(**{**vars(call), "root": root})
+            called = replace(call, root=call.root % group.ranks)
             tensor = given(group.rank, called, number).to(device.device)
             start(group, tensor, called)
             found = tensor.cpu()
-            if called.collective == "reduce" and group.rank != root:
-                continue
-            if not torch.equal(found, expected(group.ranks, called, number)):
-                wrong.append(f"rank {group.rank}, {called}")
-    return wrong
+            if called.collective != "reduce" or group.rank == called.root:
+                assert torch.equal(found, expected(group.ranks, called, number)), called
 
 
-def bits(folder: str, kind: str) -> list[str]:
-    """All-reduce random numbers; return digests of the results."""
-    found = []
+def bits(folder: str, kind: str) -> None:
+    """All-reduce random numbers, to the same bits on all ranks."""
     device = device_of(kind, folder)
     generator = torch.Generator().manual_seed(dist.get_rank())
     with joined(folder, "bits", device, block_bytes=4096) as group:
@@ -85,14 +81,12 @@ def bits(folder: str, kind: str) -> list[str]:
             for reduction in ("sum", "avg", "product"):
                 tensor = torch.randn(50_001, generator=generator).to(device.device, dtype)
                 group.all_reduce(tensor, reduction)
-                raw = tensor.cpu().view(torch.uint8).numpy().tobytes()
-                found.append(hashlib.sha256(raw).hexdigest())
-    return found
+                require_same_bits(tensor)
 
 
-def busy_streams(folder: str) -> list[float]:
+def busy_streams(folder: str, kind: str) -> None:
     """Call from a stream with work on it that takes long, again and again, without waiting."""
-    device = device_of("cuda", folder)
+    device = device_of(kind, folder)
     stream = torch.cuda.Stream(device.device)
     large = torch.ones(2048, 2048, device=device.device)
     with joined(folder, "busy", device, block_bytes=1 << 16) as group, torch.cuda.stream(stream):
@@ -105,82 +99,95 @@ def busy_streams(folder: str) -> list[float]:
             group.all_reduce(tensor)
             found.append(tensor.clone())
             tensor.fill_(torch.nan)
-        return [float(each.unique().item()) for each in found]
+        assert [each.unique().tolist() for each in found] == [[3.0 * n] for n in range(10)]
 
 
 # ---------------------------------------------------------------------- what goes wrong
 
 
+NINE, TEN = torch.ones(9), torch.ones(10)
+OF_NINE = "all-reduce of 9 elements of"
 MISMATCHES: dict[str, Callable[[DeviceGroup, bool], object]] = {
-    "count": lambda group, odd: group.all_reduce(torch.ones(9 if odd else 10)),
-    "dtype": lambda group, odd: group.all_reduce(torch.ones(9).double() if odd else torch.ones(9)),
-    "reduction": lambda group, odd: group.all_reduce(torch.ones(9), "max" if odd else "sum"),
-    "root": lambda group, odd: group.broadcast(torch.ones(9), root=1 if odd else 0),
-    "collective": lambda group, odd: (
-        group.reduce(torch.ones(9)) if odd else group.all_reduce(torch.ones(9))
-    ),
+    f"{OF_NINE} float32 by 'sum'": lambda g, odd: g.all_reduce(NINE if odd else TEN),
+    f"{OF_NINE} float64": lambda g, odd: g.all_reduce(NINE.double() if odd else NINE),
+    f"{OF_NINE} float32 by 'max'": lambda g, odd: g.all_reduce(NINE, "max" if odd else "sum"),
+    "broadcast of 9 elements of float32, root 1": lambda g, odd: g.broadcast(NINE, root=int(odd)),
+    "reduce of 9 elements": lambda g, odd: g.reduce(NINE) if odd else g.all_reduce(NINE),
 }
+"""By what rank 1 calls."""
 
 
-def mismatches(folder: str) -> dict[str, tuple[str, str]]:
-    """Let rank 1 call something else, and all the same after that."""
-    found = {}
+def mismatches(folder: str) -> None:
+    """Let rank 1 call something else, which every rank says, and all the same after that."""
     with joined(folder, "mismatches", HostDevice(folder)) as group:
-        for name, call in MISMATCHES.items():
-            found[name] = said(lambda call=call: call(group, group.rank == 1))  # type: ignore[misc]
+        odd = group.rank == 1
+        for theirs, call in MISMATCHES.items():
+            words = "rank 0 calls " if odd else f"rank 1 calls {theirs}"
+            with pytest.raises(MismatchError, match=f"^rank {group.rank} calls .*; {words}"):
+                call(group, odd)
         tensor = torch.ones(9)
         group.all_reduce(tensor)
         assert tensor.unique().tolist() == [group.ranks]
-    return found
 
 
-def bad_input(folder: str) -> dict[str, tuple[str, str]]:
-    """Return what is said to input that cannot be used; the group must go on."""
-    found = {}
+def bad_input(folder: str) -> None:
+    """Give what cannot be used; the group goes on."""
+    ones = torch.ones(4, 4)
+    contiguous = f"^rank {dist.get_rank()}: expected a contiguous tensor on cpu, found one "
     with joined(folder, "bad input", HostDevice(folder)) as group:
-        ones = torch.ones(4, 4)
         calls: dict[str, Callable[[], object]] = {
-            "device": lambda: group.all_reduce(torch.ones(4, device="meta")),
-            "strided": lambda: group.all_reduce(ones.t()[:2]),
-            "sparse": lambda: group.all_reduce(ones.to_sparse()),
-            "dtype": lambda: group.all_reduce(ones.int()),
-            "reduction": lambda: group.all_reduce(ones, "som"),
-            "root": lambda: group.broadcast(ones, root=group.ranks),
+            f"{contiguous}on meta; move it there": lambda: group.all_reduce(ones.to("meta")),
+            rf"{contiguous}of shape \(2, 4\) that is not": lambda: group.all_reduce(ones.t()[:2]),
+            rf"{contiguous}of shape \(4, 4\) that is": lambda: group.all_reduce(ones.to_sparse()),
+            "elements of int32 cannot be reduced": lambda: group.all_reduce(ones.int()),
+            "reduction 'som'; did you mean 'sum'": lambda: group.all_reduce(ones, "som"),
+            "expected a rank from 0 to 1, found 2": lambda: group.broadcast(ones, root=2),
         }
-        found = {name: said(call) for name, call in calls.items()}
+        for words, call in calls.items():
+            with pytest.raises(UserError, match=words):
+                call()
         group.all_reduce(ones)
         assert ones.unique().tolist() == [group.ranks]
-    found["closed"] = said(lambda: group.all_reduce(ones))
-    return found
+    with pytest.raises(UserError, match="was closed, or a call on it has failed"):
+        group.all_reduce(ones)
 
 
-def bad_groups(folder: str) -> dict[str, tuple[str, str]]:
-    """Return what is said to groups that cannot be made."""
-    device = HostDevice(folder)
-    odd = dist.get_rank() == 1
-    options: dict[str, dict[str, Any]] = {
-        "block": {"block_bytes": 24},
-        "window": {"window": 0},
-        "hosts": {"transport": "tcp"},
-        "blocks": {"block_bytes": 64 if odd else 32},
-        "windows": {"window": 2 if odd else 3},
-    }
-    return {
-        name: said(lambda name=name, o=o: joined(folder, name, device, **o).__enter__())  # type: ignore[misc]
-        for name, o in options.items()
-    }
+def bad_groups(folder: str) -> None:
+    """Make groups that cannot be."""
+    rank = dist.get_rank()
+    found: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (UserError, "a multiple of 16 above 0, found 24", {"block_bytes": 24}),
+        (UserError, "the window must be at least 1 block, found 0", {"window": 0}),
+        (UserError, r"on one host.* found \(\(0,\), \(1,\)\) on 2", {"transport": "tcp"}),
+        (
+            MismatchError,
+            f"^rank {rank} has a window of 4 blocks of {(32, 64)[rank]} bytes",
+            {"block_bytes": (32, 64)[rank]},
+        ),
+        (MismatchError, "has a window of", {"window": (3, 2)[rank]}),
+    ]
+    for number, (kind, words, options) in enumerate(found):
+        group = joined(folder, f"bad {number}", HostDevice(folder), **options)
+        with pytest.raises(kind, match=words):
+            group.__enter__()
 
 
-def an_error_of_its_own(folder: str) -> tuple[str, str]:
-    """Let rank 1 leave by an error of its own; return what the others hear."""
+def leaves(folder: str, kind: str) -> None:
+    """Let rank 1 leave by an error of its own, between two collectives; the others hear of it."""
+    device = device_of(kind, folder)
 
     def call() -> None:
-        with joined(folder, "error", HostDevice(folder)) as group:
+        with joined(folder, "leaves", device, block_bytes=4096) as group:
+            group.all_reduce(torch.ones(10_000, device=device.device))
             if group.rank == 1:
                 raise PeerError("an error of rank 1")
-            group.all_reduce(torch.ones(9))
+            group.all_reduce(torch.ones(10_000, device=device.device))
 
-    return said(call)
+    words = "^an error of rank 1$" if dist.get_rank() == 1 else "rank 1"
+    with pytest.raises(PeerError, match=words):
+        call()
+    if kind == "cuda":
+        torch.cuda.synchronize(device.device)  # nothing is left that never ends
 
 
 class Deadly(HostDevice):
@@ -190,27 +197,11 @@ class Deadly(HostDevice):
         super().__init__(folder)
         self._left = copies
 
-    def copy(self, _stream: AtOnce, source: torch.Tensor, into: torch.Tensor) -> None:
+    def copy(self, stream: AtOnce, source: torch.Tensor, into: torch.Tensor) -> None:
         if self._left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self._left -= 1
-        super().copy(_stream, source, into)
-
-
-def leaves_on_a_gpu(folder: str) -> tuple[str, str]:
-    """Let rank 1 leave between two collectives; return what the others hear."""
-    device = device_of("cuda", folder)
-
-    def call() -> None:
-        with joined(folder, "leaves", device, block_bytes=4096) as group:
-            group.all_reduce(torch.ones(10_000, device=device.device))
-            if group.rank == 1:
-                raise PeerError("an error of rank 1")
-            group.all_reduce(torch.ones(10_000, device=device.device))
-
-    found = said(call)
-    torch.cuda.synchronize(device.device)  # nothing is left that never ends
-    return found
+        super().copy(stream, source, into)
 
 
 def dies(place: Place, copies: int) -> None:
@@ -225,7 +216,11 @@ def dies(place: Place, copies: int) -> None:
     devices.close()
 
 
-def on_the_cpu(folder: str) -> tuple[str, str]:
-    """Return what is said to a tensor on the CPU in a group of GPUs."""
-    with joined(folder, "on the CPU", device_of("cuda", folder)) as group:
-        return said(lambda: group.all_reduce(torch.ones(4)))
+def on_the_cpu(folder: str, kind: str) -> None:
+    """Give a tensor on the CPU to a group of GPUs."""
+    words = "found one on cpu; move it there"
+    with (
+        joined(folder, "on the CPU", device_of(kind, folder)) as group,
+        pytest.raises(UserError, match=words),
+    ):
+        group.all_reduce(torch.ones(4))

@@ -12,8 +12,8 @@ from torch import Tensor
 from syncline.comm.collectives.schedule import Step
 from syncline.comm.devices import DeviceGroup
 from syncline.comm.devices.pipeline import Pipeline
-from tests.comm.devices.fake_device import NOBODY, FakeDevice, World
-from tests.comm.devices.fake_group import FakeGroup, Turns
+from tests.comm.devices.fake_device import NOBODY, FakeDevice, FakeGroup, Turns, World
+from tests.comm.groups.jobs import reduced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,8 @@ def given(rank: int, call: Call, number: int) -> Tensor:
 
 def expected(ranks: int, call: Call, number: int) -> Tensor:
     """Return the result, by torch."""
-    parts = torch.stack([given(rank, call, number).double() for rank in range(ranks)])
-    if call.collective == "broadcast":
-        return parts[call.root].to(call.dtype)
-    reduce: dict[str, Callable[[Tensor, int], Tensor]] = {
-        "sum": torch.sum,
-        "avg": torch.sum,
-        "min": torch.amin,
-        "max": torch.amax,
-        "product": torch.prod,
-    }
-    reduced = reduce[call.reduction](parts, 0)
-    # An average is the sum, which is exact, divided in the dtype.
-    return reduced.to(call.dtype) / ranks if call.reduction == "avg" else reduced.to(call.dtype)
+    parts = [given(rank, call, number) for rank in range(ranks)]
+    return parts[call.root] if call.collective == "broadcast" else reduced(parts, call.reduction)
 
 
 def start(group: DeviceGroup, tensor: Tensor, call: Call) -> None:
@@ -61,6 +50,21 @@ def start(group: DeviceGroup, tensor: Tensor, call: Call) -> None:
         group.reduce(tensor, call.reduction, root=call.root)
 
 
+def run(
+    seed: int,
+    ranks: int,
+    job: Callable[[Any, Any], None],
+    *,
+    dropped: tuple[str, int] = NOBODY,
+) -> None:
+    """Run a job with a group and a device on every rank; let the devices end their work."""
+    world, turns = World(seed, dropped), Turns(ranks, seed)
+    for outcome in turns.run(lambda rank: job(FakeGroup(turns, rank), FakeDevice(world))):
+        if outcome is not None:
+            raise outcome
+    world.finish()
+
+
 def wrong_results(
     seed: int,
     ranks: int,
@@ -71,38 +75,30 @@ def wrong_results(
     dropped: tuple[str, int] = NOBODY,
 ) -> list[str]:
     """Run calls one after the other on all ranks; return which results are wrong."""
-    world, turns = World(seed, dropped), Turns(ranks, seed)
-    wrong = []
     results: list[list[Tensor]] = [[] for _ in range(ranks)]
 
-    def job(rank: int) -> None:
-        device: Any = FakeDevice(world)
+    def job(fake: Any, device: Any) -> None:
         currents = [device.current, device.stream()]
-        fake: Any = FakeGroup(turns, rank)
         with DeviceGroup(fake, device, block_bytes=block_bytes, window=window) as group:
             for number, call in enumerate(calls):
                 device.current = stream = currents[call.stream]
                 tensor = torch.full((call.count,), torch.nan, dtype=call.dtype)
                 result = tensor.clone()
-                results[rank].append(result)
+                results[fake.rank].append(result)
                 # The caller's own work before and after; at last it uses the memory again.
-                device.copy(stream, given(rank, call, number), tensor)
+                device.copy(stream, given(fake.rank, call, number), tensor)
                 start(group, tensor, call)
                 device.copy(stream, tensor, result)
                 device.copy(stream, torch.full_like(tensor, torch.nan), tensor)
         assert fake.closed
 
-    for outcome in turns.run(job):
-        if outcome is not None:
-            raise outcome
-    world.finish()
-    for number, call in enumerate(calls):
-        for rank in range(ranks):
-            if call.collective == "reduce" and rank != call.root:
-                continue
-            if not torch.equal(results[rank][number], expected(ranks, call, number)):
-                wrong.append(f"rank {rank}, {call}")
-    return wrong
+    run(seed, ranks, job, dropped=dropped)
+    return [
+        f"rank {rank}, {call}"
+        for number, call in enumerate(calls)
+        for rank in ([call.root] if call.collective == "reduce" else range(ranks))
+        if not torch.equal(results[rank][number], expected(ranks, call, number))
+    ]
 
 
 def wrong_chain(seed: int, *, dropped: tuple[str, int] = NOBODY) -> list[str]:
@@ -123,20 +119,14 @@ def wrong_chain(seed: int, *, dropped: tuple[str, int] = NOBODY) -> list[str]:
         ],
         [*_steps("copy", 1, each), *_steps("reduce", 1, each)],
     ]
-    world, turns = World(seed, dropped), Turns(3, seed)
     sent = torch.arange(1.0, 1.0 + 4 * blocks)
     vectors = [sent.clone(), torch.zeros_like(sent), torch.zeros_like(sent)]
 
-    def job(rank: int) -> None:
-        fake: Any = FakeGroup(turns, rank)
-        device: Any = FakeDevice(world)
+    def job(fake: Any, device: Any) -> None:
         pipeline = Pipeline(fake, device, block_bytes=16, window=window)
-        pipeline.run(vectors[rank], programs[rank], list(range(0, 4 * blocks + 1, 4)))
+        pipeline.run(vectors[fake.rank], programs[fake.rank], range(0, 4 * blocks + 1, 4))
 
-    for outcome in turns.run(job):
-        if outcome is not None:
-            raise outcome
-    world.finish()
+    run(seed, 3, job, dropped=dropped)
     results = [sent, sent, 3 * sent]
     return [f"rank {rank}" for rank in range(3) if not torch.equal(vectors[rank], results[rank])]
 

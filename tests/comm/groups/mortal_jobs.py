@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.util import Finalize
 
 import pytest
@@ -16,46 +17,74 @@ import torch
 import torch.distributed as dist
 
 from syncline.comm.backend.process_group import Options, register
-from syncline.comm.groups import Elements, Group, Pending, Transport
+from syncline.comm.groups import Group, Pending, Transport
 from syncline.comm.groups.group import LEAVING
 from syncline.comm.groups.ucx import new_worker
 from syncline.errors import PeerError, UserError
 from tests.comm.groups.jobs import elements
 from tests.mortal import Place
-from tests.timeouts import DEADLINE_S
+from tests.timeouts import DEADLINE_S, TIMEOUT
 
 LATE_S = 0.3
 LONG_S = 3600.0
 
 
-def join(place: Place) -> Group:
-    """Join a group of all ranks."""
-    store = dist.FileStore(str(place.folder / "notes"), place.ranks)
-    return Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S)
+def store_of(place: Place) -> dist.Store:
+    """Return where the ranks meet."""
+    return dist.FileStore(str(place.folder / "notes"), place.ranks)
+
+
+def initialize(
+    place: Place, transport: Transport | None = "auto", timeout: timedelta = TIMEOUT
+) -> None:
+    """Make torch's default group of all ranks; without a transport, over Gloo."""
+    register()
+    dist.init_process_group(
+        "syncline" if transport else "gloo",
+        store=store_of(place),
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=timeout,
+        pg_options=Options(transport=transport) if transport else None,
+    )
 
 
 def all_reduce(group: Group, count: int = 1000) -> Pending:
     """Begin to add up ones."""
     values = torch.ones(count)
-    return group.all_reduce(Elements(values.data_ptr(), count, "float32", values))
+    return group.all_reduce(elements(values))
+
+
+def join(place: Place, transport: Transport = "auto") -> Group:
+    """Join a group of all ranks, all of which are in it then."""
+    store = store_of(place)
+    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S, transport=transport)
+    all_reduce(group).wait()
+    return group
+
+
+def hear(group: Group) -> None:
+    """Print why the next collective fails."""
+    with pytest.raises(PeerError) as error:
+        all_reduce(group).wait()
+    print(error.value)
 
 
 def falls_off(place: Place) -> None:
     """End as scripts do, without a word to the group; the root comes late to what was sent."""
     group = join(place)
-    all_reduce(group).wait()
     if place.rank == 0:
         time.sleep(LATE_S)
     values = torch.ones(1000)
-    group.reduce(Elements(values.data_ptr(), 1000, "float32", values)).wait()
+    group.reduce(elements(values)).wait()
     assert place.rank != 0 or values.unique().tolist() == [place.ranks]
     globals()["kept_until_the_end"] = group
+    print("done")
 
 
 def raises(place: Place) -> None:
     """Let rank 1 end by an error of its own while the others wait for it."""
     group = join(place)
-    all_reduce(group).wait()
     if place.rank == 1:
         raise ValueError("an error of rank 1")
     all_reduce(group).wait()
@@ -76,7 +105,6 @@ def ends_with_work_under_way(place: Place) -> None:
 def ends_in_its_group(place: Place) -> None:
     """Let rank 1 end in its group, and say what then still runs; the other says what it hears."""
     group = join(place)
-    all_reduce(group).wait()
     if place.rank == 1:
         globals()["kept_until_the_end"] = group
 
@@ -85,33 +113,12 @@ def ends_in_its_group(place: Place) -> None:
 
         Finalize(None, running, exitpriority=LEAVING - 1)
         return
-    try:
-        all_reduce(group).wait()
-    except PeerError as error:
-        print(error)
-
-
-def forgets(place: Place) -> None:
-    """Let rank 1 forget its group; the others hear that it has left."""
-    group: Group | None = join(place)
-    assert group is not None
-    all_reduce(group).wait()
-    if place.rank == 1:
-        group = None
-        place.await_("noticed")
-        return
-    try:
-        all_reduce(group).wait()
-    except PeerError as error:
-        print(error)
-    place.tell("noticed")
+    hear(group)
 
 
 def forks(place: Place, transport: Transport) -> None:
     """Have children that live on, or end, while in a group; none of them takes part in it."""
-    store = dist.FileStore(str(place.folder / "notes"), place.ranks)
-    group = Group(store, place.rank, place.ranks, timeout_s=DEADLINE_S, transport=transport)
-    all_reduce(group).wait()
+    group = join(place, transport)
     begun = all_reduce(group)
     buffer = group.allocate(4000)
     sleeping = os.fork()
@@ -146,19 +153,12 @@ def forks(place: Place, transport: Transport) -> None:
     group.close()  # though a child has copies of all descriptors
     os.kill(sleeping, signal.SIGKILL)
     os.waitpid(sleeping, 0)
-    print("closed")
+    print("done")
 
 
 def forks_of_torch(place: Place, transport: Transport) -> None:
     """Let a child, and workers of a data loader, use a group of torch's, and destroy it."""
-    register()
-    dist.init_process_group(
-        "syncline",
-        store=dist.FileStore(str(place.folder / "notes"), place.ranks),
-        rank=place.rank,
-        world_size=place.ranks,
-        pg_options=Options(transport=transport),
-    )
+    initialize(place, transport)
     values = torch.ones(1000)
     dist.all_reduce(values)
     work = dist.all_reduce(values, async_op=True)
@@ -192,6 +192,7 @@ def forks_of_torch(place: Place, transport: Transport) -> None:
     dist.all_reduce(values)
     assert values.unique().tolist() == [place.ranks**3]
     dist.destroy_process_group()
+    print("done")
 
 
 def refused(call: Callable[[], object]) -> None:
@@ -203,7 +204,6 @@ def refused(call: Callable[[], object]) -> None:
 def dies_with_a_child(place: Place) -> None:
     """Kill rank 1, of which a child lives on."""
     group = join(place)
-    all_reduce(group).wait()
     if place.rank == 1:
         child = os.fork()
         if child == 0:
@@ -212,8 +212,5 @@ def dies_with_a_child(place: Place) -> None:
             place.await_("noticed")
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        all_reduce(group).wait()
-    except PeerError as error:
-        print(error)
+    hear(group)
     place.tell("noticed")

@@ -10,8 +10,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +17,7 @@ from torch import nn
 
 import syncline
 from syncline.comm.backend.process_group import Options
+from syncline.torch_private import set_group_count
 from syncline.train.measure.exchange import new_group_like
 from syncline.train.sparse.session import own_group
 from tests.timeouts import TIMEOUT
@@ -31,42 +30,34 @@ def train(folder: str, *, killed: bool) -> dict[str, torch.Tensor]:
     rank = dist.get_rank()
     tcp = dist.new_group(backend="syncline", pg_options=Options(transport="tcp"))
     torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)) for _ in range(2)]
+    modules = nn.ModuleList(
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)) for _ in range(2)
+    )
     wrapped = [
-        syncline.DistributedDataParallel(model, process_group=group, planner="single")
-        for model, group in zip(models, (None, tcp), strict=True)
+        syncline.DistributedDataParallel(module, process_group=group, planner="single")
+        for module, group in zip(modules, (None, tcp), strict=True)
     ]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.05, momentum=0.9) for each in wrapped]
+    optimizer = torch.optim.SGD(modules.parameters(), lr=0.05, momentum=0.9)
     path, step = Path(folder) / "checkpoint.pt", 0
     if path.exists():
-        saved = torch.load(path, weights_only=True)
-        step = saved["step"]
-        for parts, states in ((models, saved["models"]), (optimizers, saved["optimizers"])):
-            for part, state in zip(parts, states, strict=True):
-                part.load_state_dict(state)  # type: ignore[attr-defined]
+        step, parameters, state = torch.load(path, weights_only=True)
+        modules.load_state_dict(parameters)
+        optimizer.load_state_dict(state)
     while step < STEPS:
         generator = torch.Generator().manual_seed(1000 * step + rank)
         inputs = torch.randn(4, 8, generator=generator)
-        for number, (model, optimizer) in enumerate(zip(wrapped, optimizers, strict=True)):
+        for number, model in enumerate(wrapped):
             model(inputs).square().mean().backward()
             if killed and step == KILLED_AT and rank == 1 and number == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         step += 1
-        states = {
-            "step": step,
-            "models": [model.state_dict() for model in models],
-            "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-        }
         if rank == 0:
-            torch.save(states, path.with_suffix(".partial"))
+            saved = step, modules.state_dict(), optimizer.state_dict()
+            torch.save(saved, path.with_suffix(".partial"))
             path.with_suffix(".partial").replace(path)
-    return {
-        f"{number}.{name}": value.detach().clone()
-        for number, model in enumerate(models)
-        for name, value in model.named_parameters()
-    }
+    return modules.state_dict()
 
 
 def train_whole(folder: str) -> dict[str, torch.Tensor]:
@@ -76,12 +67,10 @@ def train_whole(folder: str) -> dict[str, torch.Tensor]:
 
 def names_of_groups() -> list[list[str]]:
     """Make groups over Gloo twice, where torch counts them from the same number each time."""
-    world = dist.distributed_c10d._world
     found = []
     for _ in range(2):
-        world.group_count = 7
-        wrapper: Any = SimpleNamespace(process_group=dist.group.WORLD)
-        groups = new_group_like(wrapper.process_group), own_group(wrapper.process_group)
+        set_group_count(7)
+        groups = new_group_like(dist.group.WORLD), own_group(dist.group.WORLD)
         found.append([group.group_name for group in groups])
     return found
 

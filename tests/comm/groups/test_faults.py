@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from syncline.comm.groups import Choice, Group, Transport
 from syncline.errors import PeerError, UserError
 from tests.cases import first_few
 from tests.comm.groups import jobs, mortal_jobs
+from tests.comm.groups.one_process import add_up, join, joined, on_each
 from tests.mortal import Mortals
 from tests.timeouts import DEADLINE_S
 
@@ -37,11 +38,6 @@ def test_survivors_of_kills_at_random_moments(route: Route, seeds: range) -> Non
     for seed in seeds:
         trial = draw(random.Random(seed), route)
         assert run(trial)["left"] == [], trial
-
-
-def test_ranks_may_just_end_once_they_are_done(mortals: Mortals, tmp_path: Path) -> None:
-    for ended in mortals.run(mortal_jobs.falls_off, 3, folder=tmp_path):
-        assert (ended.code, ended.err) == (0, "")
 
 
 def test_a_rank_that_ends_by_an_error(mortals: Mortals, tmp_path: Path) -> None:
@@ -68,28 +64,19 @@ def test_a_process_that_ends_leaves_its_group_before_python_goes(
     assert "rank 1 has left the group" in other.out
 
 
-def test_a_group_that_is_forgotten_is_left(mortals: Mortals, tmp_path: Path) -> None:
-    ranks = mortals.run(mortal_jobs.forgets, 3, folder=tmp_path)
-    assert [ended.code for ended in ranks] == [0, 0, 0], ranks
-    for ended in (ranks[0], ranks[2]):
-        assert "rank 1 has " in ended.out
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_forks_of_a_rank_do_not_matter(
-    mortals: Mortals, tmp_path: Path, transport: Transport
+@pytest.mark.parametrize(
+    ("job", "ranks", "given"),
+    [
+        (mortal_jobs.falls_off, 3, []),
+        *((mortal_jobs.forks, 2, [transport]) for transport in TRANSPORTS),
+        *((mortal_jobs.forks_of_torch, 2, [transport]) for transport in TRANSPORTS),
+    ],
+)
+def test_ranks_may_just_end_and_fork(
+    mortals: Mortals, tmp_path: Path, job: Callable[..., None], ranks: int, given: list[str]
 ) -> None:
-    for ended in mortals.run(mortal_jobs.forks, 2, transport, folder=tmp_path):
-        assert (ended.code, ended.err) == (0, "")
-        assert ended.out == "closed\n"
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_forks_do_not_matter_to_torchs_groups(
-    mortals: Mortals, tmp_path: Path, transport: Transport
-) -> None:
-    for ended in mortals.run(mortal_jobs.forks_of_torch, 2, transport, folder=tmp_path):
-        assert (ended.code, ended.err) == (0, "")
+    for ended in mortals.run(job, ranks, *given, folder=tmp_path):
+        assert (ended.code, ended.out, ended.err) == (0, "done\n", "")
 
 
 def test_a_rank_is_dead_though_its_child_lives(mortals: Mortals, tmp_path: Path) -> None:
@@ -101,17 +88,6 @@ def test_a_rank_is_dead_though_its_child_lives(mortals: Mortals, tmp_path: Path)
 
 
 both = pytest.mark.parametrize("transport", first_few(TRANSPORTS))
-
-
-def pair(transport: Transport = "auto", timeout_s: float = DEADLINE_S) -> list[Group]:
-    """Return the two ranks of a group, both in this process."""
-    store = dist.HashStore()
-
-    def join(rank: int) -> Group:
-        return Group(store, rank, 2, timeout_s=timeout_s, transport=transport)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(join, range(2)))
 
 
 def left() -> Counter[str]:
@@ -126,26 +102,33 @@ def left() -> Counter[str]:
 @both
 def test_nothing_is_left_of_a_closed_group(transport: Transport) -> None:
     kept = []
-    for group in pair(transport):  # what is loaded once, such as a library, is none of a group's
-        group.close()
+    with joined(
+        transport=transport
+    ):  # what is loaded once, such as a library, is none of a group's
+        pass
     before = left()
     for _ in range(5):
-        groups = pair(transport)
-        with ThreadPoolExecutor(2) as pool:
+        with joined(transport=transport) as groups, ThreadPoolExecutor(2) as pool:
             list(pool.map(Group.close, groups))
-        for group in groups:
-            group.close()
         kept.append(groups)
     assert left() <= before  # groups of earlier tests may go meanwhile
 
 
 @both
 def test_nothing_is_left_of_a_group_that_nobody_refers_to(transport: Transport) -> None:
-    pair(transport).clear()
+    join(transport=transport).clear()
     before = left()
     for _ in range(2):
-        pair(transport).clear()
+        join(transport=transport).clear()
     assert left() <= before  # groups of earlier tests may go meanwhile
+
+
+def test_a_group_that_is_forgotten_is_left() -> None:
+    first, second = join()
+    del second
+    with pytest.raises(PeerError, match="rank 1 has left the group"):
+        first.all_reduce(jobs.elements(torch.ones(4))).wait()
+    first.close()
 
 
 def test_nothing_is_left_where_joining_fails() -> None:
@@ -158,53 +141,54 @@ def test_nothing_is_left_where_joining_fails() -> None:
 
 @both
 def test_closing_ends_the_waits_of_other_threads(transport: Transport) -> None:
-    first, second = pair(transport)
-    tensor = torch.ones(100_000)
-    pending = [first.all_reduce(jobs.elements(tensor)) for _ in range(3)]
-    said: list[str] = []
+    with joined(transport=transport) as (first, second):
+        tensor = torch.ones(100_000)
+        pending = [first.all_reduce(jobs.elements(tensor)) for _ in range(3)]
+        with ThreadPoolExecutor(3) as pool:
+            waits = [pool.submit(each.wait) for each in pending]
+            first.close()
+        for wait in waits:
+            with pytest.raises(PeerError, match="the group was closed"):
+                wait.result()
+        assert all(each.ended and not each.done for each in pending)
+        with pytest.raises(UserError, match="this group was closed"):
+            first.all_reduce(jobs.elements(tensor))
+        # Where the way to it was full of what it did not take, the last word did not get through.
+        words = r"rank 0 has (left the group|ended, or cannot be reached)"
+        with pytest.raises(PeerError, match=words):
+            second.all_reduce(jobs.elements(tensor)).wait()
 
-    def wait(number: int) -> None:
-        try:
-            pending[number].wait()
-        except PeerError as error:
-            said.append(str(error))
 
-    threads = [threading.Thread(target=wait, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    first.close()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    assert all("the group was closed" in words for words in said)
-    assert len(said) == 3
-    assert all(each.ended and not each.done for each in pending)
-    with pytest.raises(UserError, match="this group was closed"):
-        first.all_reduce(jobs.elements(tensor))
-    # Where the way to it was full of what it did not take, the last word did not get through.
-    with pytest.raises(PeerError, match=r"rank 0 has (left the group|ended, or cannot be reached)"):
-        second.all_reduce(jobs.elements(tensor)).wait()
-    second.close()
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_rank_that_never_calls(transport: Transport) -> None:
+    words = (
+        "rank 0 waited in vain in all-reduce number 1 of 4 elements of float32 by sum.*rank 1 did "
+        "not send, or take, what it should within the timeout"
+    )
+    with joined(transport=transport) as (first, _):
+        pending = first.all_reduce(jobs.elements(torch.ones(4)))
+        first.timeout_s = 0.5
+        with pytest.raises(PeerError, match=words):
+            pending.wait()
+        assert pending.ended
+        assert not pending.done
 
 
 @both
 @pytest.mark.parametrize("count", [1, 50_000])
 def test_what_was_sent_before_leaving_arrives(transport: Transport, count: int) -> None:
-    root, other = pair(transport)
-    values = [torch.ones(count), torch.ones(count)]
+    def job(group: Group) -> torch.Tensor:
+        value = torch.ones(count)
+        group.reduce(jobs.elements(value)).wait()
+        if group.rank == 1:
+            group.close()
+            return value
+        with pytest.raises(PeerError, match="rank 1 has left the group"):
+            group.reduce(jobs.elements(torch.ones(count))).wait()
+        return value
 
-    def send_and_leave() -> None:
-        other.reduce(jobs.elements(values[1])).wait()
-        other.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        leaving = pool.submit(send_and_leave)
-        root.reduce(jobs.elements(values[0])).wait()
-        leaving.result(DEADLINE_S)
-    assert torch.equal(values[0], torch.full((count,), 2.0))
-    with pytest.raises(PeerError, match="rank 1 has left the group"):
-        root.reduce(jobs.elements(values[0])).wait()
-    root.close()
+    first, _ = on_each(job, transport=transport)
+    assert torch.equal(first.result(), torch.full((count,), 2.0))
 
 
 AHEAD_BYTES = 2 * 1024 * 1024
@@ -212,56 +196,35 @@ AHEAD_BYTES = 2 * 1024 * 1024
 
 
 def test_a_rank_sends_only_so_much_ahead_of_one_that_takes_nothing() -> None:
-    first, second = pair("tcp")
-    first.send(jobs.elements(torch.ones(AHEAD_BYTES // 4)), peer=1).wait()
-    with pytest.raises(PeerError, match="rank 1 did not send, or take, what it should"):
-        first.send(jobs.elements(torch.ones(1)), peer=1).wait(0.3)
-    first.close()
-    second.close()
+    with joined(transport="tcp") as (first, _):
+        first.send(jobs.elements(torch.ones(AHEAD_BYTES // 4)), peer=1).wait()
+        with pytest.raises(PeerError, match="rank 1 did not send, or take, what it should"):
+            first.send(jobs.elements(torch.ones(1)), peer=1).wait(0.3)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS[1:])
 def test_what_was_held_back_follows_when_it_is_taken(transport: Transport) -> None:
-    first, second = pair(transport)
     values = torch.arange(3.5 * AHEAD_BYTES / 4)
-    for _ in range(3):
-        sent = first.send(jobs.elements(values), peer=1)
-        taken = torch.zeros_like(values)
-        second.receive(jobs.elements(taken), peer=0).wait()
-        sent.wait()
-        assert torch.equal(taken, values)
-    first.close()
-    second.close()
+    with joined(transport=transport) as (first, second):
+        for _ in range(3):
+            sent = first.send(jobs.elements(values), peer=1)
+            taken = torch.zeros_like(values)
+            second.receive(jobs.elements(taken), peer=0).wait()
+            sent.wait()
+            assert torch.equal(taken, values)
 
 
 @both
 def test_survivors_go_on_in_a_new_group(transport: Transport) -> None:
     store = dist.HashStore()
-    with ThreadPoolExecutor(3) as pool:
-        groups = list(
-            pool.map(lambda rank: Group(store, rank, 3, name="all", transport=transport), range(3))
-        )
+    with joined(3, store, name="all", transport=transport) as groups:
         groups[1].close()
         for rank in (0, 2):
-            tensor = torch.ones(10)
             with pytest.raises(PeerError, match="rank 1 has"):
-                groups[rank].all_reduce(jobs.elements(tensor)).wait()
+                groups[rank].all_reduce(jobs.elements(torch.ones(10))).wait()
             groups[rank].close()
-        again = list(
-            pool.map(
-                lambda rank: Group(store, rank, 2, name="without 1", transport=transport), range(2)
-            )
-        )
-        values = [torch.ones(10), torch.ones(10)]
-        pending = [
-            group.all_reduce(jobs.elements(tensor))
-            for group, tensor in zip(again, values, strict=True)
-        ]
-        for each in pending:
-            each.wait()
-    assert all(torch.equal(tensor, torch.full((10,), 2.0)) for tensor in values)
-    for group in again:
-        group.close()
+    with joined(2, store, name="without 1", transport=transport) as again:
+        add_up(again)
 
 
 @both
@@ -269,23 +232,15 @@ def test_survivors_go_on_in_a_new_group(transport: Transport) -> None:
 def test_who_waits_through_others_names_the_silent_rank(
     transport: Transport, algorithm: str
 ) -> None:
-    store, count, silent = dist.HashStore(), 4, 1
+    count, silent = 4, 1
     begun = threading.Barrier(count - 1, timeout=DEADLINE_S)
 
-    def join(rank: int) -> Group:
-        return Group(store, rank, count, timeout_s=DEADLINE_S, transport=transport)
-
-    def wait(group: Group) -> str:
+    def wait(group: Group) -> None:
         operation = group.all_reduce(jobs.elements(torch.ones(1000)), choice=Choice(algorithm))
         begun.wait()  # a rank that has not come would be silent, too
-        with pytest.raises(PeerError) as error:
+        group.timeout_s = 0.5
+        with pytest.raises(PeerError, match=rf"rank {silent}\b"):
             operation.wait()
-        return str(error.value)
 
-    with ThreadPoolExecutor(count) as pool:
-        groups = list(pool.map(join, range(count)))
-        for group in groups:
-            group.timeout_s = 0.5
-        for said in pool.map(wait, (group for group in groups if group.rank != silent)):
-            assert re.search(rf"rank {silent}\b", said), said
-        list(pool.map(Group.close, groups))
+    with joined(count, transport=transport) as groups, ThreadPoolExecutor(count) as pool:
+        list(pool.map(wait, (group for group in groups if group.rank != silent)))

@@ -6,12 +6,14 @@ import ctypes
 import os
 import re
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from syncline import _native
 from syncline.comm.groups import Group
@@ -19,14 +21,12 @@ from syncline.comm.groups.shared_buffers import NOTICE
 from syncline.comm.groups.ucx import packed
 from syncline.errors import PeerError
 from tests.comm.groups import jobs
-from tests.comm.groups.answers import FAR, answered
-from tests.timeouts import DEADLINE_S
+from tests.comm.groups.one_process import FAR, join_with, joined
 
 SEGMENT = re.compile(r"(\w+)-\w+ rw-s \S+ \S+ (\d+) +/memfd:syncline")
 TO_FIRST = 4096
 """Where what a rank says to rank 0 begins, in its segment."""
 FRAGMENTS, STRIDE, COUNT = 128, 320, 8
-BY_FIRST = "rank 1 is faulty: expected "
 
 
 def segments() -> dict[str, int]:
@@ -35,20 +35,15 @@ def segments() -> dict[str, int]:
     return {inode: int(start, 16) for start, inode in SEGMENT.findall(maps)}
 
 
-def ranks(count: int) -> tuple[list[Group], list[int]]:
-    """Return the ranks of a group, all in this process, and where their segments are."""
+@contextmanager
+def mapped(count: int) -> Iterator[tuple[list[Group], list[int]]]:
+    """Let there be the ranks of a group; also yield where their segments are."""
     before = segments()
-    store = dist.HashStore()
-
-    def join(rank: int) -> Group:
-        return Group(store, rank, count, timeout_s=DEADLINE_S)
-
-    with ThreadPoolExecutor(count) as pool:
-        groups = list(pool.map(join, range(count)))
-    return groups, [start for inode, start in segments().items() if inode not in before]
+    with joined(count) as groups:
+        yield groups, [start for inode, start in segments().items() if inode not in before]
 
 
-def poke(starts: list[int], offset: int, value: int, kind: type[ctypes._SimpleCData[int]]) -> None:
+def poke(starts: list[int], offset: int, value: int, kind: Any) -> None:
     for start in starts:
         kind.from_address(start + offset).value = value
 
@@ -58,57 +53,43 @@ def of_fragments(offset: int) -> list[int]:
     return [TO_FIRST + FRAGMENTS + STRIDE * number + offset for number in range(COUNT)]
 
 
+U8, U32, U64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
 WORDS = {
-    "verdict": (
-        [TO_FIRST],
-        ctypes.c_uint32,
-        0x7FFFFFFE,
-        "a rank below 3 that has failed, found [0-9]",
-    ),
-    "number": (of_fragments(0), ctypes.c_uint64, 999, "fragment 0 or 1 here, found 999"),
-    "count": (of_fragments(8), ctypes.c_uint64, 2**63, "all-reduce number 1 .*, found all-reduce"),
-    "collective": (of_fragments(24), ctypes.c_uint8, 99, "all-reduce .*, found an unknown coll"),
-    "dtype": (of_fragments(25), ctypes.c_uint8, 99, "all-reduce .*, found .* of an unknown dtype"),
-    "bytes": (of_fragments(32), ctypes.c_uint64, 2**40, "[0-9]+ bytes in all-reduce .*, found 1"),
-    "buffer": (
-        of_fragments(40),
-        ctypes.c_uint32,
-        7,
-        "a place in a buffer .* found byte .* number 7",
-    ),
-    "slot": (of_fragments(44), ctypes.c_uint32, 2**31 - 1, "a slot below [0-9]+, found 2147483647"),
+    "verdict": ([TO_FIRST], U32, 0x7FFFFFFE, "a rank below 3 that has failed, found [0-9]"),
+    "number": (of_fragments(0), U64, 999, "fragment 0 or 1 here, found 999"),
+    "count": (of_fragments(8), U64, 2**63, "all-reduce number 1 .*, found all-reduce"),
+    "collective": (of_fragments(24), U8, 99, "all-reduce .*, found an unknown coll"),
+    "dtype": (of_fragments(25), U8, 99, "all-reduce .*, found .* of an unknown dtype"),
+    "bytes": (of_fragments(32), U64, 2**40, "[0-9]+ bytes in all-reduce .*, found 1"),
+    "buffer": (of_fragments(40), U32, 7, "a place in a buffer .* found byte .* number 7"),
+    "slot": (of_fragments(44), U32, 2**31 - 1, "a slot below [0-9]+, found 2147483647"),
 }
 
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_wrong_word_names_who_wrote_it(word: str) -> None:
-    groups, starts = ranks(3)
     offsets, kind, value, words = WORDS[word]
-    tensors = [torch.ones(5000) for _ in groups]
     # Rank 0 asks why a rank is silent only where it is.
     speak = () if word == "verdict" else (1, 2)
-    begun = {rank: groups[rank].all_reduce(jobs.elements(tensors[rank])) for rank in speak}
-    for offset in offsets:
-        poke(starts, offset, value, kind)
-    with pytest.raises(PeerError, match=f"rank 0: rank [12] is faulty: expected {words}"):
-        groups[0].all_reduce(jobs.elements(tensors[0])).wait()
-    for rank in (1, 2):  # everybody hears of it
-        with pytest.raises(PeerError, match=r"rank 0 has given up|is faulty"):
-            (begun.get(rank) or groups[rank].all_reduce(jobs.elements(tensors[rank]))).wait()
-    for group in groups:
-        group.close()
+    with mapped(3) as (groups, starts):
+        tensors = [torch.ones(5000) for _ in groups]
+        begun = {rank: groups[rank].all_reduce(jobs.elements(tensors[rank])) for rank in speak}
+        for offset in offsets:
+            poke(starts, offset, value, kind)
+        with pytest.raises(PeerError, match=f"rank 0: rank [12] is faulty: expected {words}"):
+            groups[0].all_reduce(jobs.elements(tensors[0])).wait()
+        for rank in (1, 2):  # everybody hears of it
+            with pytest.raises(PeerError, match=r"rank 0 has given up|is faulty"):
+                (begun.get(rank) or groups[rank].all_reduce(jobs.elements(tensors[rank]))).wait()
 
 
 def test_a_wrong_count_of_what_was_taken() -> None:
-    groups, starts = ranks(2)
-    poke(starts, 3 * TO_FIRST + 64, 2**64 - 1, ctypes.c_uint64)  # by rank 1, of rank 0's fragments
-    pending = groups[0].all_reduce(jobs.elements(torch.ones(1_000_000)))
-    with pytest.raises(
-        PeerError, match="rank 1 is faulty: expected 0 to 16 fragments taken, found"
-    ):
-        pending.wait()
-    for group in groups:
-        group.close()
+    words = "rank 1 is faulty: expected 0 to 16 fragments taken, found"
+    with mapped(2) as (groups, starts):
+        # By rank 1, of rank 0's fragments.
+        poke(starts, 3 * TO_FIRST + 64, 2**64 - 1, U64)
+        with pytest.raises(PeerError, match=words):
+            groups[0].all_reduce(jobs.elements(torch.ones(1_000_000))).wait()
 
 
 @pytest.mark.parametrize(
@@ -122,15 +103,20 @@ def test_a_wrong_count_of_what_was_taken() -> None:
     ],
     ids=["short", "long", "no file", "too large", "number"],
 )
-def test_a_wrong_notice_of_a_buffer(notice: bytes, files: int) -> None:
-    groups, _ = ranks(2)
-    file = os.memfd_create("small")
-    socket.send_fds(groups[1]._peers[0].connection, [notice], [file] * files)
-    os.close(file)
-    with pytest.raises(PeerError, match="rank 0: rank 1 is faulty: expected a notice of a buffer"):
-        groups[0].all_reduce(jobs.elements(torch.ones(10))).wait()
-    for group in groups:
-        group.close()
+def test_a_wrong_notice_of_a_buffer(
+    monkeypatch: pytest.MonkeyPatch, notice: bytes, files: int
+) -> None:
+    send_fds = socket.send_fds
+
+    def wrong(connection: socket.socket, _: list[bytes], descriptors: list[int]) -> int:
+        return send_fds(connection, [notice], descriptors * files)
+
+    words = "rank 0: rank 1 is faulty: expected a notice of a buffer"
+    with ThreadPoolExecutor(1) as pool, joined() as groups:
+        monkeypatch.setattr(socket, "send_fds", wrong)
+        pool.submit(groups[1].allocate, 4000)
+        with pytest.raises(PeerError, match=words):
+            groups[0].all_reduce(jobs.elements(torch.ones(10))).wait()
 
 
 def test_memory_that_may_become_less() -> None:
@@ -144,11 +130,12 @@ def test_memory_that_may_become_less() -> None:
 
 @pytest.mark.parametrize("damage", ["no base64 at all!", "bytes", "cut"])
 def test_a_wrong_address_in_the_store(damage: str) -> None:
-    store = dist.HashStore()
     whole = packed(b"an address")
     note = {"bytes": whole[:-2] + "AA", "cut": whole[:8]}.get(damage, damage)
-    with answered(store, FAR) as answer, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=DEADLINE_S, transport="shared+ucx")
-        store.set(f"{answer.result(DEADLINE_S).prefix}/ucx/1", note)
-        with pytest.raises(PeerError, match="rank 0: a note of rank 1 in the store cannot be read"):
-            joining.result(DEADLINE_S)
+    joining = join_with(
+        FAR,
+        lambda members, store: store.set(f"{members.prefix}/ucx/1", note),
+        transport="shared+ucx",
+    )
+    with pytest.raises(PeerError, match="rank 0: a note of rank 1 in the store cannot be read"):
+        joining.result()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import resource
 import secrets
 import socket
@@ -12,11 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,56 +25,31 @@ import torch.distributed as dist
 from syncline.comm.groups import Group, rendezvous, watch
 from syncline.comm.groups.meeting import HELLO, MAGIC, REPLY, listening_at, listens
 from syncline.comm.groups.messages import take_descriptors
-from syncline.comm.groups.rendezvous import RankCard, Rendezvous
-from syncline.errors import PeerError
+from syncline.comm.groups.rendezvous import Members, RankCard, Rendezvous
+from syncline.errors import PeerError, UserError
 from tests.comm.groups import jobs, restarted
-from tests.comm.groups.answers import DEADLINE_S, answered
-from tests.timeouts import TIMEOUT
+from tests.comm.groups.one_process import VisitedStore, add_up, join, join_with, joined
+from tests.timeouts import DEADLINE_S, TIMEOUT
 from tests.workers import WorkerPool
 
 LONG_S = 10 * DEADLINE_S
 
 
-def pair(store: dist.Store, ranks: int = 2) -> list[Group]:
-    """Return all ranks of a group, in this process."""
-    with ThreadPoolExecutor(ranks) as pool:
-        return list(
-            pool.map(lambda rank: Group(store, rank, ranks, timeout_s=LONG_S), range(ranks))
-        )
-
-
-def check(groups: list[Group]) -> None:
-    """Exchange something, and leave."""
-    values = [torch.full((5,), rank + 1.0) for rank in range(len(groups))]
-    pending = [
-        group.all_reduce(jobs.elements(value)) for group, value in zip(groups, values, strict=True)
-    ]
-    for each in pending:
-        each.wait(DEADLINE_S)
-    total = float(sum(range(len(groups) + 1)))
-    assert all(value.tolist() == [total] * 5 for value in values)
-    for group in groups:
-        group.close()
+def check(ranks: int = 2, store: Any = None) -> None:
+    """Let a group form, exchange something, and leave."""
+    with joined(ranks, store, timeout_s=LONG_S) as groups:
+        add_up(groups)
 
 
 # ---------------------------------------------------------------------- old notes
 
 
-def stores(folder: Path) -> dict[str, dist.Store]:
-    """Return one of each kind."""
-    served = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-    return {
-        "hash": dist.HashStore(),
-        "file": dist.FileStore(str(folder / "store"), 2),
-        "tcp": served,
-        "prefix": dist.PrefixStore("some/prefix", served),
-    }
-
-
 def test_a_name_is_used_again_in_one_store(tmp_path: Path) -> None:
-    for store in stores(tmp_path).values():
+    served = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    kept = dist.FileStore(str(tmp_path / "store"), 2)
+    for store in (dist.HashStore(), kept, served, dist.PrefixStore("some/prefix", served)):
         for ranks in (2, 2, 3, 2):
-            check(pair(store, ranks))
+            check(ranks, store)
 
 
 @pytest.mark.parametrize("ended", ["before its call", "after its call"])
@@ -93,45 +69,41 @@ def test_notes_of_processes_that_have_ended_do_not_matter(ended: str, first: int
         joining = {first: pool.submit(Group, store, first, 2, timeout_s=LONG_S)}
         time.sleep(0.1)
         joining[1 - first] = pool.submit(Group, store, 1 - first, 2, timeout_s=LONG_S)
-        check([joining[rank].result(DEADLINE_S) for rank in range(2)])
+        add_up([joining[rank].result(DEADLINE_S) for rank in range(2)])
 
 
 def test_a_reason_of_an_earlier_attempt_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-
-    def refuse(*args: object) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "memfd_create", refuse)
-        with ThreadPoolExecutor(2) as pool:
-            joining = [pool.submit(Group, store, rank, 2, timeout_s=LONG_S) for rank in range(2)]
-            assert all(each.exception(DEADLINE_S) is not None for each in joining)
-    check(pair(store))
+        patched.setattr(os, "memfd_create", jobs.refused)
+        with pytest.raises(UserError, match="not permitted"):
+            join(2, store, timeout_s=LONG_S)
+    check(2, store)
 
 
 def test_another_process_of_the_same_rank_is_named() -> None:
     store = dist.HashStore()
-    check(pair(store))
-    words = "rank 1: rank 0 has formed the group without this process"
-    with pytest.raises(PeerError, match=words):
+    check(2, store)
+    with pytest.raises(PeerError, match="rank 1: rank 0 has formed the group without this process"):
         Group(store, 1, 2, timeout_s=0.3)
+
+
+def note(**fields: object) -> str:
+    return msgspec.json.encode(fields).decode()
 
 
 def test_a_list_that_comes_at_the_deadline_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 gives up at the same moment, between this rank's last two looks."""
     store = dist.HashStore()
     card = RankCard.own()
-    call = rendezvous._Invitation(identifier="now", ranks=3, card=None)
-    store.set("default/call", rendezvous._text(call))
+    store.set("default/call", note(identifier="now", ranks=3, card=None))
     look = rendezvous.arrived
 
     def too_early(at: dist.Store, keys: list[str], deadline: float, rank: int) -> bool:
         found = look(at, keys, deadline, rank)
         if keys == ["default/now/members"] and not found:
-            own = rendezvous._Answer(nonce=card.nonce, card=card, error=None)
-            members = rendezvous._Result(answers={2: own}, error="rank 1 did not join")
-            at.set(keys[0], rendezvous._text(members))
+            own = {"nonce": card.nonce, "card": card, "error": None}
+            at.set(keys[0], note(answers={2: own}, error="rank 1 did not join"))
         return found
 
     monkeypatch.setattr(rendezvous, "arrived", too_early)
@@ -143,16 +115,12 @@ def test_a_list_that_comes_at_the_deadline_is_read(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_that_ends_between_its_answer_and_the_meeting() -> None:
-    store = dist.HashStore()
     card = RankCard.own()
     listening = listening_at(card.socket)
+    joining = join_with(card, lambda *_: listening.close(), timeout_s=LONG_S)
     words = "rank 0: rank 1 has ended before the two could meet on this host"
-    with answered(store, card) as answer, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=LONG_S)
-        answer.result(DEADLINE_S)
-        listening.close()
-        with pytest.raises(PeerError, match=words):
-            joining.result(DEADLINE_S)
+    with pytest.raises(PeerError, match=words):
+        joining.result()
 
 
 def test_rank_0_ends_while_it_waits_for_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +136,7 @@ def test_rank_0_ends_while_it_waits_for_answers(monkeypatch: pytest.MonkeyPatch)
         return found
 
     monkeypatch.setattr(rendezvous, "listens", seen_to_listen)
-    call = rendezvous._Invitation(identifier="now", ranks=3, card=card)
-    store.set("default/call", rendezvous._text(call))
+    store.set("default/call", note(identifier="now", ranks=3, card=card))
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(Group, store, 1, 3, timeout_s=LONG_S)
         assert seen.wait(DEADLINE_S)
@@ -178,30 +145,17 @@ def test_rank_0_ends_while_it_waits_for_answers(monkeypatch: pytest.MonkeyPatch)
             joining.result(DEADLINE_S)
 
 
-def test_a_rank_that_does_not_answer_is_named() -> None:
-    store = dist.HashStore()
-    card = RankCard.own()
-    with pytest.raises(PeerError, match="rank 0: rank 1, 2 did not join the group in time"):
-        Rendezvous(store, "default", 0, 3).join(card, time.monotonic() + 0.1)
+def test_a_rank_that_does_not_join_is_named() -> None:
+    store, joining_s = dist.HashStore(), 2.0  # on a busy machine the others need a while, too
+    with ThreadPoolExecutor(2) as pool:
+        joining = {rank: pool.submit(Group, store, rank, 3, timeout_s=joining_s) for rank in (0, 2)}
+    for rank, each in joining.items():
+        words = f"rank {rank}: rank 1 did not join the group in time"
+        with pytest.raises(PeerError, match=words):
+            each.result()
 
 
 # ---------------------------------------------------------------------- strangers of one's own
-
-
-@contextmanager
-def waiting(store: dist.Store) -> Iterator[str]:
-    """Let rank 0 wait for rank 1; yield where it listens. Rank 1 comes at the end."""
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=LONG_S)
-        deadline_s = time.monotonic() + DEADLINE_S
-        while not store.check(["default/call"]):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-        found = re.search(rb"syncline-[0-9a-f]{32}", store.get("default/call"))
-        assert found
-        yield "\0" + found.group().decode()
-        other = Group(store, 1, 2, timeout_s=LONG_S)
-        check([joining.result(DEADLINE_S), other])
 
 
 def connected(address: str) -> socket.socket:
@@ -212,32 +166,34 @@ def connected(address: str) -> socket.socket:
 
 
 def test_strangers_are_ignored() -> None:
-    store = dist.HashStore()
-    with waiting(store) as address, ExitStack() as stack:
-        for said in (
-            b"x",
-            b"x" * 1000,
-            b"goodbye: I am rank 1",
-            HELLO.pack(b"none", 1, bytes(16)),
-            HELLO.pack(MAGIC, 0, bytes(16)),
-            HELLO.pack(MAGIC, 7, bytes(16)),
-        ):
-            stack.enter_context(connected(address)).send(said)
-        connected(address).close()
-        for _ in range(300):  # silent ones, more than are kept
-            stack.callback(connected(address).close)
+    with ExitStack() as stack:
+
+        def visit(key: str, value: str) -> None:
+            if key == "default/call":
+                address = json.loads(value)["card"]["socket"]
+                for said in (
+                    b"x",
+                    b"x" * 1000,
+                    b"goodbye: I am rank 1",
+                    HELLO.pack(b"none", 1, bytes(16)),
+                    HELLO.pack(MAGIC, 0, bytes(16)),
+                    HELLO.pack(MAGIC, 7, bytes(16)),
+                ):
+                    stack.enter_context(connected(address)).send(said)
+                connected(address).close()
+                for _ in range(300):  # silent ones, more than are kept
+                    stack.enter_context(connected(address))
+
+        check(2, VisitedStore(visit))
 
 
 def test_who_does_not_know_the_secret_gets_nothing() -> None:
     """A process of the same user calls in rank 1's place, without the list of members."""
-    store = dist.HashStore()
     card = RankCard.own()
-    listening = listening_at(card.socket)
-    with answered(store, card) as answer, ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Group, store, 0, 2, timeout_s=LONG_S)
-        theirs = answer.result(DEADLINE_S).cards[0].socket
+
+    def attack(members: Members, _: dist.Store) -> None:
         for proof in (bytes(32), b"", secrets.token_bytes(32)):
-            with connected(theirs) as connection:
+            with connected(members.cards[0].socket) as connection:
                 connection.send(HELLO.pack(MAGIC, 1, bytes(16)))
                 nonce, reply = REPLY.unpack(connection.recv(100))
                 assert nonce != bytes(16)
@@ -246,8 +202,11 @@ def test_who_does_not_know_the_secret_gets_nothing() -> None:
                 message, passed = take_descriptors(connection, 1)
                 assert (message, passed) == (b"", [])
         listening.close()
-        with pytest.raises(PeerError, match="rank 1 has ended before the two could meet"):
-            joining.result(DEADLINE_S)
+
+    listening = listening_at(card.socket)
+    joining = join_with(card, attack, timeout_s=LONG_S)
+    with pytest.raises(PeerError, match="rank 1 has ended before the two could meet"):
+        joining.result()
 
 
 # ---------------------------------------------------------------------- strangers of other users
@@ -255,11 +214,11 @@ def test_who_does_not_know_the_secret_gets_nothing() -> None:
 OTHERS = """
 import os, socket, sys, time
 from concurrent.futures import ThreadPoolExecutor
-import torch, torch.distributed as dist
-from syncline.comm.groups import Elements, Group
+import torch.distributed as dist
+from syncline.comm.groups import Group
 from syncline.comm.groups.meeting import HELLO, MAGIC, listens
 from syncline.comm.groups.messages import take_descriptors
-from syncline.comm.groups.rendezvous import RankCard, Rendezvous
+from tests.comm.groups.one_process import add_up
 
 path = sys.argv[1]
 told, tell = os.pipe()
@@ -311,13 +270,9 @@ print("squatter", listens("\\0squat"), flush=True)
 with ThreadPoolExecutor(2) as pool:
     first = pool.submit(Group, store, 0, 2, timeout_s=300)
     os.read(told, 1)
-    groups = [first, pool.submit(Group, dist.FileStore(path, 2), 1, 2, timeout_s=300)]
-    groups = [group.result(300) for group in groups]
-    values = [torch.full((3,), 1.5), torch.full((3,), 2.0)]
-    work = [g.all_reduce(Elements(v.data_ptr(), 3, "float32", v)) for g, v in zip(groups, values)]
-    for each in work:
-        each.wait(300)
-print(values[0].tolist(), values[1].tolist(), flush=True)
+    second = pool.submit(Group, dist.FileStore(path, 2), 1, 2, timeout_s=300)
+    groups = [first.result(300), second.result(300)]
+add_up(groups)
 _, status = os.waitpid(attacker, 0)
 print("attacker", status, flush=True)
 for group in groups:
@@ -341,24 +296,19 @@ def test_processes_of_other_users_are_hung_up_on() -> None:
             timeout=4 * DEADLINE_S,
         )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert sorted(ended.stdout.splitlines()) == [
-        "[3.5, 3.5, 3.5] [3.5, 3.5, 3.5]",
-        "attacker 0",
-        "squatter False",
-        "stranger {b''}",
-    ]
+    said = ["attacker 0", "squatter False", "stranger {b''}"]
+    assert sorted(ended.stdout.splitlines()) == said
 
 
 # ---------------------------------------------------------------------- descriptors
 
 
 def test_a_group_of_two_keeps_three_descriptors_a_rank() -> None:
-    store = dist.HashStore()
-    check(pair(store))
+    check()
     before = len(list(Path("/proc/self/fd").iterdir()))
-    groups = pair(store)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 2 * 3
-    check(groups)
+    with joined() as groups:
+        assert len(list(Path("/proc/self/fd").iterdir())) == before + 2 * 3
+        add_up(groups)
 
 
 def test_a_message_whose_descriptors_this_process_cannot_have() -> None:
@@ -373,19 +323,17 @@ def test_a_message_whose_descriptors_this_process_cannot_have() -> None:
 
 
 def test_a_buffer_for_which_there_is_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = pair(dist.HashStore())
-
     def refuse(*args: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(watch, "take_descriptors", refuse)
-    with ThreadPoolExecutor(2) as pool:
-        for rank, each in enumerate([pool.submit(group.allocate, 64) for group in groups]):
+    with joined() as groups:
+        monkeypatch.setattr(watch, "take_descriptors", refuse)
+        with ThreadPoolExecutor(2) as pool:
+            allocating = [pool.submit(group.allocate, 64) for group in groups]
+        for rank, each in enumerate(allocating):
             words = f"no descriptor is left for a buffer of rank {1 - rank}: .*Too many open files"
             with pytest.raises(PeerError, match=words):
-                each.result(DEADLINE_S)
-    for group in groups:
-        group.close()
+                each.result()
 
 
 def test_addresses_where_nobody_listens() -> None:
@@ -399,16 +347,12 @@ def test_addresses_where_nobody_listens() -> None:
 def test_the_first_restart_of_torchrun_goes_on_bit_for_bit(
     workers: WorkerPool, tmp_path: Path
 ) -> None:
-    (tmp_path / "apart").mkdir()
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    run = ["torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    run += ["--monitor-interval=0.1", "-m", "tests.comm.groups.restarted", str(apart)]
     ended = subprocess.run(
-        [
-            *run,
-            "--monitor-interval=0.1",
-            "-m",
-            "tests.comm.groups.restarted",
-            str(tmp_path / "apart"),
-        ],
+        [sys.executable, "-m", *run],
         capture_output=True,
         text=True,
         check=False,
@@ -416,7 +360,7 @@ def test_the_first_restart_of_torchrun_goes_on_bit_for_bit(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert ended.returncode == 0, ended.stderr
-    found = torch.load(tmp_path / "apart" / "found.pt", weights_only=True)
+    found = torch.load(apart / "found.pt", weights_only=True)
     assert found["attempt"] == 1
     whole = workers.run(restarted.train_whole, 2, str(tmp_path), backend="syncline")[0]
     assert found["parameters"].keys() == whole.keys()

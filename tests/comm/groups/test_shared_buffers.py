@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from typing import TypeVar
 
 import numpy as np
 import pytest
-import torch.distributed as dist
 
-from syncline.comm.collectives import PROGRAMS
 from syncline.comm.groups import Choice, Elements, Group
 from syncline.errors import MismatchError, PeerError, UserError
-from tests.timeouts import DEADLINE_S
-
-T = TypeVar("T")
-
-
-def on_all_ranks(ranks: int, job: Callable[[Group], T], timeout_s: float = DEADLINE_S) -> list[T]:
-    """Run something with a group on every rank, each in a thread of its own."""
-    store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=DEADLINE_S))
-
-    def one(rank: int) -> T:
-        group = Group(store, rank, ranks, timeout_s=timeout_s)
-        try:
-            return job(group)
-        finally:
-            group.close()
-
-    with ThreadPoolExecutor(ranks) as pool:
-        futures = [pool.submit(one, rank) for rank in range(ranks)]
-        return [future.result(DEADLINE_S) for future in futures]
+from tests.comm.groups.one_process import joined, on_each
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -44,8 +20,6 @@ def test_collectives_on_shared_buffers(ranks: int) -> None:
         with group.allocate(4 * count) as buffer:
             values = np.frombuffer(buffer.memory, np.float32)
             for algorithm in ("ring", "direct", "recursive-doubling", "minimum-spanning-tree"):
-                if algorithm not in PROGRAMS["all-reduce"]:
-                    continue
                 values[:] = np.arange(count) + group.rank
                 group.all_reduce(buffer.elements("float32"), choice=Choice(algorithm)).wait()
                 expected = np.arange(count) * ranks + ranks * (ranks - 1) / 2
@@ -54,7 +28,8 @@ def test_collectives_on_shared_buffers(ranks: int) -> None:
             group.broadcast(buffer.elements("float32"), root=ranks - 1).wait()
             assert (values == ranks - 1).all()
 
-    on_all_ranks(ranks, job)
+    for each in on_each(job, ranks):
+        each.result()
 
 
 def test_a_part_of_a_buffer_and_memory_of_the_process_together() -> None:
@@ -70,11 +45,12 @@ def test_a_part_of_a_buffer_and_memory_of_the_process_together() -> None:
             assert (result == 3).all()
             assert (values == group.rank + 1).all()
 
-    on_all_ranks(2, job)
+    for each in on_each(job):
+        each.result()
 
 
 def test_buffers_come_and_go_beside_collectives() -> None:
-    """What a peer has closed is forgotten, while ordinary memory goes on."""
+    """What a peer has closed is forgotten, while ordinary memory goes on; views stay."""
 
     def job(group: Group) -> None:
         plain = np.ones(10_000, np.float32)
@@ -85,47 +61,29 @@ def test_buffers_come_and_go_beside_collectives() -> None:
                 values = np.frombuffer(buffer.memory, np.float32)
                 values[:] = number
                 group.all_reduce(buffer.elements("float32")).wait()
-                assert (values == 2 * number).all()
+            buffer.close()
+            assert (values == 2 * number).all()
             pending.wait()
         assert (plain == 2.0**20).all()
 
-    on_all_ranks(2, job)
-
-
-def test_views_outlive_their_buffer() -> None:
-    def job(group: Group) -> float:
-        buffer = group.allocate(400)
-        values = np.frombuffer(buffer.memory, np.float32)
-        values[:] = 7
-        buffer.close()
-        buffer.close()
-        return float(values.sum())
-
-    assert on_all_ranks(2, job) == [700.0, 700.0]
+    for each in on_each(job):
+        each.result()
 
 
 def test_other_sizes_are_refused() -> None:
-    def job(group: Group) -> str:
-        with pytest.raises(MismatchError) as error:
-            group.allocate(100 + group.rank)
-        return str(error.value)
-
-    said = on_all_ranks(2, job)
-    assert said[0] == (
-        "rank 0, shared buffer 1 of 100 bytes: rank 1 allocates 101 bytes; all ranks must allocate "
-        "the same"
-    )
+    for rank, each in enumerate(on_each(lambda group: group.allocate(100 + group.rank))):
+        words = (
+            f"rank {rank}, shared buffer 1 of {100 + rank} bytes: rank {1 - rank} allocates "
+            f"{101 - rank} bytes; all ranks must allocate the same"
+        )
+        with pytest.raises(MismatchError, match=words):
+            each.result()
 
 
 def test_a_rank_that_does_not_allocate_is_named_in_time() -> None:
-    def job(group: Group) -> str:
-        if group.rank == 1:
-            return ""
-        with pytest.raises(PeerError) as error:
-            group.allocate(100)
-        return str(error.value)
-
-    assert "rank 1 has left the group" in on_all_ranks(2, job)[0]
+    first, _ = on_each(lambda group: group.close() if group.rank else group.allocate(100))
+    with pytest.raises(PeerError, match="rank 1 has left the group"):
+        first.result()
 
 
 @pytest.mark.parametrize(
@@ -138,8 +96,5 @@ def test_a_rank_that_does_not_allocate_is_named_in_time() -> None:
     ],
 )
 def test_mistakes(call: Callable[[Group], object], said: str) -> None:
-    def job(group: Group) -> None:
-        with pytest.raises(UserError, match=said):
-            call(group)
-
-    on_all_ranks(1, job)
+    with joined(1) as [group], pytest.raises(UserError, match=said):
+        call(group)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import json
 import socket
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import torch
-import torch.distributed as dist
 
 from syncline import _native
-from syncline.comm.groups import Group, tcp
+from syncline.comm.groups import tcp
 from syncline.comm.groups.meeting import (
     HELLO,
     MAGIC,
@@ -26,59 +20,13 @@ from syncline.comm.groups.meeting import (
     PROOF_BYTES,
     REPLY,
 )
-from syncline.comm.groups.rendezvous import Rendezvous
+from syncline.comm.groups.rendezvous import RankCard
 from syncline.comm.groups.tcp import Address, Place
 from syncline.errors import PeerError, UserError
-from tests.comm.groups import jobs
-from tests.comm.groups.answers import FAR
+from tests.comm.groups.one_process import FAR, VisitedStore, add_up, join_with, joined
 from tests.timeouts import DEADLINE_S
 
 NONCE = bytes(NONCE_BYTES)
-
-
-def pair(interface: str | None = None) -> list[Group]:
-    store = dist.HashStore()
-
-    def join(rank: int) -> Group:
-        return Group(store, rank, 2, timeout_s=DEADLINE_S, transport="tcp", interface=interface)
-
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(join, range(2)))
-
-
-def exchange(groups: Sequence[Group]) -> None:
-    tensors = [torch.ones(100_000) for _ in groups]
-    begun = [
-        group.all_reduce(jobs.elements(tensor))
-        for group, tensor in zip(groups, tensors, strict=True)
-    ]
-    for pending, tensor in zip(begun, tensors, strict=True):
-        pending.wait()
-        assert torch.equal(tensor, torch.full((100_000,), 2.0))
-    for group in groups:
-        group.close()
-
-
-class Visited:
-    """Has strangers come to every socket as soon as it listens."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, visit: Any) -> None:
-        self.places: list[tuple[str, int]] = []
-        self.visitors: list[socket.socket] = []
-        listening = tcp._listening
-
-        def visited(own: Sequence[Address]) -> socket.socket:
-            found = listening(own)
-            place = ("127.0.0.1", found.getsockname()[1])
-            self.places.append(place)
-            self.visitors += visit(place)
-            return found
-
-        monkeypatch.setattr(tcp, "_listening", visited)
-
-    def close(self) -> None:
-        for visitor in self.visitors:
-            visitor.close()
 
 
 def said(place: tuple[str, int], words: bytes) -> socket.socket:
@@ -100,44 +48,27 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
-def test_strangers_are_let_go_and_the_group_forms(
-    monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    visited = Visited(monkeypatch, STRANGERS[kind])
-    groups = pair("lo")
-    for visitor in visited.visitors:
-        visitor.settimeout(DEADLINE_S)
-        got = b""
-        try:
-            while part := visitor.recv(1000):
-                got += part
-        except ConnectionResetError:
-            pass
-        assert len(got) in (0, REPLY.size)  # a nonce and a proof, of use nowhere else
-    exchange(groups)
-    for place in visited.places:  # nobody can come any more
+def test_strangers_are_let_go_and_the_group_forms(kind: str) -> None:
+    places: list[tuple[str, int]] = []
+    visitors: list[socket.socket] = []
+
+    def visit(key: str, value: str) -> None:
+        if "/tcp/" in key:
+            places.append(("127.0.0.1", json.loads(value)["port"]))
+            visitors.extend(STRANGERS[kind](places[-1]))
+
+    with joined(2, VisitedStore(visit), transport="tcp", interface="lo") as groups:
+        for visitor in visitors:
+            got = b""
+            with visitor, contextlib.suppress(ConnectionResetError):
+                while part := visitor.recv(1000):
+                    got += part
+            assert len(got) in (0, REPLY.size)  # a nonce and a proof, of use nowhere else
+        add_up(groups, 100_000)
+    assert len(places) == 2
+    for place in places:  # nobody can come any more
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(place, DEADLINE_S)
-    visited.close()
-
-
-@contextmanager
-def called(store: dist.Store, place: Place | str) -> Iterator[None]:
-    """Let there be a rank 0 of 2, on another host, that has invited others and left an address."""
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Rendezvous(store, "default", 0, 2).join, FAR, time.monotonic() + 60)
-
-        def leave() -> None:
-            note = place if isinstance(place, str) else msgspec.json.encode(place).decode()
-            store.set(f"{joining.result(DEADLINE_S).prefix}/tcp/0", note)
-
-        with ThreadPoolExecutor(1) as leaving:
-            leaving.submit(leave)
-            yield
-
-
-def boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def closed_port() -> int:
@@ -153,7 +84,7 @@ def closed_port() -> int:
             "rank 1: rank 0 on far listens at a loopback address only, .*GLOO_SOCKET_IFNAME",
         ),
         (
-            Place(addresses=("127.0.0.1",), port=closed_port(), boot=boot()),
+            Place(addresses=("127.0.0.1",), port=closed_port(), boot=RankCard.own().host[0]),
             r"rank 1: no connection to rank 0 on far \(127.0.0.1 port \d+: Connection refused\);"
             ".*GLOO_SOCKET_IFNAME",
         ),
@@ -163,9 +94,12 @@ def closed_port() -> int:
     ids=["loopback", "refused", "no note", "no address"],
 )
 def test_a_rank_that_cannot_be_reached(place: Place | str, words: str) -> None:
-    store = dist.HashStore()
-    with called(store, place), pytest.raises(PeerError, match=words):
-        Group(store, 1, 2, timeout_s=DEADLINE_S)
+    note = place if isinstance(place, str) else msgspec.json.encode(place).decode()
+    joining = join_with(
+        FAR, lambda members, store: store.set(f"{members.prefix}/tcp/0", note), answering=0
+    )
+    with pytest.raises(PeerError, match=words):
+        joining.result()
 
 
 def test_an_address_of_both_hosts_is_tried_last() -> None:
@@ -175,9 +109,9 @@ def test_an_address_of_both_hosts_is_tried_last() -> None:
     place = Place(
         addresses=("172.17.0.1", "192.168.7.2", "10.0.0.2", "127.0.0.1"), port=7, boot="another"
     )
-    ways = [address for address, _ in tcp._ways(place, own, "this")]
+    ways = [address for address, _ in tcp.ways_to(place, own, "this")]
     assert ways == ["10.0.0.2", "192.168.7.2", "172.17.0.1"]
-    assert ("127.0.0.1", 7) in tcp._ways(place, own, "another")
+    assert ("127.0.0.1", 7) in tcp.ways_to(place, own, "another")
 
 
 def test_the_interface_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,4 +131,5 @@ def test_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     if not any(address == "::1" for _, address, _ in _native.interfaces()):
         pytest.skip("this host has no IPv6")
     monkeypatch.setattr(tcp, "own_addresses", lambda *_: [ipaddress.ip_interface("::1/128")])
-    exchange(pair())
+    with joined(transport="tcp") as groups:
+        add_up(groups, 100_000)

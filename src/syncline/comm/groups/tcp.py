@@ -78,7 +78,7 @@ def connect(
         meeting = _Meeting(notes, names, secret, listening)
         for other in others:
             if other < notes.rank:
-                meeting.ways[other] = _ways(_place(notes, other), own, boot)
+                meeting.ways[other] = ways_to(_place(notes, other), own, boot)
         return meeting.meet(others)
 
 
@@ -172,7 +172,7 @@ def _place(notes: Notes, other: int) -> Place:
     return place
 
 
-def _ways(place: Place, own: Sequence[Address], boot: str) -> list[tuple[str, int]]:
+def ways_to(place: Place, own: Sequence[Address], boot: str) -> list[tuple[str, int]]:
     """Return where to call a rank: first in networks of this host, last at this host's addresses.
 
     An address that both hosts have belongs to a bridge for containers, or they are one machine.
