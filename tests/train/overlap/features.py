@@ -7,73 +7,68 @@ says.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+import re
+from collections.abc import Iterator
 
-from syncline.plan.profile import Norm
-from tests.train.overlap import sharded_rows
-from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Script
+from tests.pages import DOCS
+from tests.train.overlap import (
+    overlap_loops,
+    overlap_modules,
+    overlap_optimizers,
+    overlap_reads,
+    overlap_scripts,
+    overlap_several,
+    overlap_threads,
+    overlap_torch,
+)
+from tests.train.overlap.loop import REFUSED, ROUNDS, SHARES, TRAINS, Loop
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS
 
-__all__ = ["GROUPS", "Feature", "feature", "features", "table"]
+__all__ = ["GROUPS", "features", "section", "table", "write_section"]
 
-GROUPS = {
-    "overlap_optimizers": "Optimizers",
-    "overlap_loops": "The training loop",
-    "overlap_reads": "Reading and changing what is pending",
-    "overlap_modules": "Models",
-    "overlap_torch": "Checkpointing, compiling, transforming",
-    "overlap_several": "Several models, optimizers, groups",
-    "overlap_threads": "Threads that read",
-    "overlap_scripts": "Scripts that people have",
+PAGE = DOCS / "overlap-features.md"
+SECTION = "(<!-- {0}: begin -->\n)(.*)(<!-- {0}: end -->\n)"
+
+GROUPS: dict[str, dict[str, Loop]] = {
+    "Optimizers": overlap_optimizers.SCENARIOS,
+    "The training loop": overlap_loops.SCENARIOS,
+    "Reading and changing what is pending": overlap_reads.SCENARIOS,
+    "Models": overlap_modules.SCENARIOS,
+    "Checkpointing, compiling, transforming": overlap_torch.SCENARIOS,
+    "Several models, optimizers, groups": overlap_several.SCENARIOS,
+    "Threads that read": overlap_threads.SCENARIOS,
+    "Scripts that people have": overlap_scripts.SCENARIOS,
 }
-"""The modules with scripts, and the headings of their rows."""
 MEANING = {
     OVERLAPS: "messages run under the next forward pass",
     SYNCHRONIZES: "`step` returns at once; the first read of a value waits for all messages",
     SYNCHRONOUS: "`step` waits for all messages and updates at once",
 }
+SHARDED = {
+    TRAINS: "values are those of DDP, within a relative 1e-6; `step`, or code that reads a "
+    "value, may wait where it does not with overlap alone",
+    REFUSED: "a `UserError` says why",
+    SHARES: "it reads the optimizer's state, of which each rank has only a share",
+    ROUNDS: "16-bit values are rounded differently, and parameters without elements have no state",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """A row: what the user does, and what happens."""
-
-    text: str
-    happens: str
-    script: Script
-    group: str
-    norm: Norm | None
-    """What norm the plan exchanges."""
-    near: bool
-    """Whether values must be near those of DDP, not the same."""
-
-
-_FOUND: list[Feature] = []
-
-
-def feature(
-    text: str, happens: str, *, norm: Norm | None = None, near: bool = False
-) -> Callable[[Script], Script]:
-    """Make a row of a script."""
-
-    def add(script: Script) -> Script:
-        named = script.func if isinstance(script, partial) else script
-        group = named.__module__.rsplit(".", 1)[-1]
-        _FOUND.append(Feature(text, happens, script, group, norm, near))
-        return script
-
-    return add
-
-
-def features() -> dict[str, Feature]:
+def features() -> dict[str, Loop]:
     """Return all rows by their text."""
-    for name in GROUPS:
-        importlib.import_module(f"tests.train.overlap.{name}")
-    found = {f.text: f for group in GROUPS for f in _FOUND if f.group == group}
-    assert len(found) == len(_FOUND), "two rows have the same text"
+    found = {text: row for rows in GROUPS.values() for text, row in rows.items()}
+    assert len(found) == sum(map(len, GROUPS.values())), "two rows have the same text"
     return found
+
+
+def section(name: str) -> str:
+    """Return the part of the page between the marks of this name."""
+    (found,) = re.findall(SECTION.format(name), PAGE.read_text(), re.DOTALL)
+    return str(found[1])
+
+
+def write_section(name: str, text: str) -> None:
+    page = PAGE.read_text()
+    PAGE.write_text(page.replace(section(name), text))
 
 
 def table() -> str:
@@ -85,11 +80,10 @@ def _lines() -> Iterator[str]:
     for happens, meaning in MEANING.items():
         yield f"- **{happens}**: {meaning}."
     yield from ("", "With [`shard=True`](sharding.md):", "")
-    for happens, meaning in sharded_rows.MEANING.items():
+    for happens, meaning in SHARDED.items():
         yield f"- **{happens}**: {meaning}."
-    for group, heading in GROUPS.items():
+    for heading, rows in GROUPS.items():
         yield from ("", f"## {heading}", "")
         yield from ("| what you do | what happens | sharded |", "|---|---|---|")
-        for row in features().values():
-            if row.group == group:
-                yield f"| {row.text} | {row.happens} | {sharded_rows.sharded(row.text)} |"
+        for text, row in rows.items():
+            yield f"| {text} | {row.happens} | {row.sharded} |"

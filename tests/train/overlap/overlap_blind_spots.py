@@ -12,11 +12,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils import dlpack
 
+from tests.train.overlap.loop import Loop
 from tests.train.overlap.overlap_models import Net, loss_of
 from tests.train.overlap.overlap_plans import Style
-from tests.train.overlap.overlap_rig import Ours, Side, holding
+from tests.train.overlap.overlap_rig import Ours, holding
+from tests.train.overlap.parts import Training, every
 
-__all__ = ["BLIND", "NEVER_SEEN", "by_group", "look", "table"]
+__all__ = ["BLIND", "BY_CPP", "NEVER_SEEN", "by_group", "look", "table"]
 
 
 class Case(NamedTuple):
@@ -46,20 +48,36 @@ def _mixed(weight: torch.Tensor) -> torch.Tensor:
     return functional.linear(inputs, weight).as_subclass(torch.Tensor)
 
 
+BY_CPP: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "torch.tensor(p)": torch.tensor,
+    "torch.Tensor(p)": torch.Tensor,
+    "q.new_tensor(p)": lambda p: torch.zeros(1).new_tensor(p, dtype=p.dtype),
+    "p.as_subclass": lambda p: p.as_subclass(torch.Tensor),
+    "q.set_(p)": lambda p: torch.empty(0, dtype=p.dtype).set_(p),
+    "torch.sparse_coo_tensor(i, p)": lambda p: torch.sparse_coo_tensor(
+        torch.arange(len(p))[None], p
+    ).to_dense(),
+    "nested_tensor([p])": lambda p: torch.nested.nested_tensor([p]).to_padded_tensor(0.0)[0],
+}
+"""Each returns the values that it sees, of a matrix."""
+
+
+def _by_cpp(name: str) -> Callable[[Case], torch.Tensor]:
+    return lambda case: BY_CPP[name](case.weight)
+
+
 BLIND: dict[str, Callable[[Case], torch.Tensor]] = {
     "a view of a parameter's memory that was taken before the step: `p.detach()`, `p.data`, a NumPy "  # noqa: E501
     "array, a flat buffer that the parameters are views of": lambda c: c.alias,
     "the optimizer's state of a parameter, where it was taken before the step and is read after it: "  # noqa: E501
     "`state = optimizer.state[p]`": lambda c: c.state["exp_avg"],
-    "`torch.tensor(p)` (`p.clone()` asks)": lambda c: torch.tensor(c.weight),
-    "`torch.Tensor(p)`, `torch.FloatTensor(p)`, `q.new_tensor(p)`": lambda c: torch.Tensor(
-        c.weight
-    ),
-    "`p.as_subclass(torch.Tensor)`": lambda c: c.weight.as_subclass(torch.Tensor),
-    "`q.set_(p)`": lambda c: torch.empty(0).set_(c.weight),
+    "`torch.tensor(p)` (`p.clone()` asks)": _by_cpp("torch.tensor(p)"),
+    "`torch.Tensor(p)`, `torch.FloatTensor(p)`, `q.new_tensor(p)`": _by_cpp("torch.Tensor(p)"),
+    "`p.as_subclass(torch.Tensor)`": _by_cpp("p.as_subclass"),
+    "`q.set_(p)`": _by_cpp("q.set_(p)"),
     "`q.data = p`, until the update is made": lambda c: _shared(c.weight),
-    "`torch.sparse_coo_tensor(i, p)`": lambda c: _sparse(c.weight),
-    "`torch.nested.nested_tensor([p])`": lambda c: _padded(c.weight),
+    "`torch.sparse_coo_tensor(i, p)`": _by_cpp("torch.sparse_coo_tensor(i, p)"),
+    "`torch.nested.nested_tensor([p])`": _by_cpp("nested_tensor([p])"),
     "`torch.utils.dlpack.to_dlpack(p)` (`torch.from_dlpack(p)` asks)": lambda c: dlpack.from_dlpack(
         dlpack.to_dlpack(c.weight)
     ),
@@ -98,19 +116,10 @@ def _shared(weight: torch.Tensor) -> torch.Tensor:
     return other
 
 
-def _sparse(weight: torch.Tensor) -> torch.Tensor:
-    made = torch.sparse_coo_tensor(torch.arange(len(weight))[None], weight)
-    return made.detach().to_dense()
-
-
 def _inside(net: Any) -> torch.Tensor:
     with torch.no_grad():
         output: torch.Tensor = net.hidden(torch.ones(1, 20))
     return output.flatten()
-
-
-def _padded(weight: torch.Tensor) -> torch.Tensor:
-    return torch.nested.nested_tensor([weight]).to_padded_tensor(0.0)
 
 
 def table() -> str:
@@ -123,23 +132,18 @@ def _lines() -> Iterator[str]:
         yield f"- {text}" + ("" if text in NEVER_SEEN else GUARDED)
 
 
-def by_group(side: Side) -> None:
-    """Average gradients before the step, and parameters after it, by a group's own methods."""
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9))
-    group = dist.group.WORLD
-    assert group is not None
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        if step % 3 == 0:
-            for p in ddp.parameters():
-                group.allreduce([p.grad]).wait()
-        optimizer.step()
-        if step % 3 == 1:
-            with torch.no_grad():
-                group.allreduce([ddp.module.hidden.weight]).wait()
-    side.finish(ddp, optimizer)
+def _average_gradients(t: Training) -> None:
+    for gradient in t.gradients:
+        dist.group.WORLD.allreduce([gradient]).wait()  # type: ignore[union-attr]
+
+
+def _average_weight(t: Training) -> None:
+    with torch.no_grad():
+        dist.group.WORLD.allreduce([t.net.hidden.weight]).wait()  # type: ignore[union-attr]
+
+
+by_group = Loop(before=every(3, _average_gradients), after=every(2, _average_weight))
+"""Averages gradients before the step, and a parameter after it, by a group's own methods."""
 
 
 def look(guard: bool) -> dict[str, tuple[bool, bool]]:

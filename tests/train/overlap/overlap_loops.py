@@ -1,633 +1,335 @@
-"""Scripts with every form of the training loop."""
+"""The training loop in every form."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import io
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join
-from torch.nn.utils import clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.train.overlap.features import feature
+from syncline.plan.profile import Norm
+from tests.train.overlap.loop import ADAM, ADAMW, MOMENTUM, REFUSED, SHARES, STATIC, Loop, Make
 from tests.train.overlap.overlap_models import Net, batch, loss_of
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
-
-
-def begin(
-    side: Side, make: Callable[[Any], torch.optim.Optimizer] | None = None, **arguments: Any
-) -> tuple[Any, Any]:
-    """Wrap a model and overlap an optimizer with momentum."""
-    ddp = side.wrap(Net(), loss_of, **arguments)
-    make = make or (lambda p: SGD(p, lr=0.1, momentum=0.9))
-    return ddp, side.overlap(ddp, make(ddp.parameters()))
-
-
-Does = Callable[[Side, Any, Any, int], None]
-
-
-def before_step(text: str, happens: str, **arguments: Any) -> Callable[[Does], Does]:
-    """Make a row of what a training loop does before each step."""
-    return _in_a_loop(text, happens, before=True, arguments=arguments)
-
-
-def after_step(text: str, happens: str, **arguments: Any) -> Callable[[Does], Does]:
-    """Make a row of what a training loop does after each step."""
-    return _in_a_loop(text, happens, before=False, arguments=arguments)
-
-
-def _in_a_loop(
-    text: str, happens: str, *, before: bool, arguments: dict[str, Any]
-) -> Callable[[Does], Does]:
-    def add(does: Does) -> Does:
-        def script(side: Side) -> None:
-            ddp, optimizer = begin(side, **arguments)
-            for step in side.steps:
-                optimizer.zero_grad()
-                loss_of(ddp, step).backward()
-                if before:
-                    does(side, ddp, optimizer, step)
-                optimizer.step()
-                if not before:
-                    does(side, ddp, optimizer, step)
-            side.finish(ddp, optimizer)
-
-        script.__module__ = does.__module__  # its group in the table
-        feature(text, happens)(script)
-        return does
-
-    return add
-
-
-# ---------------------------------------------------------------------- zero_grad
-
-
-@feature("`zero_grad()` after `step`", OVERLAPS)
-def zero_after(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    side.finish(ddp, optimizer)
-
-
-@feature("`zero_grad(set_to_none=False)` before the forward pass", OVERLAPS)
-def zero_in_place(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad(set_to_none=False)
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("`zero_grad(set_to_none=False)` after the forward pass", OVERLAPS)
-def zero_late(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        loss = loss_of(ddp, step)
-        optimizer.zero_grad(set_to_none=False)
-        loss.backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("`zero_grad(set_to_none=False)` of a foreach optimizer", OVERLAPS)
-def zero_foreach(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: AdamW(p, lr=0.01, foreach=True))
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-    side.finish(ddp, optimizer)
-
-
-@feature("`model.zero_grad()`", OVERLAPS)
-def zero_model(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        (ddp if step % 2 else ddp.module).zero_grad(set_to_none=step % 3 == 0)
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("never `zero_grad`: gradients add up", OVERLAPS)
-def zero_never(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: SGD(p, lr=0.01))
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("`gradient_as_bucket_view=True`", OVERLAPS)
-def as_views(side: Side) -> None:
-    ddp, optimizer = begin(side, gradient_as_bucket_view=True)
-    for step in side.steps:
-        optimizer.zero_grad(set_to_none=step % 2 == 0)
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-# ---------------------------------------------------------------------- several passes
-
-
-@feature("gradient accumulation under `no_sync`", OVERLAPS)
-def accumulate(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        with ddp.no_sync():
-            for micro in range(2):
-                loss_of(ddp, step, micro).backward()
-        loss_of(ddp, step, 2).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("gradient accumulation under `no_sync`, gradients zeroed in place", OVERLAPS)
-def accumulate_in_place(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad(set_to_none=False)
-        with ddp.no_sync():
-            loss_of(ddp, step, 0).backward()
-        loss_of(ddp, step, 1).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("gradient accumulation without `no_sync`", OVERLAPS)
-def accumulate_synced(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        for micro in range(2):
-            loss_of(ddp, step, micro).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("a `no_sync` pass after the exchanged one, before `step`", SYNCHRONOUS)
-def accumulate_after(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step, 0).backward()
-        with ddp.no_sync():
-            loss_of(ddp, step, 1).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("several forward passes before one backward pass", OVERLAPS)
-def forwards(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step, 0) + loss_of(ddp, step, 1)
-        loss.backward()
-        optimizer.step()
-        side.note("loss", loss)
-    side.finish(ddp, optimizer)
-
-
-@after_step("a forward pass under gradients without a backward pass, in between", OVERLAPS)
-def forward_unused(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.note("loss", loss_of(ddp, step, 1))
-
-
-@feature("two backward passes through one graph, the second not exchanged", SYNCHRONOUS)
-def backward_twice(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step)
-        loss.backward(retain_graph=True)
-        (0.1 * loss).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("`backward` of a penalty beside the model's own", SYNCHRONIZES)
-def penalty(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        (0.01 * sum(p.square().sum() for p in ddp.parameters())).backward()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("a second backward pass through an old graph after `step`: torch's error", OVERLAPS)
-def stale_graph(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step)
-        loss.backward(retain_graph=True)
-        optimizer.step()
-        if step % 5 == 4:
-            try:
-                loss.backward()
-                side.note("no error")
-            except RuntimeError as error:
-                # The first weight that is read, before any gradient is there.
-                side.note("error", str(error).partition(" is at version")[0])
-            optimizer.zero_grad()
-    side.finish(ddp, optimizer)
-
-
-@feature("`require_backward_grad_sync` set by hand", OVERLAPS)
-def sync_by_hand(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        for micro in range(2):
-            ddp.require_backward_grad_sync = micro == 1
-            loss_of(ddp, step, micro).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("forward passes in training mode without gradients, in between (rollouts)", SYNCHRONIZES)
-def rollouts(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        with torch.no_grad():
-            side.note("rollout", loss_of(ddp, step, 1), loss_of(ddp, step, 2))
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("a new optimizer in mid-training, not overlapped", SYNCHRONOUS)
-def new_optimizer(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        if step == 12:
-            optimizer = SGD(ddp.parameters(), lr=0.05)
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("training in `eval` mode", OVERLAPS)
-def eval_mode(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        ddp.train(step < 10)
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-# ---------------------------------------------------------------------- steps
-
-
-@after_step("two steps in a row", OVERLAPS)
-def two_steps(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 4 == 3:
-        optimizer.step()
-
-
-@feature("a step without a backward pass before it", SYNCHRONIZES)
-def idle_step(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        optimizer.step()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step % 3 == 2:
-            optimizer.zero_grad()
-            loss_of(ddp, step, 1)
-            optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("a backward pass without a step, now and then", OVERLAPS)
-def skipped_step(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        if step % 3:
-            optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("`step` under `no_grad`, under `autocast`", OVERLAPS)
-def step_under(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-# ---------------------------------------------------------------------- clipping and scaling
-
-
-def _clip(side: Side, clip: Callable[[Any], Any], optimizer_of: Any = None) -> None:
-    ddp, optimizer = begin(side, optimizer_of)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        found = clip(ddp)
-        if side.near:  # torch adds up a norm in float32, in another order
-            side.note("norm", found)
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-def _norm(ddp: Any, limit: float = 0.1, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return nn.utils.clip_grad_norm_(ddp.parameters(), limit, *args, **kwargs)
-
-
-def _in_two_calls(ddp: Any) -> float:
-    gradients = [p.grad for p in ddp.parameters()]
-    total = nn.utils.get_total_norm(gradients)
-    nn.utils.clip_grads_with_norm_(ddp.parameters(), 0.1, total)
+from tests.train.overlap.parts import (
+    Training,
+    accumulate,
+    backward,
+    evaluate,
+    every,
+    finish,
+    halve_gradients,
+    nothing,
+    once,
+    reloaded,
+    step,
+    zero,
+    zero_in_place,
+)
+
+
+def zeroed_late(t: Training) -> None:
+    loss = t.loss()
+    t.optimizer.zero_grad(set_to_none=False)
+    t.backward(loss)
+
+
+def not_exchanged(t: Training) -> None:
+    with t.ddp.no_sync():
+        t.backward(t.loss(1))
+
+
+def keep_graph(t: Training) -> None:
+    t.kept = t.loss()
+    t.kept.backward(retain_graph=True)
+
+
+def through_the_old_graph(t: Training) -> None:
+    try:
+        t.kept.backward()
+        t.note("no error")
+    except RuntimeError as error:
+        # The first weight that is read, before any gradient is there.
+        t.note("error", str(error).partition(" is at version")[0])
+    t.optimizer.zero_grad()
+
+
+def synced_by_hand(t: Training) -> None:
+    for micro in range(2):
+        t.ddp.require_backward_grad_sync = micro == 1
+        t.backward(t.loss(micro))
+
+
+def roll_out(t: Training) -> None:
+    with torch.no_grad():
+        t.note("rollout", t.loss(1), t.loss(2))
+
+
+def step_after_a_forward_pass(t: Training) -> None:
+    t.optimizer.zero_grad()
+    t.loss(1)
+    t.optimizer.step()
+
+
+def step_under(t: Training) -> None:
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        t.optimizer.step()
+
+
+PASSES = {
+    "`zero_grad()` after `step`": Loop(zero=nothing, after=zero),
+    "`zero_grad(set_to_none=False)` before the forward pass": Loop(zero=zero_in_place),
+    "`zero_grad(set_to_none=False)` after the forward pass": Loop(
+        zero=nothing, backward=zeroed_late
+    ),
+    "`zero_grad(set_to_none=False)` of a foreach optimizer": Loop(
+        make=partial(AdamW, lr=0.01, foreach=True), zero=nothing, after=zero_in_place
+    ),
+    "`model.zero_grad()`": Loop(
+        zero=lambda t: (t.ddp if t.step % 2 else t.net).zero_grad(set_to_none=t.step % 3 == 0)
+    ),
+    "never `zero_grad`: gradients add up": Loop(
+        OVERLAPS, REFUSED, make=partial(SGD, lr=0.01), zero=nothing
+    ),
+    "`gradient_as_bucket_view=True`": Loop(
+        ddp={"gradient_as_bucket_view": True},
+        zero=lambda t: t.optimizer.zero_grad(set_to_none=t.step % 2 == 0),
+    ),
+    "gradient accumulation under `no_sync`": Loop(backward=accumulate),
+    "gradient accumulation under `no_sync`, gradients zeroed in place": Loop(
+        zero=zero_in_place, backward=partial(accumulate, passes=2)
+    ),
+    "gradient accumulation without `no_sync`": Loop(before=lambda t: t.backward(t.loss(1))),
+    "a `no_sync` pass after the exchanged one, before `step`": Loop(
+        SYNCHRONOUS, REFUSED, before=not_exchanged
+    ),
+    "several forward passes before one backward pass": Loop(
+        backward=lambda t: t.backward(t.loss(0) + t.loss(1))
+    ),
+    "a forward pass under gradients without a backward pass, in between": Loop(
+        after=lambda t: t.note("loss", t.loss(1))
+    ),
+    "two backward passes through one graph, the second not exchanged": Loop(
+        SYNCHRONOUS, REFUSED, backward=keep_graph, before=lambda t: t.backward(0.1 * t.kept)
+    ),
+    "`backward` of a penalty beside the model's own": Loop(
+        SYNCHRONIZES,
+        first=zero,
+        zero=lambda t: (0.01 * sum(p.square().sum() for p in t.parameters)).backward(),
+    ),
+    "a second backward pass through an old graph after `step`: torch's error": Loop(
+        backward=keep_graph, after=every(5, through_the_old_graph)
+    ),
+    "`require_backward_grad_sync` set by hand": Loop(backward=synced_by_hand),
+    "forward passes in training mode without gradients, in between (rollouts)": Loop(
+        SYNCHRONIZES, first=roll_out
+    ),
+    "a new optimizer in mid-training, not overlapped": Loop(
+        SYNCHRONOUS,
+        REFUSED,
+        first=once(12, lambda t: setattr(t, "optimizer", SGD(t.parameters, lr=0.05))),
+    ),
+    "training in `eval` mode": Loop(first=lambda t: t.ddp.train(t.step < 10)),
+    "two steps in a row": Loop(OVERLAPS, REFUSED, after=every(4, step)),
+    "a step without a backward pass before it": Loop(
+        SYNCHRONIZES, first=zero, zero=step, after=every(3, step_after_a_forward_pass)
+    ),
+    "a backward pass without a step, now and then": Loop(
+        update=lambda t: t.optimizer.step() if t.step % 3 else None
+    ),
+    "`step` under `no_grad`, under `autocast`": Loop(update=step_under),
+}
+
+
+def clip(t: Training, limit: float = 0.1, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return clip_grad_norm_(t.parameters, limit, *args, **kwargs)
+
+
+def clip_in_two_calls(t: Training) -> float:
+    total = nn.utils.get_total_norm(t.gradients)
+    nn.utils.clip_grads_with_norm_(t.parameters, 0.1, total)
     return total.item()
 
 
-def _by_group(ddp: Any) -> list[torch.Tensor]:
-    parameters = list(ddp.parameters())
-    return [nn.utils.clip_grad_norm_(some, 0.1) for some in (parameters[:3], parameters[3:])]
+def clip_by_group(t: Training) -> list[torch.Tensor]:
+    return [clip_grad_norm_(some, 0.1) for some in (t.parameters[:3], t.parameters[3:])]
 
 
-def _by_hand(ddp: Any) -> torch.Tensor:
-    gradients = [p.grad for p in ddp.parameters()]
-    total = torch.norm(torch.stack([torch.norm(g, 2) for g in gradients]), 2)
-    for gradient in gradients:
+def clip_by_hand(t: Training) -> torch.Tensor:
+    total = torch.norm(torch.stack([torch.norm(g, 2) for g in t.gradients]), 2)
+    for gradient in t.gradients:
         gradient.mul_(0.1 / (total + 1e-6))
     return total
 
 
-def _and_read(ddp: Any) -> list[torch.Tensor]:
-    _norm(ddp)
-    return [p.grad.clone() for p in ddp.parameters()]
+def clip_and_read(t: Training) -> list[torch.Tensor]:
+    clip(t)
+    return [g.clone() for g in t.gradients]
 
 
-def _halved(ddp: Any) -> None:
-    for parameter in ddp.parameters():
-        parameter.grad *= 0.5
+def read_on_one_rank_and_clip(t: Training) -> torch.Tensor:
+    if t.side.rank == t.step % 2:
+        assert all(g.sum().isfinite() for g in t.gradients)
+    return clip(t)
 
 
-for _text, _happens, _kind, _near, _how in (
-    ("`clip_grad_norm_`", OVERLAPS, "2", True, _norm),
-    (
-        "the same, where the norm is below the limit",
-        OVERLAPS,
-        "2",
-        False,
-        partial(_norm, limit=1e6),
-    ),
-    ("`clip_grad_norm_` with `foreach=True`", OVERLAPS, "2", True, partial(_norm, foreach=True)),
-    ("`clip_grad_norm_` with `foreach=False`", OVERLAPS, "2", True, partial(_norm, foreach=False)),
-    ("`clip_grad_norm_` of the 1-norm", OVERLAPS, "1", True, partial(_norm, norm_type=1)),
-    ("`clip_grad_norm_` of the max norm", OVERLAPS, "inf", True, partial(_norm, norm_type="inf")),
-    ("`error_if_nonfinite`", OVERLAPS, "2", True, partial(_norm, error_if_nonfinite=True)),
-    ("`get_total_norm` and `clip_grads_with_norm_`, logged", OVERLAPS, "2", True, _in_two_calls),
-    ("clipping the norm of each group of parameters", OVERLAPS, "2", True, _by_group),
-    ("clipping the norm by hand", OVERLAPS, "2", True, _by_hand),
-    ("a norm of another order", SYNCHRONOUS, "2", False, partial(_norm, norm_type=3)),
-    ("clipping the norm, and reading the gradients", SYNCHRONOUS, "2", True, _and_read),
-    ("`clip_grad_value_`", OVERLAPS, None, False, lambda d: clip_grad_value_(d.parameters(), 0.01)),
-    ("gradients multiplied in place before `step`", OVERLAPS, None, False, _halved),
-):
-    feature(_text, _happens, norm=_kind, near=_near)(partial(_clip, clip=_how))  # type: ignore[arg-type]
+def clipping(
+    how: Callable[[Training], Any],
+    happens: str = OVERLAPS,
+    norm: Norm | None = "2",
+    *,
+    near: bool = True,
+) -> Loop:
+    def before(t: Training) -> None:
+        found = how(t)
+        if t.side.near:  # torch adds up a norm in float32, in another order
+            t.note("norm", found)
+
+    return Loop(happens, before=before, norm=norm, near=near)
 
 
-@feature("`clip_grad_norm_` of a norm that the plan does not expect", SYNCHRONOUS)
-def clip_unexpected(side: Side) -> None:
-    _clip(side, lambda ddp: _norm(ddp, 0.5))
+def backward_scaled(t: Training) -> None:
+    loss = t.loss() * (float("inf") if t.step % 7 == 6 else 1.0)
+    t.backward(t.kept.scale(loss))
 
 
-@feature(
-    "`clip_grad_norm_` after one rank, another at each step, has read its gradients",
-    OVERLAPS,
+def step_scaled(t: Training) -> None:
+    if t.step % 2:
+        t.kept.unscale_(t.optimizer)
+        clip(t, 1.0)
+    t.kept.step(t.optimizer)
+    t.kept.update()
+    t.note("scale", t.kept.get_scale())
+
+
+scaling = partial(
+    Loop,
+    start=lambda t: t.keep(torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)),
+    backward=backward_scaled,
+    update=step_scaled,
     norm="2",
     near=True,
 )
-def clip_read_on_one_rank(side: Side) -> None:
-    def clip(ddp: Any) -> torch.Tensor:
-        if side.rank == side.step % 2:
-            assert all(p.grad.sum().isfinite() for p in ddp.parameters())
-        return _norm(ddp)
-
-    _clip(side, clip)
 
 
-@before_step("clipping every tenth step only", OVERLAPS)
-def clip_rarely(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 10 == 9:
-        nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
+def cast(model: nn.Module, step: int = 0) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return loss_of(model, step)
 
 
-def _scale(side: Side, make: Callable[[Any], torch.optim.Optimizer]) -> None:
-    ddp, optimizer = begin(side, make)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step) * (float("inf") if step % 7 == 6 else 1.0)
-        scaler.scale(loss).backward()
-        if step % 2:
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        side.note("scale", scaler.get_scale())
-    side.finish(ddp, optimizer)
+CLIPPING = {
+    "`clip_grad_norm_`": clipping(clip),
+    "the same, where the norm is below the limit": clipping(partial(clip, limit=1e6), near=False),
+    "`clip_grad_norm_` with `foreach=True`": clipping(partial(clip, foreach=True)),
+    "`clip_grad_norm_` with `foreach=False`": clipping(partial(clip, foreach=False)),
+    "`clip_grad_norm_` of the 1-norm": clipping(partial(clip, norm_type=1), norm="1"),
+    "`clip_grad_norm_` of the max norm": clipping(partial(clip, norm_type="inf"), norm="inf"),
+    "`error_if_nonfinite`": clipping(partial(clip, error_if_nonfinite=True)),
+    "`get_total_norm` and `clip_grads_with_norm_`, logged": clipping(clip_in_two_calls),
+    "clipping the norm of each group of parameters": clipping(clip_by_group),
+    "clipping the norm by hand": clipping(clip_by_hand),
+    "a norm of another order": clipping(partial(clip, norm_type=3), SYNCHRONOUS, near=False),
+    "clipping the norm, and reading the gradients": clipping(clip_and_read, SYNCHRONOUS),
+    "`clip_grad_value_`": clipping(
+        lambda t: clip_grad_value_(t.parameters, 0.01), norm=None, near=False
+    ),
+    "gradients multiplied in place before `step`": clipping(halve_gradients, norm=None, near=False),
+    "`clip_grad_norm_` of a norm that the plan does not expect": clipping(
+        partial(clip, limit=0.5), SYNCHRONOUS, norm=None, near=False
+    ),
+    "`clip_grad_norm_` after one rank, another at each step, has read its gradients": clipping(
+        read_on_one_rank_and_clip
+    ),
+    "clipping every tenth step only": Loop(before=every(10, clip)),
+    "`GradScaler`, with steps that it skips": scaling(),
+    "`GradScaler` with a fused optimizer": scaling(
+        SYNCHRONOUS, make=partial(Adam, lr=0.01, fused=True)
+    ),
+    "`autocast` of the forward pass to bfloat16": Loop(loss=cast, make=ADAMW),
+}
 
 
-@feature("`GradScaler`, with steps that it skips", OVERLAPS, norm="2", near=True)
-def scaler(side: Side) -> None:
-    _scale(side, lambda p: SGD(p, lr=0.1, momentum=0.9))
+def scheduled(
+    schedule: Callable[[torch.optim.Optimizer], Any], make: Make = MOMENTUM, *, early: bool = False
+) -> Loop:
+    """Make a schedule before the optimizer is overlapped, or after it."""
+
+    def after(t: Training) -> None:
+        t.kept.step()
+        t.note("rates", [group["lr"] for group in t.optimizer.param_groups])
+
+    when = {"early" if early else "start": lambda t: t.keep(schedule(t.optimizer))}
+    return Loop(make=make, after=after, **when)  # type: ignore[arg-type]
 
 
-@feature("`GradScaler` with a fused optimizer", SYNCHRONOUS, norm="2", near=True)
-def scaler_fused(side: Side) -> None:
-    _scale(side, lambda p: Adam(p, lr=0.01, fused=True))
+def warmed_up(optimizer: torch.optim.Optimizer) -> Any:
+    first = lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 8)
+    then = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return lr_scheduler.SequentialLR(optimizer, [first, then], [8])
 
 
-@feature("`autocast` of the forward pass to bfloat16", OVERLAPS)
-def autocast(side: Side) -> None:
-    def cast(model: nn.Module, step: int = 0) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return loss_of(model, step)
-
-    ddp = side.wrap(Net(), cast)
-    optimizer = side.overlap(ddp, AdamW(ddp.parameters(), lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = cast(ddp, step)
-        loss.backward()
-        optimizer.step()
-        side.note("loss", loss)
-    side.finish(ddp, optimizer)
+def set_by_hand(t: Training) -> None:
+    for group in t.optimizer.param_groups:
+        group["lr"] = 0.1 / (t.step + 1)
+        group["weight_decay"] = 0.01 * (t.step % 3)
 
 
-# ---------------------------------------------------------------------- schedules
+EMA = partial(AveragedModel, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
 
-def _schedule(side: Side, make: Any, *, before: bool, optimizer_of: Any = None) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = (optimizer_of or (lambda p: SGD(p, lr=0.1, momentum=0.9)))(ddp.parameters())
-    schedule = make(optimizer) if before else None
-    optimizer = side.overlap(ddp, optimizer)
-    schedule = schedule or make(optimizer)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step)
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        side.note("loss", loss, [group["lr"] for group in optimizer.param_groups])
-    side.finish(ddp, optimizer)
+def by_own_function(net: nn.Module) -> AveragedModel:
+    steps = itertools.count(1)
+    return AveragedModel(net, avg_fn=lambda mean, p, _: mean + (p - mean) / next(steps))
 
 
-@feature("a learning-rate schedule made before `overlap`", OVERLAPS)
-def schedule_before(side: Side) -> None:
-    _schedule(side, lambda o: lr_scheduler.StepLR(o, 3, 0.7), before=True)
+def update_average(t: Training) -> None:
+    t.kept.update_parameters(t.net)
 
 
-@feature("a learning-rate schedule made after `overlap`", OVERLAPS)
-def schedule_after(side: Side) -> None:
-    _schedule(side, lambda o: lr_scheduler.CosineAnnealingLR(o, 30), before=False)
+def note_average(t: Training) -> None:
+    t.note("average", t.kept.state_dict() if isinstance(t.kept, nn.Module) else t.kept)
+    finish(t)
 
 
-@feature("`OneCycleLR`, which changes momentum too", OVERLAPS)
-def one_cycle(side: Side) -> None:
-    _schedule(side, lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=40), before=False)
-
-
-@feature("`OneCycleLR` with Adam, made before `overlap`", OVERLAPS)
-def one_cycle_adam(side: Side) -> None:
-    _schedule(
-        side,
-        lambda o: lr_scheduler.OneCycleLR(o, 0.02, total_steps=40),
-        before=True,
-        optimizer_of=lambda p: Adam(p, lr=0.01),
-    )
-
-
-@feature("warm-up followed by a schedule, `SequentialLR`", OVERLAPS)
-def sequential(side: Side) -> None:
-    def make(o: torch.optim.Optimizer) -> Any:
-        first = lr_scheduler.LinearLR(o, 0.1, 1.0, 8)
-        return lr_scheduler.SequentialLR(o, [first, lr_scheduler.ExponentialLR(o, 0.9)], [8])
-
-    _schedule(side, make, before=False)
-
-
-@feature("a schedule of a learning rate that is a tensor", OVERLAPS)
-def tensor_rate(side: Side) -> None:
-    _schedule(
-        side,
-        lambda o: lr_scheduler.ExponentialLR(o, 0.9),
-        before=False,
-        optimizer_of=lambda p: AdamW(p, lr=torch.tensor(0.01)),
-    )
-
-
-@after_step("hyper-parameters changed by hand after `step`", OVERLAPS)
-def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1 / (step + 1)
-        group["weight_decay"] = 0.01 * (step % 3)
-
-
-# ---------------------------------------------------------------------- averages
-
-
-def _averaged(side: Side, *, every: int | None = None, **arguments: Any) -> None:
+def averaged(
+    make: Callable[[nn.Module], AveragedModel], happens: str = OVERLAPS, used_every: int = 0
+) -> Loop:
     """Average after each step; use the average every few steps."""
-    ddp, optimizer = begin(side)
-    mean = AveragedModel(ddp.module, **arguments)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        mean.update_parameters(ddp.module)
-        if every is not None and step % every == 0:
+
+    def after(t: Training) -> None:
+        update_average(t)
+        if used_every and t.step % used_every == 0:
             with torch.no_grad():
-                side.note("by the average", mean(batch(step)[0]))
-    side.note("average", mean.state_dict())
-    side.finish(ddp, optimizer)
+                t.note("by the average", t.kept(batch(t.step)[0]))
+
+    return Loop(happens, start=lambda t: t.keep(make(t.net)), after=after, end=note_average)
 
 
-@feature("an average of the weights after each step (`AveragedModel`)", OVERLAPS)
-def averaged(side: Side) -> None:
-    _averaged(side, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+def copy_weights(t: Training) -> None:
+    t.kept = [p.detach().clone() for p in t.parameters]
 
 
-@feature("the same with buffers, and with a mean of all steps", OVERLAPS)
-def averaged_with_buffers(side: Side) -> None:
-    _averaged(side, use_buffers=True)
+def average_by_us(t: Training) -> None:
+    t.side.average(t.ddp, t.kept, 0.1 / (1 + t.step))
+    if t.step % 10 == 1:
+        t.note("average", t.kept)
 
 
-@feature("the same with an `avg_fn` of the user's own", SYNCHRONIZES)
-def averaged_by_own_function(side: Side) -> None:
-    steps = iter(range(1, 1000))
-    _averaged(side, avg_fn=lambda mean, p, _: mean + (p - mean) / next(steps))
-
-
-@feature("the same, used every tenth step", OVERLAPS)
-def averaged_and_used(side: Side) -> None:
-    _averaged(side, every=10)
-
-
-@feature("the same, used in every step", SYNCHRONIZES)
-def averaged_and_used_at_once(side: Side) -> None:
-    _averaged(side, every=1, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-
-
-@feature("an average of the weights through `model.average`", OVERLAPS)
-def averaged_by_us(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    shadow = [p.detach().clone() for p in ddp.parameters()]
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.average(ddp, shadow, 0.1 / (1 + step))
-        if step % 10 == 1:
-            side.note("average", shadow)
-    side.note("average", shadow)
-    side.finish(ddp, optimizer)
-
-
-@feature("the same, used after the wrapper is gone", OVERLAPS)
-def averaged_and_dropped(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    shadow = [p.detach().clone() for p in ddp.parameters()]
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        side.average(ddp, shadow, 0.1)
-    side.wrapped.clear()
-    del ddp, optimizer
+def drop(t: Training) -> None:
+    t.side.wrapped.clear()
+    t.ddp = t.optimizer = None
     gc.collect()
-    side.note("average", shadow)
+    t.note("average", t.kept)
 
 
 class Taught(nn.Module):
@@ -645,233 +347,206 @@ class Taught(nn.Module):
         return student + 0.1 * taught
 
 
-@feature("an average of one half of the model in its other half (BYOL, MoCo)", SYNCHRONIZES)
-def averaged_inside(side: Side) -> None:
-    model = Taught()
-    ddp = side.wrap(model, loss_of)
-    optimizer = side.overlap(ddp, SGD(model.student.parameters(), lr=0.1, momentum=0.9))
-    pairs = list(zip(model.teacher.parameters(), model.student.parameters(), strict=True))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        with torch.no_grad():
-            for mean, p in pairs:
-                mean.mul_(0.9).add_(p, alpha=0.1)
-    side.finish(ddp, optimizer)
+def average_into_teacher(t: Training) -> None:
+    pairs = zip(t.net.teacher.parameters(), t.net.student.parameters(), strict=True)
+    with torch.no_grad():
+        for mean, p in pairs:
+            mean.mul_(0.9).add_(p, alpha=0.1)
 
 
-@feature(
-    "weights changed after they were averaged: after `step`, by a hook, after the forward pass",
-    OVERLAPS,
-)
-def averaged_and_changed(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    mean = AveragedModel(ddp.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-
+def average_and_renorm(t: Training) -> None:
     def renormed(module: Any, _: Any) -> None:
         module.weight.data = torch.renorm(module.weight.data, 2, 0, 0.9)
 
-    ddp.module.leave.register_forward_pre_hook(renormed)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step)
+    t.kept = EMA(t.net)
+    t.net.leave.register_forward_pre_hook(renormed)
+
+
+def backward_after_a_change(t: Training) -> None:
+    loss = t.loss()
+    with torch.no_grad():
+        t.net.enter.bias.clamp_(-0.1, 0.1)
+    t.backward(loss)
+
+
+def average_and_change(t: Training) -> None:
+    update_average(t)
+    if t.step % 5 == 0:
         with torch.no_grad():
-            ddp.module.enter.bias.clamp_(-0.1, 0.1)
-        loss.backward()
-        optimizer.step()
-        mean.update_parameters(ddp.module)
-        if step % 5 == 0:
-            with torch.no_grad():
-                ddp.module.leave.weight.clamp_(-0.2, 0.2)
-    side.note("average", mean.state_dict())
-    side.finish(ddp, optimizer)
+            t.net.leave.weight.clamp_(-0.2, 0.2)
 
 
-@feature("an average of the weights by hand, through `.data`", SYNCHRONIZES)
-def averaged_by_hand(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    shadow = [p.detach().clone() for p in ddp.parameters()]
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        for kept, p in zip(shadow, ddp.parameters(), strict=True):
-            kept.mul_(0.9).add_(p.data, alpha=0.1)
-    side.note("average", shadow)
-    side.finish(ddp, optimizer)
+def average_by_hand(t: Training) -> None:
+    for kept, p in zip(t.kept, t.parameters, strict=True):
+        kept.mul_(0.9).add_(p.data, alpha=0.1)
 
 
-@feature("an average of the weights just before the next step", OVERLAPS)
-def averaged_late(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    mean = AveragedModel(ddp.module)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        mean.update_parameters(ddp.module)
-        optimizer.step()
-    side.note("average", mean.state_dict())
-    side.finish(ddp, optimizer)
+OVER_TIME = {
+    "a learning-rate schedule made before `overlap`": scheduled(
+        lambda o: lr_scheduler.StepLR(o, 3, 0.7), early=True
+    ),
+    "a learning-rate schedule made after `overlap`": scheduled(
+        lambda o: lr_scheduler.CosineAnnealingLR(o, 30)
+    ),
+    "`OneCycleLR`, which changes momentum too": scheduled(
+        lambda o: lr_scheduler.OneCycleLR(o, 0.2, total_steps=40)
+    ),
+    "`OneCycleLR` with Adam, made before `overlap`": scheduled(
+        lambda o: lr_scheduler.OneCycleLR(o, 0.02, total_steps=40), ADAM, early=True
+    ),
+    "warm-up followed by a schedule, `SequentialLR`": scheduled(warmed_up),
+    "a schedule of a learning rate that is a tensor": scheduled(
+        lambda o: lr_scheduler.ExponentialLR(o, 0.9), lambda p: AdamW(p, lr=torch.tensor(0.01))
+    ),
+    "hyper-parameters changed by hand after `step`": Loop(after=set_by_hand),
+    "an average of the weights after each step (`AveragedModel`)": averaged(EMA),
+    "the same with buffers, and with a mean of all steps": averaged(
+        partial(AveragedModel, use_buffers=True)
+    ),
+    "the same with an `avg_fn` of the user's own": averaged(by_own_function, SYNCHRONIZES),
+    "the same, used every tenth step": averaged(AveragedModel, used_every=10),
+    "the same, used in every step": averaged(EMA, SYNCHRONIZES, used_every=1),
+    "an average of the weights through `model.average`": Loop(
+        start=copy_weights, after=average_by_us, end=note_average
+    ),
+    "the same, used after the wrapper is gone": Loop(
+        start=copy_weights, after=average_by_us, end=drop
+    ),
+    "an average of one half of the model in its other half (BYOL, MoCo)": Loop(
+        SYNCHRONIZES,
+        model=Taught,
+        make=lambda all_: MOMENTUM(p for p in all_ if p.requires_grad),
+        after=average_into_teacher,
+    ),
+    "weights changed after they were averaged: after `step`, by a hook, after the forward pass": (
+        Loop(
+            start=average_and_renorm,
+            backward=backward_after_a_change,
+            after=average_and_change,
+            end=note_average,
+        )
+    ),
+    "an average of the weights by hand, through `.data`": Loop(
+        SYNCHRONIZES, start=copy_weights, after=average_by_hand, end=note_average
+    ),
+    "an average of the weights just before the next step": replace(
+        averaged(AveragedModel), before=update_average, after=nothing
+    ),
+}
 
 
-# ---------------------------------------------------------------------- in between
+def infer(t: Training) -> None:
+    with torch.inference_mode():
+        t.note("loss", loss_of(t.net, t.step, 1))
+        t.note("output", t.net.enter(batch(t.step)[0]))
 
 
-@after_step("evaluation in between, under `no_grad`", OVERLAPS)
-def evaluation(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 4 == 3:
-        ddp.eval()
-        with torch.no_grad():
-            side.note("loss", loss_of(ddp, step, 1))
-        ddp.train()
+def note_states(t: Training) -> None:
+    if t.step % 6 == 5:
+        t.note("optimizer", t.optimizer.state_dict())
+    if t.step % 6 == 2:
+        t.note("model", t.ddp.state_dict())
 
 
-@after_step(
-    "inference through `model.module`, under `inference_mode`",
-    OVERLAPS,
-    make=lambda p: Adam(p, lr=0.01),
-)
-def inference(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 4 == 3:
-        with torch.inference_mode():
-            side.note("loss", loss_of(ddp.module, step, 1))
-            side.note("output", ddp.module.enter(batch(step)[0]))
+def resume(t: Training) -> None:
+    if t.step == 7:
+        t.kept = copy.deepcopy((t.ddp.state_dict(), t.optimizer.state_dict()))
+    if t.step == 9:
+        t.optimizer.load_state_dict(t.kept[1])
+        t.ddp.load_state_dict(t.kept[0])
+    if t.step == 12:
+        t.net.load_state_dict(t.net.state_dict())
 
 
-@after_step(
-    "`state_dict` of model and optimizer between steps", OVERLAPS, make=lambda p: Adam(p, lr=0.01)
-)
-def checkpoints(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 6 == 5:
-        side.note("optimizer", optimizer.state_dict())
-    if step % 6 == 2:
-        side.note("model", ddp.state_dict())
+def save(t: Training) -> None:
+    if t.step % 5 != 4 and t.step != 1:
+        return
+    for what in (t.net, t.optimizer, t.net.enter.weight, (t.net, t.optimizer)):
+        loaded = reloaded(what, weights_only=False)
+        if isinstance(loaded, nn.Module):
+            t.note("loaded", loaded.state_dict(), loss_of(loaded, t.step))
+        elif isinstance(loaded, torch.optim.Optimizer):
+            t.note("loaded", loaded.state_dict())
+        else:
+            t.note("loaded", loaded if isinstance(loaded, nn.Parameter) else None)
 
 
-@feature("`load_state_dict` of model and optimizer between steps", OVERLAPS)
-def resumed(side: Side) -> None:
-    ddp, optimizer = begin(side, lambda p: Adam(p, lr=0.01))
-    kept: Any = None
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step == 7:
-            kept = copy.deepcopy((ddp.state_dict(), optimizer.state_dict()))
-        if step == 9:
-            optimizer.load_state_dict(kept[1])
-            ddp.load_state_dict(kept[0])
-        if step == 12:
-            ddp.module.load_state_dict(ddp.module.state_dict())
-    side.finish(ddp, optimizer)
+def copied(t: Training) -> None:
+    t.note("copy", copy.deepcopy(t.optimizer if t.step % 2 else t.net).state_dict())
 
 
-@after_step(
-    "`torch.save` of the whole model, the wrapper, the optimizer",
-    OVERLAPS,
-    make=lambda p: Adam(p, lr=0.01),
-)
-def saved(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 5 == 4 or step == 1:
-        for what in (ddp.module, optimizer, ddp.module.enter.weight, (ddp.module, optimizer)):
-            file = io.BytesIO()
-            torch.save(what, file)
-            file.seek(0)
-            loaded = torch.load(file, weights_only=False)
-            if isinstance(loaded, nn.Module):
-                side.note("loaded", loaded.state_dict(), loss_of(loaded, step))
-            elif isinstance(loaded, torch.optim.Optimizer):
-                side.note("loaded", loaded.state_dict())
-            else:
-                side.note("loaded", loaded if isinstance(loaded, nn.Parameter) else None)
-
-
-@after_step(
-    "`copy.deepcopy` of model and optimizer in between", OVERLAPS, make=lambda p: Adam(p, lr=0.01)
-)
-def copied(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 5 == 4:
-        twin = copy.deepcopy(optimizer if step % 2 else ddp.module)
-        side.note("copy", twin.state_dict())
-
-
-@feature("an exception in the forward pass, caught", OVERLAPS)
-def exception(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad()
-        if step % 5 == 4:
-            handle = ddp.module.norm.register_forward_hook(_fail)
-            try:
-                loss_of(ddp, step)
-            except ArithmeticError:
-                side.note("failed")
-            handle.remove()
-            if step % 2:
-                loss_of(ddp.module, step, 1).backward()  # not exchanged
-                optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-def _fail(*_: Any) -> None:
+def fail(*_: Any) -> None:
     raise ArithmeticError
 
 
-@feature("`join` in between", OVERLAPS)
-def joined(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        if step == 10:
-            with ddp.join():
-                for micro in range(2 + side.rank):
-                    optimizer.zero_grad()
-                    loss_of(ddp, step, 1 + micro).backward()
-                    optimizer.step()
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def fail_once(t: Training) -> None:
+    handle = t.net.norm.register_forward_hook(fail)
+    try:
+        t.loss()
+    except ArithmeticError:
+        t.note("failed")
+    handle.remove()
+    if t.step % 2:
+        loss_of(t.net, t.step, 1).backward()  # not exchanged
+        t.optimizer.zero_grad()
 
 
-@feature("`join` in between, `static_graph=True`, accumulation from the second step on", OVERLAPS)
-def joined_static(side: Side) -> None:
-    ddp, optimizer = begin(side, static_graph=True)
-
-    def train(step: int, *, before: int) -> None:
-        optimizer.zero_grad()
-        for micro in range(before):
-            with ddp.no_sync():
-                loss_of(ddp, step, micro).backward()
-        loss_of(ddp, step, before).backward()
-        optimizer.step()
-
-    for step in side.steps:
-        if step == 9:
-            with ddp.join():
-                for more in range(4 + side.rank):
-                    train(20 + more, before=2)
-        train(step, before=min(step, 2))
-    side.finish(ddp, optimizer)
+def join(t: Training, passes: int, steps: int) -> None:
+    with t.ddp.join():
+        for more in range(steps + t.side.rank):
+            zero(t)
+            accumulate(t, passes, 3 * (1 + more))
+            step(t)
 
 
-@feature("`join` and `Join` with `enable=False` around all steps", OVERLAPS)
 def not_joined(side: Side) -> None:
-    ddp, optimizer = begin(side)
+    t = Loop().begin(side)
     steps = iter(side.steps)
 
     def train(count: int) -> None:
-        for _, step in zip(range(count), steps, strict=False):
-            optimizer.zero_grad()
-            loss_of(ddp, step).backward()
-            optimizer.step()
+        for _ in itertools.islice(steps, count):
+            for part in zero, backward, step:
+                part(t)
 
-    with Join([ddp], enable=False):
+    with Join([t.ddp], enable=False):
         train(5)
-    with ddp.join():
+    with t.ddp.join():
         train(1)
-    with ddp.join(enable=False):
+    with t.ddp.join(enable=False):
         train(99)
-    side.finish(ddp, optimizer)
+    finish(t)
+
+
+SCENARIOS = {
+    **PASSES,
+    **CLIPPING,
+    **OVER_TIME,
+    "evaluation in between, under `no_grad`": Loop(after=every(4, evaluate)),
+    "inference through `model.module`, under `inference_mode`": Loop(
+        make=ADAM, after=every(4, infer)
+    ),
+    "`state_dict` of model and optimizer between steps": Loop(
+        OVERLAPS, REFUSED, make=ADAM, after=note_states
+    ),
+    "`load_state_dict` of model and optimizer between steps": Loop(
+        OVERLAPS, REFUSED, make=ADAM, after=resume
+    ),
+    "`torch.save` of the whole model, the wrapper, the optimizer": Loop(
+        OVERLAPS, SHARES, make=ADAM, after=save
+    ),
+    "`copy.deepcopy` of model and optimizer in between": Loop(
+        OVERLAPS, SHARES, make=ADAM, after=every(5, copied)
+    ),
+    "an exception in the forward pass, caught": Loop(first=zero, zero=every(5, fail_once)),
+    "`join` in between": Loop(OVERLAPS, REFUSED, first=once(10, partial(join, passes=1, steps=2))),
+    "`join` in between, `static_graph=True`, accumulation from the second step on": Loop(
+        OVERLAPS,
+        REFUSED,
+        ddp=STATIC,
+        first=once(9, partial(join, passes=3, steps=4)),
+        backward=lambda t: accumulate(t, min(t.step, 2) + 1),
+    ),
+    "`join` and `Join` with `enable=False` around all steps": Loop(
+        OVERLAPS, REFUSED, whole=not_joined
+    ),
+}

@@ -1,8 +1,9 @@
-"""Scripts with models of every kind."""
+"""Models of every kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,46 +11,24 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize, prune
-from torch.optim import SGD, AdamW
 from torch.utils.checkpoint import checkpoint
 
-from tests.train.overlap.features import feature
+from tests.train.overlap.loop import ADAMW, REFUSED, ROUNDS, STATIC, UNUSED, Loop
 from tests.train.overlap.overlap_models import CLASSES, FEATURES, Net, batch, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONOUS, Side
-
-
-def train(
-    side: Side,
-    module: nn.Module,
-    loss: Callable[..., torch.Tensor] = loss_of,
-    make: Callable[[Any], torch.optim.Optimizer] | None = None,
-    every: Callable[[Any, int], None] | None = None,
-    **arguments: Any,
-) -> None:
-    """Train a model, and do something after every step."""
-    ddp = side.wrap(module, loss, **arguments)
-    make = make or (lambda p: SGD(p, lr=0.05, momentum=0.9))
-    optimizer = side.overlap(ddp, make(ddp.parameters()))
-    for step in side.steps:
-        optimizer.zero_grad()
-        value = loss(ddp, step)
-        value.backward()
-        optimizer.step()
-        side.note("loss", value)
-        if every is not None:
-            every(ddp, step)
-    side.finish(ddp, optimizer)
-
+from tests.train.overlap.overlap_rig import SYNCHRONOUS, Side
+from tests.train.overlap.parts import Training, accumulate, evaluate, every, finish, zero_in_place
 
 # ---------------------------------------------------------------------- which parameters are used
 
 
 class Branching(nn.Module):
-    """Uses one branch or the other, another on every rank; one layer never."""
+    """Uses one branch or the other, another on every rank, or always the same; one layer never."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn: int | None = None) -> None:
         super().__init__()
+        self.turn = turn
         self.enter = nn.Linear(FEATURES, 16)
         self.left = nn.Linear(16, 16)
         self.right = nn.Linear(16, 16)
@@ -59,47 +38,11 @@ class Branching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        turn = (self.calls + torch.distributed.get_rank()) % 3
+        turn = (self.calls + dist.get_rank()) % 3 if self.turn is None else self.turn
         hidden = self.enter(x)
         if turn:
             hidden = self.left(hidden) if turn == 1 else self.right(hidden)
         return self.leave(torch.relu(hidden))
-
-
-@feature("unused parameters, other ones on every rank (`find_unused_parameters=True`)", OVERLAPS)
-def unused(side: Side) -> None:
-    train(side, Branching(), find_unused_parameters=True)
-
-
-@feature("unused parameters with Adam, gradients zeroed in place", OVERLAPS)
-def unused_in_place(side: Side) -> None:
-    ddp = side.wrap(Branching(), loss_of, find_unused_parameters=True)
-    optimizer = side.overlap(ddp, AdamW(ddp.parameters(), lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad(set_to_none=False)
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature(
-    "unused parameters, gradients accumulated under `no_sync` from the first step on", OVERLAPS
-)
-def unused_accumulated(side: Side) -> None:
-    ddp = side.wrap(Branching(), loss_of, find_unused_parameters=True)
-    optimizer = side.overlap(ddp, AdamW(ddp.parameters(), lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        with ddp.no_sync():
-            loss_of(ddp, step, 0).backward()
-        loss_of(ddp, step, 1).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("`find_unused_parameters=True` where all are used", OVERLAPS)
-def all_used(side: Side) -> None:
-    train(side, Net(), find_unused_parameters=True, gradient_as_bucket_view=True)
 
 
 class Tied(nn.Module):
@@ -119,39 +62,24 @@ class Tied(nn.Module):
         return self.head(self.norm(hidden))
 
 
-@feature("shared and tied parameters", OVERLAPS)
-def tied(side: Side) -> None:
-    train(side, Tied())
+class Checkpointed(Net):
+    """Uses a layer twice, and computes it again in the backward pass."""
 
-
-@feature("`static_graph=True`", OVERLAPS)
-def static(side: Side) -> None:
-    train(side, Net(), static_graph=True)
-
-
-@feature("`static_graph=True`, shared and tied parameters", OVERLAPS)
-def static_tied(side: Side) -> None:
-    train(side, Tied(), static_graph=True)
-
-
-class Partly(Branching):
-    """Always leaves the same layers out."""
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.leave(torch.relu(self.left(self.enter(x))))
+        hidden = torch.tanh(self.enter(x))
+        for _ in range(2):
+            hidden = checkpoint(self.hidden, hidden, use_reentrant=self.reentrant)
+        return self.leave(self.norm(hidden))
 
 
-@feature("`static_graph=True`, unused parameters", OVERLAPS)
-def static_unused(side: Side) -> None:
-    train(side, Partly(), static_graph=True)
-
-
-# ---------------------------------------------------------------------- buffers and norms
+# ---------------------------------------------------------------------- layers
 
 
 class Convolutions(nn.Module):
-    """Convolutions with batch norm, in channels-last order if asked."""
-
     def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
         self.first = nn.Conv2d(1, 4, 3, padding=1, bias=False)
@@ -165,33 +93,6 @@ class Convolutions(nn.Module):
         return self.leave(hidden.flatten(1))
 
 
-@feature("BatchNorm", OVERLAPS)
-def batch_norm(side: Side) -> None:
-    train(side, Convolutions())
-
-
-@feature("BatchNorm, `forward_sync_buffers=False`", OVERLAPS)
-def own_buffers(side: Side) -> None:
-    train(side, Convolutions(), forward_sync_buffers=False)
-
-
-@feature("BatchNorm with momentum None, evaluation in between", OVERLAPS)
-def batch_norm_eval(side: Side) -> None:
-    def evaluate(ddp: Any, step: int) -> None:
-        if step % 4 == 3:
-            ddp.eval()
-            with torch.no_grad():
-                side.note("evaluated", ddp(batch(step, 1)[0]))
-            ddp.train()
-
-    train(side, Convolutions(lambda n: nn.BatchNorm2d(n, momentum=None)), every=evaluate)
-
-
-@feature("channels-last memory format", OVERLAPS)
-def channels_last(side: Side) -> None:
-    train(side, Convolutions().to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-
-
 class Counting(Net):
     """Registers a buffer when it is first called, and counts in it."""
 
@@ -202,42 +103,30 @@ class Counting(Net):
         return super().forward(x)
 
 
-@feature("buffers that are added later", OVERLAPS)
-def late_buffers(side: Side) -> None:
-    train(side, Counting())
+class Assorted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 4, 3, padding=1)
+        self.group = nn.GroupNorm(2, 4)
+        self.instance = nn.InstanceNorm1d(4, affine=True)
+        self.act = nn.PReLU(4)
+        self.bag = nn.EmbeddingBag(10, 6)
+        self.mix = nn.Bilinear(4, 6, CLASSES)
 
-
-@feature("GroupNorm, InstanceNorm, PReLU, Embedding, Bilinear", OVERLAPS)
-def assorted(side: Side) -> None:
-    class Assorted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv1d(1, 4, 3, padding=1)
-            self.group = nn.GroupNorm(2, 4)
-            self.instance = nn.InstanceNorm1d(4, affine=True)
-            self.act = nn.PReLU(4)
-            self.bag = nn.EmbeddingBag(10, 6)
-            self.mix = nn.Bilinear(4, 6, CLASSES)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.act(self.instance(self.group(self.conv(x[:, None]))))
-            words = self.bag((x * 5).long().remainder(10))
-            return self.mix(hidden.mean(2), words)
-
-    train(side, Assorted())
-
-
-# ---------------------------------------------------------------------- attention and recurrence
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.act(self.instance(self.group(self.conv(x[:, None]))))
+        words = self.bag((x * 5).long().remainder(10))
+        return self.mix(hidden.mean(2), words)
 
 
 class Attending(nn.Module):
     """Attention whose parent reads its children's weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.enter = nn.Linear(3, 8)
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=dropout, batch_first=True)
         self.leave = nn.Linear(32, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -246,24 +135,12 @@ class Attending(nn.Module):
         return self.leave(self.layer(hidden).flatten(1))
 
 
-@feature("`MultiheadAttention` and `TransformerEncoderLayer`", OVERLAPS)
-def attention(side: Side) -> None:
-    train(side, Attending())
-
-
-@feature("the same, evaluated on torch's fast path in between", OVERLAPS)
-def attention_fast(side: Side) -> None:
-    def evaluate(ddp: Any, step: int) -> None:
-        if step % 4 == 3:
-            ddp.eval()
-            with torch.inference_mode():
-                side.note(
-                    "evaluated", ddp.module.layer(batch(step, 1)[0].view(-1, 4, 3)[..., [0] * 8])
-                )
-                side.note("evaluated", ddp(batch(step, 1)[0]))
-            ddp.train()
-
-    train(side, Attending(), every=evaluate)
+def evaluate_fast(t: Training) -> None:
+    t.ddp.eval()
+    with torch.inference_mode():
+        inputs = batch(t.step, 1)[0]
+        t.note("evaluated", t.net.layer(inputs.view(-1, 4, 3)[..., [0] * 8]), t.ddp(inputs))
+    t.ddp.train()
 
 
 class Teaching(Attending):
@@ -275,11 +152,6 @@ class Teaching(Attending):
             hint = self.layer(self.enter(x.view(-1, 4, 3))).flatten(1)
             self.layer.train()
         return super().forward(x) + 0.1 * hint[:, :CLASSES]
-
-
-@feature("a part of the model run without gradients in the forward pass", OVERLAPS)
-def teacher(side: Side) -> None:
-    train(side, Teaching())
 
 
 class Recurrent(nn.Module):
@@ -298,47 +170,28 @@ class Recurrent(nn.Module):
         return self.leave(self.cell(hidden[:, -1])[0])
 
 
-@feature("LSTM, GRU, LSTMCell", OVERLAPS)
-def recurrent(side: Side) -> None:
-    train(side, Recurrent())
-
-
 # ---------------------------------------------------------------------- weights made of weights
 
 
-def _parametrized(make: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    net = Net()
-    net.hidden = make(net.hidden)
-    return net
-
-
-@feature("`weight_norm`, `spectral_norm`, `orthogonal` (parametrizations)", OVERLAPS)
-def parametrized(side: Side) -> None:
+def parametrized() -> nn.Module:
     net = Net()
     parametrizations.weight_norm(net.hidden)
     parametrizations.spectral_norm(net.leave)
     parametrizations.orthogonal(net.enter, orthogonal_map="cayley")
-    train(side, net)
+    return net
 
 
-@feature("cached parametrizations", OVERLAPS)
-def cached(side: Side) -> None:
-    def loss(model: nn.Module, step: int = 0) -> torch.Tensor:
-        with parametrize.cached():
-            return loss_of(model, step)
-
-    net = Net()
-    parametrizations.weight_norm(net.hidden)
-    train(side, net, loss)
+def cached(model: nn.Module, step: int = 0) -> torch.Tensor:
+    with parametrize.cached():
+        return loss_of(model, step)
 
 
-@feature("pruning", OVERLAPS)
-def pruned(side: Side) -> None:
+def pruned() -> nn.Module:
     net = Net()
     prune.l1_unstructured(net.hidden, "weight", amount=0.3)
     with torch.no_grad():  # a pruned module can be copied only so
         net.hidden.weight = net.hidden.weight.detach()
-    train(side, net)
+    return net
 
 
 class Functional(nn.Module):
@@ -361,22 +214,13 @@ class Functional(nn.Module):
         return torch.addmm(self.out.bias, hidden, self.out.weight.t())
 
 
-@feature("parameters used without calling the module that owns them", OVERLAPS)
-def functional_use(side: Side) -> None:
-    train(side, Functional())
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ParameterList([torch.randn(FEATURES, CLASSES) for _ in range(4)])
 
-
-@feature("parameters of `ParameterList`, stacked before use", OVERLAPS)
-def stacked(side: Side) -> None:
-    class Stacked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.experts = nn.ParameterList([torch.randn(FEATURES, CLASSES) for _ in range(4)])
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.einsum("bi,eio->bo", x, torch.stack(list(self.experts))) / 4
-
-    train(side, Stacked())
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("bi,eio->bo", x, torch.stack(list(self.experts))) / 4
 
 
 class OwnFunction(torch.autograd.Function):
@@ -393,53 +237,36 @@ class OwnFunction(torch.autograd.Function):
         return gradient @ weight, gradient.T @ x
 
 
-@feature("an `autograd.Function` given another module's weight", OVERLAPS)
-def own_function(side: Side) -> None:
-    class Own(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = torch.tanh(OwnFunction.apply(x, self.enter.weight) + self.enter.bias)
-            return self.leave(self.norm(self.hidden(hidden)))
-
-    train(side, Own())
+class Own(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(OwnFunction.apply(x, self.enter.weight) + self.enter.bias)
+        return self.leave(self.norm(self.hidden(hidden)))
 
 
-@feature("weights changed by the forward pass itself", OVERLAPS)
-def self_changing(side: Side) -> None:
-    class Clamping(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                self.hidden.weight.clamp_(-0.15, 0.15)
-            self.leave.weight.data.mul_(0.999)
-            return super().forward(x)
-
-    train(side, Clamping())
+class Clamping(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.hidden.weight.clamp_(-0.15, 0.15)
+        self.leave.weight.data.mul_(0.999)
+        return super().forward(x)
 
 
 # ---------------------------------------------------------------------- sizes and types
 
 
-@feature("a model in bfloat16", OVERLAPS)
-def bfloat16(side: Side) -> None:
-    def loss(model: nn.Module, step: int = 0) -> torch.Tensor:
-        inputs, targets = batch(step)
-        return functional.cross_entropy(model(inputs.bfloat16()).float(), targets)
+class Converted(Net):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.to(dtype)
 
-    train(side, Net().bfloat16(), loss)
-
-
-@feature("a model in float64", OVERLAPS)
-def float64(side: Side) -> None:
-    def loss(model: nn.Module, step: int = 0) -> torch.Tensor:
-        inputs, targets = batch(step)
-        return functional.cross_entropy(model(inputs.double()), targets)
-
-    train(side, Net().double(), loss)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(self.enter.weight.dtype))
 
 
 class Rotation(nn.Module):
     """Complex layers between real inputs and outputs, with zeros among the gradients."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype = torch.complex64) -> None:
         super().__init__()
         self.enter = nn.Linear(FEATURES, 20, dtype=dtype)
         self.hidden = nn.Linear(20, 20, dtype=dtype)
@@ -451,46 +278,29 @@ class Rotation(nn.Module):
         return self.leave(self.hidden(kept * hidden)).abs()
 
 
-@feature("complex parameters", OVERLAPS)
-def complex_parameters(side: Side) -> None:
-    train(side, Rotation(torch.complex64))
-
-
-@feature("complex parameters in double precision, with Adam", OVERLAPS)
-def complex_double(side: Side) -> None:
-    train(side, Rotation(torch.complex128), make=lambda p: AdamW(p, lr=0.01))
-
-
 class Odd(nn.Module):
-    """Parameters of one element, of none, without dimensions."""
+    """Parameters of one element, of none, without dimensions, frozen, in another memory order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.none = nn.Parameter(torch.zeros(0, FEATURES))
         self.scale = nn.Parameter(torch.ones(()))
-        self.enter = nn.Linear(FEATURES, 1)
+        self.enter = nn.Linear(FEATURES, 15)
+        self.across = nn.Parameter(torch.randn(15, 9).t())
+        self.frozen = nn.Linear(9, 9).requires_grad_(requires_grad=False)
         self.empty = nn.Parameter(torch.zeros(3, 0))
-        self.leave = nn.Linear(1, CLASSES)
+        self.leave = nn.Linear(9, CLASSES)
         self.shift = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.enter(x) * self.scale + self.shift + self.none.sum() + self.empty.sum()
-        return self.leave(hidden)
+        hidden = functional.linear(self.enter(x), self.across) * self.scale + self.shift
+        return self.leave(torch.tanh(self.frozen(hidden))) + self.none.sum() + self.empty.sum()
 
 
-@feature("parameters of one element, of none, without dimensions", OVERLAPS)
-def odd(side: Side) -> None:
-    train(side, Odd())
-
-
-@feature("parameters that are ignored (`_set_params_and_buffers_to_ignore_for_model`)", OVERLAPS)
-def ignored(side: Side) -> None:
+def with_ignored() -> nn.Module:
     net = Net()
-    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-        net, ["norm.weight"]
-    )
-
-    train(side, net)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["norm.weight"])
+    return net
 
 
 class Synced(torch.autograd.Function):
@@ -509,21 +319,12 @@ class Synced(torch.autograd.Function):
         return total
 
 
-@feature("collectives of the model's own, forward and backward, as SyncBatchNorm has", OVERLAPS)
-def own_collectives(side: Side) -> None:
-    class Exchanging(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = torch.tanh(self.enter(x))
-            hidden = hidden - Synced.apply(hidden.mean(0)) / 2
-            hidden = self.norm(self.hidden(hidden))
-            return self.leave(hidden - Synced.apply(hidden.mean(0)) / 2)
-
-    train(side, Exchanging())
-
-
-@feature("a process group of the model's own (`process_group=`)", OVERLAPS)
-def own_group(side: Side) -> None:
-    train(side, Net(), process_group=dist.new_group([0, 1]))
+class Exchanging(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.enter(x))
+        hidden = hidden - Synced.apply(hidden.mean(0)) / 2
+        hidden = self.norm(self.hidden(hidden))
+        return self.leave(hidden - Synced.apply(hidden.mean(0)) / 2)
 
 
 class Outcome(NamedTuple):
@@ -533,92 +334,136 @@ class Outcome(NamedTuple):
     parts: dict[str, Any]
 
 
-@feature("outputs in tuples, dicts and lists, one of them a parameter", OVERLAPS)
-def nested_outputs(side: Side) -> None:
-    class Returning(Net):
-        def forward(self, x: torch.Tensor) -> Outcome:
-            return Outcome(super().forward(x), {"weights": [self.leave.weight, None], "name": "x"})
+class Returning(Net):
+    def forward(self, x: torch.Tensor) -> Outcome:
+        return Outcome(super().forward(x), {"weights": [self.leave.weight, None], "name": "x"})
 
-    def loss(model: nn.Module, step: int = 0) -> torch.Tensor:
-        inputs, targets = batch(step)
-        outcome = model(inputs)
-        penalty = outcome.parts["weights"][0].square().sum()
-        return functional.cross_entropy(outcome.logits, targets) + 0.01 * penalty
 
-    train(side, Returning(), loss, find_unused_parameters=True)
+def with_penalty(model: nn.Module, step: int = 0) -> torch.Tensor:
+    inputs, targets = batch(step)
+    outcome = model(inputs)
+    penalty = outcome.parts["weights"][0].square().sum()
+    return functional.cross_entropy(outcome.logits, targets) + 0.01 * penalty
 
 
 # ---------------------------------------------------------------------- the wrapper itself
 
 
-@feature("attributes, buffers and submodules on the wrapper", OVERLAPS)
-def attached(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    ddp.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    ddp.register_buffer("scale", torch.tensor(2.0))
-    ddp.seen = []
-    ddp.register_forward_hook(lambda *_: ddp.seen.append(side.step))
-    optimizer = side.overlap(ddp, SGD(ddp.module.parameters(), lr=0.05, momentum=0.9))
-    for step in side.steps:
-        optimizer.zero_grad()
-        inputs, targets = batch(step)
-        (ddp.scale * ddp.criterion(ddp(inputs), targets)).backward()
-        optimizer.step()
-    side.note("seen", ddp.seen, list(ddp.state_dict()))
-    side.finish(ddp, optimizer)
+def attach(t: Training) -> None:
+    t.ddp.criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    t.ddp.register_buffer("scale", torch.tensor(2.0))
+    t.ddp.seen = []
+    t.ddp.register_forward_hook(lambda *_: t.ddp.seen.append(t.step))
 
 
-@feature("`_set_static_graph()` after wrapping, a layer that is used twice", OVERLAPS)
-def static_later(side: Side) -> None:
-    class Twice(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = torch.tanh(self.enter(x))
-            for _ in range(2):
-                hidden = checkpoint(self.hidden, hidden, use_reentrant=True)
-            return self.leave(self.norm(hidden))
-
-    ddp = side.wrap(Twice(), loss_of)
-    ddp._set_static_graph()
-    optimizer = side.overlap(ddp, SGD(ddp.parameters(), lr=0.05, momentum=0.9))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def backward_by_attached(t: Training) -> None:
+    inputs, targets = batch(t.step)
+    t.backward(t.ddp.scale * t.ddp.criterion(t.ddp(inputs), targets))
 
 
-@feature("the wrapper's `module` replaced by one around it", OVERLAPS)
-def replaced(side: Side) -> None:
-    class Around(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-            self.extra = nn.Linear(2, 2)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) * 2
-
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, SGD(ddp.parameters(), lr=0.05, momentum=0.9))
-    ddp.module = Around(ddp.module)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def note_attached(t: Training) -> None:
+    t.note("seen", t.ddp.seen, list(t.ddp.state_dict()))
+    finish(t)
 
 
-@feature("tensor parallelism in the model (`device_mesh=`)", SYNCHRONOUS)
+class Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.extra = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 2
+
+
+def replace_module(t: Training) -> None:
+    t.ddp.module = Around(t.ddp.module)
+
+
+def own_group(side: Side) -> None:
+    Loop(ddp={"process_group": dist.new_group([0, 1])}).script(side)
+
+
 def tensor_parallel(side: Side) -> None:
+    def note_parameters(t: Training) -> None:  # which the module has no more once it has run
+        t.note("parameters", t.optimizer.param_groups[0]["params"])
+        finish(t)
+
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("dp", "tp"))
     net = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, CLASSES))
     parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    ddp = side.wrap(net, loss_of, device_mesh=mesh["dp"])
-    parameters = list(ddp.parameters())  # which the module has no more once it has run
-    optimizer = side.overlap(ddp, SGD(parameters, lr=0.05, momentum=0.9))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.note("parameters", parameters)
-    side.finish(ddp, optimizer)
+    arguments = {"device_mesh": mesh["dp"]}
+    Loop(model=lambda: net, ddp=arguments, end=note_parameters).script(side)
+
+
+SCENARIOS = {
+    "unused parameters, other ones on every rank (`find_unused_parameters=True`)": Loop(
+        model=Branching, ddp=UNUSED
+    ),
+    "unused parameters with Adam, gradients zeroed in place": Loop(
+        model=Branching, ddp=UNUSED, make=ADAMW, zero=zero_in_place
+    ),
+    "unused parameters, gradients accumulated under `no_sync` from the first step on": Loop(
+        model=Branching, ddp=UNUSED, make=ADAMW, backward=partial(accumulate, passes=2)
+    ),
+    "`find_unused_parameters=True` where all are used": Loop(
+        ddp={**UNUSED, "gradient_as_bucket_view": True}
+    ),
+    "shared and tied parameters": Loop(model=Tied),
+    "`static_graph=True`": Loop(ddp=STATIC),
+    "`static_graph=True`, shared and tied parameters": Loop(model=Tied, ddp=STATIC),
+    "`static_graph=True`, unused parameters": Loop(model=lambda: Branching(turn=1), ddp=STATIC),
+    "BatchNorm": Loop(model=Convolutions),
+    "BatchNorm, `forward_sync_buffers=False`": Loop(
+        model=Convolutions, ddp={"forward_sync_buffers": False}
+    ),
+    "BatchNorm with momentum None, evaluation in between": Loop(
+        model=lambda: Convolutions(partial(nn.BatchNorm2d, momentum=None)),
+        after=every(4, evaluate),
+    ),
+    "channels-last memory format": Loop(
+        model=lambda: Convolutions().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    ),
+    "buffers that are added later": Loop(model=Counting),
+    "GroupNorm, InstanceNorm, PReLU, Embedding, Bilinear": Loop(model=Assorted),
+    "`MultiheadAttention` and `TransformerEncoderLayer`": Loop(model=Attending),
+    "the same, evaluated on torch's fast path in between": Loop(
+        model=Attending, after=every(4, evaluate_fast)
+    ),
+    "a part of the model run without gradients in the forward pass": Loop(model=Teaching),
+    "LSTM, GRU, LSTMCell": Loop(model=Recurrent),
+    "`weight_norm`, `spectral_norm`, `orthogonal` (parametrizations)": Loop(model=parametrized),
+    "cached parametrizations": Loop(model=parametrized, loss=cached),
+    "pruning": Loop(model=pruned),
+    "parameters used without calling the module that owns them": Loop(model=Functional),
+    "parameters of `ParameterList`, stacked before use": Loop(model=Stacked),
+    "an `autograd.Function` given another module's weight": Loop(model=Own),
+    "weights changed by the forward pass itself": Loop(model=Clamping),
+    "a model in bfloat16": Loop(sharded=ROUNDS, model=lambda: Converted(torch.bfloat16)),
+    "a model in float64": Loop(model=lambda: Converted(torch.float64)),
+    "complex parameters": Loop(model=Rotation),
+    "complex parameters in double precision, with Adam": Loop(
+        model=lambda: Rotation(torch.complex128), make=ADAMW
+    ),
+    "parameters of one element, of none, without dimensions": Loop(sharded=ROUNDS, model=Odd),
+    "parameters that are ignored (`_set_params_and_buffers_to_ignore_for_model`)": Loop(
+        model=with_ignored
+    ),
+    "collectives of the model's own, forward and backward, as SyncBatchNorm has": Loop(
+        model=Exchanging
+    ),
+    "a process group of the model's own (`process_group=`)": Loop(whole=own_group),
+    "outputs in tuples, dicts and lists, one of them a parameter": Loop(
+        model=Returning, loss=with_penalty, ddp=UNUSED
+    ),
+    "attributes, buffers and submodules on the wrapper": Loop(
+        early=attach, backward=backward_by_attached, end=note_attached
+    ),
+    "`_set_static_graph()` after wrapping, a layer that is used twice": Loop(
+        model=lambda: Checkpointed(reentrant=True), early=lambda t: t.ddp._set_static_graph()
+    ),
+    "the wrapper's `module` replaced by one around it": Loop(start=replace_module),
+    "tensor parallelism in the model (`device_mesh=`)": Loop(
+        SYNCHRONOUS, REFUSED, whole=tensor_parallel
+    ),
+}

@@ -1,36 +1,20 @@
-"""Scripts that train under every optimizer."""
+"""Training under every optimizer."""
 
 from __future__ import annotations
 
 import copy
-import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn, optim
 
-from tests.train.overlap.features import feature
-from tests.train.overlap.overlap_models import Net, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONOUS, Side
-
-Make = Callable[[Any], torch.optim.Optimizer]
-
-
-def train(side: Side, make: Make, module: Callable[[], nn.Module] = Net) -> None:
-    """Train a model plainly."""
-    ddp = side.wrap(module(), loss_of)
-    optimizer = side.overlap(ddp, make(ddp.parameters()))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step)
-        loss.backward()
-        optimizer.step()
-        side.note("loss", loss)
-    side.finish(ddp, optimizer)
-
+from tests.train.overlap.loop import ADAMW, MOMENTUM, REFUSED, Loop, Make
+from tests.train.overlap.overlap_models import Net
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONOUS
+from tests.train.overlap.own_optimizers import Careful, Clipped, Counting, Noisy, Normed, Signs
+from tests.train.overlap.parts import Part, Training, nothing, once, zero
 
 PLAIN: dict[str, Make] = {
     "SGD": lambda p: optim.SGD(p, lr=0.1),
@@ -61,79 +45,21 @@ PLAIN: dict[str, Make] = {
     "Rprop": lambda p: optim.Rprop(p, lr=0.01),
     "Adafactor": lambda p: optim.Adafactor(p, lr=0.1),
 }
-for _name, _make in PLAIN.items():
-    feature(_name, OVERLAPS)(partial(train, make=_make))
 
 
 class Matrices(nn.Sequential):
     """Layers without biases: what Muon takes."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(12, 20, bias=False), nn.Tanh(), nn.Linear(20, 20, bias=False), nn.Tanh(),
-            nn.Linear(20, 5, bias=False),
-        )  # fmt: skip
+        layers = [nn.Linear(*sides, bias=False) for sides in ((12, 20), (20, 20), (20, 5))]
+        super().__init__(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
 
 
-@feature("Muon", OVERLAPS)
-def muon(side: Side) -> None:
-    train(side, lambda p: optim.Muon(p, lr=0.01), Matrices)
+class Dropping(Net):
+    """Drops values in the forward pass."""
 
-
-class Signs(torch.optim.Optimizer):
-    """Somebody's own: each parameter by itself."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr, "beta": 0.9})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
-                mean.mul_(group["beta"]).add_(p.grad, alpha=1 - group["beta"])
-                p.add_(mean.sign(), alpha=-group["lr"])
-
-
-@feature("An optimizer of your own that updates each parameter by itself", OVERLAPS)
-def own(side: Side) -> None:
-    train(side, lambda p: Signs(p, lr=0.01))
-
-
-class Counting(Signs):
-    """Counts its steps in its groups, as timm's Lamb does, and sums weights (schedule-free)."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            group["sum"] = group.get("sum", 0.0) + group["lr"] ** 2
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad, alpha=group["lr"] ** 2 / group["sum"] / group["step"])
-
-
-def _groups(parameters: Any) -> list[dict[str, Any]]:
-    first, *others = parameters
-    return [{"params": [first], "lr": 0.2}, {"params": others}]
-
-
-@feature("An optimizer that counts its steps in its parameter groups", OVERLAPS)
-def counting(side: Side) -> None:
-    train(side, lambda p: Counting(_groups(p), lr=0.05))
-
-
-@feature("`step(None)` and `step(closure=None)`", OVERLAPS)
-def stepped_with_none(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, optim.AdamW(ddp.parameters(), lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        _ = optimizer.step(None) if step % 2 else optimizer.step(closure=None)
-    side.finish(ddp, optimizer)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(x, 0.3))
 
 
 class Around(torch.optim.Optimizer):
@@ -172,225 +98,12 @@ class LookingAhead(Around):
                     fast.copy_(slow)
 
 
-@feature("an optimizer inside a framework's (Accelerate, Lightning)", OVERLAPS)
-def around(side: Side) -> None:
-    train(side, lambda p: Around(optim.SGD(p, lr=0.1, momentum=0.9)))
-
-
-@feature("an optimizer inside another that reads the weights at some steps (Lookahead)", OVERLAPS)
-def looking_ahead(side: Side) -> None:
-    train(side, lambda p: LookingAhead(optim.SGD(p, lr=0.1, momentum=0.9)))
-
-
-class Normed(Signs):
-    """Steps by the norm of all gradients together."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients]))
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad / norm, alpha=group["lr"])
-
-
-@feature("An optimizer whose update depends on other parameters", SYNCHRONOUS)
-def crossing(side: Side) -> None:
-    train(side, lambda p: Normed(p, lr=0.01))
-
-
-class Clipped(Signs):
-    """Clips by the norm of all gradients where a setting, an attribute or a state says so."""
-
-    limit: float | None = None
-
-    def __init__(self, params: Any, *, warm_up: int | None = None) -> None:
-        super().__init__(params, 0.1)
-        for group in self.param_groups:
-            group.update(max_norm=math.inf, warm_up=warm_up)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        for group in self.param_groups:
-            used = [p for p in group["params"] if p.grad is not None]
-            if not used:
-                continue
-            for p in used:
-                self.state[p]["step"] = self.state[p].get("step", 0) + 1
-            limit = group["max_norm"] if self.limit is None else self.limit
-            if group["warm_up"] is not None and self.state[used[0]]["step"] > group["warm_up"]:
-                limit = 0.05
-            norm = torch.stack([p.grad.norm().float() for p in used]).norm()
-            share = min(1.0, limit / (float(norm) + 1e-6))
-            for p in used:
-                p.add_(p.grad, alpha=-share * group["lr"])
-
-
-class Careful(Signs):
-    """Skips the whole step where a gradient is not finite."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        if all(bool(p.grad.isfinite().all()) for g in self.param_groups for p in g["params"]):
-            super().step()
-
-
-def _train_changing(
-    side: Side, make: Make, change: Callable[[torch.optim.Optimizer, int], None]
-) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, make(ddp.parameters()))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        change(optimizer, step)
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-def _set_at_ten(optimizer: torch.optim.Optimizer, step: int, **values: Any) -> None:
-    if step == 10:
-        for group in optimizer.param_groups:
-            group.update(values)
-
-
-def _limit_at_ten(optimizer: torch.optim.Optimizer, step: int) -> None:
-    if step == 10:
-        optimizer.limit = 0.05  # type: ignore[attr-defined]
-
-
-def _reload_at_seven(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Load a state that has three steps more than the present one."""
-    if step == 7:
-        state = copy.deepcopy(optimizer.state_dict())
-        for entry in state["state"].values():
-            entry["step"] += 3
-        optimizer.load_state_dict(state)
-
-
-feature("An optimizer that clips by the norm of all gradients after a warm-up", SYNCHRONOUS)(
-    partial(_train_changing, make=partial(Clipped, warm_up=10), change=lambda *_: None)
-)
-feature("the same, its state loaded in between", SYNCHRONOUS)(
-    partial(_train_changing, make=partial(Clipped, warm_up=10), change=_reload_at_seven)
-)
-feature("an optimizer's threshold for all gradients, set in mid-training", SYNCHRONOUS)(
-    partial(_train_changing, make=Clipped, change=partial(_set_at_ten, max_norm=0.05))
-)
-feature("an attribute of your own optimizer, set in mid-training, with that effect", SYNCHRONOUS)(
-    partial(_train_changing, make=Clipped, change=_limit_at_ten)
-)
-feature("settings of torch's optimizers changed in kind (`weight_decay`, `foreach`)", OVERLAPS)(
-    partial(
-        _train_changing,
-        make=lambda p: optim.RMSprop(p, lr=0.01),
-        change=partial(_set_at_ten, weight_decay=0.1, maximize=True, foreach=True),
-    )
-)
-feature("An optimizer that skips a step where a gradient is not finite", SYNCHRONOUS)(
-    partial(train, make=lambda p: Careful(p, lr=0.01))
-)
-
-
-class Noisy(Signs):
-    """Draws noise from the generator that dropout draws from."""
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad + 0.01 * torch.randn_like(p), alpha=group["lr"])
-
-
-class Dropping(Net):
-    """Drops values in the forward pass."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(nn.functional.dropout(x, 0.3))
-
-
-@feature("An optimizer that draws random numbers", SYNCHRONOUS)
-def noisy(side: Side) -> None:
-    train(side, lambda p: Noisy(p, lr=0.01), Dropping)
-
-
-@feature("LBFGS", SYNCHRONOUS)
-def lbfgs(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, optim.LBFGS(ddp.parameters(), lr=0.05, max_iter=2))
-    for step in side.steps:
-
-        def closure(step: int = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(ddp, step)
-            loss.backward()
-            return loss
-
-        side.note("loss", optimizer.step(closure))
-    side.finish(ddp, optimizer)
-
-
-@feature("`step` with a closure that it calls once, first", OVERLAPS)
-def closures(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9))
-    for step in side.steps:
-
-        def closure(step: int = step) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(ddp, step)
-            loss.backward()
-            return loss
-
-        side.note("loss", optimizer.step(closure))
-    side.finish(ddp, optimizer)
-
-
-def _train_hooked(side: Side, hook: Callable[[torch.optim.Optimizer, Any], None]) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9))
-    for step in side.steps:
-        if step == 10:
-            hook(optimizer, lambda *_: side.note("hooked", list(ddp.parameters())))
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("A hook on the optimizer's step, from then on", SYNCHRONOUS)
-def hooked(side: Side) -> None:
-    _train_hooked(side, lambda optimizer, hook: optimizer.register_step_post_hook(hook))
-
-
-@feature("`step` replaced by a function of your own before `overlap`", SYNCHRONOUS)
-def replaced(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
-    own_step = optimizer.step
-
-    def halved() -> None:
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.9
-        own_step()
-
-    optimizer.step = halved  # type: ignore[method-assign]
-    optimizer = side.overlap(ddp, optimizer)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
 class Sharpness(torch.optim.Optimizer):
     """Sharpness-aware minimisation around another optimizer, in two steps of its own."""
 
-    def __init__(self, params: Any, base: Callable[[Any], torch.optim.Optimizer]) -> None:
+    def __init__(self, params: Any) -> None:
         super().__init__(params, {})
-        self.base = base(self.param_groups)
+        self.base = MOMENTUM(self.param_groups)
         self.param_groups = self.base.param_groups
 
     @torch.no_grad()
@@ -407,48 +120,130 @@ class Sharpness(torch.optim.Optimizer):
         self.base.step()
 
 
-@feature("An optimizer around another, with steps of its own (SAM)", SYNCHRONOUS)
-def sharpness(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    make = lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9)  # noqa: E731
-    optimizer = side.overlap(ddp, Sharpness(ddp.parameters(), make))
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.climb()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    side.finish(ddp, optimizer.base)
+def sharpness(happens: str, sharded: str, of: Part) -> Loop:
+    """Climb between two backward passes; ``of`` keeps it, and may choose what is overlapped."""
+
+    def climb(t: Training) -> None:
+        t.kept.climb()
+        t.backward(t.loss())
+
+    return Loop(
+        happens,
+        sharded,
+        make=Sharpness,
+        early=of,
+        zero=nothing,
+        before=climb,
+        update=lambda t: t.kept.step(),
+        after=zero,
+        end=lambda t: t.side.finish(t.ddp, t.kept.base),
+    )
 
 
-@feature("`overlap` of the inner one of such an optimizer", OVERLAPS)
-def inner(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    make = lambda groups: optim.SGD(groups, lr=0.1, momentum=0.9)  # noqa: E731
-    optimizer = Sharpness(ddp.parameters(), make)
-    side.overlap(ddp, optimizer.base)
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.climb()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    side.finish(ddp, optimizer.base)
+def inner(t: Training) -> None:
+    t.kept, t.optimizer = t.optimizer, t.optimizer.base
 
 
-@feature("`ZeroRedundancyOptimizer`", SYNCHRONOUS)
-def zero(side: Side) -> None:
+def zero_redundancy(parameters: Any) -> torch.optim.Optimizer:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which it uses
         from torch.distributed.optim import ZeroRedundancyOptimizer
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(
-        ddp, ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=optim.Adam, lr=0.01)
-    )
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss = loss_of(ddp, step)
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=optim.Adam, lr=0.01)
+
+
+def step_with_closure(t: Training) -> None:
+    def closure() -> torch.Tensor:
+        t.optimizer.zero_grad()
+        loss = t.loss()
         loss.backward()
-        optimizer.step()
-        side.note("loss", loss)
-    side.note("parameters", list(ddp.parameters()))
+        return loss
+
+    t.note("loss", t.optimizer.step(closure))
+
+
+def set_all(t: Training, **values: Any) -> None:
+    for group in t.optimizer.param_groups:
+        group.update(values)
+
+
+def reload_older(t: Training) -> None:
+    """Load a state that has three steps more than the present one."""
+    state = copy.deepcopy(t.optimizer.state_dict())
+    for entry in state["state"].values():
+        entry["step"] += 3
+    t.optimizer.load_state_dict(state)
+
+
+def note_steps(t: Training) -> None:
+    t.optimizer.register_step_post_hook(lambda *_: t.note("hooked", t.parameters))
+
+
+def replace_step(t: Training) -> None:
+    own_step = t.optimizer.step
+
+    def slower() -> None:
+        for group in t.optimizer.param_groups:
+            group["lr"] *= 0.9
+        own_step()
+
+    t.optimizer.step = slower
+
+
+CLIPS_LATER: Make = partial(Clipped, warm_up=10)
+refused = partial(Loop, SYNCHRONOUS, REFUSED)
+with_closure: dict[str, Part] = {"zero": nothing, "backward": nothing, "update": step_with_closure}
+SCENARIOS = {
+    **{
+        name: Loop(make=make, sharded=REFUSED if name == "Adafactor" else "trains")
+        for name, make in PLAIN.items()
+    },
+    "Muon": Loop(OVERLAPS, REFUSED, make=partial(optim.Muon, lr=0.01), model=Matrices),
+    "An optimizer of your own that updates each parameter by itself": Loop(
+        make=partial(Signs, lr=0.01)
+    ),
+    "An optimizer that counts its steps in its parameter groups": Loop(
+        make=lambda p: Counting([{"params": [next(p)], "lr": 0.2}, {"params": [*p]}])
+    ),
+    "`step(None)` and `step(closure=None)`": Loop(
+        make=ADAMW,
+        update=lambda t: t.optimizer.step(None) if t.step % 2 else t.optimizer.step(closure=None),
+    ),
+    "an optimizer inside a framework's (Accelerate, Lightning)": Loop(
+        make=lambda p: Around(MOMENTUM(p))
+    ),
+    "an optimizer inside another that reads the weights at some steps (Lookahead)": Loop(
+        make=lambda p: LookingAhead(MOMENTUM(p))
+    ),
+    "An optimizer whose update depends on other parameters": refused(make=partial(Normed, lr=0.01)),
+    "An optimizer that clips by the norm of all gradients after a warm-up": refused(
+        make=CLIPS_LATER
+    ),
+    "the same, its state loaded in between": refused(
+        make=CLIPS_LATER, before=once(7, reload_older)
+    ),
+    "an optimizer's threshold for all gradients, set in mid-training": refused(
+        make=Clipped, before=once(10, partial(set_all, max_norm=0.05))
+    ),
+    "an attribute of your own optimizer, set in mid-training, with that effect": refused(
+        make=Clipped, before=once(10, lambda t: setattr(t.optimizer, "limit", 0.05))
+    ),
+    "settings of torch's optimizers changed in kind (`weight_decay`, `foreach`)": Loop(
+        make=partial(optim.RMSprop, lr=0.01),
+        before=once(10, partial(set_all, weight_decay=0.1, maximize=True, foreach=True)),
+    ),
+    "An optimizer that skips a step where a gradient is not finite": refused(
+        make=partial(Careful, lr=0.01)
+    ),
+    "An optimizer that draws random numbers": refused(make=partial(Noisy, lr=0.01), model=Dropping),
+    "LBFGS": refused(make=partial(optim.LBFGS, lr=0.05, max_iter=2), **with_closure),
+    "`step` with a closure that it calls once, first": Loop(**with_closure),
+    "A hook on the optimizer's step, from then on": refused(first=once(10, note_steps)),
+    "`step` replaced by a function of your own before `overlap`": refused(early=replace_step),
+    "An optimizer around another, with steps of its own (SAM)": sharpness(
+        SYNCHRONOUS, REFUSED, lambda t: t.keep(t.optimizer)
+    ),
+    "`overlap` of the inner one of such an optimizer": sharpness(OVERLAPS, "trains", inner),
+    "`ZeroRedundancyOptimizer`": refused(
+        make=zero_redundancy, end=lambda t: t.note("parameters", t.parameters)
+    ),
+}

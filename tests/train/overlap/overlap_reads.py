@@ -1,278 +1,198 @@
-"""Scripts that read or change what is pending."""
+"""Reading or changing what is pending."""
 
 from __future__ import annotations
 
 import copy
-import io
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import linear
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import Adam, AdamW
 
-from tests.train.overlap.features import feature
-from tests.train.overlap.overlap_loops import after_step, before_step, begin
-from tests.train.overlap.overlap_models import Net, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
-
-
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return Adam(parameters, lr=0.01)
-
+from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, SHARES, UNUSED, Loop
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS
+from tests.train.overlap.parts import (
+    Training,
+    backward,
+    every,
+    finish,
+    halve_gradients,
+    nothing,
+    once,
+    reloaded,
+    zero,
+    zero_in_place,
+)
 
 # ---------------------------------------------------------------------- gradients
 
 
-@before_step("`p.grad` read after `backward`", SYNCHRONOUS)
-def grad_after_backward(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.note("gradients", [p.grad for p in ddp.parameters()])
+def note_gradients(t: Training) -> None:
+    t.note("gradients", t.gradients)
 
 
-@after_step("`p.grad` read after `step`", SYNCHRONIZES)
-def grad_after_step(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.note("norm", [p.grad.norm() for p in ddp.parameters()])
-
-
-@after_step("`p.grad` read after `step`, every tenth step", OVERLAPS)
-def grad_rarely(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 10 == 9:
-        side.note("gradients", [p.grad for p in ddp.parameters()])
-
-
-@before_step("`p.grad` changed in place before `step`", SYNCHRONOUS)
-def grad_changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    for p in ddp.parameters():
+def change_gradients(t: Training) -> None:
+    for p in t.parameters:
         p.grad.mul_(0.5).add_(p, alpha=0.01)
 
 
-@feature("`p.grad` changed in place after `step`", SYNCHRONIZES)
-def grad_changed_late(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        for p in ddp.parameters():
-            p.grad *= 0.5
-    side.finish(ddp, optimizer)
+def drop_gradients(t: Training) -> None:
+    t.net.norm.weight.grad = None
+    del t.net.norm.bias.grad
 
 
-@before_step("some gradients set to None before `step`", OVERLAPS)
-def grad_dropped(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    ddp.module.norm.weight.grad = None
-    del ddp.module.norm.bias.grad
+def replace_some(t: Training) -> None:
+    t.net.norm.weight.grad = torch.full_like(t.net.norm.weight, 0.01)
+    t.net.leave.bias.grad = torch.zeros_like(t.net.leave.bias)
 
 
-@before_step("some gradients replaced before `step`", OVERLAPS)
-def grad_replaced(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    ddp.module.norm.weight.grad = torch.full_like(ddp.module.norm.weight, 0.01)
-    ddp.module.leave.bias.grad = torch.zeros_like(ddp.module.leave.bias)
+def replace_all(t: Training) -> None:
+    for p in t.parameters:
+        p.grad = torch.full(p.shape, 0.01 * t.step)
 
 
-@feature("gradients replaced after `step`", OVERLAPS)
-def grad_replaced_late(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        for p in ddp.parameters():
-            p.grad = torch.full(p.shape, 0.01 * step)
-    side.finish(ddp, optimizer)
+def zero_and_replace(t: Training) -> None:
+    zero_in_place(t)
+    t.net.leave.bias.grad = torch.ones_like(t.net.leave.bias)
 
 
-@feature("gradients zeroed in place, then replaced, after `step`", OVERLAPS)
-def grad_zeroed_replaced(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-        ddp.module.leave.bias.grad = torch.ones_like(ddp.module.leave.bias)
-    side.finish(ddp, optimizer)
+def keep_gradients(t: Training) -> None:
+    t.kept = [*(t.kept or ()), t.gradients]
 
 
-@feature("the gradients of the last step kept, and read after the next", OVERLAPS)
-def grad_kept(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    kept: list[Any] = []
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        kept.append([p.grad for p in ddp.parameters()])
-        optimizer.step()
-    side.note("kept", kept)
-    side.finish(ddp, optimizer)
+def note_kept(t: Training) -> None:
+    t.note("kept", t.kept)
+    finish(t)
 
 
-@feature("the gradients of two losses kept and combined", OVERLAPS)
-def grad_combined(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        found = []
-        for micro in range(2):
-            optimizer.zero_grad()
-            loss_of(ddp, step, micro).backward()
-            found.append([p.grad for p in ddp.parameters()])
-        if step % 2:
-            for p, *both in zip(ddp.parameters(), *found, strict=True):
-                p.grad = both[0] * 0.3 + both[1] * 0.7
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def combine_two(t: Training) -> None:
+    found = []
+    for micro in range(2):
+        zero(t)
+        t.backward(t.loss(micro))
+        found.append(t.gradients)
+    if t.step % 2:
+        for p, one, other in zip(t.parameters, *found, strict=True):
+            p.grad = one * 0.3 + other * 0.7
 
 
-@feature("gradients in a flat buffer of your own", SYNCHRONOUS)
-def grad_flat(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    flat = torch.zeros(sum(p.numel() for p in ddp.parameters()))
-    at = 0
-    for p in ddp.parameters():
-        p.grad = flat[at : at + p.numel()].view_as(p)
-        at += p.numel()
-    for step in side.steps:
-        flat.zero_()
-        loss_of(ddp, step).backward()
-        side.note("flat", flat)
-        flat.clamp_(-0.01, 0.01)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def make_flat(t: Training) -> None:
+    t.kept = torch.zeros(sum(p.numel() for p in t.parameters))
+    parts = t.kept.split([p.numel() for p in t.parameters])
+    for p, part in zip(t.parameters, parts, strict=True):
+        p.grad = part.view_as(p)
 
 
-@feature("`p.grad.data` assigned before `step`", SYNCHRONOUS)
-def grad_data(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    for step in side.steps:
-        optimizer.zero_grad(set_to_none=step % 3 > 0)
-        loss_of(ddp, step).backward()
-        for p in ddp.parameters():
-            p.grad.data = p.grad.data.clamp(-0.05, 0.05)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def clamp_flat(t: Training) -> None:
+    t.note("flat", t.kept)
+    t.kept.clamp_(-0.01, 0.01)
 
 
-@feature("references to the first gradients, zeroed in place", SYNCHRONOUS)
-def grad_held(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    held: list[torch.Tensor] = []
-    for step in side.steps:
-        if not held:
-            loss_of(ddp, step).backward()
-            held = [p.grad for p in ddp.parameters()]
-        torch._foreach_zero_(held)
-        loss_of(ddp, step).backward()
-        side.note("held", held)
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def assign_data(t: Training) -> None:
+    for p in t.parameters:
+        p.grad.data = p.grad.data.clamp(-0.05, 0.05)
 
 
-@feature("hooks on parameters and on accumulated gradients", OVERLAPS)
-def grad_hooks(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    ddp.module.enter.weight.register_hook(lambda g: g * 0.5)
-    ddp.module.leave.weight.register_post_accumulate_grad_hook(_clamp)
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step == 10:
-            ddp.module.norm.weight.register_hook(lambda g: g + 0.1)
-    side.finish(ddp, optimizer)
+def zero_held(t: Training) -> None:
+    if t.kept is None:
+        backward(t)
+        t.kept = t.gradients
+    torch._foreach_zero_(t.kept)
 
 
-def _clamp(p: torch.Tensor) -> None:
-    assert p.grad is not None
-    p.grad.clamp_(-0.1, 0.1)
+def hook_gradients(t: Training) -> None:
+    def clamp(p: Any) -> None:
+        p.grad.clamp_(-0.1, 0.1)
+
+    t.net.enter.weight.register_hook(lambda g: g * 0.5)
+    t.net.leave.weight.register_post_accumulate_grad_hook(clamp)
 
 
 # ---------------------------------------------------------------------- parameters
 
-
-@feature("parameters read in every way after `step`", SYNCHRONIZES)
-def read(side: Side) -> None:
-    ddp, optimizer = begin(side)
-    ways: list[Any] = [
-        lambda p: p.data,
-        lambda p: p.detach().numpy().tolist(),
-        lambda p: p.tolist(),
-        repr,
-        lambda p: f"{p.norm():.9f}",
-        lambda p: p[0],
-        lambda p: p.sum().item(),
-        lambda p: p.cpu(),
-        lambda p: p.clone(),
-        lambda p: p.to(torch.float64),
-        lambda p: torch.equal(p, p),
-        lambda p: next(iter(p)),
-        lambda p: (p == p.data).all(),
-        lambda p: (p * 2, 2 * p, p @ p.T if p.ndim == 2 else p @ p),
-        lambda p: torch.stack([p, p]),
-        lambda p: torch._foreach_norm([p]),
-        lambda p: torch.ops.aten.abs(p),
-        lambda p: linear(torch.ones(p.shape[-1]), p),
-        lambda p: p.untyped_storage().tolist()[:8],
-        lambda p: copy.copy(p),
-        lambda p: copy.deepcopy(p),
-        lambda p: _loaded(p),
-        lambda p: torch.from_dlpack(p.detach()),
-        lambda p: p.__array__() if not p.requires_grad else p.mean(),
-        lambda p: nn.utils.parameters_to_vector([p]),
-        lambda p: p.unfold(0, 1, 1),
-        lambda p: bool((p < 2).all()),
-        lambda p: p._version > 0,
-    ]
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        p = list(ddp.parameters())[step % 6]
-        for number in range(3):
-            side.note(f"way {step} {number}", ways[(3 * step + number) % len(ways)](p))
-    side.finish(ddp, optimizer)
+READS: dict[str, Callable[[Any], Any]] = {
+    "arithmetic": lambda t: t * 2,
+    "arithmetic from the right": lambda t: 2 * t,
+    "a product": lambda t: t @ torch.ones(t.shape[-1]),
+    "a method": lambda t: t.sum(),
+    "a function": torch.sum,
+    "an operator": torch.ops.aten.sum,
+    "foreach": lambda t: torch._foreach_add([t], 1),
+    "in a list": lambda t: torch.stack([torch.zeros(t.shape), t]),
+    "as an option": lambda t: torch.clamp(torch.zeros(t.shape), min=t),
+    "of torch.nn": lambda t: linear(torch.ones(t.shape[-1]), t),
+    "data": lambda t: t.data,
+    "detach": lambda t: t.detach(),
+    "numpy": lambda t: t.detach().numpy().tolist(),
+    "tolist": lambda t: t.tolist(),
+    "item": lambda t: t.flatten()[0].item(),
+    "indexing": lambda t: t[0],
+    "iteration": list,
+    "printing": repr,
+    "formatting": lambda t: f"{t} {t.norm():.9f}",
+    "comparison": lambda t: t == 0,
+    "equality": lambda t: torch.equal(t, t),
+    "truth": lambda t: bool((t < 2).all()),
+    "address": lambda t: t.data_ptr() > 0,
+    "memory": lambda t: t.untyped_storage().tolist()[:8],
+    "version": lambda t: t._version > 0,
+    "view": lambda t: t.view(-1),
+    "unfolding": lambda t: t.unfold(0, 1, 1),
+    "another type": lambda t: t.to(torch.float64),
+    "another device": lambda t: t.cpu(),
+    "vector": lambda t: nn.utils.parameters_to_vector([t]),
+    "copy": copy.copy,
+    "deep copy": copy.deepcopy,
+    "pickle": lambda t: pickle.loads(pickle.dumps(t)),
+    "save": reloaded,
+    "dlpack": lambda t: torch.from_dlpack(t.detach()),
+    "inside vmap": lambda t: torch.vmap(lambda row: row * t)(torch.ones(2, *t.shape)),
+    "inside grad": lambda t: torch.func.grad(lambda x: (x * t.detach()).sum())(torch.ones(t.shape)),
+}
 
 
-def _loaded(p: torch.Tensor) -> Any:
-    file = io.BytesIO()
-    torch.save(p, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
+def read_in_some_ways(t: Training) -> None:
+    p, ways = t.parameters[t.step % 6], list(READS.items())
+    for number in range(3):
+        name, read = ways[(3 * t.step + number) % len(ways)]
+        t.note(name, read(p))
 
 
-@after_step("parameters changed in place after `step`", SYNCHRONIZES)
-def changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
+def change_parameters(t: Training) -> None:
     with torch.no_grad():
-        for p in ddp.parameters():
+        for p in t.parameters:
             p.clamp_(-0.2, 0.2)
             p[0] = 0.1
 
 
-@after_step("`p.data` assigned after `step`", SYNCHRONIZES)
-def data_assigned(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    for p in ddp.parameters():
+def assign_parameters_data(t: Training) -> None:
+    for p in t.parameters:
         p.data = torch.where(p.data > 0.3, 0.3, p.data)
 
 
-@after_step("weights initialised anew, or set from a vector, in between", OVERLAPS)
-def rewritten(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step == 9:
-        nn.init.constant_(ddp.module.leave.weight, 0.1)
-    if step == 11:
-        vector = nn.utils.parameters_to_vector(ddp.parameters())
-        nn.utils.vector_to_parameters(vector * 0.9, ddp.parameters())
+def rewrite(t: Training) -> None:
+    if t.step == 9:
+        nn.init.constant_(t.net.leave.weight, 0.1)
+    if t.step == 11:
+        vector = nn.utils.parameters_to_vector(t.ddp.parameters())
+        nn.utils.vector_to_parameters(vector * 0.9, t.ddp.parameters())
 
 
-@after_step("metadata read after `step`: shapes, dtypes, `requires_grad`, `numel()`", OVERLAPS)
-def metadata(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    for p in ddp.parameters():
-        side.note("metadata", p.shape, p.dtype, p.requires_grad, p.numel(), p.is_leaf, len(p))
-        side.note("gradient", p.grad.shape, p.grad.device, p.grad.is_sparse, p.grad is not None)
-        side.note("kinds", isinstance(p, nn.Parameter), p.ndim, p.stride(), p.is_contiguous())
+def note_metadata(t: Training) -> None:
+    for p in t.parameters:
+        t.note("metadata", p.shape, p.dtype, p.requires_grad, p.numel(), p.is_leaf, len(p))
+        t.note("gradient", p.grad.shape, p.grad.device, p.grad.is_sparse, p.grad is not None)
+        t.note("kinds", isinstance(p, nn.Parameter), p.ndim, p.stride(), p.is_contiguous())
 
 
-@after_step("exchange of weights or gradients by hand, after `synchronize`", SYNCHRONIZES)
-def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.synchronize(ddp)
+def exchange_by_hand(t: Training) -> None:
+    t.side.synchronize(t.ddp)
     with torch.no_grad():
-        for p in ddp.parameters():
+        for p in t.parameters:
             dist.all_reduce(p)
             p.div_(2)
 
@@ -280,108 +200,126 @@ def by_hand(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
 # ---------------------------------------------------------------------- the optimizer
 
 
-@after_step("the optimizer's state read after `step`", SYNCHRONIZES, make=adam)
-def state_read(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.note("state", [optimizer.state[p]["exp_avg"] for p in ddp.parameters()])
-    side.note("class", isinstance(optimizer, Adam), type(optimizer).__name__)
+def note_state(t: Training) -> None:
+    t.note("state", [t.optimizer.state[p]["exp_avg"] for p in t.parameters])
+    t.note("class", isinstance(t.optimizer, Adam), type(t.optimizer).__name__)
 
 
-@after_step('`vars(optimizer)["state"]` read after `step`', SYNCHRONIZES, make=adam)
-def state_in_vars(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    state = vars(optimizer)["state"]
-    side.note("state", len(state), [entry["exp_avg"] for entry in state.values()])
+def note_state_in_vars(t: Training) -> None:
+    state = vars(t.optimizer)["state"]
+    t.note("state", len(state), [entry["exp_avg"] for entry in state.values()])
 
 
-@after_step("`nn.Parameter(p)` made after `step`", SYNCHRONIZES)
-def made_again(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    side.note("made", nn.Parameter(ddp.module.hidden.weight))
-
-
-@after_step("the optimizer's state changed in between", OVERLAPS, make=adam)
-def state_changed(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 5 == 4:
-        for values in optimizer.state.values():
+def change_state(t: Training) -> None:
+    if t.step % 5 == 4:
+        for values in t.optimizer.state.values():
             values["exp_avg"].mul_(0.5)
-    if step == 8:
-        optimizer.state.clear()
-    if step == 12:
-        optimizer.state[ddp.module.norm.weight] = {}
+    if t.step == 8:
+        t.optimizer.state.clear()
+    if t.step == 12:
+        t.optimizer.state[t.net.norm.weight] = {}
 
 
-@after_step("the optimizer pickled and copied after `step`", OVERLAPS, make=adam)
-def optimizer_copied(side: Side, ddp: Any, optimizer: Any, step: int) -> None:
-    if step % 5 == 4:
-        side.note("copy", copy.deepcopy(optimizer).state_dict())
-    if step % 5 == 2:
-        side.note("file", _loaded_whole(optimizer).state_dict())
+def copy_optimizer(t: Training) -> None:
+    if t.step % 5 == 4:
+        t.note("copy", copy.deepcopy(t.optimizer).state_dict())
+    if t.step % 5 == 2:
+        t.note("file", reloaded(t.optimizer, weights_only=False).state_dict())
 
 
-def _loaded_whole(what: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(what, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
+def without_norm(parameters: Any) -> torch.optim.Optimizer:
+    enter, bias, hidden, other, _, _, *leave = parameters
+    return MOMENTUM([enter, bias, hidden, other, *leave])
 
 
-@feature("a parameter group added in between", OVERLAPS)
-def group_added(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    late = [*ddp.module.norm.parameters()]
-    first = [p for p in ddp.parameters() if not any(p is other for other in late)]
-    optimizer = side.overlap(ddp, SGD(first, lr=0.1, momentum=0.9))
-    for step in side.steps:
-        optimizer.zero_grad()
-        ddp.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-        if step == 9:
-            optimizer.add_param_group({"params": late, "lr": 0.02})
-    side.finish(ddp, optimizer)
+def add_norm(t: Training) -> None:
+    t.optimizer.add_param_group({"params": [*t.net.norm.parameters()], "lr": 0.02})
 
 
-@feature("parameter groups with their own settings", OVERLAPS)
-def groups(side: Side) -> None:
-    def make(_: Any) -> torch.optim.Optimizer:
-        net = ddp_of[0]
-        return AdamW(
-            [
-                {"params": [net.enter.weight, net.leave.bias], "lr": 0.02},
-                {"params": list(net.hidden.parameters()), "weight_decay": 0.0},
-                {"params": [*net.norm.parameters(), net.enter.bias], "betas": (0.5, 0.9)},
-                {"params": [net.leave.weight], "foreach": True},
-            ],
-            lr=0.01,
-        )
-
-    ddp_of: list[Any] = []
-    ddp = side.wrap(Net(), loss_of)
-    ddp_of.append(ddp.module)
-    optimizer = side.overlap(ddp, make(None))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
+def in_groups(parameters: Any) -> torch.optim.Optimizer:
+    enter, bias, hidden, other, weight, shift, leave, last = parameters
+    groups = [
+        {"params": [enter, last], "lr": 0.02},
+        {"params": [hidden, other], "weight_decay": 0.0},
+        {"params": [weight, shift, bias], "betas": (0.5, 0.9)},
+        {"params": [leave], "foreach": True},
+    ]
+    return AdamW(groups, lr=0.01)
 
 
-@feature("parameters frozen and thawed in between, `find_unused_parameters=True`", OVERLAPS)
-def frozen(side: Side) -> None:
-    ddp, optimizer = begin(side, find_unused_parameters=True)
-    for step in side.steps:
-        ddp.module.enter.requires_grad_(step % 5 in (1, 3, 4))
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("parameters frozen after the start, gradients kept", OVERLAPS)
-def frozen_late(side: Side) -> None:
-    ddp, optimizer = begin(side, find_unused_parameters=True)
-    for step in side.steps:
-        loss_of(ddp, step).backward()
-        if step == 12:
-            ddp.module.leave.requires_grad_(False)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
-    side.finish(ddp, optimizer)
+SCENARIOS = {
+    "`p.grad` read after `backward`": Loop(SYNCHRONOUS, before=note_gradients),
+    "`p.grad` read after `step`": Loop(
+        SYNCHRONIZES, REFUSED, after=lambda t: t.note("norm", [g.norm() for g in t.gradients])
+    ),
+    "`p.grad` read after `step`, every tenth step": Loop(
+        OVERLAPS, REFUSED, after=every(10, note_gradients)
+    ),
+    "`p.grad` changed in place before `step`": Loop(SYNCHRONOUS, before=change_gradients),
+    "`p.grad` changed in place after `step`": Loop(
+        SYNCHRONIZES, REFUSED, zero=nothing, after=halve_gradients
+    ),
+    "some gradients set to None before `step`": Loop(before=drop_gradients),
+    "some gradients replaced before `step`": Loop(before=replace_some),
+    "gradients replaced after `step`": Loop(zero=nothing, after=replace_all),
+    "gradients zeroed in place, then replaced, after `step`": Loop(
+        zero=nothing, after=zero_and_replace
+    ),
+    "the gradients of the last step kept, and read after the next": Loop(
+        OVERLAPS, REFUSED, before=keep_gradients, end=note_kept
+    ),
+    "the gradients of two losses kept and combined": Loop(zero=nothing, backward=combine_two),
+    "gradients in a flat buffer of your own": Loop(
+        SYNCHRONOUS, start=make_flat, zero=lambda t: t.kept.zero_(), before=clamp_flat
+    ),
+    "`p.grad.data` assigned before `step`": Loop(
+        SYNCHRONOUS,
+        zero=lambda t: t.optimizer.zero_grad(set_to_none=t.step % 3 > 0),
+        before=assign_data,
+    ),
+    "references to the first gradients, zeroed in place": Loop(
+        SYNCHRONOUS, zero=zero_held, before=lambda t: t.note("held", t.kept)
+    ),
+    "hooks on parameters and on accumulated gradients": Loop(
+        start=hook_gradients,
+        after=once(10, lambda t: t.net.norm.weight.register_hook(lambda g: g + 0.1)),
+    ),
+    "parameters read in every way after `step`": Loop(SYNCHRONIZES, after=read_in_some_ways),
+    "parameters changed in place after `step`": Loop(SYNCHRONIZES, after=change_parameters),
+    "`p.data` assigned after `step`": Loop(SYNCHRONIZES, after=assign_parameters_data),
+    "weights initialised anew, or set from a vector, in between": Loop(after=rewrite),
+    "metadata read after `step`: shapes, dtypes, `requires_grad`, `numel()`": Loop(
+        after=note_metadata
+    ),
+    "exchange of weights or gradients by hand, after `synchronize`": Loop(
+        SYNCHRONIZES, after=exchange_by_hand
+    ),
+    "the optimizer's state read after `step`": Loop(
+        SYNCHRONIZES, SHARES, make=ADAM, after=note_state
+    ),
+    '`vars(optimizer)["state"]` read after `step`': Loop(
+        SYNCHRONIZES, SHARES, make=ADAM, after=note_state_in_vars
+    ),
+    "`nn.Parameter(p)` made after `step`": Loop(
+        SYNCHRONIZES, after=lambda t: t.note("made", nn.Parameter(t.net.hidden.weight))
+    ),
+    "the optimizer's state changed in between": Loop(
+        OVERLAPS, SHARES, make=ADAM, after=change_state
+    ),
+    "the optimizer pickled and copied after `step`": Loop(
+        OVERLAPS, SHARES, make=ADAM, after=copy_optimizer
+    ),
+    "a parameter group added in between": Loop(
+        make=without_norm, zero=lambda t: t.ddp.zero_grad(), after=once(9, add_norm)
+    ),
+    "parameter groups with their own settings": Loop(make=in_groups),
+    "parameters frozen and thawed in between, `find_unused_parameters=True`": Loop(
+        ddp=UNUSED, first=lambda t: t.net.enter.requires_grad_(t.step % 5 in (1, 3, 4))
+    ),
+    "parameters frozen after the start, gradients kept": Loop(
+        ddp=UNUSED,
+        zero=nothing,
+        before=once(12, lambda t: t.net.leave.requires_grad_(False)),
+        after=zero_in_place,
+    ),
+}

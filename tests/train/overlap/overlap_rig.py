@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from torch.utils._pytree import tree_leaves
 
+from syncline.errors import UserError
 from syncline.train import engine_executor
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from syncline.train.engine.dense_transport import DenseTransport, Work
@@ -56,11 +57,15 @@ Loss = Callable[[nn.Module], torch.Tensor]
 
 
 class Side:
-    """What a script is given: how to wrap its model and optimizer, and where to note results."""
+    """What a script is given: how to wrap its model and optimizer, and where to note results.
 
-    def __init__(self) -> None:
+    This one wraps in torch's own class, with a hook where gradients are to travel in another type.
+    """
+
+    def __init__(self, wire: str | None = None) -> None:
+        self._wire = wire
         self.trace: list[tuple[str, Any]] = []
-        self.wrapped: list[TorchDDP] = []
+        self.wrapped: list[Any] = []
         self.step = 0
         self.plans: dict[str, Any] = {}
         """Arguments of our wrapper that choose a plan; one is made by hand where there are none."""
@@ -90,7 +95,7 @@ class Side:
         """This process's rank."""
         return dist.get_rank()
 
-    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> Any:  # noqa: ARG002 - as ours
         """Wrap a model.
 
         Args:
@@ -98,16 +103,21 @@ class Side:
             loss: runs the model; tells in which order its gradients become ready.
             arguments: for torch's class.
         """
-        raise NotImplementedError
+        ddp = TorchDDP(module, **arguments)
+        if self._wire is not None:
+            wire = getattr(torch, self._wire)
+            ddp.register_comm_hook(wire, lambda state, bucket: rounded(state, bucket))
+        self.wrapped.append(ddp)
+        return ddp
 
-    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
+    def overlap(self, ddp: Any, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002 - as ours
         """Overlap an optimizer, where there is such a thing."""
-        raise NotImplementedError
+        return optimizer
 
-    def synchronize(self, ddp: TorchDDP) -> None:
+    def synchronize(self, ddp: Any) -> None:
         """Call ``synchronize``, where there is such a thing."""
 
-    def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
+    def average(self, ddp: Any, averages: Iterable[torch.Tensor], weight: float) -> None:
         """Call ``average``, or do the same where there is no such thing."""
         with torch.no_grad():
             for mean, parameter in zip(averages, ddp.module.parameters(), strict=True):
@@ -139,7 +149,7 @@ class Side:
             assert not thread.is_alive(), "a thread waits for ever"
         self._readers.clear()
 
-    def finish(self, ddp: TorchDDP, *optimizers: torch.optim.Optimizer) -> None:
+    def finish(self, ddp: Any, *optimizers: torch.optim.Optimizer) -> None:
         """Note the final state of a model and its optimizers."""
         self._stop_readers()
         self.note("raised in threads", self._raised[:1])
@@ -154,7 +164,7 @@ class Side:
             for key, value in state.items() if not (self.shard and self.rank) else ():
                 self.note(f"optimizer {number} {key}", value)
 
-    def state_dict(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: ARG002
+    def state_dict(self, ddp: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:  # noqa: ARG002 - as ours
         """Return an optimizer's whole state; of sharded ones on rank 0 alone."""
         return optimizer.state_dict()
 
@@ -163,23 +173,7 @@ class Side:
         self._stop_readers()
 
 
-class Stock(Side):
-    """Torch's own class, with a hook where gradients are to travel in another type."""
-
-    def __init__(self, wire: str | None = None) -> None:
-        super().__init__()
-        self._wire = wire
-
-    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:  # noqa: ARG002 - as the other side
-        ddp = TorchDDP(module, **arguments)
-        if self._wire is not None:
-            wire = getattr(torch, self._wire)
-            ddp.register_comm_hook(wire, lambda state, bucket: rounded(state, bucket))
-        self.wrapped.append(ddp)
-        return ddp
-
-    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002 - as the other side
-        return optimizer
+Stock = Side
 
 
 def rounded(wire: torch.dtype, bucket: Any) -> Any:
@@ -209,7 +203,7 @@ class Ours(Side):
     @contextmanager
     def observed(self) -> Iterator[None]:
         """Count updates."""
-        defer, apply, begin = Deferral.defer, Deferral._apply, Deferral.begin_forward
+        defer, apply, begin = Deferral.defer, Deferral.apply, Deferral.begin_forward
         side, trains = self, False
 
         def noted_begin(self: Deferral) -> None:
@@ -229,15 +223,11 @@ class Ours(Side):
             )
             apply(self, chosen)
 
-        patches = {
-            (Deferral, "defer"): counted_defer,
-            (Deferral, "_apply"): counted_apply,
-            (Deferral, "begin_forward"): noted_begin,
-        }
-        with patched(patches):
+        counted = {"defer": counted_defer, "apply": counted_apply, "begin_forward": noted_begin}
+        with patched({(Deferral, name): function for name, function in counted.items()}):
             yield
 
-    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> TorchDDP:
+    def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> Any:
         plans = self.plans
         if not plans:
             order = ready_order(module, loss)
@@ -247,28 +237,26 @@ class Ours(Side):
         self.wrapped.append(ddp)
         return ddp
 
-    def overlap(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> Any:
-        assert isinstance(ddp, DistributedDataParallel)
+    def overlap(self, ddp: Any, optimizer: torch.optim.Optimizer) -> Any:
         return ddp.overlap(optimizer, guard=self.guard, shard=self.shard)
 
-    def state_dict(self, ddp: TorchDDP, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        assert isinstance(ddp, DistributedDataParallel)
+    def state_dict(self, ddp: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         return ddp.full_state_dict(optimizer) if self.shard else optimizer.state_dict()
 
-    def synchronize(self, ddp: TorchDDP) -> None:
-        assert isinstance(ddp, DistributedDataParallel)
+    def synchronize(self, ddp: Any) -> None:
         ddp.synchronize()
 
-    def average(self, ddp: TorchDDP, averages: Iterable[torch.Tensor], weight: float) -> None:
-        assert isinstance(ddp, DistributedDataParallel)
+    def average(self, ddp: Any, averages: Iterable[torch.Tensor], weight: float) -> None:
         ddp.average(averages, weight)
 
     def close(self) -> None:
         super().close()
         for ddp in self.wrapped:
-            assert isinstance(ddp, DistributedDataParallel)
-            if ddp._training.runner is not None:
-                planned_training(ddp).reducer.executor.stop()
+            try:
+                planned = planned_training(ddp)
+            except UserError:
+                continue  # it is not planned
+            planned.reducer.executor.stop()
 
 
 def fingerprint(value: Any) -> Any:
@@ -288,14 +276,7 @@ class Near:
     """Values that equal others within a relative 1e-6: of a tensor, in its norm."""
 
     def __init__(self, values: Any) -> None:
-        self.values = [
-            torch.view_as_real(v.detach()).double().clone()
-            if isinstance(v, torch.Tensor) and v.is_complex()
-            else v.detach().double().clone()
-            if isinstance(v, torch.Tensor)
-            else v
-            for v in tree_leaves(values)
-        ]
+        self.values = [_real(v) if isinstance(v, torch.Tensor) else v for v in tree_leaves(values)]
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Near)
@@ -306,6 +287,11 @@ class Near:
 
     def __repr__(self) -> str:
         return repr(self.values)
+
+
+def _real(value: torch.Tensor) -> torch.Tensor:
+    value = value.detach()
+    return (torch.view_as_real(value) if value.is_complex() else value).double().clone()
 
 
 def _is_near(mine: Any, theirs: Any) -> bool:
@@ -330,9 +316,6 @@ def differences(ours: Side, theirs: Side) -> list[str]:
     return [text[:400] for text in found[:4]]
 
 
-# ---------------------------------------------------------------------- messages that are held back
-
-
 MOST_MESSAGES = 64
 """That are under way at the same time."""
 
@@ -349,18 +332,9 @@ class HeldTransport:
         self._changed = threading.Condition()
         self._threads = ThreadPoolExecutor(MOST_MESSAGES)
         self._sent = self._allowed = self._under_way = self._most = 0
-        self.bounded = inner.bounded
-        self.sends_rings = inner.sends_rings
-        self.workers, self.rank = inner.workers, inner.rank
 
-    def mark(self) -> Any:
-        return self._inner.mark()
-
-    def gather_numbers(self, own: Any) -> Any:
-        return self._inner.gather_numbers(own)
-
-    def gather_rows(self, own: Any) -> Any:
-        return self._inner.gather_rows(own)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def begin(self, allowed: int, in_flight: int) -> None:
         with self._changed:
@@ -370,9 +344,6 @@ class HeldTransport:
         with self._changed:
             self._allowed = max(self._allowed, messages)
             self._changed.notify_all()
-
-    def prepare(self, *args: Any) -> None:
-        self._inner.prepare(*args)
 
     def send(self, *args: Any) -> Work:
         work = self._inner.send(*args)
@@ -395,6 +366,50 @@ class HeldTransport:
         return Work(wait, work.wait_on_stream)
 
 
+class HeldEngine(Engine):
+    """Holds messages back, for as long as nobody waits for them."""
+
+    let_through = 0.0
+    """The part of each round's messages that lands before ``backward`` ends."""
+
+    def __init__(self, plan: Any, layout: Any, transport: DenseTransport, **others: Any) -> None:
+        self.held = HeldTransport(transport)
+        super().__init__(plan, layout, self.held, **others)  # type: ignore[arg-type]
+
+    @property
+    def at_first(self) -> int:
+        """How many messages land before ``backward`` ends."""
+        return round(self.let_through * len(self.plan.messages))
+
+    def begin(self, numbers: Iterable[int] = ()) -> None:
+        self.held.begin(self.at_first, self.plan.in_flight)
+        super().begin(numbers)
+
+    def exchange(self, number: int, elements: torch.Tensor) -> None:
+        self.held.begin(1, 1)
+        super().exchange(number, elements)
+
+    def wait(self, tensors: Iterable[int], of: Round | None = None) -> None:
+        tensors = list(tensors)
+        messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
+        if self.plan.norm is not None:
+            messages.append(self.plan.last_sum)
+        self.held.allow(max(messages, default=-1) + 1)
+        super().wait(tensors, of)
+
+    def wait_all(self, *, on_host: bool = False) -> None:
+        self.held.allow(len(self.plan.messages))
+        super().wait_all(on_host=on_host)
+
+    def norms(self) -> torch.Tensor:
+        self.held.allow(self.plan.last_sum + 1)
+        return super().norms()
+
+    def wait_for_sums(self) -> bool:
+        self.held.allow(self.plan.last_sum + 1)
+        return super().wait_for_sums()
+
+
 @contextmanager
 def holding(let_through: float) -> Iterator[None]:
     """Hold messages back, for as long as nobody waits for them.
@@ -402,67 +417,18 @@ def holding(let_through: float) -> Iterator[None]:
     Args:
         let_through: the part of each round's messages that lands before ``backward`` ends.
     """
-    wait, wait_all, begin, norms = Engine.wait, Engine.wait_all, Engine.begin, Engine.norms
-    exchange = Engine.exchange
-    wait_for_sums = Engine.wait_for_sums
-    transport_for, suspend = vars(engine_executor)["transport_for"], Deferral.suspend_gradients
-
-    def held(engine: Engine) -> HeldTransport:
-        transport: Any = engine._transport
-        assert isinstance(transport, HeldTransport)
-        return transport
-
-    def at_first(engine: Engine) -> int:
-        return round(let_through * len(engine.plan.messages))
-
-    def held_begin(self: Engine, *args: Any) -> None:
-        held(self).begin(at_first(self), self.plan.in_flight)
-        begin(self, *args)
-
-    def held_exchange(self: Engine, *args: Any) -> None:
-        held(self).begin(1, 1)
-        exchange(self, *args)
-
-    def held_wait(self: Engine, tensors: Iterable[int], of: Round | None = None) -> None:
-        tensors = list(tensors)
-        messages = [m for tensor in tensors for m in self.layout.completing[tensor]]
-        if self.plan.norm is not None:
-            messages.append(self.plan.last_sum)
-        held(self).allow(max(messages, default=-1) + 1)
-        wait(self, tensors, of)
-
-    def held_wait_all(self: Engine, *, on_host: bool = False) -> None:
-        held(self).allow(len(self.plan.messages))
-        wait_all(self, on_host=on_host)
-
-    def held_norms(self: Engine) -> torch.Tensor:
-        held(self).allow(self.plan.last_sum + 1)
-        return norms(self)
-
-    def held_wait_for_sums(self: Engine) -> bool:
-        held(self).allow(self.plan.last_sum + 1)
-        return wait_for_sums(self)
+    suspend = Deferral.suspend_gradients
 
     def held_suspend(self: Deferral) -> None:
-        engine = self.engine
-        assert engine is not None
-        through, completing = at_first(engine), engine.layout.completing
-        held_wait(
-            engine, [t for t, some in enumerate(completing) if all(m < through for m in some)]
-        )
+        engine: Any = self.engine
+        completing = enumerate(engine.layout.completing)
+        engine.wait(t for t, some in completing if all(m < engine.at_first for m in some))
         suspend(self)
 
     patches = {
-        (Engine, "begin"): held_begin,
-        (Engine, "exchange"): held_exchange,
-        (Engine, "wait"): held_wait,
-        (Engine, "wait_all"): held_wait_all,
-        (Engine, "norms"): held_norms,
-        (Engine, "wait_for_sums"): held_wait_for_sums,
+        (HeldEngine, "let_through"): let_through,
+        (engine_executor, "Engine"): HeldEngine,
         (Deferral, "suspend_gradients"): held_suspend,
-        (engine_executor, "transport_for"): lambda group, device: HeldTransport(
-            transport_for(group, device)
-        ),
     }
     with patched(patches):
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import torch
@@ -12,9 +11,18 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.train.overlap.features import feature
+from tests.train.overlap.loop import REFUSED, Loop
 from tests.train.overlap.overlap_models import CLASSES, FEATURES, Net, batch, loss_of
 from tests.train.overlap.overlap_rig import OVERLAPS, Side
+from tests.train.overlap.parts import reloaded
+
+
+def _decaying(ddp: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Return groups: matrices, whose values decay, and vectors."""
+    return [
+        {"params": [p for p in ddp.parameters() if p.ndim > 1], "weight_decay": decay},
+        {"params": [p for p in ddp.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
 
 
 def _mixed(model: nn.Module, step: int) -> torch.Tensor:
@@ -26,23 +34,12 @@ def _mixed(model: nn.Module, step: int) -> torch.Tensor:
     return cross_entropy(model(mixed), soft, label_smoothing=0.1)
 
 
-@feature(
-    "an image classifier's script: mixup, label smoothing, warm-up, an average of the weights "
-    "every fourth step, evaluation, a checkpoint that is loaded again",
-    OVERLAPS,
-)
 def imagenet(side: Side) -> None:
     ddp = side.wrap(Net(), lambda m: _mixed(m, 0))
-    groups = [
-        {"params": [p for p in ddp.parameters() if p.ndim > 1], "weight_decay": 1e-3},
-        {"params": [p for p in ddp.parameters() if p.ndim == 1], "weight_decay": 0.0},
-    ]
+    groups = _decaying(ddp, 1e-3)
     optimizer = side.overlap(ddp, SGD(groups, lr=0.2, momentum=0.9, nesterov=True))
-    schedule: Any = SequentialLR(
-        optimizer,
-        [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 20)],
-        milestones=[5],
-    )
+    parts = [LinearLR(optimizer, 0.1, total_iters=5), CosineAnnealingLR(optimizer, 20)]
+    schedule = SequentialLR(optimizer, parts, milestones=[5])
     average = AveragedModel(ddp.module, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     for step in side.steps:
         loss = _mixed(ddp, step)
@@ -57,20 +54,9 @@ def imagenet(side: Side) -> None:
             with torch.inference_mode():
                 side.note("evaluated", loss_of(ddp, step), loss_of(average, step))
             ddp.train()
-            saved = io.BytesIO()
-            torch.save(
-                {
-                    "model": ddp.module.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "average": average.state_dict(),
-                },
-                saved,
-            )
-            saved.seek(0)
-            loaded = torch.load(saved, weights_only=True)
-            ddp.module.load_state_dict(loaded["model"])
-            optimizer.load_state_dict(loaded["optimizer"])
-            average.load_state_dict(loaded["average"])
+            saved = [ddp.module, optimizer, average]
+            for what, state in zip(saved, reloaded([s.state_dict() for s in saved]), strict=True):
+                what.load_state_dict(state)
     side.finish(ddp, optimizer)
 
 
@@ -95,15 +81,12 @@ class Language(nn.Module):
     def __init__(self, words: int = 17, width: int = 8) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+        self.blocks = nn.Sequential(Block(width), Block(width))
         self.head = nn.Linear(width, words, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(words)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
+        return self.head(self.blocks(self.embedding(words)))
 
 
 def _words(model: nn.Module, step: int, micro: int = 0) -> torch.Tensor:
@@ -111,26 +94,16 @@ def _words(model: nn.Module, step: int, micro: int = 0) -> torch.Tensor:
     return cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
 
 
-@feature(
-    "a language model's script (nanoGPT): `require_backward_grad_sync`, clipping, `GradScaler`, "
-    "decay for matrices only, shared embedding",
-    OVERLAPS,
-    norm="2",
-)
 def language(side: Side) -> None:
     ddp = side.wrap(Language(), lambda m: _words(m, 0))
-    matrices = [p for p in ddp.parameters() if p.ndim >= 2]
-    vectors = [p for p in ddp.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = side.overlap(ddp, AdamW(groups, lr=0.01, betas=(0.9, 0.95)))
+    optimizer = side.overlap(ddp, AdamW(_decaying(ddp, 0.1), lr=0.01, betas=(0.9, 0.95)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=5)
     for step in side.steps:
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * min(1.0, (step + 1) / 10)
         for micro in range(3):
             ddp.require_backward_grad_sync = micro == 2
-            loss = _words(ddp, step, micro) / 3
-            scaler.scale(loss).backward()
+            scaler.scale(_words(ddp, step, micro) / 3).backward()
         scaler.unscale_(optimizer)
         # Not above the limit: Adam turns the last bit of the keys' biases, whose gradients would be
         # zero without rounding, into a step of full length.
@@ -167,18 +140,10 @@ def _ppo_loss(model: nn.Module, step: int, old: torch.Tensor) -> torch.Tensor:
     return mse_loss(value, inputs.sum(1, keepdim=True)) - gain
 
 
-@feature(
-    "reinforcement learning (PPO): rollouts without gradients, several backward passes and steps "
-    "for each, clipping",
-    OVERLAPS,
-    norm="2",
-    near=True,
-)
 def ppo(side: Side) -> None:
-    zeros = torch.zeros(4, 1)
-    ddp = side.wrap(ActorCritic(), lambda m: _ppo_loss(m, 0, zeros))
+    old = torch.zeros(4, 1)
+    ddp = side.wrap(ActorCritic(), lambda m: _ppo_loss(m, 0, old))
     optimizer = side.overlap(ddp, Adam(ddp.parameters(), lr=0.01, eps=1e-5))
-    old = zeros
     for step in side.steps:
         if step % 4 == 0:
             with torch.no_grad():
@@ -207,7 +172,6 @@ class LowRank(nn.Module):
         return self.layer(x) + self.up(self.down(x))
 
 
-@feature("fine-tuning with most parameters frozen (LoRA)", OVERLAPS)
 def lora(side: Side) -> None:
     net: Any = Net().requires_grad_(False)
     net.enter, net.hidden = LowRank(net.enter), LowRank(net.hidden)
@@ -225,3 +189,16 @@ def lora(side: Side) -> None:
             with torch.no_grad():
                 side.note("compared", loss_of(net, step), net.enter.layer.weight)
     side.finish(ddp, optimizer)
+
+
+SCENARIOS = {
+    "an image classifier's script: mixup, label smoothing, warm-up, an average of the weights "
+    "every fourth step, evaluation, a checkpoint that is loaded again": Loop(
+        OVERLAPS, REFUSED, whole=imagenet
+    ),
+    "a language model's script (nanoGPT): `require_backward_grad_sync`, clipping, `GradScaler`, "
+    "decay for matrices only, shared embedding": Loop(whole=language, norm="2"),
+    "reinforcement learning (PPO): rollouts without gradients, several backward passes and steps "
+    "for each, clipping": Loop(whole=ppo, norm="2", near=True),
+    "fine-tuning with most parameters frozen (LoRA)": Loop(whole=lora),
+}

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.optim import SGD, Adam
 
-from tests.train.overlap.features import feature
+from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, Loop
 from tests.train.overlap.overlap_models import FEATURES, Net, batch, loss_of
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 
 
-class Generator(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, FEATURES))
+def generator() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, FEATURES))
 
 
-class Discriminator(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(FEATURES, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+def discriminator() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
 
 
-def _noise(step: int) -> torch.Tensor:
+def noise(step: int) -> torch.Tensor:
     return batch(step, 5)[0][:, :6]
 
 
-def _gan(side: Side, *, freeze: bool, both: bool = True) -> None:
-    generator = side.wrap(
-        Generator(), lambda m: m(_noise(0)).square().sum(), find_unused_parameters=freeze
+def gan(side: Side, *, freeze: bool = False, both: bool = True) -> None:
+    maker = side.wrap(
+        generator(), lambda m: m(noise(0)).square().sum(), find_unused_parameters=freeze
     )
     judge = side.wrap(
-        Discriminator(), lambda m: m(batch(0)[0]).square().sum(), find_unused_parameters=freeze
+        discriminator(), lambda m: m(batch(0)[0]).square().sum(), find_unused_parameters=freeze
     )
-    making = side.overlap(generator, Adam(generator.parameters(), lr=0.01))
-    judging: Any = Adam(judge.parameters(), lr=0.01)
+    making = side.overlap(maker, ADAM(maker.parameters()))
+    judging: Any = ADAM(judge.parameters())
     judging = side.overlap(judge, judging) if both else judging
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     for step in side.steps:
@@ -45,41 +43,24 @@ def _gan(side: Side, *, freeze: bool, both: bool = True) -> None:
         judging.zero_grad()
         real = binary_cross_entropy_with_logits(judge(batch(step)[0]), ones)
         real.backward()
-        fake = binary_cross_entropy_with_logits(judge(generator(_noise(step)).detach()), zeros)
+        fake = binary_cross_entropy_with_logits(judge(maker(noise(step)).detach()), zeros)
         fake.backward()
         judging.step()
         if freeze:
             judge.requires_grad_(False)
         making.zero_grad()
-        loss = binary_cross_entropy_with_logits(judge(generator(_noise(step))), ones)
+        loss = binary_cross_entropy_with_logits(judge(maker(noise(step))), ones)
         loss.backward()
         making.step()
         side.note("losses", real, fake, loss)
-    side.finish(generator, making)
+    side.finish(maker, making)
     side.finish(judge, judging)
 
 
-@feature("two models with an optimizer each (a GAN)", OVERLAPS)
-def gan(side: Side) -> None:
-    _gan(side, freeze=False)
-
-
-@feature("a GAN that freezes its discriminator meanwhile, `find_unused_parameters=True`", OVERLAPS)
-def gan_frozen(side: Side) -> None:
-    _gan(side, freeze=True)
-
-
-@feature("two models, one of them overlapped", OVERLAPS)
-def gan_one(side: Side) -> None:
-    _gan(side, freeze=False, both=False)
-
-
-@feature("one optimizer over two models", OVERLAPS)
-def over_two(side: Side) -> None:
+def over_two(side: Side, *, both: bool) -> None:
     first, second = side.wrap(Net(), loss_of), side.wrap(Net(), loss_of)
-    parameters = [*first.parameters(), *second.parameters()]
-    optimizer = side.overlap(first, Adam(parameters, lr=0.01))
-    optimizer = side.overlap(second, optimizer)
+    optimizer = side.overlap(first, ADAM([*first.parameters(), *second.parameters()]))
+    optimizer = side.overlap(second, optimizer) if both else optimizer
     for step in side.steps:
         optimizer.zero_grad()
         loss = loss_of(first, step) + loss_of(second, step + 1)
@@ -90,87 +71,29 @@ def over_two(side: Side) -> None:
     side.finish(second)
 
 
-@feature("one optimizer over two models, one of them overlapped", OVERLAPS)
-def over_one_of_two(side: Side) -> None:
-    first, second = side.wrap(Net(), loss_of), side.wrap(Net(), loss_of)
-    parameters = [*first.parameters(), *second.parameters()]
-    optimizer = side.overlap(first, Adam(parameters, lr=0.01))
-    for step in side.steps:
-        optimizer.zero_grad()
-        (loss_of(first, step) + loss_of(second, step + 1)).backward()
-        optimizer.step()
-    side.finish(first, optimizer)
-    side.finish(second)
+def last_part(parameters: Any) -> list[nn.Parameter]:
+    return list(parameters)[3:]
 
 
-def _split(ddp: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    parameters = list(ddp.parameters())
-    return parameters[:3], parameters[3:]
-
-
-@feature("two optimizers on one model, both overlapped", OVERLAPS)
-def two(side: Side) -> None:
+def two(side: Side, *, both: bool = True, last: bool = False, same: bool = False) -> None:
+    """Train by two optimizers: both overlapped or one, which is stepped first or last."""
     ddp = side.wrap(Net(), loss_of)
-    first, second = _split(ddp)
-    one = side.overlap(ddp, SGD(first, lr=0.1, momentum=0.9))
-    other = side.overlap(ddp, Adam(second, lr=0.01))
+    parameters = list(ddp.parameters())
+    one = side.overlap(ddp, MOMENTUM(parameters if same else parameters[:3]))
+    other: Any = ADAM(parameters if same else parameters[3:])
+    other = side.overlap(ddp, other) if both else other
     for step in side.steps:
         ddp.zero_grad(set_to_none=step % 2 == 0)
         loss_of(ddp, step).backward()
-        one.step()
-        other.step()
+        for optimizer in (other, one) if last else (one, other):
+            optimizer.step()
     side.finish(ddp, one, other)
 
 
-@feature("two optimizers on one model, one overlapped and stepped first", OVERLAPS)
-def two_first(side: Side) -> None:
+def two_in_turns(side: Side) -> None:
     ddp = side.wrap(Net(), loss_of)
-    first, second = _split(ddp)
-    one = side.overlap(ddp, SGD(first, lr=0.1, momentum=0.9))
-    other = Adam(second, lr=0.01)
-    for step in side.steps:
-        ddp.zero_grad()
-        loss_of(ddp, step).backward()
-        one.step()
-        other.step()
-    side.finish(ddp, one, other)
-
-
-@feature("two optimizers on one model, one overlapped and stepped last", SYNCHRONOUS)
-def two_last(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    first, second = _split(ddp)
-    one = side.overlap(ddp, SGD(first, lr=0.1, momentum=0.9))
-    other = Adam(second, lr=0.01)
-    for step in side.steps:
-        ddp.zero_grad()
-        loss_of(ddp, step).backward()
-        other.step()
-        one.step()
-    side.finish(ddp, one, other)
-
-
-@feature("two overlapped optimizers on the same parameters", SYNCHRONIZES)
-def two_same(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    one = side.overlap(ddp, SGD(ddp.parameters(), lr=0.1, momentum=0.9))
-    other = side.overlap(ddp, Adam(ddp.parameters(), lr=0.01))
-    for step in side.steps:
-        ddp.zero_grad()
-        loss_of(ddp, step).backward()
-        one.step()
-        other.step()
-    side.finish(ddp, one, other)
-
-
-@feature("two optimizers on one model, stepped in turns", OVERLAPS)
-def two_turns(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    first, second = _split(ddp)
-    optimizers = [
-        side.overlap(ddp, SGD(first, lr=0.1, momentum=0.9)),
-        side.overlap(ddp, Adam(second, lr=0.01)),
-    ]
+    first, second = list(ddp.parameters())[:3], last_part(ddp.parameters())
+    optimizers = [side.overlap(ddp, MOMENTUM(first)), side.overlap(ddp, ADAM(second))]
     for step in side.steps:
         loss_of(ddp, step).backward()
         optimizers[step % 2].step()
@@ -178,28 +101,10 @@ def two_turns(side: Side) -> None:
     side.finish(ddp, *optimizers)
 
 
-@feature("an optimizer of a part of the model", OVERLAPS)
-def part(side: Side) -> None:
-    ddp = side.wrap(Net(), loss_of)
-    optimizer = side.overlap(ddp, SGD(_split(ddp)[1], lr=0.1, momentum=0.9))
-    for step in side.steps:
-        ddp.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
-
-
-@feature("a part of the model frozen from the start", OVERLAPS)
-def part_frozen(side: Side) -> None:
+def partly_frozen() -> nn.Module:
     net = Net()
     net.hidden.requires_grad_(False)
-    ddp = side.wrap(net, loss_of)
-    optimizer = side.overlap(ddp, SGD(ddp.parameters(), lr=0.1, momentum=0.9))
-    for step in side.steps:
-        optimizer.zero_grad()
-        loss_of(ddp, step).backward()
-        optimizer.step()
-    side.finish(ddp, optimizer)
+    return net
 
 
 class Pair(nn.Module):
@@ -214,11 +119,10 @@ class Pair(nn.Module):
         return self.head(torch.tanh(self.body(x)))
 
 
-@feature("two wrapped models that share a part, trained in turns", SYNCHRONIZES)
 def shared(side: Side) -> None:
     body = Net()
     models = [side.wrap(Pair(body), loss_of) for _ in range(2)]
-    optimizers = [side.overlap(m, SGD(m.parameters(), lr=0.05, momentum=0.9)) for m in models]
+    optimizers = [side.overlap(m, MOMENTUM(m.parameters())) for m in models]
     for step in side.steps:
         which = step // 2 % 2
         optimizers[which].zero_grad()
@@ -230,11 +134,10 @@ def shared(side: Side) -> None:
         side.finish(model, optimizer)
 
 
-@feature("the model called inside another wrapped model's forward pass", OVERLAPS)
 def nested(side: Side) -> None:
-    one = side.wrap(Net(), loss_of)
-    other = side.wrap(Net(), loss_of)
-    optimizers = [side.overlap(m, SGD(m.parameters(), lr=0.05, momentum=0.9)) for m in (one, other)]
+    models = [side.wrap(Net(), loss_of) for _ in range(2)]
+    optimizers = [side.overlap(m, MOMENTUM(m.parameters())) for m in models]
+    one, other = models
     for step in side.steps:
         for optimizer in optimizers:
             optimizer.zero_grad()
@@ -242,5 +145,37 @@ def nested(side: Side) -> None:
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-    side.finish(one, optimizers[0])
-    side.finish(other, optimizers[1])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        side.finish(model, optimizer)
+
+
+SCENARIOS = {
+    "two models with an optimizer each (a GAN)": Loop(OVERLAPS, REFUSED, whole=gan),
+    "a GAN that freezes its discriminator meanwhile, `find_unused_parameters=True`": Loop(
+        whole=partial(gan, freeze=True)
+    ),
+    "two models, one of them overlapped": Loop(OVERLAPS, REFUSED, whole=partial(gan, both=False)),
+    "one optimizer over two models": Loop(OVERLAPS, REFUSED, whole=partial(over_two, both=True)),
+    "one optimizer over two models, one of them overlapped": Loop(
+        whole=partial(over_two, both=False)
+    ),
+    "two optimizers on one model, both overlapped": Loop(whole=two),
+    "two optimizers on one model, one overlapped and stepped first": Loop(
+        OVERLAPS, REFUSED, whole=partial(two, both=False)
+    ),
+    "two optimizers on one model, one overlapped and stepped last": Loop(
+        SYNCHRONOUS, REFUSED, whole=partial(two, both=False, last=True)
+    ),
+    "two overlapped optimizers on the same parameters": Loop(
+        SYNCHRONIZES, whole=partial(two, same=True)
+    ),
+    "two optimizers on one model, stepped in turns": Loop(whole=two_in_turns),
+    "an optimizer of a part of the model": Loop(
+        make=lambda p: MOMENTUM(last_part(p)), zero=lambda t: t.ddp.zero_grad()
+    ),
+    "a part of the model frozen from the start": Loop(model=partly_frozen),
+    "two wrapped models that share a part, trained in turns": Loop(
+        SYNCHRONIZES, REFUSED, whole=shared
+    ),
+    "the model called inside another wrapped model's forward pass": Loop(whole=nested),
+}

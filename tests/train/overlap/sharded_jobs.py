@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import io
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -16,6 +19,7 @@ from syncline.errors import FileError, UserError
 from syncline.train.ddp import DistributedDataParallel, planned_training
 from tests.train.overlap.overlap_models import FEATURES, Net, loss_of
 from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
+from tests.train.overlap.own_optimizers import Custom
 
 STEPS = 8
 MAKERS = {
@@ -57,13 +61,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
         optimizer.step()
 
 
-def saved(state: Any) -> bytes:
-    """Return what ``torch.save`` writes."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    return file.getvalue()
-
-
 def trained(
     name: str,
     shard: bool,
@@ -92,31 +89,25 @@ def trained(
     kept = [v for s in optimizer.state.values() for v in s.values() if torch.is_tensor(v)]
     parameters = [p.detach().clone() for p in model.parameters()]
     planned_training(model).reducer.executor.stop()
+    file = io.BytesIO()
+    torch.save({"model": model.module.state_dict(), "optimizer": state}, file)
     return {
-        "checkpoint": saved({"model": model.module.state_dict(), "optimizer": state}),
+        "checkpoint": file.getvalue(),
         "parameters": parameters,
         "elements": sum(v.numel() for v in kept if v.ndim),
         "whole": 2 * sum(p.numel() for p in parameters),
     }
 
 
-class MasterWeights(torch.optim.Optimizer):
+class MasterWeights(Custom):
     """Updates parameters in 16 bits by copies and momentum in float32."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.01})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state["master"], state["momentum"] = p.float(), torch.zeros_like(p).float()
-                state["momentum"].mul_(0.9).add_(p.grad.float())
-                p.copy_(state["master"].sub_(state["momentum"].mul(group["lr"])))
+    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[p]
+        if not state:
+            state["master"], state["momentum"] = p.float(), torch.zeros_like(p).float()
+        state["momentum"].mul_(0.9).add_(p.grad.float())
+        p.copy_(state["master"].sub_(state["momentum"].mul(group["lr"])))
 
 
 def in_16_bits(style: Style) -> tuple[list[str], list[int]]:
@@ -128,7 +119,7 @@ def in_16_bits(style: Style) -> tuple[list[str], list[int]]:
     states, parameters, kept = [], [], []
     for shard in (True, False):
         model, optimizer = model_and_optimizer(
-            MasterWeights, shard=shard, style=style, dtype=torch.bfloat16
+            partial(MasterWeights, lr=0.01), shard=shard, style=style, dtype=torch.bfloat16
         )
         train(model, optimizer, range(STEPS))
         kept.append(sum(v.nbytes for s in optimizer.state.values() for v in s.values()))
@@ -148,35 +139,32 @@ def in_16_bits(style: Style) -> tuple[list[str], list[int]]:
     return differing, kept
 
 
-def refusals(folder: str) -> list[str]:
-    """Ask for what cannot be; return what is said."""
-    said = []
+def refusals(folder: str) -> None:
+    """Ask for what cannot be; each is refused with the reason."""
 
-    def attempt(action: Any) -> None:
-        try:
-            action()
-        except (FileError, UserError) as error:
-            said.append(str(error))
-        else:
-            said.append("")
+    def refused(part: str, action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        with pytest.raises((FileError, UserError), match=re.escape(part)):
+            action(*args, **kwargs)
 
     net = Net()
     model = DistributedDataParallel(net, cache=False)
-    attempt(lambda: model.overlap(torch.optim.Adafactor(net.parameters()), shard=True))
+    adafactor = torch.optim.Adafactor(net.parameters())
+    refused("Adafactor cannot be sharded", model.overlap, adafactor, shard=True)
     optimizer = torch.optim.AdamW(net.parameters())
-    attempt(lambda: model.full_state_dict(optimizer))
-    attempt(lambda: model.sharded_state_dict(optimizer))
+    refused("full_state_dict is for optimizers", model.full_state_dict, optimizer)
+    refused("(optimizer, shard=True) before", model.sharded_state_dict, optimizer)
     model.overlap(optimizer, shard=True)
-    attempt(optimizer.state_dict)
-    attempt(lambda: model.load_sharded_state_dict(optimizer, folder + "/none"))
+    refused("call model.full_state_dict(optimizer)", optimizer.state_dict)
+    load = model.load_sharded_state_dict
+    refused("no checkpoint can be read", load, optimizer, folder + "/none")
     dcp.save({"optimizer": model.sharded_state_dict(optimizer)}, checkpoint_id=folder)
-    attempt(lambda: model.load_sharded_state_dict(optimizer, folder, key="other"))
-    attempt(lambda: model.overlap(optimizer, shard=True))
-    attempt(lambda: model.overlap(torch.optim.SGD(net.parameters())))
+    refused("no sharded optimizer under 'other'", load, optimizer, folder, key="other")
+    refused("called twice", model.overlap, optimizer, shard=True)
+    other = torch.optim.SGD(net.parameters())
+    refused("all optimizers of a model are sharded, or none", model.overlap, other)
     mixed = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2).double()])
-    unplanned = DistributedDataParallel(mixed, cache=False)
-    attempt(lambda: unplanned.overlap(torch.optim.AdamW(mixed.parameters()), shard=True))
-    return said
+    unplanned, adamw = DistributedDataParallel(mixed, cache=False), torch.optim.AdamW
+    refused("several dtypes", unplanned.overlap, adamw(mixed.parameters()), shard=True)
 
 
 def measured_and_planned(steps: int) -> dict[str, Any]:

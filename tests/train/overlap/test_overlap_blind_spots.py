@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.train.overlap import overlap_blind_spots
+from tests.train.overlap.features import section, write_section
 from tests.train.overlap.overlap_blind_spots import BLIND, NEVER_SEEN, table
 from tests.workers import WorkerPool
-
-PAGE = Path(__file__).parents[3] / "docs" / "overlap-features.md"
-BEGIN, END = "<!-- blind spots: begin -->\n", "<!-- blind spots: end -->\n"
 
 
 @pytest.mark.parametrize("guard", [False, True])
@@ -23,11 +19,8 @@ def test_blind_spots(workers: WorkerPool, guard: bool) -> None:
 
 def test_the_page_has_them() -> None:
     """To write them: python -m tests.train.overlap.test_overlap_blind_spots"""
-    text = PAGE.read_text()
-    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table()
+    assert section("blind spots") == table()
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    PAGE.write_text(page[:begin] + table() + page[end:])
+    write_section("blind spots", table())

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cases import first_few
 from tests.train.overlap import overlap_jobs
-from tests.train.overlap.features import GROUPS, features, table
+from tests.train.overlap.features import GROUPS, features, section, table, write_section
 from tests.train.overlap.overlap_plans import Style
 from tests.train.overlap.overlap_rig import STEPS
 from tests.workers import WorkerPool
 
-PAGE = Path(__file__).parents[3] / "docs" / "overlap-features.md"
-BEGIN, END = "<!-- rows: begin -->\n", "<!-- rows: end -->\n"
 AT_ONCE = 6
 """Rows that one job runs."""
 HELD = 0.0
@@ -28,12 +26,20 @@ OTHERS = [
 """Plans, and what part of their messages lands before ``backward`` ends."""
 
 
-def chunks(group: str) -> list[list[str]]:
-    rows = [row.text for row in features().values() if row.group == group]
+def chunks(rows: list[str]) -> list[list[str]]:
     return [rows[at : at + AT_ONCE] for at in range(0, len(rows), AT_ONCE)]
 
 
-ALL = [chunk for group in GROUPS for chunk in chunks(group)]
+def require_same(rows: list[str], results: list[dict[str, Any]], *, happens: bool = False) -> None:
+    """Check that training ended with DDP's bits, and that what happened is as rows say."""
+    found = dict(zip(rows, results, strict=True))
+    assert {row: r.get("differences") for row, r in found.items()} == {row: [] for row in rows}
+    if happens:
+        expected = {row: features()[row].happens for row in rows}
+        assert {row: r["happened"] for row, r in found.items()} == expected
+
+
+ALL = [chunk for rows in GROUPS.values() for chunk in chunks([*rows])]
 NUMBERS = sorted(range(len(ALL)), key=lambda number: "compile" in " ".join(ALL[number]))
 ROUNDED = first_few(
     [
@@ -61,12 +67,7 @@ FEW = 14
 def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> None:
     """With every message on its way when ``step`` is called."""
     for results in workers.run(overlap_jobs.beside_stock, 2, rows, Style(), HELD):
-        assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
-            row: [] for row in rows
-        }
-        assert {row: r["happened"] for row, r in zip(rows, results, strict=True)} == {
-            row: features()[row].happens for row in rows
-        }
+        require_same(rows, results, happens=True)
 
 
 @pytest.mark.parametrize("number", first_few(NUMBERS, FEW), ids=lambda number: ALL[number][0])
@@ -75,9 +76,7 @@ def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
     rows, (style, let_through) = ALL[number], OTHERS[number % len(OTHERS)]
     job = overlap_jobs.beside_stock
     for results in workers.run(job, 2, rows, style, let_through, SHORT, backend="syncline"):
-        assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
-            row: [] for row in rows
-        }
+        require_same(rows, results)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +94,7 @@ def test_bits_in_16_bits_are_those_of_a_hook(
     """On our backend two ranks add up exactly alike, whole or decoupled."""
     job, steps = overlap_jobs.beside_stock, STEPS if let_through == HELD else SHORT
     for results in workers.run(job, 2, rows, style, let_through, steps, backend="syncline"):
-        assert {row: r["differences"] for row, r in zip(rows, results, strict=True)} == {
-            row: [] for row in rows
-        }
-        if let_through == HELD:
-            assert {row: r["happened"] for row, r in zip(rows, results, strict=True)} == {
-                row: features()[row].happens for row in rows
-            }
+        require_same(rows, results, happens=let_through == HELD)
 
 
 def test_bits_with_the_guard(workers: WorkerPool) -> None:
@@ -116,17 +109,14 @@ def test_bits_with_the_guard(workers: WorkerPool) -> None:
         "the model exported, traced or scripted in between",
     ]
     for results in workers.run(overlap_jobs.guarded_beside_stock, 2, rows, HELD):
-        assert [r["differences"] for r in results] == [[]] * (len(rows) + 1)
-        assert [r["happened"] for r in results[:-1]] == [features()[row].happens for row in rows]
+        assert results[-1]["differences"] == []
+        require_same(rows, results[:-1], happens=True)
 
 
 def test_the_page_has_the_rows() -> None:
     """To write them: python -m tests.train.overlap.test_overlap_features"""
-    text = PAGE.read_text()
-    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table()
+    assert section("rows") == table()
 
 
 if __name__ == "__main__":
-    page = PAGE.read_text()
-    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    PAGE.write_text(page[:begin] + table() + page[end:])
+    write_section("rows", table())

@@ -52,18 +52,15 @@ def check(results: list[dict[str, object]], happens: str | None) -> None:
 def test_every_kind_of_plan(workers: WorkerPool, name: str, ranks: int) -> None:
     style, let_through = STYLES[name]
     optimizer = ("sgd", "adamw")[ranks % 2]
-    happens = OVERLAPS if let_through < 0.5 else None
-    job = overlap_jobs.beside_oracle
-    check(
-        workers.run(job, ranks, None, style, let_through, optimizer, 20, backend="syncline"),
-        happens,
-    )
+    arguments = (ranks, None, style, let_through, optimizer, 20)
+    results = workers.run(overlap_jobs.beside_oracle, *arguments, backend="syncline")
+    check(results, OVERLAPS if let_through < 0.5 else None)
 
 
 @pytest.mark.parametrize("name", WAITING)
 def test_plans_for_which_backward_waits(workers: WorkerPool, name: str) -> None:
-    job = overlap_jobs.beside_oracle
-    check(workers.run(job, 3, None, WAITING[name], 0.0, "sgd", 20, backend="syncline"), SYNCHRONOUS)
+    arguments = (3, None, WAITING[name], 0.0, "sgd", 20)
+    check(workers.run(overlap_jobs.beside_oracle, *arguments, backend="syncline"), SYNCHRONOUS)
 
 
 # ---------------------------------------------------------------------- any plan at all
@@ -131,7 +128,7 @@ def test_any_plan(workers: WorkerPool, ranks: int) -> None:
     def run(plan: Plan, let_through: float) -> None:
         # DDP's reducer runs other plans, in its first buckets whenever it is made anew.
         assume(needs_engine(plan))
-        job = overlap_jobs.beside_oracle
-        check(workers.run(job, ranks, plan.to_json(), Style(), let_through, "sgd", 6), None)
+        arguments = (plan.to_json(), Style(), let_through, "sgd", 6)
+        check(workers.run(overlap_jobs.beside_oracle, ranks, *arguments), None)
 
     run()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import itertools
 import random
 import weakref
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +25,9 @@ from syncline.train.measure.clock import CpuClock
 from syncline.train.measure.observer import Observer
 from syncline.train.overlap.separable import separability
 from tests.cases import first_few
+from tests.train.overlap.overlap_optimizers import PLAIN
+from tests.train.overlap.own_optimizers import Custom, Noisy, TrustRatio
+from tests.words import assert_tells
 
 Parameters = Iterable[Any]
 Make = Callable[[Parameters], torch.optim.Optimizer]
@@ -51,41 +56,6 @@ class Net(nn.Module):
 
     def used(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.ndim == 2 or not self.matrices]
-
-
-class Custom(torch.optim.Optimizer):
-    """Gradient descent, and the place for what makes it special."""
-
-    def __init__(self, params: Parameters, **defaults: Any) -> None:
-        super().__init__(params, {"lr": 0.05, **defaults})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        self.prepare()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self.update(p, group)
-
-    def prepare(self) -> None:
-        pass
-
-    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        p -= group["lr"] * p.grad
-
-
-class Lamb(Custom):
-    """A trust ratio for every parameter (You et al. 2020): the norms of one alone."""
-
-    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[p]
-        if not state:
-            state["step"], state["mean"], state["square"] = 0, torch.zeros_like(p), p * 0
-        state["step"] += 1
-        state["mean"].lerp_(p.grad, 0.1)
-        state["square"].lerp_(p.grad * p.grad, 0.01)
-        update = state["mean"] / (state["square"].sqrt() + 1e-6) + 0.01 * p
-        p -= group["lr"] * (p.norm() / update.norm().clamp(min=1e-9)).clamp(max=10) * update
 
 
 class Centred(Custom):
@@ -119,82 +89,37 @@ class WithBuffer(Custom):
         p -= group["lr"] * p.grad / state["rows"].reshape(-1, *[1] * (p.ndim - 1))[..., :]
 
 
-class Clipping(Custom):
-    """Clips by the norm of all gradients."""
-
-    def __init__(self, params: Parameters, threshold: float = 1.0) -> None:
-        super().__init__(params)
-        self.threshold = threshold
-
-    def prepare(self) -> None:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        nn.utils.clip_grad_norm_(parameters, self.threshold)
-
-
 class Counting(Custom):
     def prepare(self) -> None:
         for group in self.param_groups:
             group["k"] = group.get("k", 0) + 1
 
 
-class CountingParameters(Custom):
-    """Counts in the group, but once a parameter."""
+class Clipping(Custom):
+    """Clips by the norm of all gradients, or of some of them."""
 
-    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        group["k"] = group.get("k", 0) + 1
-        super().update(p, group)
-
-
-class CountingAttribute(Custom):
-    def __init__(self, params: Parameters) -> None:
-        super().__init__(params)
-        self.steps = 0
+    threshold, ndim = 1.0, range(9)
 
     def prepare(self) -> None:
-        self.steps += 1
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_([p for p in parameters if p.ndim in self.ndim], self.threshold)
 
 
-class CountingInside(CountingAttribute):
-    def __init__(self, params: Parameters) -> None:
-        super().__init__(params)
-        self.counts = {"steps": [0]}
+class Wrapping(torch.optim.Optimizer):
+    """Another optimizer in disguise, as some launchers make them."""
 
-    def prepare(self) -> None:
-        self.counts["steps"][0] += 1
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
 
+    param_groups = property(lambda self: self.inner.param_groups)  # type: ignore[assignment]
 
-class CountingState(Custom):
-    """A counter in the state under a name."""
-
-    def prepare(self) -> None:
-        self.state["steps"] = self.state.get("steps", 0) + 1  # type: ignore[index, call-overload]
+    def step(self) -> None:  # type: ignore[override]
+        self.inner.step()
 
 
-class Averaging(Custom):
-    """A tensor of its own."""
-
-    def __init__(self, params: Parameters) -> None:
-        super().__init__(params)
-        self.average = torch.zeros(3)
-
-
-class Remembering(Custom):
-    """Tensors where they are hard to see: in a closure, behind a weak reference."""
-
-    def __init__(self, params: Parameters, how: str) -> None:
-        super().__init__(params)
-        tensors = [p for group in self.param_groups for p in group["params"]]
-        cell = {"deep": [(tensors[0],)]}
-        self.kept: object = {
-            "closure": lambda: cell,
-            "partial": functools.partial(len, tensors),
-            "weak": weakref.ref(tensors[0]),
-            "object": type("Holder", (), {})(),
-            "slots": Slotted(tensors),
-            "optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
-        }[how]
-        if how == "object":
-            self.kept.deep = cell  # type: ignore[attr-defined]
+class NeedsLoss(Custom):
+    def step(self, loss: float) -> None:  # type: ignore[override]
+        pass
 
 
 class Slotted:
@@ -204,109 +129,85 @@ class Slotted:
         self.inner = inner
 
 
-class Wrapping(torch.optim.Optimizer):
-    """Another optimizer in disguise, as some launchers make them."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner = inner
-
-    @property
-    def param_groups(self) -> Any:
-        return self.inner.param_groups
-
-    def step(self) -> None:  # type: ignore[override]
-        self.inner.step()
+def having(optimizer: torch.optim.Optimizer, **attributes: Any) -> torch.optim.Optimizer:
+    vars(optimizer).update(attributes)
+    return optimizer
 
 
-class Noisy(Custom):
-    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        p -= group["lr"] * (p.grad + torch.randn_like(p) + random.random())
+def custom(
+    prepare: Callable[[Any], object] = Custom.prepare,
+    update: Callable[..., object] = Custom.update,
+    **attributes: Any,
+) -> Make:
+    """Return what makes optimizers that do something once a step, or for each parameter."""
+    kind = type("Custom", (Custom,), {"prepare": prepare, "update": update})
+    return lambda params: having(kind(params), **attributes)
 
 
-class Raising(Custom):
-    def prepare(self) -> None:
-        raise KeyError("momentum")
+def remembering(params: Parameters, how: str) -> torch.optim.Optimizer:
+    """Return one with tensors where they are hard to see: in a closure, in a weak reference."""
+    tensors = list(params)
+    cell = {"deep": [(tensors[0],)]}
+    kept: dict[str, object] = {
+        "closure": lambda: cell,
+        "partial": functools.partial(len, tensors),
+        "weak": weakref.ref(tensors[0]),
+        "object": SimpleNamespace(deep=cell),
+        "slots": Slotted(tensors),
+    }
+    return having(Custom(tensors), kept=kept[how])
 
 
-class NeedsLoss(Custom):
-    def step(self, loss: float) -> None:  # type: ignore[override]
-        pass
+def stepping_twice(params: Parameters) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(params)
+    original = optimizer.step
 
+    @functools.wraps(original)
+    def twice() -> None:
+        original()
+        original()
 
-class OfNeighbours(Custom):
-    """Each parameter's step depends on how many are stepped with it."""
-
-    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
-        p -= group["lr"] / len(group["params"]) * p.grad
-
-
-class Late(Custom):
-    """Replaces its groups while stepping."""
-
-    def prepare(self) -> None:
-        self.param_groups = [*self.param_groups, {"params": []}]
+    return having(optimizer, step=twice)
 
 
 FLAGS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "foreach": {"foreach": True},
     "single": {"foreach": False},
     "maximize": {"maximize": True},
     "decay": {"weight_decay": 0.01},
 }
-FUSED = {"fused": {"fused": True}}
-AMSGRAD = {"amsgrad": {"amsgrad": True}, "tensor-lr": {"lr": torch.tensor(1e-3)}}
-VARIANTS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, dict[str, Any]]]] = {
-    "SGD": (
-        torch.optim.SGD,
-        FLAGS
-        | FUSED
-        | {"momentum": {"momentum": 0.9}, "nesterov": {"momentum": 0.9, "nesterov": True}}
-        | {"tensor-lr": {"lr": torch.tensor(0.01)}},
-    ),
-    "Adam": (torch.optim.Adam, FLAGS | FUSED | AMSGRAD),
-    "AdamW": (torch.optim.AdamW, FLAGS | FUSED | AMSGRAD),
-    "NAdam": (torch.optim.NAdam, FLAGS | {"decoupled": {"decoupled_weight_decay": True}}),
-    "RAdam": (torch.optim.RAdam, FLAGS | {"decoupled": {"decoupled_weight_decay": True}}),
-    "Adamax": (torch.optim.Adamax, FLAGS),
-    "Adagrad": (torch.optim.Adagrad, FLAGS | FUSED | {"decaying": {"lr_decay": 0.1}}),
-    "Adadelta": (torch.optim.Adadelta, FLAGS),
-    "ASGD": (torch.optim.ASGD, FLAGS | {"averaging": {"t0": 2.0}}),
-    "RMSprop": (
-        torch.optim.RMSprop,
-        FLAGS | {"centered": {"centered": True}, "momentum": {"momentum": 0.9}},
-    ),
-    "Rprop": (torch.optim.Rprop, {k: v for k, v in FLAGS.items() if k != "decay"}),
-    "Adafactor": (torch.optim.Adafactor, FLAGS),
-    "Muon": (torch.optim.Muon, {"plain": {}, "nesterov": {"nesterov": False}}),
-    "Lamb": (Lamb, {"plain": {}}),
-    "Centred": (Centred, {"plain": {}}),
-    "Counting": (Counting, {"plain": {}}),
+FLAGGED = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "ASGD"]
+FLAGGED += ["RMSprop", "Rprop", "Adafactor"]
+SEPARABLE: dict[str, Make] = {
+    **PLAIN,
+    **{
+        f"{name}-{flag}": functools.partial(getattr(torch.optim, name), **options)
+        for name, (flag, options) in itertools.product(FLAGGED, FLAGS.items())
+        if (name, flag) != ("Rprop", "decay")
+    },
+    "SGD-tensor-lr": functools.partial(torch.optim.SGD, lr=torch.tensor(0.01)),
+    "AdamW-tensor-lr": functools.partial(torch.optim.AdamW, lr=torch.tensor(1e-3)),
+    "NAdam-decoupled": functools.partial(torch.optim.NAdam, decoupled_weight_decay=True),
+    "RAdam-decoupled": functools.partial(torch.optim.RAdam, decoupled_weight_decay=True),
+    "Adagrad-fused": functools.partial(torch.optim.Adagrad, fused=True),
+    "Adagrad-decaying": functools.partial(torch.optim.Adagrad, lr_decay=0.1),
+    "ASGD-averaging": functools.partial(torch.optim.ASGD, t0=2.0),
+    "Muon": torch.optim.Muon,
+    "Muon-plain": functools.partial(torch.optim.Muon, nesterov=False),
+    "TrustRatio": TrustRatio,
+    "Centred": Centred,
+    "Counting": Counting,
 }
-SEPARABLE = {
-    f"{name}-{variant}": functools.partial(kind, **options)
-    for name, (kind, variants) in VARIANTS.items()
-    for variant, options in variants.items()
-}
-
-
-def groups_of(net: Net, *, several: bool) -> list[Any]:
-    """Return the parameters, or uneven groups of them with rates of their own."""
-    used = net.used()
-    if not several:
-        return used
-    return [
-        {"params": used[:1], "lr": 0.02},
-        {"params": used[1:2], "lr": 0.03},
-        {"params": used[2:]},
-    ]
 
 
 def optimizer_for(name: str, *, several: bool) -> tuple[Net, torch.optim.Optimizer]:
+    """Return one for all parameters, or for uneven groups of them with rates of their own."""
     net = Net(matrices=name.startswith("Muon"))
+    first, second, *others = net.used()
+    rates = [{"params": [first], "lr": 0.02}, {"params": [second], "lr": 0.03}]
     # A copy: a rate that is a tensor may not be shared by runs that are compared.
     make = copy.deepcopy(SEPARABLE[name])
-    return net, make(groups_of(net, several=several))
+    return net, make([*rates, {"params": others}] if several else net.used())
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one-group", "groups"])
@@ -319,16 +220,18 @@ def test_separable_ones_are_found_so(name: str, several: bool) -> None:
 @pytest.mark.parametrize("name", first_few(SEPARABLE, 8))
 def test_what_is_found_separable_trains_the_same_in_random_subsets(name: str) -> None:
     net, optimizer = optimizer_for(name, several=True)
-    train(net, optimizer, step_whole)
+    train(net, optimizer)
     other, apart = optimizer_for(name, several=True)
-    train(other, apart, Apart(random.Random(1)))
+    train(other, apart, functools.partial(step_apart, random.Random(1)))
     for (label, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q), label
     before = torch.cat([p.detach().flatten() for p in Net(matrices=net.matrices).used()])
     assert not torch.equal(before, torch.cat([p.detach().flatten() for p in net.used()]))
 
 
-def train(net: Net, optimizer: torch.optim.Optimizer, step: Callable[..., None]) -> None:
+def train(
+    net: Net, optimizer: Any, step: Callable[[Any], None] = lambda optimizer: optimizer.step()
+) -> None:
     generator = torch.Generator().manual_seed(7)
     for _ in range(10):
         inputs = torch.randn(6, 1, 6, 6, generator=generator)
@@ -338,108 +241,88 @@ def train(net: Net, optimizer: torch.optim.Optimizer, step: Callable[..., None])
         step(optimizer)
 
 
-def step_whole(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
+def step_apart(choose: random.Random, optimizer: torch.optim.Optimizer) -> None:
+    """Step disjoint random subsets that cover all parameters, as the engine does."""
+    groups = optimizer.param_groups
+    left = [p for group in groups for p in group["params"]]
+    choose.shuffle(left)
+    while left:
+        size = choose.randint(1, min(4, len(left)))
+        taken, left = {id(p) for p in left[:size]}, left[size:]
+        subsets = [[p for p in g["params"] if id(p) in taken] for g in groups]
+        pairs = zip(groups, subsets, strict=True)
+        optimizer.param_groups = [{**group, "params": some} for group, some in pairs if some]
+        type(optimizer).step(optimizer)  # type: ignore[call-arg]
+    optimizer.param_groups = groups
 
 
-class Apart:
-    """Steps disjoint random subsets that cover all parameters, as the engine does."""
-
-    def __init__(self, choose: random.Random) -> None:
-        self.choose = choose
-
-    def __call__(self, optimizer: torch.optim.Optimizer) -> None:
-        groups = optimizer.param_groups
-        left = [p for group in groups for p in group["params"]]
-        self.choose.shuffle(left)
-        while left:
-            size = self.choose.randint(1, min(4, len(left)))
-            taken, left = {id(p) for p in left[:size]}, left[size:]
-            subsets = [[p for p in g["params"] if id(p) in taken] for g in groups]
-            optimizer.param_groups = [
-                {**group, "params": subset}
-                for group, subset in zip(groups, subsets, strict=True)
-                if subset
-            ]
-            type(optimizer).step(optimizer)  # type: ignore[call-arg]
-        optimizer.param_groups = groups
-
-
+FAILED = "its step failed on a small example "
+DIFFERENTLY = "tried on a small example, updates a parameter differently"
 WHY_NOT: dict[str, tuple[Make, str]] = {
     "lbfgs": (torch.optim.LBFGS, "LBFGS.step needs the argument 'closure'"),
-    "sparse": (
-        torch.optim.SparseAdam,
-        "its step failed on a small example (RuntimeError: SparseAdam does not support dense "
-        "gradients, please consider Adam instead)",
-    ),
+    "sparse": (torch.optim.SparseAdam, FAILED + "(RuntimeError: SparseAdam does not support dense"),
     "differentiable": (
         lambda p: torch.optim.SGD(p, differentiable=True),
-        "its step failed on a small example (RuntimeError: a leaf Variable that requires grad is "
-        "being used in an in-place operation.)",
+        FAILED + "(RuntimeError: a leaf Variable that requires grad",
     ),
     "needs-loss": (NeedsLoss, "NeedsLoss.step needs the argument 'loss'"),
-    "clipping": (
-        Clipping,
-        "Clipping, tried on a small example, updates a parameter differently when it is stepped "
-        "without the others (parameter ",
+    "clipping": (Clipping, f"Clipping, {DIFFERENTLY}"),
+    "clipping-rarely": (lambda p: having(Clipping(p), threshold=500.0), DIFFERENTLY),
+    "neighbours": (
+        custom(update=lambda _, p, group: p.sub_(p.grad, alpha=0.1 / len(group["params"]))),
+        DIFFERENTLY,
     ),
-    "clipping-rarely": (
-        lambda p: Clipping(p, threshold=500.0),
-        "Clipping, tried on a small example, updates a parameter differently when it is stepped ",
+    "noisy": (Noisy, f"Noisy, {DIFFERENTLY}"),
+    "counting-parameters": (
+        custom(update=lambda _, __, group: group.update(k=group.get("k", 0) + 1)),
+        "its step changes 'k' of parameter group 0",
     ),
-    "neighbours": (OfNeighbours, "OfNeighbours, tried on a small example, updates a parameter "),
-    "noisy": (Noisy, "Noisy, tried on a small example, updates a parameter differently "),
-    "counting-parameters": (CountingParameters, "its step changes 'k' of parameter group 0"),
-    "counting-attribute": (CountingAttribute, "its step changes its attribute 'steps'"),
-    "counting-inside": (CountingInside, "its step changes its attribute 'counts'"),
-    "counting-state": (CountingState, "its step changes state that belongs to no parameter"),
-    "groups": (Late, "its step changes its parameter groups"),
-    "raising": (Raising, "its step failed on a small example (KeyError: 'momentum')"),
-    "averaging": (
-        Averaging,
-        "its attribute 'average' holds a tensor, which parameters may share",
+    "counting-attribute": (
+        custom(lambda self: having(self, steps=self.steps + 1), steps=0),
+        "its step changes its attribute 'steps'",
     ),
+    "counting-inside": (
+        custom(lambda self: self.counts["steps"].append(1), counts={"steps": []}),
+        "its step changes its attribute 'counts'",
+    ),
+    "counting-state": (
+        custom(lambda self: self.state.update(steps=self.state.get("steps", 0) + 1)),
+        "its step changes state that belongs to no parameter",
+    ),
+    "groups": (
+        custom(lambda self: having(self, param_groups=[*self.param_groups, {"params": []}])),
+        "its step changes its parameter groups",
+    ),
+    "raising": (custom(lambda _: {}["momentum"]), FAILED + "(KeyError: 'momentum')"),
+    "averaging": (custom(average=torch.zeros(3)), "its attribute 'average' holds a tensor"),
     "group-tensor": (
         lambda p: Custom(p, buffer=torch.zeros(2)),
-        "'buffer' of parameter group 0 holds a tensor, which parameters may share",
+        "'buffer' of parameter group 0 holds a tensor",
     ),
-    "wrapping": (
-        lambda p: Wrapping(torch.optim.SGD(p)),
-        "its param_groups are not its own: it seems to wrap another optimizer",
+    "wrapping": (lambda p: Wrapping(torch.optim.SGD(p)), "its param_groups are not its own"),
+    "replaced": (stepping_twice, "its step was replaced by "),
+    "too-much": (
+        lambda p: having(Custom(p), table=[[i] for i in range(100_001)]),
+        "its attribute 'table' holds too much",
     ),
+    "not-copied": (custom(numbers=(n for n in range(3))), "cannot pickle 'generator' object"),
 } | {
-    f"remembering-{how}": (
-        functools.partial(Remembering, how=how),
-        f"its attribute 'kept' holds {what}, which parameters may share",
-    )
-    for how, what in [
-        ("closure", "a tensor"),
-        ("partial", "a tensor"),
-        ("weak", "a tensor"),
-        ("object", "a tensor"),
-        ("slots", "a tensor"),
-        ("optimizer", "another optimizer"),
-    ]
+    f"remembering-{how}": (functools.partial(remembering, how=how), "its attribute 'kept' holds a")
+    for how in ("closure", "partial", "weak", "object", "slots")
 }
 
 
 @pytest.mark.parametrize("name", WHY_NOT)
 def test_others_are_refused_with_the_reason(name: str) -> None:
     make, reason = WHY_NOT[name]
-    found = why_not_separable(make(Net().parameters()))
-    assert found is not None
-    assert found.startswith(reason)
+    assert reason in (why_not_separable(make(Net().parameters())) or "")
 
 
 def test_the_wrapped_optimizers_own_parameters_are_not_stepped() -> None:
     net = Net()
     before = copy.deepcopy(list(net.parameters()))
-    inner = torch.optim.SGD(net.parameters(), lr=1.0)
-    optimizer = Custom(net.parameters())
-    optimizer.inner = inner  # type: ignore[attr-defined]
-    assert why_not_separable(optimizer) == (
-        "its attribute 'inner' holds another optimizer, which parameters may share"
-    )
+    optimizer = having(Custom(net.parameters()), inner=torch.optim.SGD(net.parameters(), lr=1.0))
+    assert "attribute 'inner' holds another optimizer" in (why_not_separable(optimizer) or "")
     assert all(map(torch.equal, before, net.parameters()))
 
 
@@ -459,17 +342,10 @@ def test_a_parameter_that_is_alone_is_not_enough_to_say_yes() -> None:
 
 def test_only_what_a_group_treats_apart_is_enough_to_say_no() -> None:
     """Parameters of a kind that comes late in a long group are tried as well."""
-
-    class SomeAlone(Custom):
-        def prepare(self) -> None:
-            nn.utils.clip_grad_norm_(
-                [p for g in self.param_groups for p in g["params"] if p.ndim == 3], 1.0
-            )
-
     vectors = [nn.Parameter(torch.randn(4)) for _ in range(20)]
     cubes = [nn.Parameter(torch.randn(4, 3, 2)), nn.Parameter(torch.randn(4, 3, 2).double())]
-    assert why_not_separable(SomeAlone([*vectors, cubes[0]])) is None
-    assert why_not_separable(SomeAlone([*vectors, *cubes])) is not None
+    assert why_not_separable(having(Clipping([*vectors, cubes[0]]), ndim=(3,))) is None
+    assert why_not_separable(having(Clipping([*vectors, *cubes]), ndim=(3,))) is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
@@ -489,7 +365,7 @@ def test_frozen_and_empty_parameters_and_groups() -> None:
 def test_nothing_of_the_optimizer_is_touched() -> None:
     net = Net()
     optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01), amsgrad=True)
-    train(net, optimizer, step_whole)
+    train(net, optimizer)
     parameters = copy.deepcopy([(p, p.grad) for p in net.parameters()])
     versions = [p._version for p in net.parameters()]
     state = copy.deepcopy(optimizer.state_dict())
@@ -534,9 +410,7 @@ def test_step_hooks_are_refused() -> None:
             reason = why_not_separable(optimizer)
         finally:
             handle.remove()
-        assert reason == (
-            f"the hook {note.__qualname__} on the step of {where} expects whole steps"
-        )
+        assert_tells(reason or "", note.__qualname__, where)
     assert why_not_separable(optimizer) is None
 
 
@@ -582,33 +456,3 @@ def test_a_warm_up_from_a_rate_of_0_hides_nothing() -> None:
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 def test_on_a_gpu(kind: Any, options: dict[str, Any]) -> None:
     assert why_not_separable(kind(Net().cuda().parameters(), **options)) is None
-
-
-def test_a_step_replaced_on_the_object_is_a_reason() -> None:
-    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
-    original = optimizer.step
-
-    @functools.wraps(original)
-    def clipped() -> None:
-        original()
-
-    optimizer.step = clipped  # type: ignore[method-assign, assignment]
-    reason = why_not_separable(optimizer)
-    assert reason is not None
-    assert reason.startswith("its step was replaced by ")
-
-
-def test_more_than_can_be_looked_through() -> None:
-    optimizer = Custom(Net().parameters())
-    optimizer.table = [[i] for i in range(100_001)]  # type: ignore[attr-defined]
-    assert why_not_separable(optimizer) == (
-        "its attribute 'table' holds too much to look through, which parameters may share"
-    )
-
-
-def test_an_attribute_that_cannot_be_copied_is_named_by_its_error() -> None:
-    optimizer = Custom(Net().parameters())
-    optimizer.numbers = (n for n in range(3))  # type: ignore[attr-defined]
-    reason = why_not_separable(optimizer)
-    assert reason is not None
-    assert "cannot pickle 'generator' object" in reason

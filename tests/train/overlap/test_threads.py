@@ -6,7 +6,8 @@ import pytest
 
 from tests.cases import first_few
 from tests.train.overlap import thread_jobs as jobs
-from tests.train.overlap.overlap_threads import AT_ANY_TIME, MAKERS
+from tests.train.overlap.loop import MAKERS
+from tests.train.overlap.overlap_threads import AT_ANY_TIME
 from tests.workers import WorkerPool
 
 
@@ -25,8 +26,7 @@ def test_reads_without_end(workers: WorkerPool, make: str, backend: str) -> None
 
 def test_an_update_that_a_thread_makes_is_waited_for(workers: WorkerPool) -> None:
     """By the forward pass, while ``zero_grad`` and a schedule go on as after a step."""
-    found = workers.run(jobs.forward_beside_an_update, 2, False)
-    assert found == [[], []]
+    assert workers.run(jobs.forward_beside_an_update, 2, False) == [[], []]
 
 
 def test_without_the_lock_it_is_not(workers: WorkerPool) -> None:

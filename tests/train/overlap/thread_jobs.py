@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,8 @@ from syncline.train.overlap import (
     pending,
     pending_gradients,
 )
-from tests.train.overlap.overlap_jobs import _attempted, _beside_stock
-from tests.train.overlap.overlap_loops import begin
-from tests.train.overlap.overlap_models import loss_of
+from tests.train.overlap.loop import Loop
+from tests.train.overlap.overlap_jobs import attempted, script_beside_stock
 from tests.train.overlap.overlap_plans import Style
 from tests.train.overlap.overlap_rig import (
     DEADLINE_S,
@@ -38,6 +37,7 @@ from tests.train.overlap.overlap_rig import (
     patched,
 )
 from tests.train.overlap.overlap_threads import reads_without_end
+from tests.train.overlap.own_optimizers import Custom
 
 PATIENCE_S = 0.1
 """So long an update is held half made. What must wait for it cannot be seen to wait for ever."""
@@ -45,29 +45,23 @@ HALTS = range(STEADY + 1, STEADY + 10, 4)
 """The steps whose updates are held."""
 
 
-def _halfway() -> None:
+def halfway() -> None:
     """Do something in the middle of an update. Attributes of an optimizer would be tried out."""
 
 
 HERE = sys.modules[__name__]
 
 
-class Halves(torch.optim.Optimizer):
+class Halves(Custom):
     """Updates the first half of each parameter and its state, then the second."""
 
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.05})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # noqa: ARG002 - torch's signature
-        for group in self.param_groups:
-            for p in group["params"]:
-                total = self.state[p].setdefault("sum", torch.zeros_like(p)).view(-1)
-                cut = total.numel() // 2
-                for part in (slice(cut), slice(cut, None)):
-                    total[part] += p.grad.view(-1)[part]
-                    p.detach().view(-1)[part] -= group["lr"] * total[part].sign()
-                    _halfway()
+    def update(self, p: torch.Tensor, group: dict[str, Any]) -> None:
+        total = self.state[p].setdefault("sum", torch.zeros_like(p)).view(-1)
+        cut = total.numel() // 2
+        for part in (slice(cut), slice(cut, None)):
+            total[part] += p.grad.view(-1)[part]
+            p.detach().view(-1)[part] -= group["lr"] * total[part].sign()
+            halfway()
 
 
 def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
@@ -79,16 +73,8 @@ def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
         if isinstance(side, Ours):
             forced.append(planned_training(side.wrapped[0]).reducer.executor.forced_syncs())
 
-    result = _beside_stock(partial(_attempted, script), Style(), 0.3, steps=40)
+    result = script_beside_stock(partial(attempted, script), Style(), 0.3, steps=40)
     return {**result, "forced": forced[0] if forced else "raised"}
-
-
-class _NoLock:
-    """Excludes nobody."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def forward_beside_an_update(mutant: bool) -> list[str]:
@@ -100,8 +86,8 @@ def forward_beside_an_update(mutant: bool) -> list[str]:
     modules = (averages, deferral, deferred_optimizer, guard, pending, pending_gradients)
     pending.keep_updates_whole_in_forks()  # with the real lock
     try:
-        with patched({(module, "UPDATES"): _NoLock() for module in modules if mutant}):
-            found = _beside_stock(_forward_beside_an_update, Style(), 0.0)
+        with patched({(module, "UPDATES"): nullcontext() for module in modules if mutant}):
+            found = script_beside_stock(_forward_beside_an_update, Style(), 0.0)
     except (SynclineError, RecursionError) as error:
         if not mutant:
             raise
@@ -111,9 +97,9 @@ def forward_beside_an_update(mutant: bool) -> list[str]:
 
 
 def _forward_beside_an_update(side: Side) -> None:
-    ddp, optimizer = begin(side, Halves)
-    schedule = ExponentialLR(optimizer, 0.9)
-    weight = ddp.module.hidden.weight
+    t = Loop(make=Halves).begin(side)
+    schedule = ExponentialLR(t.optimizer, 0.9)
+    weight = t.net.hidden.weight
     begun, over = threading.Event(), threading.Event()
     reader = threading.Thread()
 
@@ -126,18 +112,17 @@ def _forward_beside_an_update(side: Side) -> None:
         with suppress(AttributeError):  # without the lock ``zero_grad`` takes the gradients away
             weight.detach().sum()
 
-    with patched({(HERE, "_halfway"): halt}):
+    with patched({(HERE, "halfway"): halt}):
         for step in side.steps:
-            optimizer.zero_grad()
+            t.optimizer.zero_grad()
             try:
-                loss = loss_of(ddp, step)
+                loss = t.loss()
             finally:
                 over.set()
                 if reader.ident is not None:
                     reader.join(DEADLINE_S)
-            side.note("loss", loss)
-            loss.backward()
-            optimizer.step()
+            t.backward(loss)
+            t.optimizer.step()
             if step in HALTS:
                 begun.clear()
                 over.clear()
@@ -147,7 +132,7 @@ def _forward_beside_an_update(side: Side) -> None:
                     pass
                 assert begun.is_set() or not isinstance(side, Ours), "no update to be made"
             schedule.step()
-    side.finish(ddp, optimizer)
+    side.finish(t.ddp, t.optimizer)
 
 
 def reads_beside_an_update() -> dict[str, tuple[Any, Any]]:
@@ -156,12 +141,12 @@ def reads_beside_an_update() -> dict[str, tuple[Any, Any]]:
     seen: dict[str, Any] = {}
     whole: dict[str, Any] = {}
     with holding(0.0):
-        ddp, optimizer = begin(side, Halves)
-        mean = AveragedModel(ddp.module)
-        weight, averaged = ddp.module.enter.weight, mean.module.enter.weight
+        t = Loop(make=Halves).begin(side)
+        mean = AveragedModel(t.net)
+        weight, averaged = t.net.enter.weight, mean.module.enter.weight
         reads: dict[str, Callable[[], Any]] = {
             "parameter": weight.clone,
-            "state": lambda: optimizer.state[weight]["sum"].clone(),
+            "state": lambda: t.optimizer.state[weight]["sum"].clone(),
             "gradient": lambda: weight.grad.clone(),
             "average": averaged.clone,
         }
@@ -178,16 +163,16 @@ def reads_beside_an_update() -> dict[str, tuple[Any, Any]]:
                 for thread in threads:
                     thread.join(PATIENCE_S)
 
-        with patched({(HERE, "_halfway"): halt}):
+        with patched({(HERE, "halfway"): halt}):
             for side.step in range(HALTS[0] + 2):
-                loss = loss_of(ddp, side.step)
+                loss = t.loss()
                 if threads[0].ident is not None:
                     whole = {name: fingerprint(read().detach()) for name, read in reads.items()}
                     break
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                mean.update_parameters(ddp.module)
+                t.optimizer.zero_grad()
+                t.backward(loss)
+                t.optimizer.step()
+                mean.update_parameters(t.net)
         for thread in threads:
             thread.join(DEADLINE_S)
         side.close()

@@ -126,7 +126,7 @@ class Deferral(PendingGradients):
                 if ready:
                     with self._in_order():
                         engine.wait(ready)  # on CUDA, also for norms that are only issued
-                        self._apply(ready)
+                        self.apply(ready)
                     if self.trains_here:
                         ended_ns = time.perf_counter_ns()
                         self.waits.note(label, began_ns, arrived_ns, ended_ns)
@@ -218,7 +218,7 @@ class Deferral(PendingGradients):
         for gradient in left.values():
             hand_over(gradient, orphans)
 
-    def _apply(self, indices: Sequence[int]) -> None:
+    def apply(self, indices: Sequence[int]) -> None:
         """Make deferred updates whose gradients have arrived; call under the lock.
 
         Meanwhile this thread sees plain tensors. For all other threads they stay pending until the
