@@ -18,20 +18,6 @@ OVER = "the time of SYNCLINE_GPU_SECONDS was over"
 BEGAN_S = time.monotonic()
 
 
-class Found:
-    """Results as they come: the file is complete after every test, whatever ends the run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.tests: dict[str, dict[str, Any]] = {}
-        self.facts = facts()
-
-    def note(self, test: str, **what: Any) -> None:
-        self.tests.setdefault(test, {"figures": []}).update(what)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({**self.facts, "tests": self.tests}, indent=1) + "\n")
-
-
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str, float, str], None]:
     """Return a function that notes a figure by name, with its unit."""
@@ -43,18 +29,25 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, float, str], None]:
 
 
 class Report:
-    """Writes what was found, and says it in few lines."""
+    """Writes results as they come, whatever ends the run, and says them in few lines."""
 
     def __init__(self, path: Path) -> None:
-        self.found = Found(path)
+        self.path = path
+        self.tests: dict[str, dict[str, Any]] = {}
+        self.facts = facts()
         self.limit_s = float(os.environ["SYNCLINE_GPU_SECONDS"])
+
+    def note(self, test: str, **what: Any) -> None:
+        self.tests.setdefault(test, {"figures": []}).update(what)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({**self.facts, "tests": self.tests}, indent=1) + "\n")
 
     def pytest_runtest_setup(self) -> None:
         if torch.cuda.is_available() and time.monotonic() - BEGAN_S > self.limit_s:
             pytest.skip(OVER)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.found.note(nodeid, outcome="did not end")
+        self.note(nodeid, outcome="did not end")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         what: dict[str, Any] = {}
@@ -68,7 +61,7 @@ class Report:
         if report.when == "call":
             what["figures"] = [value for name, value in report.user_properties if name == "figure"]
         if what:
-            self.found.note(report.nodeid, **what)
+            self.note(report.nodeid, **what)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write = terminalreporter.write_line
@@ -76,7 +69,7 @@ class Report:
         if not torch.cuda.is_available():
             write(f"{no_gpu()}, so nothing was run")
         counts = Counter[str]()
-        for name, test in self.found.tests.items():
+        for name, test in self.tests.items():
             said = test.get("why", "").splitlines() or [""]
             would_run = said[-1].startswith("no GPU here")
             word = "would run" if would_run else test["outcome"]
@@ -88,7 +81,7 @@ class Report:
             for figure, value, unit in test["figures"]:
                 write(f"{'':<11} {figure}: {value:.4g} {unit}")
         write(", ".join(f"{number} {word}" for word, number in sorted(counts.items())))
-        write(f"written: {self.found.path}")
+        write(f"written: {self.path}")
 
 
 def pytest_configure(config: pytest.Config) -> None:

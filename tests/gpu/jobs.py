@@ -73,12 +73,30 @@ def drawn(step: int, device: torch.device) -> torch.Tensor:
     return torch.randn(32, 64, generator=generator).to(device)
 
 
-def loss_on(device: torch.device, side: Side) -> Callable[[nn.Module], torch.Tensor]:
-    def loss(model: nn.Module) -> torch.Tensor:
-        found: torch.Tensor = model(drawn(side.step, device)).square().mean()
-        return found
+def loss_on(device: torch.device, step: int, model: nn.Module) -> torch.Tensor:
+    found: torch.Tensor = model(drawn(step, device)).square().mean()
+    return found
 
-    return loss
+
+def train(model: nn.Module, optimizer: Any, steps: range, device: torch.device) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_on(device, step, model).backward()
+        optimizer.step()
+
+
+def by_ddp(device: torch.device, steps: int, momentum: float = 0.0) -> nn.Module:
+    """Return the network as DDP trains it."""
+    model = TorchDDP(network().to(device), device_ids=ids(device))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+    train(model, optimizer, range(steps), device)
+    return model
+
+
+def overlapped(net: nn.Module, device: torch.device) -> tuple[Any, Any]:
+    """Return a network in our wrapper, and its optimizer."""
+    model = syncline.DistributedDataParallel(net, device_ids=ids(device))
+    return model, model.overlap(torch.optim.SGD(model.parameters(), lr=0.01))
 
 
 def trains(
@@ -90,7 +108,10 @@ def trains(
     if compiled:
         for number in (0, 2, 4):
             net[number].compile()
-    loss_of = loss_on(device, side)
+
+    def loss_of(model: nn.Module) -> torch.Tensor:
+        return loss_on(device, side.step, model)
+
     ddp = side.wrap(net, loss_of)
     inner = torch.optim.Adam(ddp.parameters(), lr=1e-3, foreach=not scales)
     optimizer = side.overlap(ddp, inner)
@@ -142,24 +163,13 @@ def beside_stock(kind: str, script: dict[str, bool], style: Style) -> dict[str, 
 def automatic(kind: str, steps: int) -> dict[str, Any]:
     """Train as users do: measure, plan, train. Return facts and the distance from DDP."""
     device = own_device(kind)
-    net = network().to(device)
-    model = syncline.DistributedDataParallel(net, device_ids=ids(device))
-    optimizer = model.overlap(torch.optim.SGD(model.parameters(), lr=0.01))
+    model, optimizer = overlapped(network().to(device), device)
     began_s = time.perf_counter()
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(drawn(step, device)).square().mean().backward()
-        optimizer.step()
+    train(model, optimizer, range(steps), device)
     model.synchronize()
     finish(device)
     seconds = time.perf_counter() - began_s
-    twin = TorchDDP(network().to(device), device_ids=ids(device))
-    theirs = torch.optim.SGD(twin.parameters(), lr=0.01)
-    for step in range(steps):
-        theirs.zero_grad()
-        twin(drawn(step, device)).square().mean().backward()
-        theirs.step()
-    return {"seconds": seconds, "apart": apart(net, twin), "phase": model.phase}
+    return {"seconds": seconds, "apart": apart(model, by_ddp(device, steps))}
 
 
 def apart(net: nn.Module, twin: nn.Module) -> float:
@@ -171,37 +181,25 @@ def apart(net: nn.Module, twin: nn.Module) -> float:
 def bsp(kind: str, folder: str, algorithm: int, steps: int) -> float:
     """Train by BSP-SGD over a linear pipeline, and by DDP; return how far apart."""
     device = own_device(kind)
-    net, twin = network().to(device), network().to(device)
+    net = network().to(device)
     name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name)
-    group = Group(
-        dist.distributed_c10d._get_default_store(),
-        dist.get_rank(),
-        dist.get_world_size(),
-        name=name[0],
-    )
+    store = dist.distributed_c10d._get_default_store()
+    group = Group(store, dist.get_rank(), dist.get_world_size(), name=name[0])
     with DeviceGroup(group, device_of(kind, folder)) as devices:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
         model = BspSgd(net, optimizer, devices, algorithm=algorithm)
-        for step in range(steps):
-            optimizer.zero_grad()
-            model(drawn(step, device)).square().mean().backward()
-            optimizer.step()
+        train(model, optimizer, range(steps), device)
         model.synchronize()
         finish(device)
         dist.barrier()
-    ddp = TorchDDP(twin, device_ids=ids(device))
-    theirs = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
-    for step in range(steps):
-        theirs.zero_grad()
-        ddp(drawn(step, device)).square().mean().backward()
-        theirs.step()
-    return apart(net, twin)
+    return apart(net, by_ddp(device, steps, momentum=0.9))
 
 
 def collectives(kind: str) -> list[str]:
     """Run collectives on tensors of the device; return those whose results are wrong."""
     device, rank, ranks = own_device(kind), dist.get_rank(), dist.get_world_size()
+    backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))
     wrong = []
 
     def check(name: str, found: torch.Tensor, expected: Any) -> None:
@@ -212,17 +210,14 @@ def collectives(kind: str) -> list[str]:
     total = [float(sum(range(1, ranks + 1)))] * 5
     if kind == "cuda":
         torch.cuda._sleep(SLEEP_CYCLES)
-    tensor = own.clone()
-    dist.all_reduce(tensor)
-    check("all_reduce", tensor, total)
+    for tensor in (own.clone(), own.long()):
+        dist.all_reduce(tensor)
+        check(f"all_reduce of {tensor.dtype}", tensor, total)
     tensor = own.clone()
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     work.wait()
     check("all_reduce, asynchronous", tensor, total)
-    tensor = own.long()
-    dist.all_reduce(tensor)
-    check("all_reduce of int64", tensor, [int(total[0])] * 5)
     tensor = own.clone()
     dist.broadcast(tensor, src=ranks - 1)
     check("broadcast", tensor, [float(ranks)] * 5)
@@ -230,13 +225,13 @@ def collectives(kind: str) -> list[str]:
     dist.reduce(tensor, dst=0)
     if rank == 0:
         check("reduce", tensor, total)
-    elif _backends()[kind] == "syncline":  # others leave partial sums
+    elif backends[kind] == "syncline":  # others leave partial sums
         check("reduce, elsewhere", tensor, own)
     parts = [torch.empty_like(own) for _ in range(ranks)]
     dist.all_gather(parts, own)
     check("all_gather", torch.stack(parts)[:, 0], [each + 1.0 for each in range(ranks)])
     # Gloo reads no message in a GPU's memory, and scatters no sums there.
-    if ranks > 1 and _backends()[kind] != "gloo":
+    if ranks > 1 and backends[kind] != "gloo":
         result = torch.empty(1, device=device)
         rows = [torch.full((1,), float(each), device=device) for each in range(ranks)]
         dist.reduce_scatter(result, rows)
@@ -246,16 +241,11 @@ def collectives(kind: str) -> list[str]:
         elif rank == 1:
             dist.recv(tensor, 0)
             check("recv", tensor, [1.0] * 5)
-    if "cpu" in _backends():
+    if "cpu" in backends:
         tensor = torch.ones(3)
         dist.all_reduce(tensor)
         check("all_reduce on the CPU", tensor, [float(ranks)] * 3)
     return wrong
-
-
-def _backends() -> dict[str, str]:
-    """Return the default group's backend for each kind of device."""
-    return dict(pair.split(":") for pair in dist.get_backend_config().split(","))
 
 
 def captured(kind: str) -> list[str]:
@@ -264,13 +254,10 @@ def captured(kind: str) -> list[str]:
     net = network().to(device)
     still = drawn(0, device)
     replay = _captured(net, still)
-    model = syncline.DistributedDataParallel(net, device_ids=ids(device))
-    optimizer = model.overlap(torch.optim.SGD(model.parameters(), lr=0.01))
+    model, optimizer = overlapped(net, device)
     wrong, before = [], torch.empty(0)
     for step in range(STEPS):
-        optimizer.zero_grad()
-        model(drawn(step, device)).square().mean().backward()
-        optimizer.step()
+        train(model, optimizer, range(step, step + 1), device)
         model.synchronize()
         seen = replay().clone()
         with torch.no_grad():

@@ -82,7 +82,6 @@ def on_streams(
             script(stock)
     return {
         "differences": differences(ours, stock) if dropped is None else [],
-        "happened": ours.happened,
         "races": list(dict.fromkeys(recorder.races)),
         "waits": sorted(recorder.waits),
     }

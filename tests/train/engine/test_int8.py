@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,11 +14,9 @@ from hypothesis import strategies as st
 from syncline.plan.planners.compressed import compressed
 from syncline.train.engine import int8
 from syncline.train.engine import ring as ring_module
-from syncline.train.engine.dense_transport import DenseTransport, RingDenseTransport, Slice
-from syncline.train.engine.layout import shares_of
-from tests.timeouts import TIMEOUT
+from syncline.train.engine.dense_transport import DenseTransport, RingDenseTransport
 from tests.train.engine.conftest import Each
-from tests.train.engine.test_ring import plan_of
+from tests.train.engine.plans import exchange, plan_of, rows_to
 
 SIZES = st.sampled_from([1.0, 1e-3, 1e30, 1e-38, 1e-44])
 
@@ -33,28 +30,28 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(((one.view(torch.int32) == other.view(torch.int32)) | (one != one)).all())
 
 
+@st.composite
+def pairs(
+    draw: st.DrawFn, least: int = 0, shares: st.SearchStrategy[float] = SIZES
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw values, and a residual that is smaller or larger by one of some factors."""
+    elements, seed, size = draw(st.integers(least, 400)), draw(st.integers(0, 1000)), draw(SIZES)
+    return drawn(elements, seed, size), drawn(elements, seed + 1, size * draw(shares)) + 0.0
+
+
 @given(
-    elements=st.integers(0, 400),
-    seed=st.integers(0, 1000),
-    size=SIZES,
-    share=SIZES,
+    pair=pairs(),
     factor=st.sampled_from([1.0, 0.5, 0.25, 1 / 3]),
     zeros=st.integers(0, 300),
     odd=st.sampled_from([None, math.inf, -math.inf, math.nan]),
 )
 def test_operations_of_torch_give_the_bits_of_native_code(
-    elements: int,
-    seed: int,
-    size: float,
-    share: float,
-    factor: float,
-    zeros: int,
-    odd: float | None,
+    pair: tuple[torch.Tensor, torch.Tensor], factor: float, zeros: int, odd: float | None
 ) -> None:
-    values, residual = drawn(elements, seed, size), drawn(elements, seed + 1, size * share) + 0.0
+    values, residual = pair
     values[:zeros] = 0
-    if odd is not None and elements:
-        values[seed % elements] = odd
+    if odd is not None and len(values):
+        values[zeros % len(values)] = odd
     for taking in (True, False):
         found, expected = ([values.clone(), residual.clone()] for _ in range(2))
         if taking:
@@ -65,7 +62,7 @@ def test_operations_of_torch_give_the_bits_of_native_code(
             int8.encode_by_torch(*expected, factor, again)
             assert encoded.equal(again)
             for add in (True, False):
-                one, other = torch.ones(elements), torch.ones(elements)
+                one, other = torch.ones_like(values), torch.ones_like(values)
                 int8.decode(encoded, one, add=add)
                 int8.decode_by_torch(encoded, other, add=add)
                 assert same_bits(one, other)
@@ -73,19 +70,14 @@ def test_operations_of_torch_give_the_bits_of_native_code(
         assert all(map(same_bits, found, expected))
 
 
-@given(
-    elements=st.integers(1, 400),
-    seed=st.integers(0, 1000),
-    size=SIZES,
-    share=st.sampled_from([1e-3, 1.0]),
-)
-def test_nothing_is_lost(elements: int, seed: int, size: float, share: float) -> None:
+@given(pairs(1, st.sampled_from([1e-3, 1.0])))
+def test_nothing_is_lost(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     """What is sent and what is kept add up exactly, and no error is above half a step or so."""
-    values, residual = drawn(elements, seed, size), drawn(elements, seed + 1, size * share)
+    values, residual = pair
     due = values + residual
     int8.encode(values, residual)
     assert (values.double() + residual.double()).equal(due.double())
-    for start in range(0, elements, int8.BLOCK):
+    for start in range(0, len(values), int8.BLOCK):
         block = slice(start, start + int8.BLOCK)
         step = max(float(due[block].abs().max()) / 2**int8.LEAST_EXPONENT, 2.0**-126)
         assert float(residual[block].abs().max()) <= step
@@ -124,72 +116,50 @@ def test_zeros_leave_their_residuals() -> None:
     seed=st.integers(0, 1000),
 )
 def test_ranks_are_alike_and_residuals_hold_the_rest(
-    each: Each,
-    lengths: list[int],
-    together: bool,
-    segment_bytes: int,
-    rings: bool,
-    seed: int,
+    each: Each, lengths: list[int], together: bool, segment_bytes: int, rings: bool, seed: int
 ) -> None:
     """However messages are cut: sums of averages and residuals are those of the gradients."""
     steps, total = 3, sum(lengths)
-
-    def exchanged(rank: int, group: dist.ProcessGroup) -> tuple[list[torch.Tensor], torch.Tensor]:
-        transport = (RingDenseTransport if rings else DenseTransport)(group)
-        ends = [] if together else list(itertools.accumulate(lengths))
-        plan = compressed(plan_of(lengths, ends, group.size()), "int8")
-        residual, found = torch.zeros(total), []
-        for step in range(steps):
-            buffer, sums = gradient_of(rank, step), list[tuple[torch.Tensor, torch.Tensor]]()
-            for message, shares in zip(plan.messages, shares_of(plan), strict=True):
-                part = slice(message.start, message.stop)
-                kind = message.collective
-                sent = Slice(buffer[part], torch.int8, kind, shares, residual[part])
-                transport.prepare(sent)
-                transport.send(sent, [], lambda: None).wait()
-                if message.collective == "reduce-scatter":
-                    sums += [
-                        (buffer[part][a:b], buffer[part][a:b].clone()) for a, b in shares[rank]
-                    ]
-            # Norms are computed from the sums, before they are gathered.
-            assert all(after.equal(before) for after, before in sums)
-            found.append(buffer)
-        return found, residual
+    ends = list(itertools.accumulate(lengths))
+    gathered = rows_to(ends[-1:] if together else ends, "all-gather")
 
     def gradient_of(rank: int, step: int) -> torch.Tensor:
         return drawn(total, seed + 100 * rank + step, 1.0)
 
+    def exchanged(rank: int, group: dist.ProcessGroup) -> tuple[list[torch.Tensor], torch.Tensor]:
+        transport = (RingDenseTransport if rings else DenseTransport)(group)
+        plan = plan_of([total], [*rows_to(ends, "reduce-scatter"), *gathered], group.size())
+        residual, found = torch.zeros(total), [gradient_of(rank, step) for step in range(steps)]
+        for buffer in found:
+            sums = exchange(transport, compressed(plan, "int8"), buffer, torch.int8, residual)
+            # Norms are computed from the sums, before they are gathered.
+            assert all(after.equal(before) for after, before in sums)
+        return found, residual
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring_module, "SEGMENT_BYTES", segment_bytes)
         found = each(exchanged)
-    ranks = len(found)
+    ranks = range(len(found))
     for averages, _ in found[1:]:
         assert all(map(same_bits, averages, found[0][0]))
-    expected = sum(
-        gradient_of(rank, step).double() for rank in range(ranks) for step in range(steps)
-    )
+    expected = sum(gradient_of(rank, step).double() for rank in ranks for step in range(steps))
     delivered = sum(average.double() for average in found[0][0])
     kept = sum(residual.double() for _, residual in found)
-    error = (delivered + kept - expected / ranks).abs().max()
-    assert float(error) < 1e-5
+    assert float((delivered + kept - expected / len(ranks)).abs().max()) < 1e-5
 
 
-def test_a_shorter_last_share_holds_nobody_up() -> None:
+@pytest.mark.parametrize("each", [9], indirect=True)
+def test_a_shorter_last_share_holds_nobody_up(each: Each) -> None:
     """Nine ranks, of which the last has one segment to add and the others two."""
-    store, ranks, elements = dist.HashStore(), 9, 68
+    rows = [(0, 68, "reduce-scatter"), (0, 68, "all-gather")]
+    plan = compressed(plan_of([68], rows, 9), "int8")
 
-    def exchanged(rank: int) -> torch.Tensor:
-        group = dist.ProcessGroupGloo(store, rank, ranks, TIMEOUT)
-        transport = RingDenseTransport(group)
-        plan = compressed(plan_of([elements], [], ranks), "int8")
-        buffer, residual = torch.full((elements,), float(rank)), torch.zeros(elements)
-        for message, shares in zip(plan.messages, shares_of(plan), strict=True):
-            sent = Slice(buffer, torch.int8, message.collective, shares, residual)
-            transport.prepare(sent)
-            transport.send(sent, [], lambda: None).wait()
+    def exchanged(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
+        buffer = torch.full((68,), float(rank))
+        exchange(RingDenseTransport(group), plan, buffer, torch.int8, torch.zeros(68))
         return buffer
 
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(ranks) as threads:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring_module, "SEGMENT_BYTES", 16)
-        for average in threads.map(exchanged, range(ranks)):
+        for average in each(exchanged):
             assert average.sub(4).abs().max() < 0.1

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 from syncline.train.engine.pacing import LEAD_S, Pacing
 
 MS = 1_000_000
 LEAD = LEAD_S * 1e9
 
 
+def paced(elements: list[int], last_steps: list[float], *passed: tuple[int, int, int]) -> Pacing:
+    """Return the pacing of messages, some of which have passed: number, begin and end in ms."""
+    pacing = Pacing(elements, last_steps)
+    for message, begin_ms, end_ms in passed:
+        pacing.sent(message, begin_ms * MS)
+        pacing.completed(message, begin_ms * MS, end_ms * MS)
+    return pacing
+
+
 def test_the_first_message_goes_at_once_and_nothing_follows_it_before_it_is_complete() -> None:
     pacing = Pacing([10, 20], [0.01, 0.01])
     assert pacing.opens_ns() == 0
     pacing.sent(0, 5 * MS)
-    assert pacing.opens_ns() == float("inf")
+    assert pacing.opens_ns() == math.inf
     pacing.completed(0, 5 * MS, 15 * MS)
     assert pacing.opens_ns() <= 15 * MS
 
 
 def test_a_message_follows_just_before_the_one_under_way_should_have_passed() -> None:
-    pacing = Pacing([10, 20], [0.01, 0.01])
-    pacing.sent(0, 0)
-    pacing.completed(0, 0, 100 * MS)
+    pacing = paced([10, 20], [0.01, 0.01], (0, 0, 100))
     pacing.sent(0, 1000 * MS)
     assert pacing.opens_ns() == 1100 * MS - LEAD
 
 
 def test_a_message_follows_in_the_last_step_of_a_long_one() -> None:
-    pacing = Pacing([10, 20], [0.25, 0.5])
-    pacing.sent(0, 0)
-    pacing.completed(0, 0, 100 * MS)
+    pacing = paced([10, 20], [0.25, 0.5], (0, 0, 100))
     pacing.sent(0, 1000 * MS)
     assert pacing.opens_ns() == 1075 * MS
     pacing.sent(1, 1075 * MS)
@@ -36,18 +43,13 @@ def test_a_message_follows_in_the_last_step_of_a_long_one() -> None:
 
 
 def test_what_was_never_sent_is_judged_by_the_largest() -> None:
-    pacing = Pacing([10, 20, 5], [0.01, 0.01, 0.01])
-    for message, begin, end in ((2, 0, 1), (0, 1, 101)):
-        pacing.sent(message, begin * MS)
-        pacing.completed(message, begin * MS, end * MS)
+    pacing = paced([10, 20, 5], [0.01, 0.01, 0.01], (2, 0, 1), (0, 1, 101))
     pacing.sent(1, 200 * MS)
     assert pacing.opens_ns() == 400 * MS - LEAD
 
 
 def test_two_under_way_pass_one_after_the_other() -> None:
-    pacing = Pacing([10, 20], [0.01, 0.01])
-    pacing.sent(0, 0)
-    pacing.completed(0, 0, 100 * MS)
+    pacing = paced([10, 20], [0.01, 0.01], (0, 0, 100))
     pacing.sent(0, 1000 * MS)
     pacing.sent(1, 1097 * MS)
     assert pacing.opens_ns() == (1000 + 100 + 200) * MS - LEAD
@@ -60,18 +62,18 @@ def test_two_under_way_pass_one_after_the_other() -> None:
 
 def test_a_message_follows_once_the_transport_says_that_all_of_the_last_is_sent() -> None:
     pacing = Pacing([10, 20, 10], [None, None, 0.01])
-    for number in range(2):  # however long it took before
-        pacing.sent(0, number * 1000 * MS)
-        assert pacing.opens_ns() == float("inf")
+    for begin_ms in (0, 1000):  # however long it took before
+        pacing.sent(0, begin_ms * MS)
+        assert pacing.opens_ns() == math.inf
         pacing.all_sent(0)
         assert pacing.opens_ns() == 0
-        pacing.sent(1, number * 1000 * MS + MS)
-        assert pacing.opens_ns() == float("inf")
-        pacing.completed(0, number * 1000 * MS, number * 1000 * MS + 100 * MS)
-        assert pacing.opens_ns() == float("inf")
+        pacing.sent(1, (begin_ms + 1) * MS)
+        assert pacing.opens_ns() == math.inf
+        pacing.completed(0, begin_ms * MS, (begin_ms + 100) * MS)
+        assert pacing.opens_ns() == math.inf
         pacing.all_sent(0)  # not the last one
-        assert pacing.opens_ns() == float("inf")
-        pacing.completed(1, number * 1000 * MS + MS, number * 1000 * MS + 300 * MS)
+        assert pacing.opens_ns() == math.inf
+        pacing.completed(1, (begin_ms + 1) * MS, (begin_ms + 300) * MS)
         assert pacing.opens_ns() == 0
     # What follows is still behind both.
     pacing.sent(1, 2000 * MS)
@@ -81,17 +83,13 @@ def test_a_message_follows_once_the_transport_says_that_all_of_the_last_is_sent(
 
 
 def test_one_slow_round_of_several_changes_nothing() -> None:
-    pacing = Pacing([10], [0.01])
-    for number, took in enumerate((100, 100, 900, 100)):
-        pacing.sent(0, number * 1000 * MS)
-        pacing.completed(0, number * 1000 * MS, (number * 1000 + took) * MS)
+    rounds = [(0, 0, 100), (0, 1000, 1100), (0, 2000, 2900), (0, 3000, 3100)]
+    pacing = paced([10], [0.01], *rounds)
     pacing.sent(0, 9000 * MS)
     assert pacing.opens_ns() == 9100 * MS - LEAD
 
 
 def test_empty_messages_wait_for_nothing() -> None:
-    pacing = Pacing([0, 0], [0.01, 0.01])
-    pacing.sent(0, 0)
-    pacing.completed(0, 0, MS)
+    pacing = paced([0, 0], [0.01, 0.01], (0, 0, 1))
     pacing.sent(1, 2 * MS)
     assert pacing.opens_ns() <= 2 * MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import itertools
 from typing import Any
 
 import pytest
@@ -11,35 +11,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.plan.plan import Message, Plan, Tensor
 from syncline.train.engine import ring as ring_module
 from syncline.train.engine.layout import shares_of
 from syncline.train.engine.ring import Ring
-from tests.timeouts import TIMEOUT
 from tests.train.engine.conftest import Each
-
-
-def plan_of(lengths: list[int], gathers: list[int], workers: int) -> Plan:
-    """Return reduce-scatters of some lengths, and all-gathers that end where the others do not."""
-    total = sum(lengths)
-    ends = [*sorted({end % total for end in gathers} - {0}), total]
-    stops = [sum(lengths[: i + 1]) for i in range(len(lengths))]
-    return Plan(
-        planner="drawn",
-        model="m",
-        workers=workers,
-        tensors=(Tensor(name="a", elements=total),),
-        messages=(
-            *(
-                Message(start=a, stop=b, collective="reduce-scatter")
-                for a, b in zip([0, *stops], stops, strict=False)
-            ),
-            *(
-                Message(start=a, stop=b, collective="all-gather")
-                for a, b in zip([0, *ends], ends, strict=False)
-            ),
-        ),
-    )
+from tests.train.engine.plans import plan_of, rows_to
 
 
 @given(
@@ -59,24 +35,24 @@ def test_every_worker_ends_with_the_sums(
     factor: float,
     wire: torch.dtype | None,
 ) -> None:
-    """In 16 bits, too: these small sums are exact."""
+    """In 16 bits, too: these small sums are exact. All-gathers end where the others do not."""
     wire = wire if dtype == torch.float32 else None
-    workers = len(each(lambda rank, _: rank))
-    plan = plan_of(lengths, gathers, workers)
-    everyones = [torch.randint(-9, 9, (sum(lengths),)).to(dtype) for _ in range(workers)]
+    workers, total = len(each(lambda rank, _: rank)), sum(lengths)
+    scattered = rows_to(itertools.accumulate(lengths), "reduce-scatter")
+    gathered = rows_to(sorted({end % total for end in gathers} - {0} | {total}), "all-gather")
+    plan = plan_of([total], [*scattered, *gathered], workers)
+    everyones = [torch.randint(-9, 9, (total,)).to(dtype) for _ in range(workers)]
 
     def exchanged(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
         ring, own = Ring(group), everyones[rank].clone()
-        for kind in ("reduce-scatter", "all-gather"):
-            under_way = [
-                ring.reduce_scatter(own[m.start : m.stop], shares, factor, wire=wire)
-                if kind == "reduce-scatter"
-                else ring.all_gather(own[m.start : m.stop], shares, wire=wire)
-                for m, shares in zip(plan.messages, shares_of(plan), strict=True)
-                if m.collective == kind
-            ]
-            for complete in under_way:
-                complete()
+        parts = [own[m.start : m.stop] for m in plan.messages]
+        slices = [*zip(parts, shares_of(plan), strict=True)]
+        summing = [ring.reduce_scatter(*s, factor, wire=wire) for s in slices[: len(lengths)]]
+        for complete in summing:
+            complete()
+        gathering = [ring.all_gather(*s, wire=wire) for s in slices[len(lengths) :]]
+        for complete in gathering:
+            complete()
         return own
 
     with pytest.MonkeyPatch.context() as patch:
@@ -84,6 +60,31 @@ def test_every_worker_ends_with_the_sums(
         found = each(exchanged)
     for own in found:
         assert own.equal(torch.stack(everyones).sum(0).to(dtype) * factor)
+
+
+@given(
+    elements=st.integers(0, 100),
+    segment_bytes=st.integers(1, 64),
+    factor=st.sampled_from([1.0, 0.5]),
+    wire=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_an_all_reduce_gives_all_sums_to_every_worker(
+    each: Each, elements: int, segment_bytes: int, factor: float, wire: torch.dtype
+) -> None:
+    workers = len(each(lambda rank, _: rank))
+    everyones = torch.randint(-9, 9, (workers, elements)).float()
+
+    def exchanged(rank: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, list[str]]:
+        own = everyones[rank].clone()
+        sent: list[str] = []
+        Ring(group).all_reduce(own, factor, wire, lambda: sent.append("all"))()
+        return own, sent
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ring_module, "SEGMENT_BYTES", segment_bytes)
+        for own, sent in each(exchanged):
+            assert own.equal(everyones.sum(0) * factor)
+            assert sent == ["all"]
 
 
 def test_every_worker_gets_the_rows_of_all(each: Each) -> None:
@@ -105,8 +106,8 @@ def test_every_worker_gets_the_rows_of_all(each: Each) -> None:
 
 @pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather", "8 bits"])
 def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind: str) -> None:
-    def exchanged(rank: int, group: dist.ProcessGroup) -> list[int]:
-        sent: list[int] = []
+    def exchanged(rank: int, group: dist.ProcessGroup) -> tuple[list[int], int]:
+        sent, said = list[int](), list[int]()
 
         class Counting:
             """The group, which counts what is sent."""
@@ -118,37 +119,33 @@ def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind
             def __getattr__(self, name: str) -> Any:
                 return getattr(group, name)
 
-        counting = Ring(Counting())  # type: ignore[arg-type]
-        workers = group.size()
-        shares = tuple(((10 * i, 10 * i + 10),) for i in range(workers))
-        said: list[int] = []
-        own = torch.zeros(10 * workers)
+        ring = Ring(Counting())  # type: ignore[arg-type]
+        shares = tuple(((10 * i, 10 * i + 10),) for i in range(group.size()))
+        own = torch.zeros(10 * group.size())
 
         def on_sent() -> None:
             said.append(len(sent))
 
-        complete = {
-            "reduce-scatter": lambda: counting.reduce_scatter(own, shares, on_sent=on_sent),
-            "all-gather": lambda: counting.all_gather(own, shares, on_sent=on_sent),
-            "8 bits": lambda: counting.gather_encoded(own, torch.zeros_like(own), shares, on_sent),
-        }[kind]()
-        complete()
-        assert len(sent) == 3 * (workers - 1)
-        return said
+        {
+            "reduce-scatter": lambda: ring.reduce_scatter(own, shares, on_sent=on_sent),
+            "all-gather": lambda: ring.all_gather(own, shares, on_sent=on_sent),
+            "8 bits": lambda: ring.gather_encoded(own, torch.zeros_like(own), shares, on_sent),
+        }[kind]()()
+        return said, len(sent)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ring_module, "SEGMENT_BYTES", 16)  # three segments a share
         found = each(exchanged)
-    assert found == [[3 * (len(found) - 1)]] * len(found)
+    all_sent = 3 * (len(found) - 1)
+    assert found == [([all_sent], all_sent)] * len(found)
 
 
-def test_two_workers_add_as_an_all_reduce_does() -> None:
+@pytest.mark.parametrize("each", [2], indirect=True)
+def test_two_workers_add_as_an_all_reduce_does(each: Each) -> None:
     """Also zeros, of which two negative ones stay negative."""
-    store = dist.HashStore()
     everyones = [torch.tensor([-0.0, -0.0, 0.1, 1e-40]), torch.tensor([-0.0, 0.0, 0.2, 1e-40])]
 
-    def exchanged(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        group: Any = dist.ProcessGroupGloo(store, rank, 2, TIMEOUT)
+    def exchanged(rank: int, group: dist.ProcessGroup) -> tuple[torch.Tensor, torch.Tensor]:
         ring, own, whole = Ring(group), everyones[rank].clone(), everyones[rank].clone()
         shares = (((0, 2),), ((2, 4),))
         ring.reduce_scatter(own, shares)()
@@ -156,22 +153,18 @@ def test_two_workers_add_as_an_all_reduce_does() -> None:
         group.allreduce([whole]).wait()
         return own, whole
 
-    with ThreadPoolExecutor(2) as threads:
-        for own, whole in threads.map(exchanged, range(2)):
-            assert own.view(torch.int32).equal(whole.view(torch.int32))
+    for own, whole in each(exchanged):
+        assert own.view(torch.int32).equal(whole.view(torch.int32))
 
 
-def test_equal_gradients_of_opposite_signs_cancel() -> None:
+@pytest.mark.parametrize("each", [3], indirect=True)
+def test_equal_gradients_of_opposite_signs_cancel(each: Each) -> None:
     """Products are rounded before they are added: otherwise 1e-8 of a gradient remains."""
-    store = dist.HashStore()
-    gradient = torch.arange(1.0, 31.0)
 
-    def exchanged(rank: int) -> torch.Tensor:
-        group = dist.ProcessGroupGloo(store, rank, 3, TIMEOUT)
-        own = gradient * (1.0, -1.0, 0.0)[rank]
+    def exchanged(rank: int, group: dist.ProcessGroup) -> torch.Tensor:
+        own = torch.arange(1.0, 31.0) * (1.0, -1.0, 0.0)[rank]
         Ring(group).reduce_scatter(own, (((0, 10),), ((10, 20),), ((20, 30),)), 1 / 3)()
         return own[10 * rank : 10 * rank + 10]
 
-    with ThreadPoolExecutor(3) as threads:
-        for share in threads.map(exchanged, range(3)):
-            assert not share.any()
+    for share in each(exchanged):
+        assert not share.any()

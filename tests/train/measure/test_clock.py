@@ -18,16 +18,16 @@ def test_the_host_s_clock_needs_no_wait() -> None:
 
 def test_moments_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is recorded on the stream that is current then; the host waits for the last."""
+    recorded: list[Event] = []
 
     class Event:
+        reached = False
+
         def __init__(self, *, enable_timing: bool) -> None:
             assert enable_timing
-            self.at_ms: float | None = None
-            self.reached = False
 
         def record(self, stream: str) -> None:
             assert stream == "the current stream of cuda:1"
-            self.at_ms = float(len(recorded))
             recorded.append(self)
 
         def synchronize(self) -> None:
@@ -38,11 +38,8 @@ def test_moments_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
         def elapsed_time(self, later: Event) -> float:
             assert self.reached
             assert later.reached
-            assert self.at_ms is not None
-            assert later.at_ms is not None
-            return later.at_ms - self.at_ms
+            return float(recorded.index(later) - recorded.index(self))
 
-    recorded: list[Event] = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda d: f"the current stream of {d}")
     clock = clock_for(torch.device("cuda:1"))

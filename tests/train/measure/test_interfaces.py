@@ -14,43 +14,36 @@ from syncline.train.measure.interfaces import interface_used, segments
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A host with two interfaces that are up, the second faster, and one that is down."""
-    for index, (name, speed, state) in enumerate(
-        [("eth0", "1000", "up"), ("eth1", "25000", "up"), ("eth2", "100000", "down")]
+    for name, speed, mtu, operstate in (
+        ("eth0", 1000, 1500, "up"),
+        ("eth1", 25_000, 3000, "up"),
+        ("eth2", 100_000, 4500, "down"),
     ):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "speed").write_text(f"{speed}\n")
-        (tmp_path / name / "mtu").write_text(f"{1500 * (index + 1)}\n")
-        (tmp_path / name / "operstate").write_text(f"{state}\n")
+        for what, says in (("speed", speed), ("mtu", mtu), ("operstate", operstate)):
+            (tmp_path / name / what).write_text(f"{says}\n")
     monkeypatch.setattr(interfaces, "INTERFACES", tmp_path)
-    monkeypatch.setattr(
-        socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "eth1"), (4, "eth2")]
-    )
+    names = ["lo", "eth0", "eth1", "eth2"]
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(names)))
     return tmp_path
 
 
-def test_the_interface_is_the_one_that_a_variable_names(
-    host: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_names_the_interface(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     found = interface_used()
-    assert found is not None
     assert (found.name, found.bytes_per_s, found.mtu_bytes) == ("eth0", 1.25e8, 1500)
     assert found.faster == "eth1"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
-    found = interface_used()
-    assert found is not None
-    assert found.faster is None
+    assert interface_used().faster is None
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert interface_used() is None
 
 
 def test_a_driver_that_tells_no_speed(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     (host / "eth0" / "speed").write_text("-1\n")
     found = interface_used()
-    assert found is not None
-    assert found.bytes_per_s is None
-    assert found.faster is None
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert interface_used() is None
+    assert (found.bytes_per_s, found.faster) == (None, None)
 
 
 def test_segments_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,32 +16,9 @@ import torch
 from syncline.train.measure import keepalive
 
 held = [keepalive.keepalive(torch.ones(3))]
-"""
-
-
-@pytest.fixture
-def output_of(mortals: Mortals, tmp_path: Path) -> Callable[[str], str]:
-    """Run what follows the lending in a process of its own; return what it has printed."""
-
-    def run(text: str) -> str:
-        [done] = mortals.run(script, 1, LENDING + text, folder=tmp_path)
-        assert (done.code, done.err) == (0, "")
-        return done.out
-
-    return run
-
-
-def test_what_is_lent_is_the_same_memory() -> None:
-    values = torch.zeros(4)
-    keepalive(values[1:3]).fill_(1)
-    assert values.tolist() == [0, 1, 1, 0]
-
-
-def test_the_end_waits_for_what_is_returned_late(output_of: Callable[[str], str]) -> None:
-    assert (
-        output_of(
-            """
 keepalive.PATIENCE_S = 1e9
+"""
+RETURNED_LATE = """
 ending = threading.Event()
 
 def return_it():
@@ -54,20 +30,7 @@ def return_it():
 threading.Thread(target=return_it, daemon=True).start()
 keepalive.Finalize(None, ending.set, exitpriority=keepalive.BEFORE_RELEASED)
 """
-        )
-        == "returned\n"
-    )
-
-
-@pytest.mark.slow
-def test_the_end_does_not_wait_for_what_never_comes(output_of: Callable[[str], str]) -> None:
-    assert output_of("keepalive.PATIENCE_S = 0.01") == ""
-
-
-def test_only_the_lender_waits(output_of: Callable[[str], str]) -> None:
-    said = output_of(
-        """
-keepalive.PATIENCE_S = 1e9
+LENT_BY_A_FORK = """
 child = os.fork()
 if child == 0:
     keepalive.keepalive(torch.ones(1))
@@ -76,14 +39,7 @@ _, status = os.waitpid(child, 0)
 print(os.waitstatus_to_exitcode(status))
 held.clear()
 """
-    )
-    assert said == "0\n"
-
-
-@pytest.mark.slow
-def test_what_was_returned_is_forgotten(output_of: Callable[[str], str]) -> None:
-    said = output_of(
-        """
+MANY = """
 for _ in range(100):
     keepalive.keepalive(torch.ones(1))
 print(len(keepalive._aliases))
@@ -91,5 +47,25 @@ held.clear()
 keepalive.keepalive(torch.ones(1))
 print(len(keepalive._aliases))
 """
-    )
-    assert said == "101\n1\n"
+
+
+def test_what_is_lent_is_the_same_memory() -> None:
+    values = torch.zeros(4)
+    keepalive(values[1:3]).fill_(1)
+    assert values.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(RETURNED_LATE, "returned\n", id="waits for what is returned late"),
+        pytest.param(LENT_BY_A_FORK, "0\n", id="only the lender waits"),
+        pytest.param(
+            "keepalive.PATIENCE_S = 0.01", "", id="what never comes", marks=pytest.mark.slow
+        ),
+        pytest.param(MANY, "101\n1\n", id="forgets what was returned", marks=pytest.mark.slow),
+    ],
+)
+def test_the_end_of_a_process(mortals: Mortals, tmp_path: Path, text: str, said: str) -> None:
+    [done] = mortals.run(script, 1, LENDING + text, folder=tmp_path)
+    assert (done.code, done.err, done.out) == (0, "", said)

@@ -1,11 +1,18 @@
-"""Profiles of models whose structure is known."""
+"""Profiles of models whose structure is known, and what the observer behind them leaves."""
 
 from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
+from torch.utils.checkpoint import checkpoint
 
 from syncline.errors import UserError
 from syncline.plan.profile import Profile
@@ -14,24 +21,34 @@ from syncline.train.measure.observer import Moment, Observer
 from syncline.train.measure.profiler import profile
 from tests.clock import added_time
 
+wide, out = partial(nn.Linear, 8, 8), partial(nn.Linear, 8, 3)
 
-class Residual(nn.Module):
-    """Two branches that meet: the graph has a diamond."""
 
-    def __init__(self) -> None:
+class Model(nn.Module):
+    """Layers by name, and what is made of an input."""
+
+    def __init__(self, forward: Callable[[Any, torch.Tensor], Any], **layers: nn.Module) -> None:
         super().__init__()
-        self.enter = nn.Linear(8, 8)
-        self.branch = nn.Linear(8, 8)
-        self.never = nn.Linear(2, 2)
-        self.out = nn.Linear(8, 3)
+        self.how = forward
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.enter(x))
-        return self.out(x + self.branch(x))
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.how(self, x)
 
 
-def batches(width: int = 8, classes: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.randn(4, width), torch.randint(classes, (4,)))]
+def residual() -> Model:
+    """Return two branches that meet: the graph has a diamond."""
+
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(model.enter(x))
+        return model.out(x + model.branch(x))
+
+    return Model(forward, enter=wide(), branch=wide(), never=nn.Linear(2, 2), out=out())
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.randn(4, 8), torch.randint(3, (4,)))]
 
 
 def profile_of(model: nn.Module) -> Profile:
@@ -44,45 +61,37 @@ def index_of(found: Profile, name: str, phase: str) -> int:
 
 
 def test_the_graph_of_a_residual_model() -> None:
-    found = profile_of(Residual())
-    names = [g.name for g in found.gradients]
-    assert names[:2] == ["never.weight", "never.bias"]
-    assert set(names[2:4]) == {"out.weight", "out.bias"}
-    assert set(names[4:6]) == {"branch.weight", "branch.bias"}
-    assert set(names[6:]) == {"enter.weight", "enter.bias"}
-    add = index_of(found, "AddBackward0", "backward")
-    relu = index_of(found, "ReluBackward0", "backward")
-    # relu's gradient needs both the sum's and the branch's
-    assert add in found.operations[relu].after
-    assert len([b for b in found.operations[relu].after if b > add]) >= 1
+    found = profile_of(residual())
     gradients = {g.name: g for g in found.gradients}
+    modules = [name.partition(".")[0] for name in gradients]
+    assert modules == [name for name in ("never", "out", "branch", "enter") for _ in range(2)]
+    add = index_of(found, "AddBackward0", "backward")
+    # relu's gradient needs both the sum's and the branch's
+    after = found.operations[index_of(found, "ReluBackward0", "backward")].after
+    assert add in after
+    assert max(after) > add
     for module in ("enter", "branch", "out"):
-        needed = gradients[f"{module}.weight"].needed_by
-        assert needed is not None
-        assert found.operations[needed].name == module
-        assert found.operations[needed].phase == "forward"
-        ready = gradients[f"{module}.weight"].ready_after
-        assert found.operations[ready].phase == "backward"
+        gradient = gradients[f"{module}.weight"]
+        needed = found.operations[gradient.needed_by]
+        assert (needed.name, needed.phase) == (module, "forward")
+        assert found.operations[gradient.ready_after].phase == "backward"
     assert gradients["never.weight"].needed_by is None
-    loss = index_of(found, "loss", "forward")
-    assert gradients["never.weight"].ready_after == loss
+    assert gradients["never.weight"].ready_after == index_of(found, "loss", "forward")
 
 
 def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting in every iteration would empty a GPU's queue, and the next one would take longer."""
     waits: list[CpuClock] = []
     monkeypatch.setattr(CpuClock, "synchronize", lambda clock: waits.append(clock))
-    profile_of(Residual())
+    profile_of(residual())
     assert len(waits) == 1
 
 
 def test_phases_in_order_and_positive() -> None:
-    found = profile_of(Residual())
+    found = profile_of(residual())
     order = list(dict.fromkeys(o.phase for o in found.operations))
     assert order == ["data", "forward", "backward", "update"]
-    assert found.phase_s("forward") > 0
-    assert found.phase_s("backward") > 0
-    assert found.phase_s("update") > 0
+    assert all(found.phase_s(phase) > 0 for phase in ("forward", "backward", "update"))
     assert Profile.from_json(found.to_json()) == found
 
 
@@ -108,19 +117,13 @@ def test_a_slow_module_and_slow_data_are_seen_where_they_are() -> None:
 
 
 def test_parameters_that_are_read_from_outside_their_module() -> None:
-    class Attending(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
-            self.inner = nn.Module()
-            self.inner.unseen = nn.Linear(8, 8)
-            self.out = nn.Linear(8, 3)
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x + model.block["attention"](x, x, x)[0]
+        return model.out(nn.functional.linear(x, model.inner["unseen"].weight))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = x + self.block["attention"](x, x, x)[0]
-            return self.out(nn.functional.linear(x, self.inner.unseen.weight))
-
-    found = profile_of(Attending())
+    block = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
+    inner = nn.ModuleDict({"unseen": wide()})
+    found = profile_of(Model(forward, block=block, inner=inner, out=out()))
     gradients = {g.name: g for g in found.gradients}
     # Attention does not call its projection; of the other layer only the model's own code knows.
     needed = gradients["block.attention.out_proj.weight"].needed_by
@@ -129,65 +132,43 @@ def test_parameters_that_are_read_from_outside_their_module() -> None:
 
 
 def test_shared_parameters_are_needed_by_their_first_use() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(8, 8)
-            self.second = nn.Linear(8, 8)
-            self.second.weight = self.first.weight
-            self.out = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(self.second(self.first(x)))
-
-    found = profile_of(Tied())
-    shared = next(g for g in found.gradients if g.name == "first.weight")
-    assert "second.weight" not in {g.name for g in found.gradients}
+    first, second = wide(), wide()
+    second.weight = first.weight
+    tied = Model(lambda m, x: m.out(m.second(m.first(x))), first=first, second=second, out=out())
+    found = profile_of(tied)
+    gradients = {g.name: g for g in found.gradients}
+    shared = gradients.pop("first.weight")
+    assert gradients.keys() == {"first.bias", "second.bias", "out.weight", "out.bias"}
     assert found.operations[shared.needed_by].name == "first"
     # its gradient is complete only when the first use's share has been added
-    assert shared.ready_after >= max(
-        g.ready_after for g in found.gradients if g.name.startswith(("second", "out"))
-    )
+    del gradients["first.bias"]
+    assert shared.ready_after >= max(g.ready_after for g in gradients.values())
 
 
 def test_outputs_in_containers_and_losses_as_outputs() -> None:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-            return {"loss": [self.layer(x).square().mean()]}
-
-    found = profile(Nested(), batches(), lambda out, _: out["loss"][0], iterations=3)
+    nested = Model(lambda model, x: {"loss": [model.layer(x).square().mean()]}, layer=out())
+    found = profile(nested, batches(), lambda output, _: output["loss"][0], iterations=3)
     assert index_of(found, "MeanBackward0", "backward")
     assert {g.name for g in found.gradients} == {"layer.weight", "layer.bias"}
 
 
 def test_checkpointed_modules_are_counted_once() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-            self.out = nn.Linear(8, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.out(checkpoint(self.inner, x, use_reentrant=False))
-
-    found = profile_of(Checkpointed())
+    found = profile_of(
+        Model(
+            lambda model, x: model.out(checkpoint(model.inner, x, use_reentrant=False)),
+            inner=nn.Sequential(wide(), nn.ReLU()),
+            out=out(),
+        )
+    )
     runs = [o for o in found.operations if o.name == "inner.0" and o.phase == "forward"]
     assert len(runs) == 1
     assert len(found.gradients) == 4
 
 
 def test_hooks_are_gone_afterwards() -> None:
-    model = Residual()
+    model = residual()
     profile_of(model)
-    for module in model.modules():
-        assert not module._forward_hooks
-        assert not module._forward_pre_hooks
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_what_cannot_be_profiled() -> None:
@@ -215,7 +196,34 @@ def test_an_operation_that_runs_again_counts_once() -> None:
     kept.sum().backward()
     second = observer.begin()
     observer.detach()
-    assert first is not None
-    assert second is not None
     nodes = [sum(e.moment is Moment.NODE for e in i.events) for i in (first, second)]
     assert nodes == [1, 0]
+
+
+@pytest.mark.parametrize("when", ["in forward", "before backward", "after the step"])
+def test_an_observer_that_is_dropped_leaves_nothing(when: str) -> None:
+    """A global hook, or one on a node of autograd, must not keep it and its module alive."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(net.parameters())
+    observer = Observer(net, dict(net.named_parameters()), CpuClock())
+    observer.attach()
+    observer.detail = True
+    observer.begin()
+    output = net(torch.ones(1, 2))
+    if when != "in forward":
+        observer.output(output)
+    if when == "after the step":
+        output.sum().backward()
+        optimizer.step()
+    gone = weakref.ref(observer)
+    del observer
+    gc.collect()
+    assert gone() is None
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+    if when != "after the step":
+        output.sum().backward()
+    optimizer.step()
+    gone_net = weakref.ref(net)
+    del net, optimizer, output
+    gc.collect()
+    assert gone_net() is None

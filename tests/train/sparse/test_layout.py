@@ -33,8 +33,7 @@ def test_what_is_refused(model: nn.Module, said: str) -> None:
 
 
 def test_too_many_elements() -> None:
-    large = nn.Parameter(torch.empty(1).expand(2**32), requires_grad=True)
     model = nn.Module()
-    model.register_parameter("large", large)
+    model.large = nn.Parameter(torch.empty(1).expand(2**32))
     with pytest.raises(UserError, match=r"'large' has 4294967296 elements; at most 2\^32 - 1"):
         require_exchangeable(exchanged_parameters(model), model)

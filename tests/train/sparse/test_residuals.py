@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,13 @@ RECIPE = Recipe(density=0.1, momentum=0.9)
 ELEMENTS = {"a": 3, "none": 0, "b": 5, "c": 2}
 
 
-def residuals_of(rows: np.ndarray) -> Residuals:
+def residuals_of(rows: Any) -> Residuals:
     """Return residuals and velocities; a row is all of them one after the other."""
     made = Residuals(RECIPE, ELEMENTS, HostMemory())
-    start = 0
-    for name, elements in ELEMENTS.items():
-        made.of(name).copy_(torch.from_numpy(rows[0, start : start + elements]))
-        velocity = made.velocity_of(name)
-        assert velocity is not None
-        velocity.copy_(torch.from_numpy(rows[1, start : start + elements]))
-        start += elements
+    parts = torch.from_numpy(np.asarray(rows)).split(list(ELEMENTS.values()), dim=1)
+    for name, part in zip(ELEMENTS, parts, strict=True):
+        for tensor, values in zip(made.tensors_of(name), part, strict=True):
+            tensor.copy_(values)
     return made
 
 
@@ -42,17 +40,13 @@ def state_of(
 
 
 def row_of(state: dict[str, Any]) -> np.ndarray:
-    return np.stack(
-        [
-            np.concatenate([state[what][name].numpy() for name in ELEMENTS])
-            for what in ("residuals", "velocities")
-        ]
-    )
+    kept = [torch.cat([state[what][n] for n in ELEMENTS]) for what in ("residuals", "velocities")]
+    return torch.stack(kept).numpy()
 
 
 @given(dense_vectors(length=10, exact=True), dense_vectors(length=10, exact=True))
 def test_adding_reaches_the_right_parameters(before: np.ndarray, added: np.ndarray) -> None:
-    residuals = residuals_of(np.stack([before, before]))
+    residuals = residuals_of([before, before])
     residuals.add(list(ELEMENTS), entries_of(added))
     np.testing.assert_array_equal(row_of(residuals.state_dict())[0], before + added)
     residuals.add(["c", "a"], entries_of(np.array([1, 2, 3, 4, 5], np.float32)))
@@ -63,7 +57,7 @@ def test_adding_reaches_the_right_parameters(before: np.ndarray, added: np.ndarr
 @given(st.lists(dense_vectors(length=10, exact=True), min_size=1, max_size=9), st.integers(1, 9))
 def test_sharing_out_keeps_the_sum(rows: list[np.ndarray], ranks: int) -> None:
     states = [
-        state_of(residuals_of(np.stack([row, row + 1])), rank=rank, ranks=len(rows))
+        state_of(residuals_of([row, row + 1]), rank=rank, ranks=len(rows))
         for rank, row in enumerate(rows)
     ]
     found = [row_of(state) for state in resharded(states, ranks)]
@@ -76,12 +70,12 @@ def test_sharing_out_keeps_the_sum(rows: list[np.ndarray], ranks: int) -> None:
 @given(st.lists(st.sampled_from([0.0, 1e-9, 0.25, 0.5, 1.0, 3.0]), max_size=9), st.integers(0, 8))
 def test_what_waits_moves_weights_as_far_at_every_rate(rates: list[float], saved: int) -> None:
     """Also through a checkpoint, and with a rate of 0 now and then."""
-    residuals = residuals_of(np.ones((2, 10), np.float32))
+    residuals = residuals_of(np.ones((2, 10)))
     residuals.follow("a", 0.5)
     for number, rate in enumerate(rates):
         if number == saved:
             state = state_of(residuals)
-            residuals = residuals_of(np.zeros((2, 10), np.float32))
+            residuals = residuals_of(np.zeros((2, 10)))
             residuals.load_state_dict(resharded([state], 2)[0])
         residuals.follow("a", rate)
         if rate:
@@ -92,7 +86,7 @@ def test_what_waits_moves_weights_as_far_at_every_rate(rates: list[float], saved
 
 
 def test_saved_tensors_are_copies() -> None:
-    residuals = residuals_of(np.ones((2, 10), np.float32))
+    residuals = residuals_of(np.ones((2, 10)))
     state = residuals.state_dict()
     residuals.of("a").zero_()
     assert state["residuals"]["a"].tolist() == [1, 1, 1]
@@ -110,7 +104,7 @@ def test_saved_tensors_are_copies() -> None:
     ],
 )
 def test_states_of_something_else(elements: dict[str, int], velocities: bool, said: str) -> None:
-    state = residuals_of(np.ones((2, 10), np.float32)).state_dict()
+    state = residuals_of(np.ones((2, 10))).state_dict()
     recipe = RECIPE if velocities else Recipe(density=0.1)
     other = Residuals(recipe, elements, HostMemory())
     with pytest.raises(MismatchError, match=said):
@@ -119,15 +113,14 @@ def test_states_of_something_else(elements: dict[str, int], velocities: bool, sa
 
 
 def test_states_that_do_not_belong_together() -> None:
-    def state(rank: int, step: int = 4) -> dict[str, Any]:
-        return state_of(residuals_of(np.zeros((2, 10), np.float32)), rank=rank, ranks=2, step=step)
-
-    shared = resharded([state(1), state(0)], 3)
+    state = functools.partial(state_of, residuals_of(np.zeros((2, 10))), ranks=2)
+    one, other = state(rank=0), state(rank=1)
+    shared = resharded([other, one], 3)
     assert [(s["rank"], s["ranks"], s["step"]) for s in shared] == [(n, 3, 4) for n in range(3)]
-    for wrong in ([state(0)], [state(0), state(0)], [state(0), state(1, step=5)], []):
+    for wrong in ([one], [one, one], [one, state(rank=1, step=5)], []):
         with pytest.raises(MismatchError, match="expected the states of ranks 0 to"):
             resharded(wrong, 2)
     with pytest.raises(UserError, match="at least 1 rank, found 0"):
-        resharded([state(0), state(1)], 0)
+        resharded([one, other], 0)
     with pytest.raises(UserError, match="16 bits leave none"):
         resharded([{"compression": "bfloat16", "steps": 4}] * 2, 3)

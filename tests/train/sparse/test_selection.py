@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syncline import _native
 from syncline.train.sparse.memory import INSTRUCTIONS, HostMemory, Tracked
 from syncline.train.sparse.vector import SparseVector
-from tests.train.sparse.vectors import Dense, assert_same, dense_vectors, largest
+from tests.train.sparse.vectors import SHAPES, Dense, assert_same, dense_vectors, largest, shaped
 
 PRESENT = [n for n in INSTRUCTIONS.values() if n < 0 or _native.has_instructions(n)]
 Row = tuple[int, int, int, int]
@@ -125,18 +125,10 @@ def test_what_is_not_finite_is_found(instructions: int, dense: Dense, data: st.D
 
 @every
 def test_large_vectors_of_many_shapes(instructions: int) -> None:
-    generator = np.random.default_rng(0)
-    normal = generator.standard_normal(700_001, np.float32)
-    shapes = {
-        "normal": normal,
-        "rising": np.arange(700_001, dtype=np.float32),
-        "few values": np.round(normal),
-        "mostly zeros": np.where(generator.random(700_001) < 0.001, normal, 0).astype(np.float32),
-        "large at the end": np.concatenate([normal[:-5000] * 1e-3, normal[-5000:]]),
-    }
-    for name, dense in shapes.items():
+    for shape in SHAPES[:5]:
+        dense = shaped(shape, 700_001)
         order = np.argsort(-np.abs(dense), kind="stable")
         for k in (1, 700, 70_000):
             wanted = order[:k][dense[order[:k]] != 0]
             found = select_by(instructions, [part_of(dense)], k, clear=False)
-            np.testing.assert_array_equal(found.taken.indices, np.sort(wanted), err_msg=name)
+            np.testing.assert_array_equal(found.taken.indices, np.sort(wanted), err_msg=shape)

@@ -15,45 +15,53 @@ from syncline.train.sparse.serial_executor import SerialExecutor
 from tests.timeouts import DEADLINE_S
 
 
-def test_jobs_run_in_order_on_a_thread_of_their_own() -> None:
-    executor, done = SerialExecutor("an executor", timeout_s=DEADLINE_S), []
+@pytest.fixture
+def executor() -> SerialExecutor:
+    return SerialExecutor("an executor", timeout_s=DEADLINE_S)
+
+
+def nothing() -> None:
+    pass
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
+def test_jobs_run_in_order_on_a_thread_of_their_own(executor: SerialExecutor) -> None:
+    executor.check()
+    executor.join()  # without jobs
+    done: list[tuple[int, str]] = []
     for number in range(50):
-        executor.put(
-            lambda n=number: done.append((n, threading.current_thread().name)), lambda: None
-        )
+        executor.put(lambda n=number: done.append((n, threading.current_thread().name)), nothing)
     executor.join()
     assert done == [(number, "an executor") for number in range(50)]
 
 
-def test_no_job_runs_after_one_that_failed() -> None:
-    executor, done, ended = SerialExecutor("an executor", timeout_s=DEADLINE_S), [], []
-
-    def fails() -> None:
-        raise ValueError("the first")
-
-    executor.put(fails, lambda: ended.append(1))
+def test_no_job_runs_after_one_that_failed(executor: SerialExecutor) -> None:
+    done: list[int] = []
+    ended: list[int] = []
+    executor.put(partial(raises, ValueError("the first")), lambda: ended.append(1))
     executor.put(lambda: done.append(2), lambda: ended.append(2))
-    for _ in range(2):
+    for ends in (executor.join, executor.join, executor.check):
         with pytest.raises(ValueError, match="the first"):
-            executor.join()
-    with pytest.raises(ValueError, match="the first"):
-        executor.check()
+            ends()
     assert done == []
     assert ended == [1, 2]
 
 
-def test_a_line_without_jobs() -> None:
-    executor = SerialExecutor("an executor", timeout_s=DEADLINE_S)
-    executor.check()
-    executor.join()
+def test_what_follows_a_job_may_fail_too(executor: SerialExecutor) -> None:
+    executor.put(nothing, partial(raises, ValueError("afterwards")))
+    with pytest.raises(ValueError, match="afterwards"):
+        executor.join()
 
 
-def test_a_line_that_waits_keeps_nothing_of_its_last_job() -> None:
+def test_a_line_that_waits_keeps_nothing_of_its_last_job(executor: SerialExecutor) -> None:
     class State:
         def work(self) -> None:
             pass
 
-    executor, state = SerialExecutor("an executor", timeout_s=DEADLINE_S), State()
+    state = State()
     gone = weakref.ref(state)
     executor.put(state.work, state.work)
     executor.join()
@@ -77,12 +85,12 @@ class Two(Exception):
     ],
 )
 def test_a_failure_keeps_no_frames(
-    made: Callable[[], Exception], again: type[Exception], said: str
+    executor: SerialExecutor, made: Callable[[], Exception], again: type[Exception], said: str
 ) -> None:
     class Tensor:
         pass
 
-    executor, seen = SerialExecutor("an executor", timeout_s=DEADLINE_S), []
+    seen: list[weakref.ref[Tensor]] = []
 
     def fails() -> None:
         held = Tensor()
@@ -92,7 +100,7 @@ def test_a_failure_keeps_no_frames(
         except KeyError:
             raise made() from None
 
-    executor.put(fails, lambda: None)
+    executor.put(fails, nothing)
     with pytest.raises(type(made())):
         executor.join()
     for _ in range(2):
@@ -104,27 +112,20 @@ def test_a_failure_keeps_no_frames(
 
 def test_waiting_for_a_job_ends() -> None:
     executor, release = SerialExecutor("an executor", timeout_s=0.05), threading.Event()
+    threads: list[threading.Thread] = []
     done: list[int] = []
-    executor.put(lambda: (release.wait(DEADLINE_S), None)[1], lambda: done.append(1))
+
+    def waits() -> None:
+        threads.append(threading.current_thread())
+        release.wait(DEADLINE_S)
+
+    executor.put(waits, lambda: done.append(1))
     executor.put(lambda: done.append(2), lambda: done.append(3))
     for _ in range(2):
         with pytest.raises(PeerError, match=r"not ended within .* resume all ranks"):
             executor.join()
-    thread = executor._thread
-    assert thread is not None
     executor.close()
     release.set()
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
+    threads[0].join(DEADLINE_S)
+    assert not threads[0].is_alive()
     assert done == [1, 3]
-
-
-def test_what_follows_a_job_may_fail_too() -> None:
-    executor = SerialExecutor("an executor", timeout_s=DEADLINE_S)
-
-    def fails() -> None:
-        raise ValueError("afterwards")
-
-    executor.put(lambda: None, fails)
-    with pytest.raises(ValueError, match="afterwards"):
-        executor.join()

@@ -1,17 +1,15 @@
-"""Which memory a device has, and what is asked of a GPU in which order."""
+"""Which memory a device has, and that work of a GPU is in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+import numpy as np
 import pytest
 import torch
 
 from syncline.train.sparse.memory import HostMemory, Tracked
 from syncline.train.sparse.torch_memory import CudaMemory, TorchMemory, memory_of
-from syncline.train.sparse.vector import SparseVector
-from tests.train.sparse.vectors import assert_same
+from tests.streams import recorded_streams
+from tests.train.sparse.test_memory import require_same
 
 needs_a_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(),
@@ -29,49 +27,17 @@ def test_the_host_is_done_when_it_answers() -> None:
     assert future.wait().tolist() == [1, 1]
 
 
-def test_what_is_asked_of_a_gpu_and_in_which_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Stream:
-        def __init__(self, device: torch.device) -> None:
-            asked.append(f"a stream on {device}")
-
-        def wait_event(self, event: Event) -> None:
-            asked.append(f"wait for {event.at}")
-
-        def synchronize(self) -> None:
-            asked.append("the host waits")
-
-    class Event:
-        at = ""
-
-        def record(self, stream: str) -> None:
-            self.at = stream
-
-    @contextmanager
-    def current(stream: Stream) -> Iterator[None]:
-        asked.append("its stream")
-        yield
-        asked.append("the stream before")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "stream", current)
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda device: f"the backward pass on {device}"
-    )
-    memory = memory_of(torch.device("cuda:1"))
-    assert type(memory) is CudaMemory
-    with memory.after([memory.mark(), memory.mark()]):
-        asked.append("work")
-    assert asked == [
-        "a stream on cuda:1",
-        "its stream",
-        *["wait for the backward pass on cuda:1"] * 2,
-        "work",
-        "the host waits",
-        "the stream before",
-    ]
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_gpu_s_stream_waits_for_marks_and_the_host_for_the_stream(marked: bool) -> None:
+    with recorded_streams() as recorder:
+        memory = memory_of(torch.device("cuda:1"))
+        assert type(memory) is CudaMemory
+        gradient = torch.zeros(4).add_(1)  # by the backward pass
+        mark = memory.mark()
+        with memory.after([mark] if marked else []):
+            gradient.mul_(2)
+        assert gradient.tolist() == [2] * 4
+    assert bool(recorder.races) != marked
 
 
 @pytest.mark.gpu
@@ -85,7 +51,6 @@ def test_work_on_a_gpu_comes_after_its_marks_and_before_what_follows() -> None:
     mark = memory.mark()
     with memory.after([mark]):
         found = memory.take([[Tracked(residual, gradient)]], [5], momentum=0.0)
-    assert isinstance(found, SparseVector)
     assert found.indices.tolist() == [7]
     assert found.values.tolist() == [-3.0]
     with memory.after(()):
@@ -99,16 +64,6 @@ def test_work_on_a_gpu_comes_after_its_marks_and_before_what_follows() -> None:
 @needs_a_gpu
 @pytest.mark.parametrize("elements", [1, 1000, 1 << 20])
 def test_a_gpu_takes_the_same_as_the_native_core(elements: int) -> None:
-    generator = torch.Generator().manual_seed(elements)
-    rows = [torch.randn(elements, generator=generator).round(decimals=2) for _ in range(3)]
-    native, there = Tracked(*(row.clone() for row in rows)), Tracked(*(row.cuda() for row in rows))
-    k = max(1, elements // 1000)
-    expected = HostMemory().take([[native]], [k], momentum=0.9)
-    found = TorchMemory().take([[there]], [k], momentum=0.9)
-    assert isinstance(found, SparseVector)
-    assert isinstance(expected, SparseVector)
-    assert_same(found, expected)
-    for ours, theirs in zip(there, native, strict=True):
-        assert ours is not None
-        assert theirs is not None
-        assert torch.equal(ours.cpu(), theirs)
+    generator = np.random.default_rng(elements)
+    rows = [generator.standard_normal(elements, np.float32).round(2) for _ in range(3)]
+    require_same(TorchMemory("cuda"), [[rows]], [max(1, elements // 1000)], 0.9)

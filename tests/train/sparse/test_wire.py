@@ -23,15 +23,11 @@ each_precision = pytest.mark.parametrize("precision", PRECISIONS)
 def scattered(draw: st.DrawFn) -> tuple[SparseVector, int]:
     """Draw a vector with few entries far apart, and a k."""
     length = draw(st.sampled_from([0, 1, 7, 1000, 70_000, 10_000_000, 2**32 - 1]))
-    indices = sorted(draw(st.sets(st.integers(0, max(0, length - 1)), max_size=min(length, 20))))
-    values = draw(
-        st.lists(
-            st.floats(width=32, allow_nan=False, allow_infinity=False).filter(bool),
-            min_size=len(indices),
-            max_size=len(indices),
-        )
-    )
-    vector = SparseVector(length, np.array(indices, np.uint32), np.array(values, np.float32))
+    value = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(bool)
+    places = st.integers(0, max(0, length - 1))
+    entries = sorted(draw(st.dictionaries(places, value, max_size=min(length, 20))).items())
+    indices, values = np.array([i for i, _ in entries], np.uint32), [v for _, v in entries]
+    vector = SparseVector(length, indices, np.array(values, np.float32))
     return vector, len(indices) + draw(st.integers(0, 3))
 
 
@@ -44,7 +40,6 @@ def test_there_and_back(precision: Precision, drawn: tuple[SparseVector, int], d
     message = wire.write(sent)
     assert len(message) == wire.message_bytes
     found = wire.read(message)
-    assert isinstance(found, SparseVector)
     assert_same(found, sent)
     if precision != "float16":  # which has a largest number of 65,504
         assert_same(total(vector.length, [sent, remainder]), vector)
@@ -83,9 +78,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, precision: Precision, k: int
 
 
 @given(sparse_vectors(30), st.data())
-def test_a_changed_byte_never_gives_what_is_no_vector(
-    vector: SparseVector, data: st.DataObject
-) -> None:
+def test_a_changed_byte_gives_a_vector_or_none(vector: SparseVector, data: st.DataObject) -> None:
     wire = WireFormat(k=30, length=30, precision="float32", digest=9)
     message = wire.write(vector)
     message[data.draw(st.integers(0, len(message) - 1))] ^= data.draw(st.integers(1, 255))
@@ -101,11 +94,8 @@ def test_other_exchanges_are_refused() -> None:
     message = wire.write(SparseVector.empty(100))
     with pytest.raises(MismatchError, match="expected a message of 44 bytes, found 12"):
         wire.read(message[:12])
-    others = [
-        WireFormat(k=4, length=100, precision="bfloat16", digest=2),
-        WireFormat(k=4, length=90, precision="bfloat16", digest=1),
-    ]
-    for other in others:
+    for length, digest in ((100, 2), (90, 1)):
+        other = WireFormat(k=4, length=length, precision="bfloat16", digest=digest)
         with pytest.raises(MismatchError, match="expected a message of at most 4 of "):
             other.read(message)
     message[:4] = 0

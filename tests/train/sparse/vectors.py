@@ -33,6 +33,28 @@ def dense_vectors(
     return np.array(drawn, np.float32)
 
 
+SHAPES = ("normal", "rising", "few values", "mostly zeros", "ends", "equal", "columns", "two kinds")
+
+
+def shaped(shape: str, elements: int) -> Dense:
+    """Return a vector long enough to guess from a sample, which some shapes mislead."""
+    generator = np.random.default_rng(0)
+    normal = generator.standard_normal(elements, np.float32)
+    rare = generator.random(elements) < 0.001
+    place = np.arange(elements, dtype=np.float32)
+    found = {
+        "normal": normal,
+        "rising": place,
+        "few values": np.round(normal),
+        "mostly zeros": np.where(rare, normal, 0),
+        "ends": np.where(place < elements - elements // 350, normal * np.float32(1e-3), normal),
+        "equal": np.ones(elements),
+        "columns": np.where(place % 1024 < 16, normal * 1000, normal),
+        "two kinds": np.where(rare, normal * np.float32(1e30), normal * np.float32(1e-30)),
+    }[shape]
+    return found.astype(np.float32)
+
+
 def entries_of(dense: Dense) -> SparseVector:
     """Return the elements that are not zero."""
     indices = np.flatnonzero(dense).astype(np.uint32)

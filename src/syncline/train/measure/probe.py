@@ -109,7 +109,7 @@ def probe(
         )
     group = group if group is not None else dist.group.WORLD
     assert group is not None
-    session = _Session(group, torch.device(device), limit_s)
+    session = Session(group, torch.device(device), limit_s)
     world = dist.get_world_size(group)
     backend = dist.get_backend(group)
     if world == 1:
@@ -174,7 +174,7 @@ def between_powers(sizes: Sequence[int]) -> list[int]:
     return sorted(found | {largest})
 
 
-class _Session:
+class Session:
     """Measurements that all ranks of a group make together."""
 
     def __init__(
@@ -185,6 +185,7 @@ class _Session:
         self._limit_s = limit_s
 
     def all_reduces(self, sizes: Sequence[int], seconds: float) -> list[Measurement]:
+        """Return the seconds of single all-reduces, by sweeps over all sizes."""
         buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=self.device)
 
         def exchange(size_bytes: int) -> float:
@@ -197,10 +198,10 @@ class _Session:
         sweeps: dict[int, int] = {}
         up_to_here_s = 0.0
         least = [exchange(size) for size in sizes if size < DENSE_FROM_BYTES]  # connects, warms up
-        slowest = self._slowest(least)
+        slowest = self.slowest(least)
         for number, size in enumerate(sizes):
             own_s = least[number] if number < len(least) else exchange(size)
-            up_to_here_s += slowest[number] if number < len(slowest) else self._slowest([own_s])[0]
+            up_to_here_s += slowest[number] if number < len(slowest) else self.slowest([own_s])[0]
             fitting = round(seconds / max(up_to_here_s, 1e-6))
             times[size], sweeps[size] = [], min(max(fitting, MIN_SWEEPS), MAX_SWEEPS)
             if up_to_here_s > REPEATED_SHARE * limit_s / MIN_SWEEPS:
@@ -262,7 +263,7 @@ class _Session:
                     self._meet()
                     taken.append(self._timed(partial(row, size, length, waiter)) / length)
                 if sweep == 0 and self._limit_s is not None:
-                    (took_s,) = self._slowest([time.perf_counter() - began_s])
+                    (took_s,) = self.slowest([time.perf_counter() - began_s])
                     sweeps = max(round(ROWS_SHARE * self._limit_s / took_s), 1)
         return self._measurements(times, median)
 
@@ -274,7 +275,6 @@ class _Session:
         # Gloo sends no message from a GPU's memory, and its collectives pass through the host's.
         place = "cpu" if dist.get_backend(self._group) == "gloo" else self.device
         buffer = torch.zeros(max(sizes) // 4, dtype=torch.float32, device=place)
-
         ways = {0: (dist.isend, dist.irecv), last: (dist.irecv, dist.isend)}.get(rank, ())
 
         def exchange(size_bytes: int) -> None:
@@ -289,7 +289,7 @@ class _Session:
         for _ in range(1 + LINK_SWEEPS):  # the first warms up
             for size, taken in times.items():
                 taken.append(self._timed(partial(exchange, size)))
-        one_way_s = [lower_quartile(self._slowest(taken[1:])) / 2 for taken in times.values()]
+        one_way_s = [lower_quartile(self.slowest(taken[1:])) / 2 for taken in times.values()]
         return link_line(sizes, one_way_s)
 
     def summation(self) -> float:
@@ -298,7 +298,7 @@ class _Session:
         b = torch.zeros_like(a)
         a.add_(b)  # touches the memory for the first time
         times = [self._timed(lambda: a.add_(b)) for _ in range(SUMMATION_REPETITIONS)]
-        return max(self._slowest([min(times) / SUMMATION_BYTES]))
+        return max(self.slowest([min(times) / SUMMATION_BYTES]))
 
     def contention(self) -> float:
         """Return the slowdown of computing and communicating while both run.
@@ -325,8 +325,8 @@ class _Session:
 
         communicate()
         compute()
-        each_s = max(self._slowest([self._timed(compute)])[0], 1e-7)
-        message_s = self._slowest([self._timed(communicate)])[0]
+        each_s = max(self.slowest([self._timed(compute)])[0], 1e-7)
+        message_s = self.slowest([self._timed(communicate)])[0]
         products = min(max(round(message_s / each_s), 1), 10_000)
         calls = (compute, communicate, both)
         times: list[list[float]] = [[] for _ in calls]
@@ -335,7 +335,7 @@ class _Session:
             for call, taken in zip(calls, times, strict=True):
                 taken.append(self._timed(call))
         computing, communicating, together = (
-            lower_quartile(self._slowest(taken)) for taken in times
+            lower_quartile(self.slowest(taken)) for taken in times
         )
         shorter, longer = sorted((computing, communicating))
         found = (together - longer + shorter) / max(shorter, 1e-9)
@@ -345,7 +345,7 @@ class _Session:
         """Return how fast the slowest rank selects and merges while all of them do."""
         self._meet()
         own = msgspec.structs.asdict(sparse_speeds())
-        slowest = self._slowest(list(own.values()))
+        slowest = self.slowest(list(own.values()))
         return SparseSpeeds(**dict(zip(own, slowest, strict=True)))
 
     def _measurements(
@@ -354,7 +354,7 @@ class _Session:
         """Summarise the slowest rank's times of each size."""
         return [
             Measurement(
-                size_bytes=size, time_s=summary(self._slowest(taken)), repetitions=len(taken)
+                size_bytes=size, time_s=summary(self.slowest(taken)), repetitions=len(taken)
             )
             for size, taken in times.items()
         ]
@@ -362,7 +362,7 @@ class _Session:
     def _meet(self) -> None:
         """Return once all ranks have called this."""
         if self.device.type == "cuda":  # where NCCL's barrier has to guess the device
-            self._slowest([0.0])
+            self.slowest([0.0])
         else:
             dist.barrier(group=self._group)
 
@@ -373,7 +373,7 @@ class _Session:
             torch.cuda.synchronize(self.device)
         return time.perf_counter() - start
 
-    def _slowest(self, times: Sequence[float]) -> list[float]:
+    def slowest(self, times: Sequence[float]) -> list[float]:
         """Return each time as the slowest rank took it, the same on every rank."""
         tensor = torch.tensor(times, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)

@@ -88,7 +88,7 @@ def select(units: Sequence[Unit], counts: Sequence[int], *, clear: bool = True) 
     residual, gradient = first.residual, first.gradient
     updates = gradient is not residual
     key = tuple(tuple(map(_addresses, unit)) for unit in units)
-    parts, of_units, tiles, most, candidates = _table(key, tuple(counts), residual.device)
+    parts, of_units, tiles, most, candidates = table(key, tuple(counts), residual.device)
     size = len(units)
 
     def empty(length: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -123,7 +123,7 @@ def _addresses(each: Tracked) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=64)  # residuals and gradients keep their addresses during training
-def _table(
+def table(
     units: tuple[tuple[tuple[int, int, int], ...], ...],
     counts: tuple[int, ...],
     device: torch.device,
@@ -141,7 +141,7 @@ def _table(
             tiles += -(-length // kernels.TILE)
         room = min(elements, max(CANDIDATES * k, SAMPLED_FROM)) if k <= MOST_TAKEN else 0
         taken = min(k, elements)
-        row = [first_part, len(unit), elements, _rank(elements, taken), taken, results]
+        row = [first_part, len(unit), elements, guessed_rank(elements, taken), taken, results]
         rows.append([*row, first_tile, tiles - first_tile, candidates, room])
         results += taken
         candidates += room
@@ -152,7 +152,7 @@ def _table(
     return of_parts.to(device), of_units.to(device), tiles, results, candidates
 
 
-def _rank(elements: int, k: int) -> int:
+def guessed_rank(elements: int, k: int) -> int:
     """Return the guess's rank among a sample's largest elements; 0 if there is no guess."""
     if elements < SAMPLED_FROM:
         return 0
