@@ -65,14 +65,8 @@ def train(kind: str, which: str, folder: Path) -> None:
             accelerator.wait_for_everyone()
             accelerator.load_state(str(folder / "state"))
     wrapper = type(uncompiled(model)).__module__  # unwrap_model takes it out
-    write(
-        folder,
-        accelerator.process_index,
-        accelerator.unwrap_model(model),
-        overlapping,
-        wrapper=wrapper,
-        steps=len(data) // 2,
-    )
+    rank, net = accelerator.process_index, accelerator.unwrap_model(model)
+    write(folder, rank, net, overlapping, wrapper=wrapper, steps=len(data) // 2)
 
 
 if __name__ == "__main__":

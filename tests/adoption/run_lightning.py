@@ -124,14 +124,8 @@ def train(kind: str, which: str, folder: Path) -> None:
     saved = folder.parents[1] / ("sharded" if shard else "automatic") / which / "saved.ckpt"
     trained: Any = torch.compile(model, backend="eager") if kind == "compiled" else model
     trainer.fit(trained, batches, check, ckpt_path=saved if kind.endswith("resumed") else None)
-    write(
-        folder,
-        trainer.global_rank,
-        model,
-        watch.overlapping,
-        wrapper=watch.kind,
-        steps=trainer.global_step,
-    )
+    noted = {"wrapper": watch.kind, "steps": trainer.global_step}
+    write(folder, trainer.global_rank, model, watch.overlapping, **noted)
 
 
 if __name__ == "__main__":

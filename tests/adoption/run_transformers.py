@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from syncline.integrations.transformers import SynclineCallback
 from syncline.torch_private import uncompiled
@@ -71,14 +65,9 @@ def train(kind: str, which: str, folder: Path) -> None:
         trainer.add_callback(SynclineCallback(trainer, shard=shard, **options))
     saved = folder.parents[1] / "sharded" / which / "checkpoint-50"
     trainer.train(resume_from_checkpoint=str(saved) if kind.endswith("resumed") else None)
-    write(
-        folder,
-        trainer.args.process_index,
-        model,
-        watch.overlapping,
-        wrapper=type(uncompiled(trainer.model_wrapped)).__module__,
-        steps=trainer.state.global_step,
-    )
+    wrapper = type(uncompiled(trainer.model_wrapped)).__module__
+    noted = {"wrapper": wrapper, "steps": trainer.state.global_step}
+    write(folder, trainer.args.process_index, model, watch.overlapping, **noted)
 
 
 if __name__ == "__main__":

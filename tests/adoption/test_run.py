@@ -186,10 +186,7 @@ def test_the_request_reaches_the_processes(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_what_cannot_be_started(
-    arguments: list[str],
-    environment: dict[str, str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], environment: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks.convergence import prepared, without_what_the_recipe_does
-from benchmarks.convergence_cases import CASES, config_of, recipe_of, told, training_of
+from benchmarks.convergence_cases import CASES, config_of, recipe_of, training_of
 from benchmarks.convergence_report import AHEAD, DENSE, Curves, final, within
 from torch import nn
 from torch.optim import SGD
@@ -45,10 +45,6 @@ def test_results_of_another_case_are_thrown_away() -> None:
     assert set(again) == {DENSE, *(f"{density:g}" for density in case.densities), *ahead}
     record["cases"]["resnet20"]["hyper"]["epochs"] += 1
     assert not any(prepared(record)["models"]["resnet20"].values())
-
-
-def test_a_record_tells_how_was_trained() -> None:
-    assert told("lstm")["size"]["hidden"] == CASES["lstm"].size["hidden"]
 
 
 @pytest.mark.parametrize("model", CASES)

@@ -8,12 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reproduce.paper_costs import (
-    best_block_bytes,
-    pace_ring_line,
-    pipeline_curve,
-    pipeline_steps,
-)
+from reproduce.paper_costs import best_block_bytes, pace_ring_line, pipeline_curve, pipeline_steps
 
 from syncline.errors import UserError
 from syncline.plan.cost import CostCurve

@@ -25,11 +25,7 @@ Span = tuple[int, int] | tuple[int, int, str] | Message
 
 
 def op(
-    phase: Phase,
-    ns: int,
-    *after: int,
-    name: str | None = None,
-    resource: Resource = "device",
+    phase: Phase, ns: int, *after: int, name: str | None = None, resource: Resource = "device"
 ) -> Operation:
     return Operation(
         name=name or phase, phase=phase, duration_s=ns * NS, after=after, resource=resource

@@ -30,8 +30,7 @@ def measured(network: Network, *counts: int, noise: float = 0.0) -> dict[int, fl
 def slower(factor: float) -> Network:
     link = GIVEN.exchange.link
     return GIVEN.replace(
-        bandwidth_bytes_per_s=1 / (link.beta_s_per_byte * factor),
-        latency_s=link.alpha_s * factor,
+        bandwidth_bytes_per_s=1 / (link.beta_s_per_byte * factor), latency_s=link.alpha_s * factor
     )
 
 

@@ -50,8 +50,7 @@ def test_jitter_is_drawn_for_each_worker_and_iteration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "pairs"),
-    [("1.2@3", ((3, 1.2),)), (" 2@0 , .5@17", ((0, 2.0), (17, 0.5)))],
+    ("text", "pairs"), [("1.2@3", ((3, 1.2),)), (" 2@0 , .5@17", ((0, 2.0), (17, 0.5)))]
 )
 def test_stragglers_as_text(text: str, pairs: tuple[tuple[int, float], ...]) -> None:
     assert parse_stragglers(text) == pairs

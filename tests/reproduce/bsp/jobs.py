@@ -28,6 +28,7 @@ from syncline.errors import SynclineError, UserError
 from syncline.plan.planners import planner_named
 from syncline.plan.planners.merge import Merge
 from tests.comm.devices.host_device import HostDevice
+from tests.comm.devices.jobs import joined as joined_devices
 from tests.mortal import Place
 from tests.reproduce.bsp.models import Odd, batch
 from tests.timeouts import DEADLINE_S, TIMEOUT
@@ -136,10 +137,9 @@ def between_devices(folder: str) -> dict[str, bool]:
         options = {"algorithm": algorithm, "collectives": "linear-pipeline"}
         with joined() as group:
             expected = state(trained(group, **options)[0].module)
-        with joined() as group:
-            devices = DeviceGroup(group, HostDevice(folder), block_bytes=256)
+        name, device = str(algorithm), HostDevice(folder)
+        with joined_devices(folder, name, device, block_bytes=256) as devices:
             found = state(trained(devices, **options)[0].module)
-            devices.close()
         same |= {f"{algorithm} {n}": torch.equal(v, expected[n]) for n, v in found.items()}
     return same
 
