@@ -343,6 +343,24 @@ def test_noise_of_small_messages_leaves_the_rate_of_large_ones(times_ms: tuple[f
         assert curve.seconds(size) - curve.latency_s == pytest.approx(seconds, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("alone_ns", "expected_ns"),
+    [(4.93, 4.93), (4.0, 4.65), (9.0, 4.96)],
+    ids=["as alone", "no less than at the end", "faster than alone"],
+)
+def test_beyond_the_largest_size_two_at_once_are_as_slow_as_one(
+    alone_ns: float, expected_ns: float
+) -> None:
+    """Small messages between four emulated hosts that share two cores take 5 ms of any size."""
+    sizes = [1 << n for n in (8, 10, 12, *range(14, 24))]
+    times_ms = (*[5.0] * 9, 6.5, 11.1, 21.0, 41.6)
+    two = [(size, ms / 1e3) for size, ms in zip(sizes, times_ms, strict=True)]
+    curve = fit_pipelined(points(two), CostCurve.line(5e-3, alone_ns * 1e-9))
+    largest = sizes[-1]
+    rate = (curve.seconds(8 * largest) - curve.seconds(largest)) / (7 * largest)
+    assert rate == pytest.approx(expected_ns * 1e-9, rel=0.02)
+
+
 def test_noise_of_small_messages_leaves_the_curve_of_large_ones() -> None:
     # All-reduces between four emulated hosts at 1 Gbit/s, KiB and ms.
     measured = [
@@ -379,10 +397,7 @@ def test_what_is_clearly_cheaper_in_pieces_stays_so() -> None:
 
 
 @given(
-    st.floats(1e6, 1e10),
-    st.integers(0, 20_000),
-    st.floats(1e-6, 1e-3),
-    st.integers(1 << 20, 1 << 24),
+    st.floats(1e6, 1e10), st.integers(0, 20_000), st.floats(1e-6, 1e-3), st.integers(2**20, 2**24)
 )
 @example(rate=2969379958.0, depth=3788, latency_s=1e-06, total=1 << 20)  # between measured sizes
 def test_none_beats_the_lasting_rate(rate: float, depth: int, latency_s: float, total: int) -> None:

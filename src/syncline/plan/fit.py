@@ -36,8 +36,7 @@ class Fit(NamedTuple):
     """A fitted curve with its relative errors over the points."""
 
     curve: CostCurve
-    error: float
-    """Mean of ``|T(M) / t - 1|``."""
+    error: float  # mean of ``|T(M) / t - 1|``
     error_max: float
 
 
@@ -165,13 +164,19 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     channel. Cutting a message is assumed to gain nothing, unless pieces are cheaper than the
     largest message by ``CREDIBLE_GAIN``. The hidden latency is the extra time of a message
     ``alone``: the median over the sizes at which it is visible. If a larger message took less time,
-    that counts as noise.
+    that counts as noise. Beyond the largest size, where latencies no longer matter, a byte costs at
+    least what it costs ``alone``, unless it cost less at that size.
     """
     occupied = fit_cost_curve(_non_decreasing(points)).curve
     largest_bytes = max(p.size_bytes for p in points)
     cheapest = min(p.time_s / p.size_bytes for p in points if p.size_bytes)
     if cheapest * largest_bytes > occupied.seconds(largest_bytes) * (1 - CREDIBLE_GAIN):
         occupied = occupied.without_gain_from_cutting()
+    end_s = occupied.seconds(largest_bytes)
+    rate = min(alone.segments[-1].s_per_byte, end_s / largest_bytes)
+    if rate > occupied.segments[-1].s_per_byte:
+        before = [row for row in occupied.rows() if row[0] < largest_bytes]
+        occupied = CostCurve.of_rows([*before, (largest_bytes, end_s, rate)])
     hidden = [
         max(alone.seconds(p.size_bytes) - occupied.seconds(p.size_bytes), 0.0)
         for p in points
