@@ -235,7 +235,7 @@ def bert(rate: str, hosts: int, seconds: float) -> Step:
                 {"gradient_bytes": profile.gradient_bytes, "computing_s": profile.computation_s}
             ]
         found = probe_cell(cell, sys.executable)
-        plans, forecasts = planned(profile, found.network, ("ddp", "overlap"))
+        plans, forecasts = planned(profile, {None: found.network}, ("ddp", "overlap"))
         times: dict[str, list[float]] = {}
         ended = race_cell(
             cell,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,6 +17,7 @@ from benchmarks.step_cells import (
     OURS,
     SHARDED,
     TITLES,
+    WIRES,
     Cell,
     planner_of,
     wire_of,
@@ -27,10 +28,11 @@ from benchmarks.step_results import Forecast, Measured, Results, Turn, median_s,
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import planner_named
-from syncline.plan.planners.compressed import planned_in
+from syncline.plan.planners.compressed import compressed, planned_in
 from syncline.plan.planners.ddp import Ddp
 from syncline.plan.planners.decoupled import in_equal_parts
 from syncline.plan.profile import Profile
+from syncline.plan.recipe import Rounded
 from syncline.plan.simulator.contention import Measured as Trained
 from syncline.plan.simulator.contention import corrected_by_baseline, fit_contention
 from syncline.plan.simulator.predict import predict
@@ -116,7 +118,7 @@ class Race:
         profile = cell.profile(update_s=measured.update_s)
         if not measured.forecasts:
             measured = self._explored(measured, profile)
-        plans, forecasts = planned(profile, measured.network, PREDICTED)
+        plans, forecasts = planned(profile, networks_of(measured, profile), PREDICTED)
         self._keep(msgspec.structs.replace(measured, forecasts=forecasts))
         self._console.print(f"  {summary(measured)}", highlight=False)
         failures: dict[str, int] = {}
@@ -170,13 +172,15 @@ class Race:
         """Return a cell with its network as it is in a training, which a run of `train` measures.
 
         Computing is emulated, so messages do not slow it. But what is not emulated, such as the
-        copies of gradients, may slow messages where hosts share cores: DDP's reducer tells of
-        its own, and few and many parts of the engine's.
+        copies and casts of gradients, may slow messages where hosts share cores: DDP's reducer
+        tells of its own; few and many parts of the engine's, in each type of the contestants.
         """
         stock = Ddp().plan(profile, measured.network)
+        wires = dict.fromkeys((None, *(wire_of(n) for n in self._contestants if n in OURS)))
         plans = {
             plan.planner: plan
-            for plan in (in_equal_parts(profile, measured.network, n) for n in CALIBRATION_PARTS)
+            for wire in wires
+            for plan in calibration_plans(profile, measured.network, wire)
         }
         explored: dict[str, tuple[Turn, ...]] = dict.fromkeys((Ddp.NAME, *plans), ())
 
@@ -196,13 +200,11 @@ class Race:
         )
         if ended.reason:
             raise SystemExit(f"error: {measured.cell}: {ended.contestant} failed: {ended.reason}")
-        own, *found = (
-            Trained(plan, median_s(explored[name]), slowdown_s=0.0)
-            for name, plan in {Ddp.NAME: stock, **plans}.items()
-        )
+        own = Trained(stock, median_s(explored[Ddp.NAME]), slowdown_s=0.0)
         _, network, own = corrected_by_baseline(own, profile, measured.network)
-        network = fit_contention(profile, network, [own, *found])
-        return msgspec.structs.replace(measured, network=network, explored=explored)
+        measured = msgspec.structs.replace(measured, network=network, explored=explored)
+        network = fit_contention(profile, network, [own, *_calibrated(measured, profile, None)])
+        return msgspec.structs.replace(measured, network=network)
 
     def _expecting(self, cell: Cell) -> Callable[[str], float]:
         measured = self._of(cell)
@@ -238,19 +240,47 @@ class Race:
         save(self._path, self.results, command)
 
 
+def calibration_plans(profile: Profile, network: Network, wire: Rounded | None) -> list[Plan]:
+    """Return the plans under which a training measures the engine before it tries its own."""
+    plans = (in_equal_parts(profile, network, parts) for parts in CALIBRATION_PARTS)
+    return [plan if wire is None else compressed(plan, wire) for plan in plans]
+
+
+def _calibrated(measured: Measured, profile: Profile, wire: Rounded | None) -> list[Trained]:
+    """Return how long a cell took under the plans of :func:`calibration_plans`, if it ran them."""
+    plans = calibration_plans(profile, measured.network, wire)
+    times = {name: median_s(turns) for name, turns in measured.explored.items()}
+    return [
+        Trained(plan, times[plan.planner], slowdown_s=0.0)
+        for plan in plans
+        if plan.planner in times
+    ]
+
+
+def networks_of(measured: Measured, profile: Profile) -> dict[Rounded | None, Network]:
+    """Return a cell's network as the engine finds it, by the type in which gradients travel."""
+    networks: dict[Rounded | None, Network] = {None: measured.network}
+    for wire in WIRES.values():
+        if found := _calibrated(measured, profile, wire):
+            networks[wire] = fit_contention(profile, measured.network, found)
+    return networks
+
+
 def planned(
-    profile: Profile, network: Network, names: tuple[str, ...]
+    profile: Profile, networks: Mapping[Rounded | None, Network], names: tuple[str, ...]
 ) -> tuple[dict[str, Plan], dict[str, Forecast]]:
     """Return the plan of each planner, and what it is predicted to take.
 
+    ``networks`` are those of :func:`networks_of`; None serves the types that are missing, too.
     Plans are made for the network as it was probed. Where hosts share cores, what slows messages is
     their number, which a factor does not tell a planner.
     """
-    probed = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
     plans, forecasts = {}, {}
     for name in names:
         planner = planner_named(planner_of(name))
         wire = wire_of(name)
+        network = networks.get(wire, networks[None])
+        probed = msgspec.structs.replace(network, contention=Contention(), contention_by_need=None)
         given = with_sharding(profile, network.workers) if name.endswith(SHARDED) else profile
         plan = None if wire is None else planned_in(planner, given, probed, wire)
         plan = plans[name] = plan or planner.plan(given, probed)

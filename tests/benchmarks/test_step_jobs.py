@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from benchmarks.step_cells import OURS, TARGET_CELLS, Cell
 from benchmarks.step_jobs import Ended, free_bytes, race_cell
-from benchmarks.step_race import Race, planned, spoken
+from benchmarks.step_race import Race, networks_of, planned, spoken
 from benchmarks.step_results import Results, Turn
 from benchmarks.step_worker import BEGUN, TURN
 from rich.console import Console
@@ -121,7 +121,7 @@ def test_what_is_left_is_expected_to_take_as_long_as_before() -> None:
 def test_every_plan_of_ours_is_made_and_predicted() -> None:
     profile = profile_of([200_000_000], [1_000_000], forward_ns=100_000_000)
     network = Network.line(workers=4, a_s=1e-3, b_s_per_byte=1e-8)
-    plans, forecasts = planned(profile, network, OURS)
+    plans, forecasts = planned(profile, {None: network}, OURS)
     assert set(plans) == set(forecasts) == set(OURS)
     assert all(f.iteration_s >= f.lower_bound_s > 0.29 for f in forecasts.values())
 
@@ -136,31 +136,40 @@ def test_durations_are_spoken(seconds: float, words: str) -> None:
 def test_what_computing_does_to_messages_is_measured_before_the_plans_are_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    lstm = cell_of({}, Cell(model="lstm", workers=4, rate="1gbit"))
-    cell = msgspec.structs.replace(lstm, clip=True, update_s=0.02)
+    bert = cell_of({}, Cell(model="bert", workers=4, rate="1gbit"))
+    cell = msgspec.structs.replace(bert, clip=True, update_s=0.02)
     profile = cell.cell.profile(update_s=cell.update_s)
-    race = race_of(results_of(cell), [], path=tmp_path / "results.json")
-    slowed = msgspec.structs.replace(
-        cell.network,
-        contention=Contention(exchange=1.1),
-        contention_by_need=Contention(exchange=1.2),
-    )
+    race = race_of(results_of(cell), ["overlap-int8"], path=tmp_path / "results.json")
+    factors = {"ddp": 1.1, "need": 1.2, "int8": 1.5}
+    slowed = {
+        kind: msgspec.structs.replace(cell.network, contention=Contention(exchange=factor))
+        for kind, factor in factors.items()
+    }
     stock = Ddp().plan(profile, cell.network)
 
     def train(_: Cell, turns: Any, plans: dict[str, Plan], **others: Any) -> Ended:
         for name, number in turns:
-            iteration_s = predict_iteration_s(profile, slowed, plans.get(name, stock))
+            plan = plans.get(name, stock)
+            kind = "ddp" if plan is stock else "int8" if plan.wire else "need"
+            iteration_s = predict_iteration_s(profile, slowed[kind], plan)
             others["turn"](name, turn_of(number, iteration_s))
         return Ended(contestant=None)
 
     monkeypatch.setattr("benchmarks.step_race.race_cell", train)
+    monkeypatch.setattr("benchmarks.step_race.PREDICTED", ("overlap-int8",))
     race.run(cell.cell)
     (measured,) = race.results.cells
-    network = measured.network
-    assert network.contention_by_need is not None
-    for contention, exchange in ((network.contention, 1.1), (network.contention_by_need, 1.2)):
+    by_wire = networks_of(measured, profile)
+    assert by_wire[None] == measured.network
+    found = {
+        "ddp": measured.network.contention,
+        "need": measured.network.contention_by_need,
+        "int8": by_wire["int8"].contention_by_need,
+    }
+    for kind, contention in found.items():
+        assert contention is not None
         assert (contention.computing, contention.per_message_s) == (1.0, 0.0)
-        assert contention.exchange == pytest.approx(exchange, rel=0.01)
+        assert contention.exchange == pytest.approx(factors[kind], rel=0.01)
 
 
 def test_a_plan_counts_clipping_that_no_replay_emulates() -> None:
