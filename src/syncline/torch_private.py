@@ -190,8 +190,7 @@ def set_failed(
 
 RecordFunction: Any = _RecordFunctionFast
 """Used because ``record_function`` takes microseconds a call, and no tensor sizes."""
-profiling: Callable[[], bool] = _profiler_enabled
-"""Whether a profiler runs."""
+profiling: Callable[[], bool] = _profiler_enabled  # whether a profiler runs
 
 
 def end_range(profiled: Any, future: torch.futures.Future[Any]) -> None:

@@ -42,13 +42,7 @@ combinations are simulated. Worker counts may be a series: 4,8,...,2048."""
 GROUPS = {
     "What if the network": ("algorithm", "wire", "density", "jobs"),
     "What if the workers": (
-        "compute_scale",
-        "batch_fixed",
-        "straggler",
-        "spread",
-        "jitter",
-        "seed",
-        "strategy",
+        *("compute_scale", "batch_fixed", "straggler", "spread", "jitter", "seed", "strategy"),
     ),
     "Output": ("point", "timeline_file", "as_json"),
 }
@@ -300,12 +294,6 @@ def _sweep(
     chosen = None if point is None else point - 1
     made = study(simulator, points, model=model, chosen=chosen, notes=notes, track=sweep.tracked)
     change = points[made.bottleneck.point]
-    fastest = simulator.plan_at(change, made.bottleneck.planner)
-    timeline = predict(
-        fastest.profile,
-        fastest.network,
-        fastest.plan,
-        strategy=change.strategy,
-        workers=change.behaviour,
-    ).timeline
-    return made, timeline
+    profile, network, plan, *_ = simulator.plan_at(change, made.bottleneck.planner)
+    forecast = predict(profile, network, plan, strategy=change.strategy, workers=change.behaviour)
+    return made, forecast.timeline

@@ -73,18 +73,18 @@ def points_of(asked: Asked, own_workers: int) -> list[Change]:
     micro_batches = partial(_count, "micro-batches to accumulate", MOST_BATCHES)
     return changes(
         workers=worker_counts(asked),
-        bandwidths_bytes_per_s=_values(asked, "bandwidth", parse_bandwidth, "1gbit,10gbit"),
-        latencies_s=_values(asked, "latency", parse_duration, "5us,20us"),
+        bandwidth_bytes_per_s=_values(asked, "bandwidth", parse_bandwidth, "1gbit,10gbit"),
+        latency_s=_values(asked, "latency", parse_duration, "5us,20us"),
         algorithms=algorithms(asked),
         densities=_values(asked, "density", _density, "none,0.001"),
         jobs=_values(asked, "jobs", partial(_count, "jobs", LARGEST_JOBS), "1,2"),
-        wires=_values(asked, "wire", _wire, "fp32,bf16"),
-        compute_scales=_values(asked, "compute_scale", _number, "1,0.5"),
-        batches=_values(asked, "batch", _number, "1,2"),
-        fixed_shares=fixed_shares,
-        accumulations=_values(asked, "accumulate", micro_batches, "1,4"),
-        behaviours=_behaviours(asked, own_workers),
-        strategies=strategies,
+        wire=_values(asked, "wire", _wire, "fp32,bf16"),
+        compute_scale=_values(asked, "compute_scale", _number, "1,0.5"),
+        batch=_values(asked, "batch", _number, "1,2"),
+        batch_fixed=fixed_shares,
+        accumulate=_values(asked, "accumulate", micro_batches, "1,4"),
+        behaviour=_behaviours(asked, own_workers),
+        strategy=strategies,
     )
 
 

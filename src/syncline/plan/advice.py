@@ -23,8 +23,7 @@ class Exchange(Value, frozen=True, kw_only=True):
 
     size_bytes: int
     time_s: float
-    algorithm_bytes_per_s: float
-    """Size over time."""
+    algorithm_bytes_per_s: float  # size over time
     bus_bytes_per_s: float
     """The same times 2 (P - 1) / P: what each of P links carries in each direction."""
 
@@ -39,11 +38,9 @@ class Interface(Value, frozen=True, kw_only=True):
     """The network interface that a rank's messages leave by, and a faster one that is up."""
 
     name: str
-    bytes_per_s: float | None = None
-    """Its nominal speed; None if the system does not report one."""
+    bytes_per_s: float | None = None  # its nominal speed; None if the system does not report one
     mtu_bytes: int = 0
-    faster: str | None = None
-    """The name of an interface that is up and faster."""
+    faster: str | None = None  # the name of an interface that is up and faster
 
     def __post_init__(self) -> None:
         if self.bytes_per_s is not None:
@@ -56,8 +53,7 @@ class RankFacts(Value, frozen=True, kw_only=True):
     rank: int
     host: str
     interface: Interface | None = None
-    computing_s: float | None = None
-    """Forward and backward pass, as timed by the rank's reducer."""
+    computing_s: float | None = None  # forward and backward pass, as timed by the rank's reducer
     link_s: float | None = None
     """Time to send 1 MiB to the next rank while receiving 1 MiB from the previous one."""
     retransmitted: float = 0.0
@@ -74,14 +70,10 @@ class Remedy(Value, frozen=True, kw_only=True):
     """A change, and the iteration that is predicted with it."""
 
     name: str
-    iteration_s: float
-    """Seconds for as many samples as one iteration has today."""
-    gain: float
-    """Today's iteration time over this one."""
-    error: float
-    """Standard error of the gain, as a fraction of it."""
-    how: str
-    """The line to write, or what to do."""
+    iteration_s: float  # seconds for as many samples as one iteration has today
+    gain: float  # today's iteration time over this one
+    error: float  # standard error of the gain, as a fraction of it
+    how: str  # the line to write, or what to do
 
     def __post_init__(self) -> None:
         require_time("advice: iteration_s of a remedy", self.iteration_s)
@@ -113,19 +105,14 @@ class Advice(Document, frozen=True, kw_only=True):
     workers: int
     iteration_s: float
     """Iteration time of the DDP baseline, measured or (see :attr:`is_measured`) predicted."""
-    noise_s: float
-    """Standard error of a measured :attr:`iteration_s`; 0 for a prediction."""
+    noise_s: float  # standard error of a measured :attr:`iteration_s`; 0 for a prediction
     is_measured: bool
-    parts: tuple[Part, ...]
-    """What the iteration is spent on; the parts add up to it."""
-    limit: str
-    """What limits the iteration, in a sentence."""
+    parts: tuple[Part, ...]  # what the iteration is spent on; the parts add up to it
+    limit: str  # what limits the iteration, in a sentence
     exchanges: tuple[Exchange, ...]
     ranks: tuple[RankFacts, ...] = ()
-    suspects: tuple[str, ...] = ()
-    """What may be wrong with the network or a host; a sentence each."""
-    remedies: tuple[Remedy, ...] = ()
-    """The best one first."""
+    suspects: tuple[str, ...] = ()  # what may be wrong with the network or a host; a sentence each
+    remedies: tuple[Remedy, ...] = ()  # the best one first
     scaling: tuple[Scale, ...] = ()
 
     def __post_init__(self) -> None:

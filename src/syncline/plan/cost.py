@@ -17,8 +17,7 @@ class Measurement(Value, frozen=True, kw_only=True):
     """One measured size of a collective."""
 
     size_bytes: int
-    time_s: float
-    """Lower quartile over the repetitions of the slowest rank's time."""
+    time_s: float  # lower quartile over the repetitions of the slowest rank's time
     repetitions: int
 
 
@@ -26,8 +25,7 @@ class CostSegment(Value, frozen=True, kw_only=True):
     """A straight piece of a cost curve, from ``start_bytes`` to the start of the next piece."""
 
     start_bytes: int
-    cost_s: float
-    """Seconds for a message of exactly ``start_bytes``."""
+    cost_s: float  # seconds for a message of exactly ``start_bytes``
     s_per_byte: float
 
     def seconds(self, size_bytes: int) -> float:

@@ -76,10 +76,7 @@ class Stage(Value, frozen=True, kw_only=True):
 FLAT = {"flat-ring": "ring", "flat-tree": "two-tree"}
 """All-reduces that pipeline chunks over all workers, whatever their hosts; with the formula of each
 over one link. Hosts, links and staging work at the same time, so the slowest one counts."""
-TUNED = {
-    "tuned": ("ring", "halving-doubling", "recursive-doubling"),
-    "nccl": tuple(FLAT),
-}
+TUNED = {"tuned": ("ring", "halving-doubling", "recursive-doubling"), "nccl": tuple(FLAT)}
 """Algorithms among which MPI and NCCL choose by message size; the cheapest one counts."""
 DENSE_ALGORITHMS = (*ALL_REDUCE_ALGORITHMS, "linear-pipeline", *FLAT)
 """All-reduces of whole messages between equal workers."""

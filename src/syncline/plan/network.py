@@ -51,10 +51,8 @@ class Contention(Value, frozen=True, kw_only=True):
     gains nothing, as on a host whose every core computes.
     """
 
-    computing: float = 1.0
-    """Slowdown of computing while messages are in flight."""
-    exchange: float = 1.0
-    """Slowdown of messages while the worker computes."""
+    computing: float = 1.0  # slowdown of computing while messages are in flight
+    exchange: float = 1.0  # slowdown of messages while the worker computes
     per_message_s: float = 0.0
     """Extra computing time per message: the processor that computes also runs the library that
     sends it."""

@@ -16,18 +16,15 @@ WHOLE_FROM = 10.0  # speed-ups from here on are shown as whole numbers
 class Suggestion(Value, frozen=True, kw_only=True):
     """Predicted iterations with the fastest sparse exchange, and in 16 and 8 bits; never chosen."""
 
-    algorithm: str
-    """One of :data:`syncline.plan.sparse_costs.SPARSE_ALGORITHMS`."""
+    algorithm: str  # one of :data:`syncline.plan.sparse_costs.SPARSE_ALGORITHMS`
     density: float
     iteration_s: float
-    dense_s: float
-    """The iteration without compression."""
+    dense_s: float  # the iteration without compression
     rounded_s: float | None = None
     """The iteration with every element in bfloat16; None if that is not known."""
     int8_s: float | None = None
     """The iteration with every element in int8; None if that is not known."""
-    selecting_counted: bool
-    """Whether the prediction includes the time of selecting and merging."""
+    selecting_counted: bool  # whether the prediction includes the time of selecting and merging
     on_gpu: bool = False
     """Whether gradients are on a GPU. Selecting is then predicted at the speed of a CPU, and
     copying to and from the host is left out."""
@@ -89,12 +86,9 @@ def _time(seconds: float) -> str:
 class Sharing(Value, frozen=True, kw_only=True):
     """How other jobs that share the links lengthen an iteration."""
 
-    jobs: int
-    """How many there are, all alike."""
-    alone_s: float
-    """The iteration without the others."""
-    shortest_s: float
-    """The iteration at the best of the simulated offsets between the jobs."""
+    jobs: int  # how many there are, all alike
+    alone_s: float  # the iteration without the others
+    shortest_s: float  # the iteration at the best of the simulated offsets between the jobs
     longest_s: float
 
     def __post_init__(self) -> None:

@@ -130,10 +130,8 @@ def require_tensors(where: str, kind: str, tensors: Sequence[Tensor]) -> None:
 class Baseline(Value, frozen=True, kw_only=True):
     """Iterations of the DDP baseline, measured along with the profile."""
 
-    iteration_s: float
-    """Median."""
-    noise_s: float
-    """Standard error of that median: 1.2533 sigma / sqrt(n), sigma from the MAD."""
+    iteration_s: float  # median
+    noise_s: float  # standard error of that median: 1.2533 sigma / sqrt(n), sigma from the MAD
     iterations: int
 
     def __post_init__(self) -> None:

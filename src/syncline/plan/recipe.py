@@ -127,8 +127,7 @@ Rounded = Literal["bfloat16", "float16", "int8"]
 """Every element is sent, rounded. The error of 16 bits is dropped; that of ``int8`` is added to the
 next gradient (:mod:`syncline.train.engine.int8`)."""
 
-Compression = Recipe | Rounded
-"""A lossy way to exchange gradients."""
+Compression = Recipe | Rounded  # a lossy way to exchange gradients
 
 
 def hook_for(wire: Rounded) -> Rounded:

@@ -29,8 +29,7 @@ class PhaseSpan(Value, frozen=True, kw_only=True):
     """Successive iterations in one phase of training."""
 
     name: str
-    start: int
-    """Iterations of training before it."""
+    start: int  # iterations of training before it
     iterations: int
     seconds: float
     """Of the iterations and the work between them, such as probing and planning. Unusually slow
@@ -47,10 +46,8 @@ class Rate(Value, frozen=True, kw_only=True):
     """Measured iteration time of one way of training."""
 
     name: str
-    iteration_s: float
-    """Median."""
-    noise_s: float
-    """Standard error of the median."""
+    iteration_s: float  # median
+    noise_s: float  # standard error of the median
     iterations: int
     samples_per_s: float | None = None
 
@@ -63,12 +60,9 @@ class Rate(Value, frozen=True, kw_only=True):
 class Sent(Value, frozen=True, kw_only=True):
     """What the first rank of a compressed training has sent since it was started or resumed."""
 
-    steps: int
-    """Steps whose gradients were compressed."""
-    sent_bytes: int
-    """In all of these steps."""
-    gradient_bytes: int
-    """Of one step, uncompressed."""
+    steps: int  # steps whose gradients were compressed
+    sent_bytes: int  # in all of these steps
+    gradient_bytes: int  # of one step, uncompressed
 
     def __post_init__(self) -> None:
         if min(self.steps, self.sent_bytes, self.gradient_bytes) < 0:
@@ -80,11 +74,9 @@ class RankMemory(Value, frozen=True, kw_only=True):
 
     parameters_bytes: int
     gradients_bytes: int
-    state_bytes: int
-    """Of the optimizer, at the end."""
+    state_bytes: int  # of the optimizer, at the end
     predicted_state_bytes: int
-    peak_bytes: int
-    """Resident memory of the process, including everything that is not a tensor."""
+    peak_bytes: int  # resident memory of the process, including everything that is not a tensor
 
 
 class Run(Document, frozen=True, kw_only=True):

@@ -28,12 +28,9 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
     select_s_per_element: float
     """Per element of the dense message: to add it to its residual, compare it, perhaps select it,
     and write the average into its place."""
-    merge_s_per_entry: float
-    """Per merged entry, including coding it for the wire and decoding it."""
-    message_s: float = 0.0
-    """Per message, whatever its size."""
-    round_s: float = 0.0
-    """Per round, whatever its size, in addition to the link's latency."""
+    merge_s_per_entry: float  # per merged entry, including coding it for the wire and decoding it
+    message_s: float = 0.0  # per message, whatever its size
+    round_s: float = 0.0  # per round, whatever its size, in addition to the link's latency
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -43,14 +40,10 @@ class SparseSpeeds(Value, frozen=True, kw_only=True):
 class SparseWork(NamedTuple):
     """The work of an exchange on its slowest worker, in vectors of k entries."""
 
-    latencies: int
-    """Rounds, one after another."""
-    vectors: int
-    """Vectors that pass its link, one after another."""
-    merged: int
-    """Input vectors of its merges."""
-    sent: int
-    """Vectors that all workers send together."""
+    latencies: int  # rounds, one after another
+    vectors: int  # vectors that pass its link, one after another
+    merged: int  # input vectors of its merges
+    sent: int  # vectors that all workers send together
 
 
 def _top_k(workers: int) -> SparseWork:

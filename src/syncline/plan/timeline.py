@@ -22,8 +22,7 @@ COMMUNICATION = "communication"
 NOT_COMPUTING: frozenset[SpanKind] = frozenset({"message", "wait"})
 """Kinds of spans in which no computation runs."""
 
-Interval = tuple[int, int]
-"""(from, to) in nanoseconds."""
+Interval = tuple[int, int]  # (from, to) in nanoseconds
 
 
 class Span(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -157,8 +156,7 @@ class Row:
     """Spans of one lane that do not overlap, ordered by time."""
 
     lane: str
-    index: int
-    """0 for the lane's first row; more where spans of the lane run at the same time."""
+    index: int  # 0 for the lane's first row; more where spans of the lane run at the same time
     spans: tuple[Span, ...]
 
     @property

@@ -28,34 +28,24 @@ class Setting(Value, frozen=True, kw_only=True):
     """The circumstances of a point."""
 
     workers: int
-    algorithm: str
-    """Of the gradient exchange."""
-    bandwidth_bytes_per_s: float | None = None
-    """Of the link; None: the network's."""
-    latency_s: float | None = None
-    """Latency of a message over the link; None: the network's."""
-    density: float | None = None
-    """Share of the elements that each worker sends; None: all of them."""
-    wire: str | None = None
-    """Type in which gradients travel; None: as profiled."""
-    compute_scale: float = 1.0
-    """Factor on the duration of everything that the device computes."""
-    batch: float = 1.0
-    """Factor on the samples of a batch."""
+    algorithm: str  # of the gradient exchange
+    bandwidth_bytes_per_s: float | None = None  # of the link; None: the network's
+    latency_s: float | None = None  # latency of a message over the link; None: the network's
+    density: float | None = None  # share of the elements that each worker sends; None: all of them
+    wire: str | None = None  # type in which gradients travel; None: as profiled
+    compute_scale: float = 1.0  # factor on the duration of everything that the device computes
+    batch: float = 1.0  # factor on the samples of a batch
     batch_fixed: float = 0.0
     """Share of the profiled passes' time that every batch takes, whatever its size."""
-    accumulate: int = 1
-    """Micro-batches whose gradients are added up before one exchange and update."""
+    accumulate: int = 1  # micro-batches whose gradients are added up before one exchange and update
     stragglers: tuple[tuple[int, float], ...] = ()
     """(rank, factor): this worker computes ``factor`` times as long."""
-    spread: float = 0.0
-    """This and the next two: see ``syncline.plan.simulator.workers.Workers``."""
+    spread: float = 0.0  # this and the next two: see ``syncline.plan.simulator.workers.Workers``
     jitter: float = 0.0
     seed: int = 0
     strategy: str = "loop"
     """Which tasks overlap; a key of ``syncline.plan.simulator.strategy.STRATEGIES``."""
-    jobs: int = 1
-    """How many equal jobs share the links."""
+    jobs: int = 1  # how many equal jobs share the links
 
     def __post_init__(self) -> None:
         require_count("what-if: workers", self.workers, LARGEST_WORKERS)
@@ -73,12 +63,9 @@ class Split(Value, frozen=True, kw_only=True):
     """An iteration in four parts, each the extra time over an iteration without its cause."""
 
     computing_s: float
-    loading_s: float
-    """Reading and copying the batch, where computing does not hide it."""
-    straggling_s: float
-    """Waiting for workers that are slower than the profile."""
-    exposed_s: float
-    """Communication that nothing hides."""
+    loading_s: float  # reading and copying the batch, where computing does not hide it
+    straggling_s: float  # waiting for workers that are slower than the profile
+    exposed_s: float  # communication that nothing hides
 
     @property
     def iteration_s(self) -> float:
@@ -108,14 +95,11 @@ class Point(Value, frozen=True, kw_only=True):
     """One point of a sweep: its settings, and the prediction for each planner."""
 
     setting: Setting
-    network: str
-    """Name of the network after the change."""
+    network: str  # name of the network after the change
     alone_s: float
     """Iteration time of one worker as in the profile, without communication and stragglers."""
-    computing_s: float
-    """The same, without reading and copying the batch."""
-    predictions: tuple[Prediction, ...]
-    """One for each planner, in the requested order."""
+    computing_s: float  # the same, without reading and copying the batch
+    predictions: tuple[Prediction, ...]  # one for each planner, in the requested order
 
     def __post_init__(self) -> None:
         if not self.predictions:
@@ -160,29 +144,22 @@ class Crossing(Value, frozen=True, kw_only=True):
 
     axis: Literal["workers", "bandwidth_bytes_per_s"]
     """The only setting in which the two points differ."""
-    point: int
-    """Index of the point after the crossing."""
-    before: float
-    """Value of the setting at the point before."""
+    point: int  # index of the point after the crossing
+    before: float  # value of the setting at the point before
     after: float
     at: float
     """Where the two lines cross, if they are straight between the points on a logarithmic axis."""
-    planner: str
-    """The planner that overtakes, or whose limit changes."""
+    planner: str  # the planner that overtakes, or whose limit changes
     kind: Literal["overtakes", "communication-bound", "compute-bound"]
-    other: str | None = None
-    """The planner that is overtaken."""
+    other: str | None = None  # the planner that is overtaken
 
 
 class PathPart(Value, frozen=True, kw_only=True):
     """A part of the critical path."""
 
-    kind: str
-    """A phase of the profile, ``message``, or ``delay``."""
-    label: str
-    """Operation or message."""
-    time_s: float
-    """On the critical path of one iteration."""
+    kind: str  # a phase of the profile, ``message``, or ``delay``
+    label: str  # operation or message
+    time_s: float  # on the critical path of one iteration
     rank: int | None = None
     """First rank of the workers that ran it; None for a message, or if all workers are alike."""
 
@@ -190,14 +167,11 @@ class PathPart(Value, frozen=True, kw_only=True):
 class Bottleneck(Value, frozen=True, kw_only=True):
     """What limits one planner at one point, and what would lift that limit."""
 
-    point: int
-    """Index of the point."""
+    point: int  # index of the point
     planner: str
     kind: Bound
-    share: float
-    """Share of the iteration that this limit takes."""
-    sentence: str
-    """The limit and the remedy."""
+    share: float  # share of the iteration that this limit takes
+    sentence: str  # the limit and the remedy
     split: Split
     path: tuple[PathPart, ...] = ()
     """The critical path of one iteration in the steady state, ordered by time; neighbouring steps
@@ -221,13 +195,11 @@ class WhatIf(Document, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     model: str
-    network: str
-    """Name of the network that the points change."""
+    network: str  # name of the network that the points change
     points: tuple[Point, ...]
     crossings: tuple[Crossing, ...] = ()
     bottleneck: Bottleneck
-    notes: tuple[str, ...] = ()
-    """What the predictions leave out, one sentence each."""
+    notes: tuple[str, ...] = ()  # what the predictions leave out, one sentence each
 
     def __post_init__(self) -> None:
         if not self.points:

@@ -30,6 +30,7 @@ from syncline.torch_private import (
 from syncline.train.compressible import Compressible
 from syncline.train.engine.compression import Compressing
 from syncline.train.measure.exchange import telling_lost_peers
+from syncline.train.measure.profiler import trainable_parameters
 from syncline.train.memory import Memory
 from syncline.train.monitoring import Monitored, with_own_errors
 from syncline.train.overlap.averages import average_weights
@@ -437,11 +438,8 @@ class DistributedDataParallel(Monitored, Compressible, TorchDDP):
 
 def exchanged_parameters(ddp: TorchDDP) -> dict[str, nn.Parameter]:
     """Return the parameters that torch's class exchanges, by name."""
-    return {
-        name: parameter
-        for name, parameter in ddp.module.named_parameters()
-        if parameter.requires_grad and name not in ddp.parameters_to_ignore
-    }
+    parameters = trainable_parameters(ddp.module).items()
+    return {name: p for name, p in parameters if name not in ddp.parameters_to_ignore}
 
 
 def planned_training(model: DistributedDataParallel) -> PlannedTraining:

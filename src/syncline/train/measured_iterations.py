@@ -21,8 +21,7 @@ class Forward(Enum):
     """What becomes of the gradients of a forward pass."""
 
     EXCHANGED = auto()
-    ACCUMULATED = auto()
-    """They are only accumulated."""
+    ACCUMULATED = auto()  # they are only accumulated
     OTHER = auto()
     """There are none, or ranks may run different numbers of iterations (join). Not measured."""
 

@@ -49,10 +49,7 @@ class Memory:
 
     def recall(self, job: Wrapped, settings: Settings, batch: int | None) -> Findings | None:
         """Return the saved findings of a training, if any; call before :meth:`keep`."""
-        folder = self._folder
-        if folder is None:
-            cache = user_cache()
-            folder = None if cache is None else cache / "syncline" / "plans"
+        folder = user_cache("syncline", "plans") if self._folder is None else self._folder
         # A plan that was given or is not checked is no measured decision. With compression the
         # first steps are to be dense, as measuring makes them.
         decides = settings.check and settings.plan is None and settings.compression is None

@@ -53,8 +53,7 @@ class StageResult:
     mismatch: str | None = None
     read_early: str | None = None
     norm: Norm | None = None
-    drifted: bool = False
-    """The same on all ranks already, as is ``slower``."""
+    drifted: bool = False  # the same on all ranks already, as is ``slower``
     slower: bool = False
 
 

@@ -107,8 +107,7 @@ class Deferring(NamedTuple):
 
     can_defer: bool = False
     why_not: str | None = None  # why all updates are synchronous, if they are
-    was_asked: bool = False
-    """Whether an optimizer was, or will be, given to ``overlap``."""
+    was_asked: bool = False  # whether an optimizer was, or will be, given to ``overlap``
     sharded: bool = False  # whether each rank updates a share of the parameters
 
 

@@ -11,8 +11,7 @@ from syncline.train.measure.statistics import median, standard_error
 
 SAMPLE_EVERY = 5
 """In the steady state, one iteration in this many is timed by the reducer's own timers."""
-WINDOW = 50
-"""Iterations of a window. A change counts only if two windows in a row show it."""
+WINDOW = 50  # iterations of a window; a change counts only if two windows in a row show it
 LIMIT = 0.20
 """A relative change of computation or communication by more than this calls for a new plan."""
 RELEVANT = 0.02

@@ -40,8 +40,7 @@ class Wrapped:
         """Whether the user asked for gradients that are views of the buckets."""
         self.compressing: Compressing | None = None
         """What exchanges lossy messages, if the user has asked for any."""
-        self.optimizers: list[DeferredOptimizer] = []
-        """Those given to ``overlap``."""
+        self.optimizers: list[DeferredOptimizer] = []  # those given to ``overlap``
         self.will_overlap = False
         """Whether optimizers are overlapped when they first step; until then they are not known."""
         self.guard: Guard | None = None

@@ -28,13 +28,9 @@ def bundle_of(points: list[Change], *planners: str, notes: tuple[str, ...] = ())
     simulator = WhatIfSimulator(make_profile(), network, plans)
     made = study(simulator, points, model="resnet18", notes=notes)
     change = points[made.bottleneck.point]
-    planned = simulator.plan_at(change, made.bottleneck.planner)
+    own = simulator.plan_at(change, made.bottleneck.planner)
     timeline = predict(
-        planned.profile,
-        planned.network,
-        planned.plan,
-        strategy=change.strategy,
-        workers=change.behaviour,
+        own.profile, own.network, own.plan, strategy=change.strategy, workers=change.behaviour
     ).timeline
     return what_if_bundle(made, timeline)
 
@@ -43,16 +39,16 @@ def bundle_of(points: list[Change], *planners: str, notes: tuple[str, ...] = ())
 def scaling() -> Bundle:
     """Return worker counts times bandwidths, under eleven planners."""
     rates = [GBIT, 10 * GBIT, 25 * GBIT]
-    return bundle_of(changes(workers=[1 << n for n in range(2, 12)], bandwidths_bytes_per_s=rates))
+    return bundle_of(changes(workers=[1 << n for n in range(2, 12)], bandwidth_bytes_per_s=rates))
 
 
 @cache
 def few() -> Bundle:
     """Return a sweep without a curve: strategies and stragglers, two planners."""
     points = changes(
-        strategies=[STRATEGIES["loop"], STRATEGIES["pytorch"]],
-        behaviours=[ALIKE, Workers(stragglers=((3, 1.2),))],
-        wires=["bfloat16"],
+        strategy=[STRATEGIES["loop"], STRATEGIES["pytorch"]],
+        behaviour=[ALIKE, Workers(stragglers=((3, 1.2),))],
+        wire=["bfloat16"],
     )
     return bundle_of(points, "ddp", "merge")
 

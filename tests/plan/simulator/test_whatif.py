@@ -45,9 +45,6 @@ def simulator(
     return WhatIfSimulator(profile, network, {name: PLANNERS[name].plan for name in names})
 
 
-# --- the profile ---
-
-
 def test_a_wire_type_halves_the_bytes() -> None:
     halved = with_wire(PROFILE, "bfloat16")
     assert halved.gradient_bytes * 2 == PROFILE.gradient_bytes
@@ -173,11 +170,8 @@ def test_without_loading() -> None:
     assert without_loading(profile).computation_s == pytest.approx(35e-9)
 
 
-# --- lists of changes ---
-
-
 @pytest.mark.parametrize(
-    ("algorithms", "densities", "pairs"),
+    ("names", "densities", "pairs"),
     [
         ([], [], [(None, None)]),
         (["ring"], [], [("ring", None)]),
@@ -191,19 +185,17 @@ def test_without_loading() -> None:
     ],
 )
 def test_algorithms_and_densities(
-    algorithms: list[str],
-    densities: list[float | None],
-    pairs: list[tuple[str | None, float | None]],
+    names: list[str], densities: list[float | None], pairs: list[tuple[str | None, float | None]]
 ) -> None:
-    assert exchanges(algorithms, densities) == pairs
+    assert exchanges(names, densities) == pairs
 
 
 def test_all_combinations_with_workers_fastest() -> None:
     made = changes(
         workers=[4, 8],
-        bandwidths_bytes_per_s=[GBIT, 10 * GBIT],
-        wires=["float32", "bfloat16"],
-        strategies=[STRATEGIES["loop"], STRATEGIES["cntk"]],
+        bandwidth_bytes_per_s=[GBIT, 10 * GBIT],
+        wire=["float32", "bfloat16"],
+        strategy=[STRATEGIES["loop"], STRATEGIES["cntk"]],
     )
     assert len(made) == 16
     assert [c.workers for c in made[:4]] == [4, 8, 4, 8]
@@ -217,10 +209,7 @@ def test_no_options_are_one_point() -> None:
 
 def test_absurdly_many_points_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="stand for 1000000000 points, and at most 5000"):
-        changes(workers=range(1, 10**6 + 1), compute_scales=[1 + i * 1e-3 for i in range(1000)])
-
-
-# --- points ---
+        changes(workers=range(1, 10**6 + 1), compute_scale=[1 + i * 1e-3 for i in range(1000)])
 
 
 def test_a_point_without_changes_is_what_predict_says() -> None:
@@ -323,9 +312,6 @@ def test_faster_links_and_narrower_wires_do_no_harm() -> None:
         assert row == sorted(row, reverse=True)
 
 
-# --- a whole study ---
-
-
 def test_a_study() -> None:
     seen: list[Change] = []
 
@@ -334,7 +320,7 @@ def test_a_study() -> None:
         return given
 
     points = changes(
-        workers=[4, 16, 64], bandwidths_bytes_per_s=[GBIT, 10 * GBIT], wires=["bfloat16"]
+        workers=[4, 16, 64], bandwidth_bytes_per_s=[GBIT, 10 * GBIT], wire=["bfloat16"]
     )
     made = study(simulator(), points, model="m", notes=("said",), track=track)
     assert seen == points
@@ -358,4 +344,4 @@ def test_what_is_left_out_is_said() -> None:
 
     assert notes() == ""
     assert "Selecting and merging" in notes(densities=[0.01])
-    assert "A compute scale leaves" in notes(compute_scales=[0.5])
+    assert "A compute scale leaves" in notes(compute_scale=[0.5])

@@ -21,8 +21,7 @@ from syncline.plan.files import write_atomically
 
 DEFAULT_ENTRIES = 2000  # as many as NCCL keeps
 FORMAT_VERSION = "2.10"  # the version of NCCL's format that torch's analyser reads
-PREFIX = "nccl"
-"""The start of operations' names. Torch's analyser refuses ``syncline``."""
+PREFIX = "nccl"  # the start of operations' names; torch's analyser refuses ``syncline``
 FLAT = {"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"}
 """Collectives on lists of tensors. As in NCCL's format, such a list counts as one flat tensor."""
 POLL_S = 0.25  # how often a rank checks whether another has asked for dumps
@@ -30,8 +29,7 @@ LONGEST_WAIT_S = 2.0
 """How long a rank whose operation has failed waits for the other ranks' dumps. After that its
 process may end, and ``torchrun`` then ends the others."""
 
-Kind = tuple[tuple[int, ...], torch.dtype]
-"""Size and dtype of a tensor."""
+Kind = tuple[tuple[int, ...], torch.dtype]  # size and dtype of a tensor
 
 
 @dataclass(slots=True, eq=False)
@@ -241,8 +239,8 @@ def from_torch(
 
 def default_prefix() -> str | None:
     """Return torch's prefix, in the user's cache; None: this user has no home folder."""
-    cache = user_cache()
-    return None if cache is None else str(cache / "torch" / "comm_lib_trace_rank_")
+    prefix = user_cache("torch", "comm_lib_trace_rank_")
+    return None if prefix is None else str(prefix)
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> Sequence[Kind]:

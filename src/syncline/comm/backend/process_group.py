@@ -70,14 +70,9 @@ def created(group: Any, options: Options | None) -> ProcessGroup:
             "backend syncline expects pg_options of syncline.comm.backend.process_group.Options, "
             f"found {type(options).__name__}; give those, or leave them out"
         )
-    return ProcessGroup(
-        group.store,
-        group.group_rank,
-        group.group_size,
-        group.timeout,
-        options or Options(),
-        group.global_ranks_in_group,
-    )
+    place = group.store, group.group_rank, group.group_size
+    ranks = group.global_ranks_in_group
+    return ProcessGroup(*place, group.timeout, options or Options(), ranks)
 
 
 @untraced

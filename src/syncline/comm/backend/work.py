@@ -30,8 +30,7 @@ from syncline.torch_private import (
     untraced,
 )
 
-Device = int | str | torch.device
-"""A device, as torch's futures take it."""
+Device = int | str | torch.device  # a device, as torch's futures take it
 
 
 @untraced

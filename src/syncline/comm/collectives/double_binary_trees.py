@@ -82,10 +82,7 @@ def _edges_from_root(ranks: int) -> _Edges:
     """Return the edges of two trees over the ranks from 1 on, and from rank 0 to both roots."""
     tree, child, parent, roots = _trees(ranks - 1)
     return _timed(
-        np.append(tree, [0, 1]),
-        np.append(child, roots) + 1,
-        np.append(parent + 1, [0, 0]),
-        (0, 0),
+        np.append(tree, [0, 1]), np.append(child, roots) + 1, np.append(parent + 1, [0, 0]), (0, 0)
     )
 
 

@@ -14,10 +14,8 @@ LARGEST_RANKS = 2048
 LARGEST_TRANSFERS = 1 << 24  # limits a program and its simulation to a few GiB
 
 
-Indices = NDArray[np.int32]
-"""Shape ``(transfers,)``."""
-Flags = NDArray[np.bool_]
-"""Shape ``(transfers,)``."""
+Indices = NDArray[np.int32]  # shape ``(transfers,)``
+Flags = NDArray[np.bool_]  # shape ``(transfers,)``
 
 
 class Transfers(NamedTuple):

@@ -23,8 +23,7 @@ Collective = Literal["broadcast", "reduce", "all-reduce", "reduce-scatter", "all
 
 ROOTED = ("broadcast", "reduce")
 
-MOST_BLOCKS = 4096
-"""The most blocks that :func:`best_blocks` tries."""
+MOST_BLOCKS = 4096  # the most blocks that :func:`best_blocks` tries
 
 
 class Fixed(NamedTuple):

@@ -171,21 +171,20 @@ def release() -> str:
     return importlib.metadata.version("syncline")
 
 
-def user_cache() -> Path | None:
-    """Return the user's folder for caches, whether it exists or not; None: there is no home."""
+def user_cache(*inside: str) -> Path | None:
+    """Return a path in the user's folder for caches, or that folder; None: there is no home."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if Path(cache).is_absolute():  # the XDG standard says to ignore others
-        return Path(cache)
+        return Path(cache, *inside)
     try:
-        return Path.home() / ".cache"
+        return Path.home().joinpath(".cache", *inside)
     except RuntimeError:
         return None
 
 
 def choices_folder() -> Path | None:
     """Return the folder in the user's cache, whether it exists or not; None: there is no home."""
-    cache = user_cache()
-    return None if cache is None else cache / "syncline" / "choices"
+    return user_cache("syncline", "choices")
 
 
 def choices_path(site: Site) -> Path:

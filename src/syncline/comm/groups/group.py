@@ -50,8 +50,7 @@ UCX_DESCRIPTORS, SPARE_DESCRIPTORS = 16, 8
 """File descriptors that UCX needs, and that stores and other threads may need meanwhile."""
 ANY_RANK = -1
 MOST_TAG = 2**32 - 1
-Composed = Literal["gather", "scatter", "all-to-all"]
-"""Collectives that are composed of messages."""
+Composed = Literal["gather", "scatter", "all-to-all"]  # collectives that are composed of messages
 SLICE_S = 0.25  # how often a wait lets Python handle signals, such as that of Ctrl-C
 MOST_CALLS = 512  # a group keeps at most this many prepared calls
 

@@ -35,8 +35,7 @@ from syncline.comm.groups.notes import CHECK_S, Notes, next_check_s
 from syncline.errors import PeerError
 
 NONCE_BYTES = 16
-HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")
-""":data:`MAGIC`, the caller's rank and its nonce."""
+HELLO = struct.Struct(f"<4sI{NONCE_BYTES}s")  # :data:`MAGIC`, the caller's rank and its nonce
 MAGIC = b"sync"
 PROOF_BYTES = 32
 REPLY = struct.Struct(f"<{NONCE_BYTES}s{PROOF_BYTES}s")  # the answerer's nonce and proof

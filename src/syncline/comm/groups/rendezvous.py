@@ -42,8 +42,7 @@ class RankCard:
     host: tuple[str, str]
     """Boot and network namespace: ranks that have both in common can share memory."""
     name: str  # the name of its host, for errors
-    machine: str
-    """Its host's identity in measured choices; see :func:`machine_identity`."""
+    machine: str  # its host's identity in measured choices; see :func:`machine_identity`
     socket: str
     nonce: str  # unique: it tells this process from earlier ones with this rank
 

@@ -12,8 +12,7 @@ import msgspec
 from syncline.errors import UserError
 from syncline.plan.document import Value
 
-Hosts = tuple[tuple[int, ...], ...]
-"""The ranks of each host."""
+Hosts = tuple[tuple[int, ...], ...]  # the ranks of each host
 Route = Literal["auto", "tcp", "ucx", "shared+ucx"]
 """How ranks are joined; see :data:`~syncline.comm.groups.group.Transport`."""
 APART = ("tcp", "ucx")  # routes without shared memory

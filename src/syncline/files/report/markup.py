@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Generic, TypeVar
 
@@ -73,6 +73,11 @@ class Column(Generic[Row]):
         """Value of the cells' ``class`` attribute."""
         names = ["n" if self.numeric else "", "wide" if self.wide else "", self.css]
         return " ".join(filter(None, names)) or None
+
+
+def titled(columns: Iterable[Column[Row]]) -> list[Column[Row]]:
+    """Return a terminal's columns with the titles that they have on a page."""
+    return [replace(c, title=c.title[0].upper() + c.title[1:]) for c in columns]
 
 
 def table(

@@ -50,15 +50,8 @@ OURS = "syncline"
 FORM = 1
 US = 1e-6
 WANTED = (
-    "is_cpu_op",
-    "comm_type",
-    "comm_size",
-    "tid",
-    "syncline.phase",
-    "syncline.resource",
-    "syncline.duration_s",
-    "syncline.dtype",
-    "syncline.needed_by",
+    *("is_cpu_op", "comm_type", "comm_size", "tid", "syncline.phase", "syncline.resource"),
+    *("syncline.duration_s", "syncline.dtype", "syncline.needed_by"),
 )
 
 
@@ -302,8 +295,7 @@ class Graph(NamedTuple):
     """Nodes in topological order: each comes after those it depends on."""
 
     nodes: list[Node]
-    before: list[array[int]]
-    """For each node, the indices in ``nodes`` of those it depends on."""
+    before: list[array[int]]  # for each node, the indices in ``nodes`` of those it depends on
     notes: list[str]
 
     @classmethod

@@ -43,8 +43,7 @@ class TraceOptions(NamedTuple):
     """Options of some formats, and the progress callback of readers."""
 
     clock_hz: float = DEFAULT_CLOCK_HZ  # cycles per second, for formats whose times are cycles
-    step: int | None = None
-    """The number of the only ``ProfilerStep`` to read; None for all."""
+    step: int | None = None  # the number of the only ``ProfilerStep`` to read; None for all
     sizes: str | None = None  # file with the sizes of gradients that a profiler trace lacks
     progress: ReadProgress | None = None
 

@@ -42,8 +42,7 @@ class KinetoTrace(NamedTuple):
     """The steps of a training job, of one rank or several."""
 
     model: str  # the file's name: a trace does not say which model it is of
-    device: str
-    """``"cuda"`` where work was launched on a device, else ``"cpu"``."""
+    device: str  # ``"cuda"`` where work was launched on a device, else ``"cpu"``
     workers: int | None
     steps: tuple[StepTasks, ...]
     points: tuple[Measurement, ...]

@@ -133,8 +133,7 @@ class _Reader:
 
     def event(self, place: int, event: Any) -> None:
         self._seen += 1
-        kept = len(self._ops) + len(self._calls) + len(self._device)
-        if kept > MOST_EVENTS:
+        if len(self._ops) + len(self._calls) + len(self._device) > MOST_EVENTS:
             raise UserError(
                 f"holds more than {MOST_EVENTS} operators, calls and device tasks, the most that "
                 "is read of a trace; record fewer steps"

@@ -44,8 +44,7 @@ class _Node:
     """A node of the graph; times in seconds."""
 
     name: str
-    text: str
-    """What it computes, such as ``Conv2d(3, 64, ...)``."""
+    text: str  # what it computes, such as ``Conv2d(3, 64, ...)``
     sort_key: tuple[int, int]
     """The number in its name, which PipeDream counts up, then its place in the file."""
     forward_s: float

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from rich.text import Text
 from syncline.errors import printable
 from syncline.files.report import terminal, units
 from syncline.files.report.chart import Axis, Line, line_chart
-from syncline.files.report.markup import Column, Html, Row, note, section, table, tag, typeset
+from syncline.files.report.markup import Column, Html, note, section, table, tag, titled, typeset
 from syncline.files.report.page import page, save_page
 from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, ZERO_COPY, Benchmark, CollectiveTimes
 
@@ -120,12 +119,6 @@ def _terminal_rows(benchmark: Benchmark, workers: int) -> Table:
     return terminal.table(columns, mine, folds=False)
 
 
-def page_table(columns: Sequence[Column[Row]], rows: Iterable[Row], caption: str) -> Html:
-    """Return a table for a page, with capitalised titles."""
-    titled = [replace(c, title=c.title[0].upper() + c.title[1:]) for c in columns]
-    return table(titled, rows, caption=caption)
-
-
 COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 """Colours of the contestants that are drawn; the lines of more would overlap."""
 
@@ -183,10 +176,10 @@ def _section(benchmark: Benchmark, workers: int) -> Html:
         f"workers-{workers}",
         f"{workers} workers",
         tag("div", pictures, class_="beside") if pictures else None,
-        page_table(
-            _columns(benchmark),
+        table(
+            titled(_columns(benchmark)),
             sorted(mine, key=lambda entry: (entry.size_bytes, entry.latency_s)),
-            "Every contestant and size, the fastest first",
+            caption="Every contestant and size, the fastest first",
         ),
     )
 

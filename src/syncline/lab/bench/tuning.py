@@ -27,8 +27,7 @@ class Tuned(NamedTuple):
     """The measured choices, and the parts that the deadline left no time for."""
 
     choices: tuple[Choices, ...]
-    unfinished: tuple[str, ...]
-    """Such as ``"broadcast with 4 workers"``."""
+    unfinished: tuple[str, ...]  # such as ``"broadcast with 4 workers"``
 
 
 class OutOfTime(Exception):

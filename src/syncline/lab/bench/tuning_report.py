@@ -18,9 +18,9 @@ from syncline.comm.groups import Choice, Choices
 from syncline.comm.groups.choices import Region, Timing, choose
 from syncline.files.report import terminal, units
 from syncline.files.report.chart import Axis, Line, Mark, line_chart
-from syncline.files.report.markup import Column, Html, section, tag
+from syncline.files.report.markup import Column, Html, section, table, tag, titled
 from syncline.files.report.page import page
-from syncline.lab.bench.page import binary_size, page_table
+from syncline.lab.bench.page import binary_size
 from syncline.lab.bench.result import times_faster
 from syncline.plan.files import write_atomically
 
@@ -150,7 +150,7 @@ def _section(choices: Choices) -> Html:
         choices.site.key,
         str(choices.site),
         tag("div", pictures, class_="beside"),
-        page_table(COLUMNS, rows_of(choices), _title(choices)),
+        table(titled(COLUMNS), rows_of(choices), caption=_title(choices)),
     )
 
 

@@ -45,8 +45,7 @@ class DeviceClock:
         self._waits = waits or (lambda: resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
         self._left_ns = now_ns()
         self._left_waits = self._waits()
-        self.idle_ns = 0
-        """Total time that lanes have stood still in :meth:`arrived`."""
+        self.idle_ns = 0  # total time that lanes have stood still in :meth:`arrived`
 
     def free_ns(self, lane: str = "device") -> int:
         """Return when a lane has done all that is in its queue."""

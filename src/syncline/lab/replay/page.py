@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -11,7 +10,7 @@ from rich.padding import Padding
 from syncline.files.report import sections, terminal, units
 from syncline.files.report.bundle import Bundle
 from syncline.files.report.chart import Axis, picture
-from syncline.files.report.markup import Column, Html, note, section, table, tag, typeset
+from syncline.files.report.markup import Column, Html, note, section, table, tag, titled, typeset
 from syncline.files.report.page import page, save_page
 from syncline.files.report.summary import summarise
 from syncline.files.report.timelines import timelines_section
@@ -175,7 +174,6 @@ def _time(entry: PlanTimes) -> KeyFigure:
 
 def _plans_section(replay: Replay) -> Html:
     columns = _columns(replay, times="\u00d7")
-    titled = [replace(c, title=c.title[0].upper() + c.title[1:]) for c in columns]
     rows, caption = replay.fastest_first, "Measured and predicted times of every plan"
     return section(
         "plans",
@@ -187,7 +185,7 @@ def _plans_section(replay: Replay) -> Html:
             "Gradients, messages and the network were real; workers waited instead of computing."
         ),
         tag("div", replay_picture(replay), class_="beside"),
-        table(titled, rows, caption=caption, marked=0),
+        table(titled(columns), rows, caption=caption, marked=0),
         [note(typeset(text)) for text in replay.notes],
     )
 

@@ -124,8 +124,7 @@ class Training:
     worker: Worker
     task: Task
     ddp: DistributedDataParallel
-    replicas: list[Replica]
-    """That of ``ddp`` first; then, for comparison, the DDP baseline."""
+    replicas: list[Replica]  # that of ``ddp`` first; then, for comparison, the DDP baseline
     progress: TrainingProgress
     epoch: int = 0
     step: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +28,12 @@ from syncline.lab.training.data.sampling import seed_from
 from syncline.lab.training.group import Worker, process_group
 from syncline.lab.training.replica import sgd
 from syncline.lab.training.task import task_of
-from syncline.lab.training.worker import lost_peers_as_errors, main
+from syncline.lab.training.worker import main
 from syncline.plan.files import write_atomically
 from syncline.plan.fit import fit_cost_curve
 from syncline.plan.network import Measurement, Network
 from syncline.plan.profile import Profile
+from syncline.train.measure.exchange import telling_lost_peers
 from syncline.train.measure.probe import LARGEST_BYTES, SMALLEST_BYTES, probe
 from syncline.train.measure.profiler import profile, trainable_parameters
 from syncline.train.measure.statistics import lower_quartile
@@ -54,7 +56,9 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     The curve is fitted to the times of these messages and to those of the network probe.
     """
     assert config.steps is not None
-    with lost_peers_as_errors(config.timeout_s), process_group(config, store) as worker:
+    doing, rank = f"while profiling with --timeout {config.timeout_s:g}", os.environ.get("RANK")
+    telling = telling_lost_peers(doing, rank=rank, then="profile again")
+    with telling, process_group(config, store) as worker:
         found, exchange, singles = _profile(config, worker, config.steps)
         network = _network(found, exchange, worker)
         if worker.rank == 0:

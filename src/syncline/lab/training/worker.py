@@ -9,44 +9,29 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
-from syncline.errors import PeerError, SynclineError
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.loop import train
 from syncline.lab.training.progress import TrainingProgress
 from syncline.lab.training.result import summary_json, summary_text
 from syncline.lab.workers import leave, serve
 from syncline.train.log import logger
-from syncline.train.measure.exchange import is_lost_peer
+from syncline.train.measure.exchange import telling_lost_peers
 
 
 def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     """Train as one worker; rank 0 shows the progress and prints the summary."""
-    first = os.environ.get("RANK") == "0"
+    rank = os.environ.get("RANK")
+    first = rank == "0"
     if not sys.stderr.isatty():
         # One line per epoch then says what runs, and the summary what was decided.
         logger.setLevel(logging.WARNING)
-    with lost_peers_as_errors(config.timeout_s):
+    with telling_lost_peers(f"while training with --timeout {config.timeout_s:g}", rank=rank):
         run = train(config, TrainingProgress(sys.stderr) if first else None, store)
     if first:
         print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)
-
-
-@contextmanager
-def lost_peers_as_errors(timeout_s: float) -> Iterator[None]:
-    """Raise a PeerError if torch reports the loss of a peer, in any of its ways."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, SynclineError) or not is_lost_peer(error):
-            raise
-        raise PeerError(
-            f"the connection to another worker was lost, or it did not answer within "
-            f"{timeout_s:g} s (--timeout): {str(error).splitlines()[0]}"
-        ) from error
 
 
 def main(run: Callable[[TrainingConfig, str], None] = run_worker) -> NoReturn:

@@ -74,8 +74,7 @@ class ChosenPlan(NamedTuple):
     """The plans that were compared, and the one that was chosen."""
 
     comparison: Comparison
-    plan: Plan
-    """The plan of ``comparison.chosen``."""
+    plan: Plan  # the plan of ``comparison.chosen``
     forecast: Forecast
     plans: dict[str, Plan]  # every candidate's plan, by planner
     deferring: frozenset[str]

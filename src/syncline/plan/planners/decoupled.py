@@ -27,12 +27,7 @@ Order = list[tuple[int, int, bool]]
 
 
 def plan_decoupled(
-    name: str,
-    profile: Profile,
-    network: Network,
-    *,
-    in_flight: int,
-    handling_s: float = 0.0,
+    name: str, profile: Profile, network: Network, *, in_flight: int, handling_s: float = 0.0
 ) -> Plan:
     """Return a plan that reduce-scatters early and all-gathers when the channel is free.
 

@@ -24,8 +24,7 @@ class Slice(NamedTuple):
     start: int
     stop: int
     size_bytes: int
-    ready_ns: int
-    """When its last gradient is ready, on the clock of the bound's ``Terms``."""
+    ready_ns: int  # when its last gradient is ready, on the clock of the bound's ``Terms``
     tail_ns: int
     need: int  # the first operation of the next iteration that waits for it
     tensor: int  # index of its last tensor

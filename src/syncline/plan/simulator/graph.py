@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from syncline import _native
 
-Times = NDArray[np.int64]
-"""Nanoseconds from 0, one a task; shape ``(tasks,)``."""
+Times = NDArray[np.int64]  # nanoseconds from 0, one a task; shape ``(tasks,)``
 
 
 class Lane(NamedTuple):
@@ -111,19 +110,9 @@ class TaskGraph:
         after, before = self._edges.arrays()
         holders, held = self._holds.arrays()
         users, used, shares = self._uses.arrays()
+        tasks = lanes, durations_ns, after, before, holders, held
         return _native.simulate(
-            self.lanes,
-            self._contentions,
-            lanes,
-            durations_ns,
-            after,
-            before,
-            holders,
-            held,
-            self._stages,
-            users,
-            used,
-            shares,
+            self.lanes, self._contentions, *tasks, self._stages, users, used, shares
         )
 
 

@@ -79,10 +79,7 @@ def _pricing(network: Network, *, whole: bool) -> Network:
 
 
 def message_tasks(
-    network: Network,
-    plan: Plan,
-    strategy: Strategy,
-    classes: Sequence[WorkerClass],
+    network: Network, plan: Plan, strategy: Strategy, classes: Sequence[WorkerClass]
 ) -> list[MessageTask]:
     """Return the tasks of all messages of one iteration, in the plan's order.
 

@@ -53,12 +53,7 @@ class Steady(NamedTuple):
 
 
 def steady_state(
-    profile: Profile,
-    network: Network,
-    plan: Plan | None,
-    *,
-    strategy: Strategy,
-    workers: Workers,
+    profile: Profile, network: Network, plan: Plan | None, *, strategy: Strategy, workers: Workers
 ) -> Steady:
     """Simulate iterations, twice as many each time, until the last three take equally long.
 

@@ -44,19 +44,22 @@ PlanFunction = Callable[[Profile, Network], Plan]
 
 
 class Change(NamedTuple):
-    """What changes at a point; fields as in :class:`Setting`. None: as it was measured."""
+    """What changes at a point; fields as in :class:`Setting`. None: as it was measured.
+
+    :func:`changes` varies the first fields fastest.
+    """
 
     workers: int | None = None
     bandwidth_bytes_per_s: float | None = None
     latency_s: float | None = None
+    jobs: int | None = None
     algorithm: str | None = None
     density: float | None = None
-    jobs: int | None = None
     wire: str | None = None
-    compute_scale: float = 1.0
+    accumulate: int = 1
     batch: float = 1.0
     batch_fixed: float = 0.0
-    accumulate: int = 1
+    compute_scale: float = 1.0
     behaviour: Workers = ALIKE
     strategy: Strategy = DEFAULT_STRATEGY
 
@@ -84,49 +87,26 @@ def exchanges(
 
 
 def changes(
-    *,
-    workers: Sequence[int] = (),
-    bandwidths_bytes_per_s: Sequence[float] = (),
-    latencies_s: Sequence[float] = (),
-    algorithms: Sequence[str] = (),
-    densities: Sequence[float | None] = (),
-    jobs: Sequence[int] = (),
-    wires: Sequence[str] = (),
-    compute_scales: Sequence[float] = (),
-    batches: Sequence[float] = (),
-    fixed_shares: Sequence[float] = (),
-    accumulations: Sequence[int] = (),
-    behaviours: Sequence[Workers] = (),
-    strategies: Sequence[Strategy] = (),
+    algorithms: Sequence[str] = (), densities: Sequence[float | None] = (), **lists: Sequence[Any]
 ) -> list[Change]:
     """Return every combination of the lists' values; an empty list changes nothing.
 
-    Worker counts vary fastest. For algorithms and densities see :func:`exchanges`. Raise UserError
-    for more than 5000 combinations, before making them.
+    ``lists`` are by field of :class:`Change`. For algorithms and densities see :func:`exchanges`.
+    Raise UserError for more than 5000 combinations, before making them.
     """
-    axes: list[list[dict[str, Any]]] = [
-        [{"strategy": value} for value in strategies],
-        [{"behaviour": value} for value in behaviours],
-        [{"compute_scale": value} for value in compute_scales],
-        [{"batch_fixed": value} for value in fixed_shares],
-        [{"batch": value} for value in batches],
-        [{"accumulate": value} for value in accumulations],
-        [{"wire": value} for value in wires],
-        [{"algorithm": a, "density": d} for a, d in exchanges(algorithms, densities)],
-        [{"jobs": value} for value in jobs],
-        [{"latency_s": value} for value in latencies_s],
-        [{"bandwidth_bytes_per_s": value} for value in bandwidths_bytes_per_s],
-        [{"workers": value} for value in workers],
-    ]
-    count = math.prod(len(axis) or 1 for axis in axes)
+    axes: dict[str, list[dict[str, Any]]]
+    axes = {field: [{field: value} for value in values] for field, values in lists.items()}
+    pairs = exchanges(algorithms, densities)
+    axes["algorithm"] = [{"algorithm": a, "density": d} for a, d in pairs]
+    count = math.prod(len(axis) or 1 for axis in axes.values())
     if count > MOST_POINTS:
         raise UserError(
             f"the options stand for {count} points, and at most {MOST_POINTS} can be simulated at "
             "once; shorten a list, or simulate one part after the other"
         )
     made = [Change()]
-    for axis in axes:
-        made = [change._replace(**value) for change in made for value in axis or [{}]]
+    for field in sorted(axes, key=Change._fields.index, reverse=True):
+        made = [change._replace(**value) for change in made for value in axes[field] or [{}]]
     return made
 
 

@@ -25,6 +25,7 @@ from syncline.torch_private import ignored_by_ddp
 from syncline.train.engine import int8
 from syncline.train.engine.dense_transport import Work
 from syncline.train.measure.gradient_hooks import take_off
+from syncline.train.measure.profiler import trainable_parameters
 from syncline.train.sparse.gradients import NamedGradient, device_of, require_exchangeable, shaped
 from syncline.train.sparse.residuals import Residuals
 from syncline.train.sparse.session import VERSION, Scaler, Session, require_place, require_version
@@ -338,11 +339,7 @@ def require_compression(
             f"message; the planner {planner!r} makes several: take 'single', or leave planner out"
         )
     ignored = ignored_by_ddp(module)
-    exchanged = {
-        name: parameter
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    }
+    exchanged = {name: p for name, p in trainable_parameters(module).items() if name not in ignored}
     require_exchangeable(exchanged, module)
     if plan is not None:
         compressed(plan, compression)

@@ -168,14 +168,19 @@ def describe_error(error: Exception, timeout_s: float | None = None) -> str:
 
 
 @contextmanager
-def telling_lost_peers(doing: str) -> Iterator[None]:
-    """Turn the loss of a peer, which torch reports in many ways, into a :class:`PeerError`."""
+def telling_lost_peers(
+    doing: str, *, rank: str | None = None, then: str = "resume all ranks from the last checkpoint"
+) -> Iterator[None]:
+    """Turn the loss of a peer, which torch reports in many ways, into a :class:`PeerError`.
+
+    ``rank`` is for use without a process group, and ``then`` is what the user is to do.
+    """
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, SynclineError) or not is_lost_peer(error):
             raise
         raise PeerError(
-            f"rank {dist.get_rank()} lost a peer {doing}: {describe_error(error)}; see the other "
-            "ranks' output, and resume all ranks from the last checkpoint"
+            f"rank {dist.get_rank() if rank is None else rank} lost a peer {doing}: "
+            f"{describe_error(error)}; see the other ranks' output, and {then}"
         ) from None

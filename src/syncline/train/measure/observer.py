@@ -246,8 +246,7 @@ class AutogradGraph(NamedTuple):
     """The nodes that backward will run, except those that accumulate gradients."""
 
     nodes: list[Node]
-    names: list[str]
-    """Class name of each node's function, such as ``"ConvolutionBackward0"``."""
+    names: list[str]  # class name of each node's function, such as ``"ConvolutionBackward0"``
     sequence: list[int]
     """Autograd's number of each node, which increases in the order of the forward pass."""
     consumers: list[list[int]]  # for each node, the nodes that must run before it in backward

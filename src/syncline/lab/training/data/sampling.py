@@ -22,10 +22,8 @@ from syncline.errors import UserError
 class Batch(NamedTuple):
     """Inputs and targets of a forward pass."""
 
-    inputs: Tensor
-    """Images: (N, 3, size, size), float32. Text: (N, T), int64."""
-    targets: Tensor
-    """Images: (N,), int64. Text: (N, T), int64."""
+    inputs: Tensor  # images: (N, 3, size, size), float32; text: (N, T), int64
+    targets: Tensor  # images: (N,), int64; text: (N, T), int64
 
 
 def seed_from(*parts: int) -> int:
@@ -100,8 +98,7 @@ def windows_in_epoch(tokens: int, shape: StepShape, *, window: int) -> int:
     """Return the optimizer steps an epoch over a stream, at least one; the rest is dropped."""
     workers, batch_size, accumulate = shape
     # One window's length is left for the random start, one token for the last target.
-    column = (tokens - window) // (workers * batch_size)
-    steps = column // (window * accumulate)
+    steps = (tokens - window) // (workers * batch_size * window * accumulate)
     if steps < 1:
         needed = workers * batch_size * accumulate * window + window
         raise UserError(
