@@ -16,7 +16,7 @@ from syncline.files.traces.formats import FORMATS
 from syncline.plan.advice import Interface, RankFacts
 from syncline.plan.document import Document
 from syncline.plan.network import PRESETS
-from syncline.plan.planners import PLANNERS
+from syncline.plan.planners import PLANNERS, planned
 from syncline.plan.simulator.whatif import changes
 from tests.comm.groups.choice_examples import choices
 from tests.files.report.examples import make_bundle
@@ -170,6 +170,9 @@ def _seed(field: str) -> Callable[[], list[bytes]]:
             found.append(_document(layered_profile()))
         if field == "network":
             found += [_document(network) for network in PRESETS.values()]
+        if field == "plan":  # those that ``simulate --plan`` accepts
+            profile, network = layered_profile(), PRESETS[NETWORK]
+            found += [_document(planned(name, profile, network)) for name in ("merge", "overlap")]
         return found
 
     return seeds
@@ -178,7 +181,7 @@ def _seed(field: str) -> Callable[[], list[bytes]]:
 def _what_ifs() -> list[bytes]:
     rates = [125e6, 1.25e9, 3.125e9]
     swept = bundle_of(
-        changes(workers=[4, 16, 64, 256], bandwidths_bytes_per_s=rates), "ddp", "merge"
+        changes(workers=[4, 16, 64, 256], bandwidth_bytes_per_s=rates), "ddp", "merge"
     )
     bundles = (swept, few(), single())
     return [_document(b.what_if) for b in bundles if b.what_if is not None]

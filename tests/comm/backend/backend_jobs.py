@@ -35,6 +35,7 @@ from tests.comm.groups.jobs import DTYPES, require_same_bits, whole_numbers
 from tests.timeouts import TIMEOUT
 
 Group = Any
+Tensors = Sequence[torch.Tensor]
 Place = Callable[[torch.Tensor], torch.Tensor]
 """Puts a tensor on a device."""
 Op = dist.ReduceOp
@@ -56,20 +57,12 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> t
     return whole_numbers(dist.get_rank(), shape, dtype, salt)
 
 
-def require_same(
-    found: Sequence[torch.Tensor],
-    expected: Sequence[torch.Tensor],
-    tolerance: float = 0.0,
-    what: str = "",
-) -> None:
+def require_same(found: Tensors, expected: Tensors, tolerance: float = 0.0, what: str = "") -> None:
     for a, b in zip(found, expected, strict=True):
         message = f"{what}: found {a}, expected {b}"
         torch.testing.assert_close(
             a.as_subclass(torch.Tensor), b, rtol=tolerance, atol=tolerance, msg=message
         )
-
-
-# ---------------------------------------------------------------------- operations
 
 
 def operations(group: Group, on: Place = lambda tensor: tensor) -> dict[str, list[torch.Tensor]]:
@@ -237,9 +230,6 @@ def shards() -> None:
         dist.barrier(group)
 
 
-# ---------------------------------------------------------------------- works and futures
-
-
 def futures() -> None:
     """Wait for asynchronous works, for their futures, and for what is chained to them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -330,10 +320,12 @@ def prepared_or_not() -> None:
             given = given.clone()
             dist.broadcast(given, 1, group=group)
             require_same([given], [expected[1]])
-        negated = torch.complex(torch.ones(3), torch.full((3,), rank + 1.0)).conj().imag
-        assert negated.is_neg()
-        dist.all_reduce(negated, group=group)
-        assert negated.tolist() == [-ranks * (ranks + 1) / 2] * 3
+        for count in (3, 1):  # a view of one element is contiguous
+            parts = torch.ones(count), torch.full((count,), rank + 1.0)
+            negated = torch.complex(*parts).conj().imag
+            assert negated.is_neg()
+            dist.all_reduce(negated, group=group)
+            assert negated.tolist() == [-ranks * (ranks + 1) / 2] * count
         opts = dist.AllreduceOptions()
         opts.asyncOp = False
         ones = torch.ones(2)
@@ -430,9 +422,7 @@ def sequence_numbers() -> None:
                 lambda: dist.barrier(group=group),
                 lambda: dist.recv(three, 0, group=group) if rank else dist.send(three, 1, group),
             ]
-            numbers_of.append(
-                [(call(), group._get_sequence_number_for_group())[1] for call in calls]
-            )
+            numbers_of += [[(call(), group._get_sequence_number_for_group())[1] for call in calls]]
     assert numbers_of[0] == numbers_of[1]
 
 
@@ -682,8 +672,6 @@ GLOOS: list[Group] = []
 """Those that are never dropped. Gloo's group joins its threads when it is destroyed, and stock
 PowerSGD's callbacks, which refer to it, may go last, on one of them: then it would join itself
 ("Resource deadlock avoided"), and the process aborts."""
-
-
 TRAININGS: dict[str, tuple[Callable[[Group], Any], float]] = {
     "ddp": (trained, 1e-6),
     "unused": (partial(trained, skip=True, find_unused_parameters=True), 1e-6),

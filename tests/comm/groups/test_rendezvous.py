@@ -187,6 +187,26 @@ def test_strangers_are_ignored() -> None:
         check(2, VisitedStore(visit))
 
 
+def test_of_many_silent_strangers_the_first_are_hung_up_on() -> None:
+    """They would otherwise take all of a rank's descriptors."""
+    card = RankCard.own()
+
+    def crowd(members: Members, _: dist.Store) -> None:
+        with ExitStack() as stack:
+            address = members.cards[0].socket
+            first, *_, last = [stack.enter_context(connected(address)) for _ in range(300)]
+            assert first.recv(1) == b""
+            last.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                last.recv(1)
+        listening.close()
+
+    listening = listening_at(card.socket)
+    joining = join_with(card, crowd, timeout_s=LONG_S)
+    with pytest.raises(PeerError, match="rank 1 has ended before the two could meet"):
+        joining.result()
+
+
 def test_who_does_not_know_the_secret_gets_nothing() -> None:
     """A process of the same user calls in rank 1's place, without the list of members."""
     card = RankCard.own()

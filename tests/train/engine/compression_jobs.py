@@ -31,12 +31,9 @@ from tests.train.sparse.jobs import MARK, Found, marked_memories, telling
 
 Given = str | dict[str, Any]
 """A type of fewer bits, or the arguments of a recipe."""
-every_exchange_checked = mock.patch.object(
-    compression_module, "Session", functools.partial(Session, check=True)
-)
 
 
-@every_exchange_checked
+@mock.patch.object(compression_module, "Session", functools.partial(Session, check=True))
 def begun(
     given: Given,
     *,
@@ -83,7 +80,6 @@ def end_of(ddp: DistributedDataParallel) -> Found:
 def trained(
     given: Given, model: str, steps: int, overlap: bool = False, options: Found | None = None
 ) -> Found:
-    """Train until measuring is over, and on."""
     ddp, optimizer = begun(given, model=model, overlap=overlap, **(options or {}))
     train(ddp, optimizer, steps, first=steps_to_steady(ddp, optimizer))
     plan = None if ddp.plan is None else ddp.plan.to_json()
@@ -213,9 +209,8 @@ def resumed_without_dense_steps() -> bool:
     won = ddp.compression_state_dict() | {"decided": True, "plan": None}
     ddp.load_compression_state_dict(won)
     steps = steps_to_steady(ddp, optimizer)
-    return (
-        ddp.plan is not None and ddp.plan.is_lossy and ddp.compression_state_dict()["step"] == steps
-    )
+    counted = ddp.compression_state_dict()["step"] == steps
+    return counted and ddp.plan is not None and ddp.plan.is_lossy
 
 
 LEFT_OUT_STEPS = 12
@@ -283,9 +278,8 @@ def refused(case: str) -> str:
         "other model's plan": {"compression": "float16"},
     }.get(case, {})
     if case == "several dtypes":
-        arguments["delay_all_reduce_named_params"] = [
-            (f"wide.{name}", p) for name, p in model.wide.named_parameters()
-        ]
+        wide = [(f"wide.{name}", p) for name, p in model.wide.named_parameters()]
+        arguments["delay_all_reduce_named_params"] = wide
         arguments["param_to_hook_all_reduce"] = model.narrow.weight
     ddp = DistributedDataParallel(model, **arguments)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -385,23 +379,19 @@ def scaler_of(*, enabled: bool = True) -> torch.amp.GradScaler:
 
 
 def loss_of(model: Any, step: int, bad: int) -> torch.Tensor:
-    """Return a loss, some of whose gradients are infinite on one rank in the step ``bad``."""
+    """Return a loss; in the step ``bad`` some gradients of one rank are infinite or very large."""
     inputs, targets = batch(step)
     loss = cross_entropy(model(inputs * 0.5), targets)
     if step == bad and dist.get_rank() == 1:
         loss = loss + model.module.norm.weight.sum() * float("inf")
+        loss = loss + model.module.wide.weight.sum() * 1e20
     return loss
 
 
 def scaled(kind: str, recipe: Found, bad: int, several: int = 1, ahead: bool = False) -> list[str]:
     """Return what differs between a training with a scaler and one that leaves a step out.
 
-    Args:
-        kind: ``"hook"`` or the wrapper.
-        recipe: of the exchange.
-        bad: the step in which a gradient of one rank and of one optimizer is infinite.
-        several: optimizers, each of as many parameters as the others.
-        ahead: whether gradients are taken where residuals will bring the weights.
+    In the step ``bad`` a gradient of one rank and of one of the ``several`` optimizers is infinite.
     """
     net = {}
     states = {}
