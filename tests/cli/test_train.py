@@ -23,18 +23,14 @@ from tests.cli.examples import Printed
 
 
 @pytest.mark.parametrize("command", ["train", "profile"])
-def test_workers_must_agree_with_torchrun(
-    monkeypatch: pytest.MonkeyPatch, refused: Printed, command: str
-) -> None:
+def test_torchrun_differs(monkeypatch: pytest.MonkeyPatch, refused: Printed, command: str) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     said = refused(command, "--workers", "2")
     assert "--workers is 2, but the launcher (torchrun) started 4" in said
 
 
-def test_options_reach_the_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
-) -> None:
+def test_options_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
     launched: list[TrainingConfig] = []
     monkeypatch.setattr("syncline.lab.training.launch.launch", launched.append)
     report = str(tmp_path / "report")
@@ -110,9 +106,7 @@ def test_a_model_and_its_table(model: str, tmp_path: Path, printed: Printed) -> 
     assert singles.known_profile().gradient_bytes == profile.gradient_bytes
 
 
-def test_one_worker_of_a_launcher_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed
-) -> None:
+def test_a_single_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: Printed) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -19,7 +19,6 @@ QUICK = ("--sizes", "256,4KiB", "--workers", "2", "--lap", "0.001", "--collectiv
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache of the test's own."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "syncline" / "choices"
@@ -53,9 +52,7 @@ def test_a_file_of_its_own_as_json(cache: Path, printed: Printed, tmp_path: Path
     assert not cache.exists()
 
 
-def test_what_the_deadline_leaves_out_is_said(
-    cache: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_out_is_said(cache: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     some = choices()
     tuned = tuning.Tuned((some,), ("broadcast with 2 workers",))
     monkeypatch.setattr("syncline.cli.tune.measure", lambda *_, **__: tuned)

@@ -59,9 +59,7 @@ def test_the_command_of_the_page(swept: Swept) -> None:
     assert len(made.notes) == 3
 
 
-def test_points_are_what_single_simulations_say(
-    swept: Swept, printed: Printed, profile: Path, network: Path
-) -> None:
+def test_points_one_by_one(swept: Swept, printed: Printed, profile: Path, network: Path) -> None:
     asked = ("simulate", profile, network, *MERGE, "--json", "--workers")
     for point in swept(network, "--workers", "16,64", *MERGE).points:
         (alone,) = json.loads(printed(*asked, point.setting.workers))["predictions"]
@@ -119,9 +117,7 @@ def test_every_option_takes_a_list(swept: Swept, options: str, points: int, time
     assert len({point.best.iteration_s for point in made.points}) >= times
 
 
-def test_a_plan_of_ones_own_on_other_links(
-    swept: Swept, refused: Printed, profile: Path, tmp_path: Path
-) -> None:
+def test_a_plan_of_ones_own(swept: Swept, refused: Printed, profile: Path, tmp_path: Path) -> None:
     PLANNERS["single"].plan(PROFILE, PRESETS["10gbit"]).save(path := tmp_path / "plan.json")
     assert swept(LINK, "--plan", path, "--bandwidth", "1gbit,100gbit").planners == ("single",)
     said = refused("simulate", profile, LINK, "--plan", path, "--workers", "16,32")
@@ -133,9 +129,6 @@ def test_the_timeline_of_the_chosen_point(swept: Swept, tmp_path: Path) -> None:
     made = swept(LINK, "--workers", "4,64", *MERGE, "--timeline", path)
     iteration_s = Timeline.load(path).iteration_ns * 1e-9
     assert iteration_s == pytest.approx(made.chosen.best.iteration_s)
-
-
-# --- the report ---
 
 
 def test_a_report_directory_or_a_page(printed: Printed, profile: Path, tmp_path: Path) -> None:
@@ -159,9 +152,6 @@ def test_where_a_report_cannot_be_is_said_first(
     monkeypatch.setattr("syncline.cli.simulate.study", lambda *_, **__: pytest.fail("too late"))
     for target in ("absent/page.html", profile):
         assert "cannot be written" in refused("simulate", profile, LINK, "--report", target)
-
-
-# --- other tools' traces ---
 
 
 def test_a_trace_is_a_profile_too(run: Run, tmp_path: Path) -> None:
@@ -200,9 +190,6 @@ def test_a_trace_has_its_own_workers(run: Run, printed: Printed, tmp_path: Path)
     assert "note: one worker, as in the trace, exchanges nothing" in out
 
 
-# --- other circumstances ---
-
-
 def test_what_a_parameter_server_does_not_count_is_said(swept: Swept) -> None:
     options = ("--strategy", "parameter-server", *DDP)
     assert swept(LINK, *options).notes == ()
@@ -222,9 +209,6 @@ def test_a_link_is_calibrated(swept: Swept, run: Run, printed: Printed, profile:
     assert "note: the link is 10.00 times slower than given" in result.err
     made = swept(LINK, *given, "--workers", "16,64")
     assert any("the link is 10.00 times slower" in note for note in made.notes)
-
-
-# --- options by themselves ---
 
 
 def test_the_longest_lists_end_early() -> None:

@@ -11,14 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from syncline.lab.processes import (
-    LocalProcess,
-    end_of,
-    ended_by_signals,
-    exit_code_of,
-    received_signals,
-    run_folder,
-)
+from syncline.lab import processes
+from syncline.lab.processes import LocalProcess, ended_by_signals, received_signals, run_folder
 from tests.lab.testbed.machine import runs, started, wait_until
 from tests.timeouts import DEADLINE_S
 
@@ -33,8 +27,8 @@ from tests.timeouts import DEADLINE_S
     ],
 )
 def test_how_a_process_ended(code: int, words: str, exit_code: int) -> None:
-    assert end_of(code) == words
-    assert exit_code_of(code) == exit_code
+    assert processes.end_of(code) == words
+    assert processes.exit_code_of(code) == exit_code
 
 
 def test_signals_are_read_instead_of_acting_and_handlers_come_back() -> None:

@@ -116,8 +116,6 @@ def test_workers_that_do_not_connect(tmp_path: Path) -> None:
             workers.gather(1, timeout_s=0.2)
 
 
-# ------------------------------------------------------------------ which failure is the cause
-
 LOST = Failure(kind="PeerError", message="the connection to another worker was lost")
 
 

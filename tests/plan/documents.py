@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from syncline.plan.cost import CostCurve, CostSegment
 from syncline.plan.document import Document
 from syncline.plan.network import Contention, Link, Measurement, Network
@@ -107,6 +109,13 @@ def plan_of(elements: list[int], *messages: tuple[int, int], dtypes: str = "") -
         ),
         messages=tuple(Message(start=a, stop=b) for a, b in messages),
     )
+
+
+def prediction(planner: str, iteration_s: float, *, computation_s: float = 0.1) -> Prediction:
+    """Return DDP's prediction as another planner's, with other times."""
+    times = {"computation_s": computation_s, "exposed_s": iteration_s - computation_s}
+    row = COMPARISON.predictions[0]
+    return msgspec.structs.replace(row, planner=planner, iteration_s=iteration_s, **times)
 
 
 EXAMPLES: tuple[Document, ...] = (PROFILE, NETWORK, PLAN, TIMELINE, COMPARISON, RUN)

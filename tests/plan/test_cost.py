@@ -77,10 +77,7 @@ def test_at_least_a_line_by_hand() -> None:
 
 @some.many
 @given(
-    some.curves(),
-    st.floats(0, 2),
-    st.floats(0, 1e-6),
-    st.lists(st.integers(0, 1 << 40), min_size=1),
+    some.curves(), st.floats(0, 2), st.floats(0, 1e-6), st.lists(st.integers(0, 2**40), min_size=1)
 )
 def test_at_least_a_line(tried: CostCurve, a_s: float, rate: float, sizes: list[int]) -> None:
     found = tried.at_least(a_s, rate)
@@ -172,9 +169,7 @@ def test_the_envelope_by_hand() -> None:
 
 
 @some.many
-@given(
-    st.lists(some.curves(), min_size=1, max_size=5), st.lists(st.integers(0, 1 << 34), max_size=8)
-)
+@given(st.lists(some.curves(), min_size=1, max_size=5), st.lists(st.integers(0, 2**34), max_size=8))
 def test_the_envelope_is_the_minimum_everywhere(curves: list[CostCurve], sizes: list[int]) -> None:
     best = lower_envelope(curves)
     near = [s.start_bytes + d for c in (*curves, best) for s in c.segments for d in (-1, 0, 1)]

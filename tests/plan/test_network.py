@@ -28,7 +28,7 @@ def test_the_nominal_presets(gigabits: int) -> None:
 
 LINK = Link(alpha_s=2.0, beta_s_per_byte=3.0, gamma_s_per_byte=5.0)
 LINKED = Network.of_link(LINK, workers=4, name="lan")
-ALONE = Network.line(workers=1, a_s=0, b_s_per_byte=0, name="alone")
+ONE = Network.line(workers=1, a_s=0, b_s_per_byte=0, name="alone")
 MEASURED = msgspec.structs.replace(
     LINKED,
     # The latency is thrice the formula's.
@@ -64,7 +64,7 @@ def test_a_measured_curve_keeps_its_shape() -> None:
 
 
 def test_nothing_changed_is_the_same_network() -> None:
-    for network in (MEASURED, LINKED, ALONE, *PRESETS.values()):
+    for network in (MEASURED, LINKED, ONE, *PRESETS.values()):
         assert network.replace() is network
         assert network.replace(workers=network.workers, algorithm="ring") is network
 
@@ -190,10 +190,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: LINKED.replace(bandwidth_bytes_per_s=0.0), "a bandwidth must be finite and above 0"),
     (lambda: LINKED.replace(latency_s=-1.0), "alpha_s must be finite"),
     (lambda: LINKED.collective("broadcast"), "unknown collective 'broadcast'"),
-    (
-        lambda: ALONE.replace(workers=64),
-        "'alone' has no point-to-point measurement .*syncline.probe",
-    ),
+    (lambda: ONE.replace(workers=64), "'alone' has no point-to-point measurement .*syncline.probe"),
     (lambda: Network.line(workers=4, a_s=1, b_s_per_byte=1, algorithm="top-k"), "without a link"),
 ]
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 
 from syncline.errors import UserError
-from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.profile import Profile
 from tests import strategies as some
 from tests.plan.documents import PROFILE
+from tests.plan.simulator.chains import gradient, job, op
 
 
 def test_sums_by_hand() -> None:
@@ -42,27 +43,17 @@ def test_ready_times_follow_the_operations(profile: Profile) -> None:
     assert all(a <= b for a, b in zip(profile.ready_ns(), ready, strict=True))
 
 
-def operation(phase: str, ns: int, *after: int, resource: str = "device") -> Operation:
-    return Operation(name=phase, phase=phase, duration_s=ns / 1e9, after=after, resource=resource)
-
-
 def test_lanes_run_beside_each_other_once_the_batch_is_there() -> None:
-    profile = msgspec.structs.replace(
-        PROFILE,
-        operations=(
-            operation("data", 5),
-            operation("copy", 2, 0),
-            operation("forward", 3, resource="host"),  # launches the next
-            operation("forward", 10, 2),
-            operation("backward", 4, 2, resource="host"),
-            operation("backward", 1, 4),
-            operation("update", 1, 5),
-        ),
-        gradients=(
-            Gradient(name="a", elements=3, ready_after=5, needed_by=3),
-            Gradient(name="b", elements=1, ready_after=5),
-        ),
-    )
+    operations = [
+        op("data", 5),
+        op("copy", 2, 0),
+        op("forward", 3, resource="host"),  # launches the next
+        op("forward", 10, 2),
+        op("backward", 4, 2, resource="host"),
+        op("backward", 1, 4),
+        op("update", 1, 5),
+    ]
+    profile = job(operations, gradient(3, 5, 3, "a"), gradient(1, 5, name="b"))
     assert profile.finish_ns() == [5, 7, 8, 18, 12, 19, 20]
     assert profile.ready_ns() == [19, 19]
     assert profile.computation_s == 20e-9

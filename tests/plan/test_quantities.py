@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.errors import UserError
-from syncline.plan.quantities import (
-    BYTES_PER_ELEMENT,
-    bytes_per_element,
-    parse_bandwidth,
-    parse_duration,
-    parse_workers,
-)
+from syncline.plan import quantities as units
+from syncline.plan.quantities import parse_bandwidth, parse_duration, parse_workers
 from tests import strategies as some
 
 Parse = Callable[[str], Any]
@@ -86,7 +81,7 @@ REFUSED: list[tuple[Parse, str, list[str]]] = [
     (parse_workers, "does not reach the end exactly", ["8,4,...,1", "4,4,...,8", "4,8,...,2047"]),
     (parse_workers, "does not reach the end exactly", ["4,8,20,...,100", "2..48", "8..4"]),
     (parse_workers, "more than 1000 counts", ["1,2,3,...,2000000000"]),
-    (bytes_per_element, "gradient dtype 'bfloat61'; did you mean 'bfloat16'", ["bfloat61"]),
+    (units.bytes_per_element, "gradient dtype 'bfloat61'; did you mean 'bfloat16'", ["bfloat61"]),
 ]
 
 
@@ -119,5 +114,5 @@ def test_series_go_on_as_they_began(first: int, step: int, length: int) -> None:
 
 def test_sizes_of_elements_are_torchs() -> None:
     torch = pytest.importorskip("torch")
-    for dtype in BYTES_PER_ELEMENT:
-        assert bytes_per_element(dtype) == getattr(torch, dtype).itemsize
+    for dtype in units.BYTES_PER_ELEMENT:
+        assert units.bytes_per_element(dtype) == getattr(torch, dtype).itemsize

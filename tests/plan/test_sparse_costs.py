@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 
 from syncline import _native
 from syncline.errors import UserError
+from syncline.plan import sparse_costs
 from syncline.plan.cost import CostCurve
 from syncline.plan.exchange import Exchange, Link
 from syncline.plan.network import Network
 from syncline.plan.planners.merge import Merge
-from syncline.plan.sparse_costs import (
-    SPARSE_ALGORITHMS,
-    SparseSpeeds,
-    coded_index_bytes,
-    computing_line,
-    sparse_line,
-)
+from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds, coded_index_bytes
 from tests import strategies as some
 from tests.plan import steps
 
@@ -33,7 +28,7 @@ SPEEDS = SparseSpeeds(
 
 def line(algorithm: str, workers: int, **changes: Any) -> CostCurve:
     options = {"alpha_s": ALPHA, "beta_s_per_byte": BETA, "density": 0.001, **changes}
-    return sparse_line(algorithm, workers=workers, **options)
+    return sparse_costs.sparse_line(algorithm, workers=workers, **options)
 
 
 @pytest.mark.parametrize("workers", [2, 4, 8, 16, 32, 64])
@@ -83,7 +78,7 @@ def test_selecting_is_counted(algorithm: str, rounds: int, vectors: int, merged:
 
 
 def test_one_worker_selects_nothing() -> None:
-    alone = computing_line("gtop-k", workers=1, density=0.001, speeds=SPEEDS)
+    alone = sparse_costs.computing_line("gtop-k", workers=1, density=0.001, speeds=SPEEDS)
     assert alone.seconds(10**8) == 0
 
 

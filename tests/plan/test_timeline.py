@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncline.plan.timeline import (
-    COMMUNICATION,
-    COMPUTE,
-    Span,
-    SpanKind,
-    Timeline,
-    active_ns,
-    union,
-)
+from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, Timeline, active_ns, union
 
 
 def _timeline(*spans: Span, iteration_ns: int = 100) -> Timeline:
@@ -27,7 +19,7 @@ def _message(start: int, stop: int, ready: int | None = None) -> Span:
     )
 
 
-def _computing(start: int, stop: int, kind: SpanKind = "wait", lane: str = COMPUTE) -> Span:
+def _computing(start: int, stop: int, kind: str = "wait", lane: str = COMPUTE) -> Span:
     return Span(lane=lane, start_ns=start, stop_ns=stop, label="fc", kind=kind)
 
 

@@ -11,14 +11,9 @@ import pytest
 from syncline.errors import FileError, UserError
 from syncline.plan.prediction import Prediction
 from syncline.plan.whatif import Bottleneck, Crossing, PathPart, Point, Setting, Split, WhatIf
-from tests.plan.documents import COMPARISON
+from tests.plan.documents import COMPARISON, prediction
 
 ROW = COMPARISON.predictions[0]
-
-
-def prediction(planner: str, iteration_s: float, *, computation_s: float = 0.1) -> Prediction:
-    times = {"computation_s": computation_s, "exposed_s": iteration_s - computation_s}
-    return msgspec.structs.replace(ROW, planner=planner, iteration_s=iteration_s, **times)
 
 
 def point(workers: int, *predictions: Prediction, **setting: Any) -> Point:

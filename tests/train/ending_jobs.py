@@ -24,8 +24,6 @@ RANKS = 2
 
 
 class Batches(Dataset[torch.Tensor]):
-    """Batches that a worker of a loader makes."""
-
     def __len__(self) -> int:
         return 1000
 
@@ -37,13 +35,8 @@ def train(place: Place, backend: str, how: str) -> None:
     """Train until updates are pending, and end as ``how`` says."""
     training = begin(place, backend=backend)
     if how == "loader":
-        loader = DataLoader(
-            Batches(),
-            batch_size=None,
-            num_workers=1,
-            persistent_workers=True,
-            multiprocessing_context="fork",
-        )
+        forked = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+        loader = DataLoader(Batches(), batch_size=None, **forked)
         for batch in itertools.islice(loader, 3):
             training.optimizer.zero_grad()
             training.model(batch).square().mean().backward()
@@ -66,7 +59,6 @@ def lead(place: Place) -> None:
 
 
 def ends(place: Place, backend: str, how: str) -> None:
-    """End in the midst of training."""
     lead(place)
     train(place, backend, how)
 

@@ -19,12 +19,10 @@ from tests.train.models import Plain
 
 
 def under(version: str) -> Any:
-    """Return a context in which torch has another version."""
     return mock.patch.object(torch, "__version__", version)
 
 
 def trains_under(version: str) -> dict[str, Any]:
-    """Train beside DDP."""
     said: list[str] = []
     torch.manual_seed(1)
     with under(version), mock.patch("syncline.train.planned_training.warn", said.append):
@@ -41,7 +39,6 @@ def trains_under(version: str) -> dict[str, Any]:
 
 
 def refuses_under(version: str) -> list[str]:
-    """Return what the constructor and ``convert`` say."""
     stock = TorchDDP(Plain())
     with under(version):
         _, constructor = error_of(lambda: DistributedDataParallel(Plain()))

@@ -48,21 +48,13 @@ WARM = 11
 
 
 class Net(nn.Sequential):
-    """A few equal layers."""
-
     def __init__(self) -> None:
         super().__init__(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
 
 
 def join(place: Place, backend: str = "gloo") -> None:
-    """Join the process group."""
-    dist.init_process_group(
-        backend,
-        init_method=f"file://{place.folder}/store",
-        rank=place.rank,
-        world_size=place.ranks,
-        timeout=TIMEOUT,
-    )
+    store = f"file://{place.folder}/store"
+    dist.init_process_group(backend, store, TIMEOUT, place.ranks, place.rank)
     torch.manual_seed(0)
 
 
@@ -94,17 +86,14 @@ class Training:
         self.done = 0
 
     def inputs(self) -> torch.Tensor:
-        """Return this rank's batch of the present step."""
         generator = torch.Generator().manual_seed(1000 * self.done + self.place.rank)
         return torch.randn(5, WIDTH, generator=generator)
 
     def backward(self) -> None:
-        """Run forward and backward."""
         self.optimizer.zero_grad()
         self.model(self.inputs()).square().mean().backward()
 
     def step(self, steps: int = 1) -> None:
-        """Train."""
         for _ in range(steps):
             self.backward()
             self.optimizer.step()
@@ -156,12 +145,10 @@ def begin(place: Place, steps: int = WARM, backend: str = "gloo", **how: Any) ->
 
 
 def values(net: nn.Module) -> list[float]:
-    """Return a few values of every parameter."""
     return [float(v) for p in net.parameters() for v in p.detach().flatten()[:2]]
 
 
 def say(**what: Any) -> None:
-    """Print a line that the test reads."""
     print(json.dumps(what), flush=True)
 
 
@@ -186,20 +173,12 @@ def die() -> None:
 
 
 def wait_for_ever() -> None:
-    """Return when the process ends."""
     threading.Event().wait()
 
 
-# ------------------------------------------------------------------ what it should come to
-
-
 def undisturbed(place: Place, steps: int) -> None:
-    """Train and say what came of it."""
     training = begin(place, steps)
     finish(training)
-
-
-# ------------------------------------------------------------------ a rank dies
 
 
 def begin_until_rank_1_dies(place: Place) -> Training:
@@ -218,7 +197,6 @@ def begin_until_rank_1_dies(place: Place) -> Training:
 
 
 def dies_after_step(place: Place) -> None:
-    """Rank 1 dies without having sent its messages; the others go on."""
     begin_until_rank_1_dies(place).step(3)
 
 
@@ -284,7 +262,6 @@ def dies_before_construction(place: Place) -> None:
 
 
 def falls_silent(place: Place) -> None:
-    """Rank 1 stops answering, and is still there."""
     training = begin(place)
     training.expect_answers(SHORT_TIMEOUT_S)
     if place.rank == 1:
@@ -296,11 +273,7 @@ def falls_silent(place: Place) -> None:
     os._exit(0)
 
 
-# ------------------------------------------------------------------ ranks part
-
-
 def skips_a_step(place: Place, wait: Wait) -> None:
-    """Rank 1 makes one update fewer."""
     training = begin(place, wait=wait)
     training.backward()
     if place.rank != 1:
@@ -309,14 +282,10 @@ def skips_a_step(place: Place, wait: Wait) -> None:
 
 
 def skips_an_iteration(place: Place) -> None:
-    """Rank 1 ends one iteration before the others."""
     training = begin(place)
     training.step(2 if place.rank == 1 else 3)
     if place.rank != 1:
         training.model.synchronize()
-
-
-# ------------------------------------------------------------------ a process ends with work left
 
 
 def ends(place: Place, how: str) -> None:
@@ -364,7 +333,6 @@ def gets_all_back(place: Place) -> None:
 
 
 def in_a_child(place: Place, job: str, how: str) -> None:
-    """Run another job in a process that multiprocessing has started."""
     run = globals()[job]
     process = multiprocessing.get_context("fork").Process(target=run, args=(place, how))
     process.start()
@@ -406,16 +374,11 @@ def says_at_exit(place: Place) -> None:
     ends_alone(place, "dead")
 
 
-# ------------------------------------------------------------------ exceptions of the user
-
-
 class OnceError(Exception):
     """Something of the user's went wrong."""
 
 
 def raise_once(module: nn.Module) -> None:
-    """Let the next forward pass of a module fail."""
-
     def fail(*_: Any) -> None:
         handle.remove()
         raise OnceError
@@ -471,12 +434,9 @@ def fails_in_backward(place: Place) -> None:
 
 
 class Fragile(torch.optim.SGD):
-    """An optimizer that fails in one of its updates."""
-
     fails = False
 
     def step(self, closure: Any = None) -> Any:
-        """Update, or fail after some parameters."""
         if Fragile.fails:
             group = self.param_groups[0]
             group["params"][0].data.add_(1)
@@ -496,14 +456,8 @@ def fails_in_an_update(place: Place) -> None:
         raised = str(error)
     Fragile.fails = False
     first = training.net[0].weight
-    say(
-        raised=raised,
-        reads=[
-            error_of(lambda: first.sum()),
-            error_of(training.model.synchronize),
-            error_of(training.step),
-        ],
-    )
+    reads = (lambda: first.sum(), training.model.synchronize, training.step)
+    say(raised=raised, reads=[error_of(read) for read in reads])
     dist.barrier()
 
 
@@ -534,9 +488,6 @@ def is_interrupted(place: Place, steps: int) -> None:
     finish(training, interrupted=interrupted)
 
 
-# ------------------------------------------------------------------ forks
-
-
 class Numbers(Dataset[torch.Tensor]):
     """A data set whose items are made in a forked process; one of them reads the model."""
 
@@ -563,22 +514,16 @@ def forks(place: Place, reads: bool) -> None:
     finish(training, got=got, error=error)
 
 
-# ------------------------------------------------------------------ dropping and copying
-
-
 def engine_threads() -> list[str]:
-    """Return the names of the threads of engines that are alive."""
     return sorted(t.name for t in threading.enumerate() if t.name.startswith("syncline"))
 
 
 def momenta(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Return a few values of every parameter's momentum."""
     states = optimizer.state_dict()["state"].values()
     return [float(v) for s in states for v in s["momentum_buffer"].flatten()[:2]]
 
 
 def gradients(net: nn.Module) -> list[float]:
-    """Return the sum of every gradient."""
     return [float(p.grad.sum()) for p in net.parameters() if p.grad is not None]
 
 

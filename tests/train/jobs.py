@@ -34,7 +34,7 @@ from syncline.train.experiments import Steps
 from syncline.train.log import logger
 from syncline.train.measure.clock import CpuClock
 from syncline.train.policy import Policy
-from syncline.train.rank_measurements import RankMeasurements, StageResult
+from syncline.train.rank_measurements import RankMeasurements
 from syncline.train.stages import Measurement, Stage
 from syncline.train.tuning import Tuning
 from syncline.train.watches import LossWatch
@@ -61,22 +61,17 @@ def plain_plan(workers: int = 2) -> Plan:
     """Return a plan of three messages for the model ``Plain``, made without measuring it."""
     elements = {name: parameter.numel() for name, parameter in Plain().named_parameters()}
     cuts = (0, 970, 970 + 96 + 96 * 512, sum(elements.values()))
+    tensors = tuple(Tensor(name=name, elements=elements[name]) for name in PLAIN_READY)
+    messages = tuple(Message(start=a, stop=b) for a, b in itertools.pairwise(cuts))
     return Plan(
-        planner="by hand",
-        model="Plain",
-        workers=workers,
-        tensors=tuple(Tensor(name=name, elements=elements[name]) for name in PLAIN_READY),
-        messages=tuple(Message(start=a, stop=b) for a, b in itertools.pairwise(cuts)),
+        planner="by hand", model="Plain", workers=workers, tensors=tensors, messages=messages
     )
 
 
 def batch(step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return another batch for every rank and step."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + dist.get_rank())
-    return (
-        torch.randn(6, 1, 8, 8, generator=generator),
-        torch.randint(10, (6,), generator=generator),
-    )
+    inputs = torch.randn(6, 1, 8, 8, generator=generator)
+    return inputs, torch.randint(10, (6,), generator=generator)
 
 
 def train(
@@ -141,7 +136,6 @@ class Twins:
             self.ours.overlap(self.pairs[0][1])
 
     def train(self, steps: int, **how: Any) -> None:
-        """Train both, as :func:`train` says."""
         for pair in self.pairs:
             train(*pair, steps, first=self.steps, **how)
         self.steps += steps
@@ -168,10 +162,8 @@ def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> d
     twins = Twins(MODELS[model](), OPTIMIZERS[optimizer], **options)
     settled: list[str] = []
     phases: list[str] = []
-    noted = mock.patch.object(
-        CpuClock, "synchronize", side_effect=lambda: settled.append(twins.ours.phase)
-    )
-    with noted, measured_as(planned_is_faster):
+    note = mock.Mock(side_effect=lambda: settled.append(twins.ours.phase))
+    with mock.patch.object(CpuClock, "synchronize", note), measured_as(planned_is_faster):
         while twins.ours.measuring:
             twins.train(1, **how)
             phases.append(twins.ours.phase)
@@ -202,7 +194,6 @@ def buckets_are_messages(model: str, arguments: dict[str, Any]) -> dict[str, Any
 
 
 def goes_back_when_the_plan_is_slower() -> None:
-    """Make every planned iteration slow by a fault in the forward pass."""
     with added_time() as add:
         ddp = DistributedDataParallel(Plain(), planner="wfbp")
         ddp.module.register_forward_pre_hook(lambda *_: add(10.0 if ddp.plan is None else 20.0))
@@ -249,7 +240,6 @@ def flushes(kind: str) -> dict[str, Any]:
 
 
 def planned_is_faster(stage: Stage) -> float:
-    """Return a tenth of a second for DDP, and half of it for any plan."""
     return 0.1 if stage.plan is None else 0.05
 
 
@@ -258,15 +248,10 @@ def measured_as(seconds: Callable[[Stage], float]) -> Iterator[None]:
     """Let iterations take what a function of their stage says, as far as policies are told."""
     measure = RankMeasurements.measurement
 
-    def told(
-        measurements: RankMeasurements, stage: Stage, result: StageResult, *known: Any
-    ) -> Measurement:
-        found = measure(measurements, stage, result, *known)
-        return replace(
-            found,
-            times_s=(seconds(stage),) * len(found.times_s),
-            passes_s=(1.0,) * len(found.passes_s),
-        )
+    def told(measurements: RankMeasurements, stage: Stage, *known: Any) -> Measurement:
+        found = measure(measurements, stage, *known)
+        times_s = (seconds(stage),) * len(found.times_s)
+        return replace(found, times_s=times_s, passes_s=(1.0,) * len(found.passes_s))
 
     with mock.patch.object(RankMeasurements, "measurement", told):
         yield
@@ -274,7 +259,6 @@ def measured_as(seconds: Callable[[Stage], float]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[logging.LogRecord]]:
-    """Yield what is logged meanwhile."""
     records: list[logging.LogRecord] = []
     keep = logging.Handler()
     keep.emit = records.append  # type: ignore[method-assign]
@@ -343,14 +327,13 @@ def a_tracer_hides_the_signature_of_torch_s_class() -> None:
         given.append((args[1:], kwargs))
         original(self, *args, **kwargs)
 
+    positional = (None, None, 0, None, True, None, 1)
     with mock.patch.object(TorchDDP, "__init__", traced):
-        ddp = DistributedDataParallel(
-            Plain(), None, None, 0, None, True, None, 1, static_graph=True
-        )
+        ddp = DistributedDataParallel(Plain(), *positional, static_graph=True)
         unused = (*[None] * 4, True, None, None, dist.get_rank() == 1)
         _, refused = error_of(lambda: DistributedDataParallel(Plain(), *unused))
     train(ddp, OPTIMIZERS["sgd"](ddp.parameters()), 1)
-    assert given == [((None, None, 0, None, True, None, 1), {"static_graph": True})], given
+    assert given == [(positional, {"static_graph": True})], given
     assert (ddp.bucket_bytes_cap, ddp.static_graph) == (2**20, True)
     assert "find_unused_parameters is " in refused, refused
 
@@ -385,10 +368,8 @@ def any_thread_may_read_how_training_goes() -> None:
         look("decided")
         return stage
 
-    with (
-        mock.patch.object(TorchDDP, "_ddp_init_helper", made),
-        mock.patch.object(Tuning, "advance", decided),
-    ):
+    making = mock.patch.object(TorchDDP, "_ddp_init_helper", made)
+    with making, mock.patch.object(Tuning, "advance", decided):
         while ddp.measuring:
             train(ddp, optimizer, 1)
             before = read()
@@ -424,7 +405,6 @@ def uneven_inputs_are_joined() -> None:
 
 
 def what_the_user_attached_stays() -> None:
-    """Attach hooks and settings to the wrapper and see them survive every rebuild."""
     ddp = DistributedDataParallel(Plain(), check=False, planner="wfbp")
     before, after = mock.Mock(return_value=None), mock.Mock(return_value=None)
     ddp.register_forward_pre_hook(before)
@@ -441,7 +421,6 @@ def what_the_user_attached_stays() -> None:
 
 
 def time_in_evaluation_mode_is_no_part_of_an_iteration() -> None:
-    """Spend ``away_s`` of a clock of our own in evaluation mode after every step."""
     away_s = 1000.0
     with added_time() as add:
         ddp = DistributedDataParallel(Plain())
@@ -515,7 +494,6 @@ def tells_of_a_compiled_model(how: str) -> list[str]:
 
 
 def trains_unplannable(kind: str) -> tuple[str, Run]:
-    """Train what cannot be planned, with DDP's buckets."""
     module: nn.Module = NoElements()
     options: dict[str, Any] = {}
     inputs = torch.randn(5, 4)
@@ -539,7 +517,6 @@ def trains_unplannable(kind: str) -> tuple[str, Run]:
 
 
 def a_copy_trains_on() -> None:
-    """Copy a wrapper in mid-measurement; both train on."""
     ddp = DistributedDataParallel(Plain())
     optimizer = OPTIMIZERS["sgd"](ddp.parameters())
     train(ddp, optimizer, 5)
@@ -566,8 +543,8 @@ def replans_after_drift() -> Run:
     """Let the model become slower for good and see it measured again."""
     extra_s, said_by_torch = 10.0, reducer_executor.logging_data
 
+    # What was added to Python's clock is not in that of torch's reducer.
     def logging_data(ddp: TorchDDP) -> dict[str, Any]:
-        """Count what was added to Python's clock: torch's reducer reads one of its own."""
         return {**said_by_torch(ddp), "forward_compute_time": extra_s * NS_PER_S}
 
     with added_time() as add, mock.patch.object(reducer_executor, "logging_data", logging_data):
@@ -581,23 +558,24 @@ def replans_after_drift() -> Run:
     return ddp.run_record()
 
 
-def unfit_averages() -> list[str]:
-    """Return what is said of averages that are too few, and of one that has another shape."""
+def averages_that_do_not_fit_are_refused() -> None:
     ddp = DistributedDataParallel(Plain(), plan=plain_plan(), check=False)
-    _, *others = [p.detach().clone() for p in ddp.parameters()]
-    given = (others, [torch.zeros(2), *others])
-    return [error_of(functools.partial(ddp.average, each, 0.1))[1] for each in given]
+    _, *few = [p.detach().clone() for p in ddp.parameters()]
+    odd = [torch.zeros(2), *few]
+    for given, said in (
+        (few, "expected an average for each of the 8 parameters, found 7"),
+        (odd, "expected shape (8, 1, 3, 3) of average 0, as its parameter has, found (2,)"),
+    ):
+        assert said in error_of(functools.partial(ddp.average, given, 0.1))[1]
 
 
 def wraps_twice(stock_outside: bool, inside: bool) -> list[str] | None:
-    """Wrap a model in both classes, and say how that is refused."""
     outer, inner = DistributedDataParallel, TorchDDP
     if stock_outside:
         outer, inner = inner, outer
     wrapped = inner(Plain())
-    return error_of(
-        lambda: outer(nn.Sequential(wrapped) if inside else wrapped)(torch.zeros(2, 1, 8, 8))
-    )
+    given = nn.Sequential(wrapped) if inside else wrapped
+    return error_of(lambda: outer(given)(torch.zeros(2, 1, 8, 8)))
 
 
 def converts(options: dict[str, Any]) -> None:

@@ -45,8 +45,7 @@ class Unused(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left = nn.Linear(64, 40)
-        self.right = nn.Linear(64, 40)
+        self.left, self.right = nn.Linear(64, 40), nn.Linear(64, 40)
         self.never = nn.Linear(7, 7)
         self.out = nn.Linear(40, 10)
         self.calls = 0

@@ -29,11 +29,7 @@ def answer(call: Callable[[], Any]) -> Told:
     return told
 
 
-# ------------------------------------------------------------------ what differs
-
-
 def built(kind: str) -> nn.Module:
-    """Return a model of two layers, but for what is said."""
     if kind == "lazy":
         return nn.Sequential(nn.LazyLinear(3))
     sizes = {"shape": (3, 6), "more": (3, 5, 2), "fewer": (3,)}.get(kind, (3, 5))
@@ -94,13 +90,11 @@ def overlap(kinds: str) -> Told:
 def compare(listed: str) -> Told:
     """Compare items such as ``x=a y=b``."""
     items = dict(item.split("=") for item in listed.split())
-    return answer(
-        lambda: require_same(items, dist.group.WORLD, torch.device("cpu"), advice="paint")
-    )
+    given = items, dist.group.WORLD, torch.device("cpu")
+    return answer(lambda: require_same(*given, advice="paint"))
 
 
 def on_each(job: Callable[[str], Told], kinds: str) -> Told:
-    """Run a job with this rank's kind."""
     return job(kinds.split(", ")[dist.get_rank()])
 
 
@@ -186,7 +180,6 @@ def test_refused_arguments_of_all_ranks(
 
 
 def refuses() -> list[Told]:
-    """Return how overlap refuses what it cannot take, on every rank alike."""
     model = DistributedDataParallel(Plain(), plan=PLAN, check=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     other = torch.optim.SGD([nn.Parameter(torch.zeros(2, 3))], lr=0.1)

@@ -30,7 +30,6 @@ Values = Callable[[int], list[float]]
 
 
 def told(ended: Ended) -> dict[str, Any]:
-    """Return what a rank's job said."""
     found: dict[str, Any] = {}
     for line in ended.out.splitlines():
         found |= json.loads(line)
@@ -44,15 +43,12 @@ def last_line(ended: Ended) -> str:
 
 
 def ends_by_itself(ended: Ended, error: str) -> None:
-    """Check that a rank's script ended by an uncaught error of ours."""
     assert ended.code == 1, ended
     assert last_line(ended).startswith(f"syncline.errors.{error}: "), ended.err
 
 
 @pytest.fixture
 def run(mortals: Mortals, tmp_path: Path) -> Run:
-    """Run a job on two ranks, or as many as one likes."""
-
     def ranks_of(job: Callable[..., None], *args: Any, ranks: int = 2) -> list[Ended]:
         return mortals.run(job, ranks, *args, folder=tmp_path)
 
@@ -82,9 +78,6 @@ def settled(mortals: Mortals, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ranks = mortals.run(jobs.synchronizes, 2, folder=tmp_path_factory.mktemp("settled"))
     assert [rank.code for rank in ranks] == [0, 0], ranks
     return told(ranks[0])
-
-
-# ------------------------------------------------------------------ a rank dies
 
 
 EXCHANGING = ["rank 0 lost a peer while gradients were exchanged: ", RESUME]
@@ -142,9 +135,6 @@ def test_a_rank_falls_silent(run: Run) -> None:
     assert f"no answer within {jobs.SHORT_TIMEOUT_S:g} s (" in text
 
 
-# ------------------------------------------------------------------ ranks part
-
-
 @pytest.mark.parametrize("wait", ["need", "update"])
 def test_a_rank_skips_a_step(run: Run, wait: str) -> None:
     for number, rank in enumerate(run(jobs.skips_a_step, wait)):
@@ -156,9 +146,6 @@ def test_a_rank_skips_an_iteration(run: Run) -> None:
     longer, shorter = run(jobs.skips_an_iteration)
     assert (shorter.code, shorter.err) == (0, "")
     ends_by_itself(longer, "PeerError")
-
-
-# ------------------------------------------------------------------ a process ends with work left
 
 
 @pytest.mark.parametrize(
@@ -180,12 +167,8 @@ def test_a_process_ends_with_its_update_pending(
     run: Run, undisturbed_values: Values, job: Any, arguments: list[str], code: int
 ) -> None:
     ending, reading = run(job, *arguments)
-    assert ending.code == code
-    if code == 1:
-        assert "ValueError: the user's own" in ending.err
-    else:
-        assert ending.err == ""
-    assert reading.code == 0
+    assert (ending.code, reading.code) == (code, 0)
+    assert "ValueError: the user's own" in ending.err if code == 1 else ending.err == ""
     assert told(reading)["values"] == undisturbed_values(jobs.WARM + 1)
 
 
@@ -233,9 +216,6 @@ def test_exit_handlers_of_the_user_run_first(run: Run) -> None:
     assert told(alone) == {"handler": "ran"}
 
 
-# ------------------------------------------------------------------ exceptions of the user
-
-
 def test_a_forward_pass_that_fails_can_be_tried_again(run: Run, undisturbed_values: Values) -> None:
     steps = 60  # more than a window of the steady state, which the ranks conclude together
     ranks = run(jobs.fails_in_forward, steps)
@@ -281,9 +261,6 @@ def test_ctrl_c_at_a_gate(run: Run, undisturbed_values: Values) -> None:
     assert [told(rank)["values"] for rank in ranks] == [undisturbed_values(steps)] * 2
 
 
-# ------------------------------------------------------------------ forks
-
-
 @pytest.mark.parametrize("reads", first_few([True, False]))
 def test_workers_of_a_data_loader(run: Run, undisturbed_values: Values, reads: bool) -> None:
     for rank in run(jobs.forks, reads):
@@ -296,9 +273,6 @@ def test_workers_of_a_data_loader(run: Run, undisturbed_values: Values, reads: b
         else:
             assert said["error"] is None
             assert said["got"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-
-
-# ------------------------------------------------------------------ dropping and copying
 
 
 @pytest.mark.parametrize("keeps", first_few(["", "model", "optimizer", "model and optimizer"]))
@@ -319,9 +293,6 @@ def test_a_model_is_copied(run: Run, undisturbed_values: Values) -> None:
     for rank in run(jobs.is_copied):
         assert (rank.code, rank.err) == (0, "")
         assert told(rank)["values"] == undisturbed_values(jobs.WARM + 6)
-
-
-# ------------------------------------------------------------------ resuming
 
 
 @pytest.mark.slow

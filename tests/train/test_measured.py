@@ -49,14 +49,8 @@ STEPPED = DEFERRED._replace(events=EVENTS + stamped((M.STEP, "", 176), (M.STEPPE
 PERIOD = 180
 """Without the walk."""
 TO_B, TO_A = Message(start=0, stop=100), Message(start=100, stop=300)
-PLAN = Plan(
-    planner="p",
-    model="m",
-    workers=2,
-    tensors=(Tensor(name="b", elements=100), Tensor(name="a", elements=200)),
-    messages=(TO_B, TO_A),
-    wait="need",
-)
+TENSORS = Tensor(name="b", elements=100), Tensor(name="a", elements=200)
+PLAN = Plan(planner="p", model="m", workers=2, tensors=TENSORS, messages=(TO_B, TO_A), wait="need")
 UPDATE = replace(PLAN, wait="update")
 
 
@@ -248,10 +242,8 @@ def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[Wa
 
 
 def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
-    exchanges = [
-        BucketStamps(1, START + 130, [START + 175]),
-        BucketStamps(0, START + 125, [START + 160]),
-    ]
+    stamps = ((1, 130, 175), (0, 125, 160))
+    exchanges = [BucketStamps(n, START + began, [START + ended]) for n, began, ended in stamps]
     timeline = timeline_of(STEPPED, exchanges, UPDATE, CpuClock())
     assert sent(timeline) == [("b", 125, 125, 160), ("a", 130, 160, 175)]
     assert ("wait", 170, 175, "all gradients") in computing(timeline)

@@ -67,8 +67,6 @@ def test_the_second_start_runs_the_plan_of_the_first(workers: WorkerPool, tmp_pa
 
 
 class Wider(Plain):
-    """Another model."""
-
     def __init__(self) -> None:
         super().__init__()
         self.more = nn.Linear(3, 3)
@@ -78,7 +76,6 @@ class Wider(Plain):
 
 
 def starts_another(folder: str, other: dict[str, Any], keeps: bool) -> list[str]:
-    """Start a training, and then another one; return the phases of that."""
     start(folder if keeps else False)
     return start(folder, **other)[0]
 

@@ -33,15 +33,10 @@ from tests import strategies as some
 # hidden by the next forward pass.
 PROFILE = some.profile_of([10_000_000] * 8, [250_000] * 8, forward_ns=50_000_000)
 NETWORK = Network.line(workers=4, a_s=1e-5, b_s_per_byte=1e-8)
-GIVEN = Plan(
-    planner="by hand",
-    model="random",
-    workers=4,
-    tensors=tuple(Tensor(name=g.name, elements=g.elements) for g in PROFILE.gradients),
-    messages=(Message(start=0, stop=2_000_000),),
-    wait="need",
-)
-SINGLE = replace(GIVEN, wait="update")
+TENSORS = tuple(Tensor(name=g.name, elements=g.elements) for g in PROFILE.gradients)
+ALL = (Message(start=0, stop=2_000_000),)
+SINGLE = Plan(planner="by hand", model="random", workers=4, tensors=TENSORS, messages=ALL)
+GIVEN = replace(SINGLE, wait="need")
 STOCK_S = 0.19
 """As the simulator predicts without contention."""
 PASSES_S = 0.13
@@ -55,8 +50,6 @@ WAITING = Deferring()
 
 
 class Run(Policy):
-    """A policy for what is asked, and the stages that it goes through."""
-
     def __init__(self, deferring: Deferring = DEFERRING, **asked: Any) -> None:
         more = {name: asked.pop(name) for name in ("remembered", "resumed") if name in asked}
         super().__init__(Settings(**asked), SINGLE, deferring, **more)
@@ -139,7 +132,6 @@ def faster(stage: Stage) -> float:
 
 
 def gaining(stage: Stage) -> float:
-    """Return times to go with what ``contended`` says."""
     return STOCK_S + 0.01 if stage.plan is None else STOCK_S / 2
 
 
@@ -162,9 +154,6 @@ def said(run: Policy, text: str) -> list[LogLine]:
 
 def trying(stages: list[Stage]) -> list[str]:
     return [name for name in names(stages) if name.startswith("trying")]
-
-
-# ---------------------------------------------------------------------- measuring, trying, keeping
 
 
 def test_overlap_is_tried_and_kept_where_it_gains() -> None:
@@ -262,10 +251,7 @@ def test_the_engine_is_measured_where_overlapping_would_gain_much_if_it_cost_not
     """DDP alone says that every message stops computing, so that no plan is worth trying."""
     run = Run(network=Network.line(workers=4, a_s=1e-5, b_s_per_byte=1 / bytes_per_s))
     stages = play(
-        run,
-        lambda s: 0.25 if s.plan is None else STOCK_S / 2,
-        computing=lambda _: 0.05,
-        scatter=0.005,
+        run, lambda s: STOCK_S / 2 if s.plan else 0.25, computing=lambda _: 0.05, scatter=0.005
     )
     assert (names(stages)[3:5] == CALIBRATING) is calibrated
 
@@ -305,9 +291,7 @@ def test_contention_that_is_fitted_does_not_alone_speak_against_deferring(
     """Other work slowed the iterations that it is fitted to, and is gone when a plan is tried."""
     run = Run()
     stages = play(
-        run,
-        lambda s: STOCK_S * slowed if s.name in CALIBRATING else faster(s),
-        computing=contended,
+        run, lambda s: STOCK_S * slowed if s.name in CALIBRATING else faster(s), computing=contended
     )
     assert set(CALIBRATING) <= set(names(stages))
     assert (trying(stages) == ["trying overlap"]) is tried
@@ -404,12 +388,7 @@ def test_a_plan_that_has_become_slow_is_compared_again(again_s: float, decision:
     steady = play(run, faster)[-1]
     expected = run.findings.predicted_planned_s
     assert steady.baseline == run.findings.baseline
-    stages = play(
-        run,
-        lambda stage: 1.7 if stage.plan is None else again_s,
-        times_s=(1.6,) * 50,
-        slower=True,
-    )
+    stages = play(run, lambda s: again_s if s.plan else 1.7, times_s=(1.6,) * 50, slower=True)
     # It was the slower one so far: it must be the faster one twice.
     turns = 2 if decision == "planned" else 1
     looks = ["comparing with DDP", "comparing overlap"] * turns
@@ -476,9 +455,6 @@ def test_drift_is_measured_again() -> None:
     assert run.findings.plan.wait == "need"
 
 
-# ---------------------------------------------------------------------- what the program reads
-
-
 @pytest.mark.parametrize("planner", ["auto", "overlap", "dear"])
 def test_deferring_is_given_up_where_gradients_are_read_early(planner: str) -> None:
     run = Run(planner=planner)
@@ -518,9 +494,9 @@ def test_what_was_tried_in_vain_is_no_evidence(monkeypatch: pytest.MonkeyPatch) 
     asked: list[Any] = []
     forecast = trials.forecast
 
-    def noted(profile: Any, network: Any, settings: Any, measured: Any, **more: Any) -> Any:
-        asked.append(list(measured))
-        return forecast(profile, network, settings, measured, **more)
+    def noted(*given: Any, **more: Any) -> Any:
+        asked.append(list(given[3]))
+        return forecast(*given, **more)
 
     monkeypatch.setattr(trials, "forecast", noted)
     play(Run(), faster, reads_early)
@@ -583,9 +559,6 @@ def test_auto_without_an_optimizer_asks_for_none() -> None:
     assert {s.warmup for s in stages if "trying" in s.name and not s.goes_on} == {2}
     assert not said(run, "model.overlap")
     assert "overlap" not in {p.planner for p in run.findings.comparison.predictions}
-
-
-# ---------------------------------------------------------------------- the other strategies
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -722,12 +695,8 @@ def test_16_bits_are_compared_with_what_one_would_run_otherwise(
 
 def test_after_drift_ddp_is_measured_with_and_without_the_hook_again() -> None:
     run, _ = in_16_bits(hooked_s=0.16, planned_s=0.14)
-    stages = play(
-        run,
-        lambda s: 0.16 if s.hook else STOCK_S if s.plan is None else 0.2,
-        times_s=(0.14,) * 9,
-        drifted=True,
-    )
+    before: dict[str, Any] = {"times_s": (0.14,) * 9, "drifted": True}
+    stages = play(run, lambda s: 0.16 if s.hook else 0.2 if s.plan else STOCK_S, **before)
     measured = [s.hook for s in stages if s.name.startswith("measuring") and not s.goes_on]
     assert measured == [None, "bfloat16"]
     assert run.findings.decision == "reverted"

@@ -82,13 +82,8 @@ def test_what_ranks_measured_is_put_together(
     monkeypatch.setattr(rank_measurements, "gather_json", of_two_ranks)
     monkeypatch.setattr(rank_measurements, "dist", mock.Mock())
     job = SimpleNamespace(deferring=Deferring(can_defer=True), group=None, device=None)
-    result = StageResult(
-        iteration_s=[1.0, 2.0, 4.0],
-        computing_s=[1.0] * 3,
-        active_s=[1.0] * 3,
-        broadcast_s=own_s,
-        norm="2",
-    )
+    passes = {"computing_s": [1.0] * 3, "active_s": [1.0] * 3}
+    result = StageResult(iteration_s=[1.0, 2.0, 4.0], broadcast_s=own_s, norm="2", **passes)
     ranks = RankMeasurements(job)  # type: ignore[arg-type]
     found = ranks.measurement(Stage(name="some"), result, Settings(), Findings())
     assert found.times_s == (1.5, 2.0, 3.0)
@@ -100,11 +95,7 @@ def test_what_ranks_measured_is_put_together(
 
 
 def test_a_stage_is_the_same_after_it_was_sent() -> None:
-    stage = Stage(
-        name="steady",
-        plan=plain_plan(),
-        turns=("quiet", "lean"),
-        baseline=Rate(name="DDP", iteration_s=1.0, noise_s=0.1, iterations=3),
-    )
+    rate = Rate(name="DDP", iteration_s=1.0, noise_s=0.1, iterations=3)
+    stage = Stage(name="steady", plan=plain_plan(), turns=("quiet", "lean"), baseline=rate)
     for step in (stage, Probe(iteration_s=1.0, contention=True)):
         assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(step)), Step) == step

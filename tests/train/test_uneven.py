@@ -58,7 +58,6 @@ def fails(ddp: Any, optimizer: Optimizer, step: int) -> None:
 
 
 def accumulates(ddp: Any, optimizer: Optimizer, step: int) -> None:
-    """Ranks accumulate other numbers of batches."""
     optimizer.zero_grad()
     with ddp.no_sync():
         for micro in range(1 + dist.get_rank()):
@@ -79,7 +78,6 @@ def switches(ddp: Any, optimizer: Optimizer, step: int) -> None:
 
 
 def twice(ddp: Any, optimizer: Optimizer, step: int) -> None:
-    """Two forward passes for one backward pass, then another of both."""
     optimizer.zero_grad()
     (loss_of(ddp, step, 0) + loss_of(ddp, step, 1)).backward()
     loss_of(ddp, step, 2).backward()

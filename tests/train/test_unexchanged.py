@@ -134,7 +134,6 @@ def several(model: nn.Module) -> None:
 
 
 def said(loops: list[Callable[[nn.Module], None]]) -> list[list[str]]:
-    """Return what this rank said while each loop ran."""
     found = []
     for loop in loops:
         torch.manual_seed(1)

@@ -68,9 +68,6 @@ def test_ranks_agree_by_their_median() -> None:
         assert not watch.close_window(everyone)
 
 
-# ---------------------------------------------------------------------- losses
-
-
 def slower(*seconds: float, noise_s: float = 0.01, baseline_noise_s: float = 0.01) -> list[bool]:
     """Return after which windows a plan counts as slower than a baseline of one second."""
     watch = LossWatch()

@@ -123,9 +123,6 @@ def _names(ended: Ended, victim: int) -> bool:
     return ended.code == 1 and re.search(error, ended.err, re.MULTILINE) is not None
 
 
-# ------------------------------------------------------------------ on a rank
-
-
 class Going:
     """The victim's end at its moment."""
 

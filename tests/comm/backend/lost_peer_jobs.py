@@ -74,7 +74,6 @@ class Net(nn.Module):
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, *, spare: bool = True) -> None:
-    """Train for an iteration."""
     optimizer.zero_grad()
     model(torch.randn(4, WIDTH), spare).square().mean().backward()
     optimizer.step()
@@ -103,7 +102,6 @@ def trains(
 
 
 def hooked(hook: Any, state: Any = None) -> Case:
-    """Train with a communication hook."""
     return trains(prepare=lambda model: model.register_comm_hook(state, hook))
 
 
@@ -136,7 +134,6 @@ def shares_the_optimizer() -> Case:
 
 
 def shards() -> Case:
-    """Train with FSDP2."""
     from torch.distributed.fsdp import fully_shard
 
     net, mesh = Net(), dist.init_device_mesh("cpu", (dist.get_world_size(),))

@@ -41,9 +41,7 @@ ON_BOTH = (
         (jobs.early_receive, 3),
     ],
 )
-def test_what_torch_asks_of_a_backend(
-    workers: WorkerPool, job: Callable[[], None], ranks: int
-) -> None:
+def test_what_torch_asks_of_it(workers: WorkerPool, job: Callable[[], None], ranks: int) -> None:
     workers.run(job, ranks)
 
 
@@ -85,9 +83,7 @@ print(dist.get_backend(), tensor.sum().item())
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_of_a_host_reduce_and_broadcast_between_gpus(
-    workers: WorkerPool, tmp_path: Path, ranks: int
-) -> None:
+def test_gpus_of_a_host_reduce_directly(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
     for linear in workers.run(gpu_jobs.like_gloo, ranks, str(tmp_path), "syncline", "auto"):
         assert linear == ["all-reduce", "broadcast", "reduce"]
 

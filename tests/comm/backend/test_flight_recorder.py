@@ -18,12 +18,7 @@ import torch.distributed as dist
 
 from syncline.comm.backend import flight_recorder
 from syncline.comm.backend.flight_analysis import analyse, load, main, unfinished
-from syncline.comm.backend.flight_recorder import (
-    DEFAULT_ENTRIES,
-    Dumper,
-    FlightRecorder,
-    from_torch,
-)
+from syncline.comm.backend.flight_recorder import Dumper, FlightRecorder, from_torch
 from syncline.comm.backend.process_group import Options
 from syncline.errors import MismatchError, PeerError, UserError
 from tests.comm.backend.backend_jobs import group_of
@@ -44,9 +39,8 @@ def absent(prefix: str, words: str) -> None:
         give_up(group, 0.5)
         if dist.get_rank() == 0:
             vain = "rank 0 waited in vain in all-reduce number 2 of 6 elements of float64"
-            with pytest.raises(
-                PeerError, match=f"{vain}.*; the last operations of this rank {words}"
-            ):
+            said = f"{vain}.*; the last operations of this rank {words}"
+            with pytest.raises(PeerError, match=said):
                 dist.all_reduce(torch.zeros(2, 3, dtype=torch.float64), group=group)
         dist.barrier()  # over Gloo
 
@@ -73,13 +67,11 @@ def every_form(prefix: str) -> None:
             dist.send(x, 1, group=group)
         else:
             dist.recv(x, group=group)
-        different = (
-            partial(dist.broadcast, torch.zeros(9), 0) if rank else partial(dist.all_reduce, x)
-        )
+        other = partial(dist.broadcast, torch.zeros(9), 0) if rank else partial(dist.all_reduce, x)
         with pytest.raises(
             (MismatchError, PeerError), match="the last operations of this rank are in"
         ):
-            different(group=group)
+            other(group=group)
         dist.barrier()
 
 
@@ -117,18 +109,13 @@ def test_a_hang_leaves_behind_which_rank_did_not_come(
     assert second["input_dtypes"] == ["float64"]
     assert second["timeout_ms"] == 500
     assert waiting["pg_config"][second["process_group"][0]]["ranks"] == "[0, 1]"
-    found = analyse(load(prefix))
-    assert [(each.collective_seq_id, each.missing_ranks) for each in found.collectives] == [
-        (1, None),
-        (2, {1}),
-    ]
+    found = analyse(load(prefix)).collectives
+    assert [(c.collective_seq_id, c.missing_ranks) for c in found] == [(1, None), (2, {1})]
     assert main([prefix]) == 0
     assert "rank 0: all_reduce of sizes [[2, 3]] in group" in capsys.readouterr().out
 
 
-def test_the_analyser_matches_every_collective_but_the_different_ones(
-    workers: WorkerPool, tmp_path: Path
-) -> None:
+def test_the_analyser_matches_all_but_different_ones(workers: WorkerPool, tmp_path: Path) -> None:
     prefix = str(tmp_path / "trace_")
     workers.run(every_form, 2, prefix)
     dumps = load(prefix)
@@ -145,17 +132,13 @@ def test_the_analyser_matches_every_collective_but_the_different_ones(
     assert {"nccl:send 0->1", "nccl:recv 1<-0"} <= set(names)
 
 
-def test_a_dump_that_fails_hides_nothing_and_holds_nothing_up(
-    workers: WorkerPool, tmp_path: Path
-) -> None:
+def test_a_dump_that_fails_hides_and_holds_up_nothing(workers: WorkerPool, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace_0.json")  # whoever opens it waits for a reader
     words = "could not be dumped: .*trace_0.json: expected a regular file, found a pipe or a device"
     workers.run(absent, 2, str(tmp_path / "trace_"), words)
 
 
-def test_a_disk_that_does_not_answer_holds_no_error_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_disk_holds_no_error_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     monkeypatch.setattr(flight_recorder, "write_atomically", lambda *_, **__: answered.wait())
     monkeypatch.setattr(flight_recorder, "LONGEST_WAIT_S", 0.1)
@@ -173,9 +156,7 @@ def test_missing_folders_of_dumps_are_made(tmp_path: Path) -> None:
     dumper.close()
 
 
-def test_only_the_last_are_kept_and_nothing_is_written_without_need(
-    workers: WorkerPool, tmp_path: Path
-) -> None:
+def test_only_the_last_are_kept_and_nothing_is_written(workers: WorkerPool, tmp_path: Path) -> None:
     workers.run(last_of_many, 2, str(tmp_path / "trace_"))
 
 
@@ -191,7 +172,7 @@ def test_torchs_variables_say_what_the_options_leave_out(monkeypatch: pytest.Mon
     size = {"TORCH_FR_BUFFER_SIZE": "7"}
     both = size | {"TORCH_FR_DUMP_TEMP_FILE": "/a/b"}
     cached = "/a/cache/torch/comm_lib_trace_rank_"  # as torch has it
-    assert from_torch(None, None, {}) == (None, DEFAULT_ENTRIES)
+    assert from_torch(None, None, {}) == (None, flight_recorder.DEFAULT_ENTRIES)
     assert from_torch(None, None, both) == ("/a/b", 7)
     assert from_torch("c", 5, both) == ("c", 5)
     assert from_torch(None, 5, {}) == (cached, 5)
@@ -226,9 +207,7 @@ def test_files_that_are_no_dumps(
     assert said in capsys.readouterr().err
 
 
-def test_a_dump_cannot_steer_the_terminal(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dump_cannot_steer_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     entry = {
         "state": "scheduled\x1b]0;title\x07",
         "input_sizes": "\x1b[31m",

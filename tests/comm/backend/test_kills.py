@@ -17,9 +17,7 @@ BOTH: tuple[Wrapper, ...] = ("torch", "syncline")
 
 @pytest.mark.parametrize("number", first_few(NUMBERS, 2))
 @pytest.mark.parametrize("wrapper", BOTH)
-def test_survivors_of_a_kill(
-    mortals: Mortals, tmp_path: Path, wrapper: Wrapper, number: int
-) -> None:
+def test_after_a_kill(mortals: Mortals, tmp_path: Path, wrapper: Wrapper, number: int) -> None:
     kill = drawn(number, wrapper)
     assert run(mortals, kill, tmp_path).failures == [], kill
 
@@ -27,8 +25,6 @@ def test_survivors_of_a_kill(
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ["shared", "tcp", "mixed"])
 @pytest.mark.parametrize("wrapper", BOTH)
-def test_survivors_of_a_silent_rank(
-    mortals: Mortals, tmp_path: Path, wrapper: Wrapper, route: Route
-) -> None:
+def test_after_a_silence(mortals: Mortals, tmp_path: Path, wrapper: Wrapper, route: Route) -> None:
     kill = Kill(wrapper=wrapper, route=route, how="SIGSTOP")
     assert run(mortals, kill, tmp_path).failures == []

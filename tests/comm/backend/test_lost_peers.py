@@ -36,9 +36,7 @@ def test_a_peer_is_silent(mortals: Mortals, tmp_path: Path, name: str) -> None:
     names_the_victim(survivor, "did not")
 
 
-def test_a_peer_of_another_host_dies_before_a_group_is_made(
-    mortals: Mortals, tmp_path: Path
-) -> None:
+def test_a_peer_of_another_host_dies_before_a_group(mortals: Mortals, tmp_path: Path) -> None:
     survivor, _ = mortals.run(jobs.loses_a_peer, 2, "new_group", "dies", "tcp", folder=tmp_path)
     names_the_victim(survivor, "has ended, or cannot be reached any more, and so does not join")
 

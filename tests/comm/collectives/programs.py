@@ -49,13 +49,8 @@ def make(
 ) -> Schedule:
     """Return a program, with the blocks if it is told them and the root if it has one."""
     cut = (collective, algorithm) in PIPELINED
-    return program(
-        collective,
-        algorithm,
-        ranks,
-        blocks=blocks if cut else None,
-        root=root if collective in ROOTED else 0,
-    )
+    own_root = root if collective in ROOTED else 0
+    return program(collective, algorithm, ranks, blocks=blocks if cut else None, root=own_root)
 
 
 def variants(
@@ -74,14 +69,12 @@ def variants(
             yield make(collective, algorithm, ranks, blocks=count, root=root)
 
 
-def own(
-    collective: str,
-    ranks: int,
-    blocks: int,
-    *rows: tuple[int, int, int, int, int, bool],
-    root: int = 0,
-) -> Schedule:
-    """Return a program of one's own, of (step, source, destination, start, stop, reduces)."""
+Row = tuple[int, int, int, int, int, bool]
+"""Step, source, destination, start, stop, and whether it reduces."""
+
+
+def own(collective: str, ranks: int, blocks: int, *rows: Row, root: int = 0) -> Schedule:
+    """Return a program of one's own."""
     columns = np.array(rows, np.int32).reshape(-1, len(Transfers._fields)).T
     transfers = Transfers(*columns[:-1], columns[-1].astype(np.bool_))
     fields = {"collective": collective, "algorithm": "own", "ranks": ranks, "blocks": blocks}

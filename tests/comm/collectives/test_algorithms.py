@@ -15,6 +15,8 @@ from syncline.errors import UserError
 from tests.comm.collectives.programs import each, make
 from tests.comm.collectives.proof import verify
 
+RANKS = (2, 3, 4, 5, 8, 17, 64, 100)
+
 
 def all_reduce(algorithm: str, ranks: int, *, blocks: int | None = None) -> Schedule:
     return program("all-reduce", algorithm, ranks, blocks=blocks)
@@ -43,11 +45,9 @@ def test_halving_doubling_of_four_by_hand() -> None:
 
 
 def test_the_surplus_goes_to_a_neighbour() -> None:
-    assert all_reduce("recursive-doubling", 5).program(1) == [
-        Step(0, "send", 0, 0, 1),
-        Step(3, "copy", 0, 0, 1),
-    ]
-    assert [s.peer for s in all_reduce("recursive-doubling", 5).program(0)] == [1, 2, 2, 3, 3, 1]
+    schedule = all_reduce("recursive-doubling", 5)
+    assert schedule.program(1) == [Step(0, "send", 0, 0, 1), Step(3, "copy", 0, 0, 1)]
+    assert [s.peer for s in schedule.program(0)] == [1, 2, 2, 3, 3, 1]
 
 
 def test_the_linear_pipeline_of_figure_2() -> None:
@@ -61,7 +61,7 @@ def test_the_linear_pipeline_of_figure_2() -> None:
     assert {s.peer for s in schedule.program(0) if s.action == "send"} == {1}
 
 
-@each((ranks,) for ranks in (2, 3, 4, 5, 8, 17, 64, 100))
+@each((ranks,) for ranks in RANKS)
 def test_the_double_trees(ranks: int) -> None:
     """A rank that has children in one tree is a leaf in the other; depth is logarithmic."""
     schedule = all_reduce("double-binary-trees", ranks, blocks=2)
@@ -75,7 +75,7 @@ def test_the_double_trees(ranks: int) -> None:
         assert (children.min(axis=0) == 0).all()
 
 
-@each((ranks,) for ranks in (2, 3, 4, 5, 8, 17, 64, 100))
+@each((ranks,) for ranks in RANKS)
 def test_the_double_trees_with_a_root_of_their_own(ranks: int) -> None:
     """The root sends each block once; every other rank has at most two children in both trees."""
     schedule = program("broadcast", "double-binary-trees", ranks, blocks=2)
@@ -85,11 +85,7 @@ def test_the_double_trees_with_a_root_of_their_own(ranks: int) -> None:
     assert sent.max() == 2
 
 
-@each(
-    (collective, ranks)
-    for collective in ("broadcast", "reduce", "all-reduce")
-    for ranks in (2, 3, 4, 5, 8, 17, 64, 100)
-)
+@each(itertools.product(("broadcast", "reduce", "all-reduce"), RANKS))
 def test_the_double_trees_use_every_port_in_every_step(collective: Collective, ranks: int) -> None:
     """A step a block and way, and a fill that does not depend on the blocks: no port idles."""
     short, long = (
@@ -156,9 +152,6 @@ def test_the_order_of_sums_of_six(collective: Collective, algorithm: str, order:
 
 def test_the_order_of_halving() -> None:
     assert verify(program("reduce-scatter", "recursive-halving", 4)).order(0) == "(0+2)+(1+3)"
-
-
-# ---------------------------------------------------------------------- ranks that share hosts
 
 
 def placed(sizes: list[int]) -> list[list[int]]:

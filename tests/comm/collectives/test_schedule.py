@@ -8,20 +8,17 @@ import pytest
 from syncline.comm.collectives import Schedule, Step, program
 from syncline.comm.collectives.schedule import Transfers, in_turn, together
 from syncline.errors import UserError
-from tests.comm.collectives.programs import own
+from tests.comm.collectives.programs import Row, own
 
 
-def schedule(*rows: tuple[int, int, int, int, int, bool]) -> Schedule:
+def schedule(*rows: Row) -> Schedule:
     return own("all-reduce", 3, 4, *rows)
 
 
 def test_a_program_of_ones_own() -> None:
     made = schedule((0, 0, 1, 0, 4, True), (1, 1, 2, 0, 2, True), (2, 1, 0, 2, 4, False))
-    assert made.program(1) == [
-        Step(0, "reduce", 0, 0, 4),
-        Step(1, "send", 2, 0, 2),
-        Step(2, "send", 0, 2, 4),
-    ]
+    steps = [Step(0, "reduce", 0, 0, 4), Step(1, "send", 2, 0, 2), Step(2, "send", 0, 2, 4)]
+    assert made.program(1) == steps
     assert made.steps == len(made) == 3
 
 
@@ -40,9 +37,7 @@ def test_a_program_of_ones_own() -> None:
         ([(0, 0, 1, 0, 1, False), (0, 1, 0, 0, 1, True)], "transfer 0 .* overwrites what it sends"),
     ],
 )
-def test_programs_that_are_wrong(
-    rows: list[tuple[int, int, int, int, int, bool]], said: str
-) -> None:
+def test_wrong_programs(rows: list[Row], said: str) -> None:
     with pytest.raises(UserError, match=said):
         schedule(*rows)
 
@@ -75,21 +70,12 @@ def test_a_ring_of_a_thousand_is_compact() -> None:
     assert sum(column.nbytes for column in made.transfers()) == 21 * len(made)
 
 
-# --- transfers, put together ---
-
-
 HOP = Transfers.of(step=[0, 2], source=[0, 1], destination=[1, 2], block_start=3, reduces=True)
 
 
 def test_columns_broadcast_together() -> None:
-    grid = Transfers.of(
-        step=np.arange(2)[:, None],
-        source=np.arange(3),
-        destination=9,
-        block_start=4,
-        block_stop=6,
-        reduces=False,
-    )
+    alike = {"destination": 9, "block_start": 4, "block_stop": 6, "reduces": False}
+    grid = Transfers.of(step=np.arange(2)[:, None], source=np.arange(3), **alike)
     assert grid.step.tolist() == [0, 0, 0, 1, 1, 1]
     assert grid.source.tolist() == [0, 1, 2] * 2
     assert {len(column) for column in grid} == {6}

@@ -62,9 +62,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "options", "said"), WRONG)
-def test_programs_that_do_not_exist(
-    arguments: tuple[Any, ...], options: dict[str, int], said: str
-) -> None:
+def test_what_is_no_program(arguments: tuple[Any, ...], options: dict[str, int], said: str) -> None:
     with pytest.raises(UserError, match=said):
         program(*arguments, **options)
 

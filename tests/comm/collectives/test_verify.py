@@ -30,9 +30,6 @@ from tests.comm.collectives.programs import (
 from tests.comm.collectives.proof import execute, verify
 from tests.strategies import few, many
 
-# ---------------------------------------------------------------------- every program
-
-
 MIDDLE = (*range(1, 18), 31, 32, 33, 63, 64)
 """Numbers of ranks up to 64: all small ones, and those around larger powers of two."""
 
@@ -59,9 +56,7 @@ def test_every_program(collective: Collective, algorithm: str) -> None:
 
 @pytest.mark.slow
 @every_program
-def test_every_program_for_the_other_numbers_up_to_64(
-    collective: Collective, algorithm: str
-) -> None:
+def test_every_program_for_other_numbers_up_to_64(collective: Collective, algorithm: str) -> None:
     require_proved(collective, algorithm, set(range(1, 65)) - set(MIDDLE))
 
 
@@ -104,9 +99,6 @@ def test_the_order_of_sums_gives_the_bits(schedule: Schedule, seed: int, window:
             right = eval(order, {"own": start[:, block]}).tobytes()
             assert by_steps[rank][block].tobytes() == right
             assert executed[rank][block].tobytes() == right
-
-
-# ---------------------------------------------------------------------- programs that are wrong
 
 
 def changed(schedule: Schedule, kind: str, data: st.DataObject) -> Schedule:

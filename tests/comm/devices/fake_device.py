@@ -26,7 +26,9 @@ from syncline.comm.groups import Elements
 from tests.comm.devices.host_device import CpuDevice
 from tests.timeouts import DEADLINE_S
 
-NOBODY = ("", 0)
+Line = tuple[str, int]
+"""A file and a line in it."""
+NONE = ("", 0)
 
 
 class Ticket:
@@ -77,7 +79,7 @@ class FakeStream:
 class World:
     """The streams of all ranks. A ``wait_event`` called in the dropped file and line is ignored."""
 
-    def __init__(self, seed: int, dropped: tuple[str, int] = NOBODY) -> None:
+    def __init__(self, seed: int, dropped: Line = NONE) -> None:
         self.random = random.Random(seed)
         self.changes = self.random.choice((0.3, 0.03, 0.003))
         """How likely priorities change from one operation to the next."""
@@ -157,9 +159,6 @@ class FakeDevice(CpuDevice):
 
     def shared_event(self) -> FakeEvent:
         return FakeEvent(self.world)
-
-
-# ---------------------------------------------------------------------- a group
 
 
 class DeadlockError(AssertionError):
@@ -248,9 +247,7 @@ class FakeGroup:
         assert blocking
         # The real group sends these through the same channels.
         left = [key for key, channel in self._turns.channels.items() if channel]
-        assert not any(to == self.rank for _, to, _ in left), (
-            "messages are left that were told and not heard"
-        )
+        assert not any(to == self.rank for _, to, _ in left), "messages are left that nobody heard"
         notes = self._turns.gathered[self._gathers]
         self._gathers += 1
         notes[self.rank] = _read(given)

@@ -102,9 +102,6 @@ def busy_streams(folder: str, kind: str) -> None:
         assert [each.unique().tolist() for each in found] == [[3.0 * n] for n in range(10)]
 
 
-# ---------------------------------------------------------------------- what goes wrong
-
-
 NINE, TEN = torch.ones(9), torch.ones(10)
 OF_NINE = "all-reduce of 9 elements of"
 MISMATCHES: dict[str, Callable[[DeviceGroup, bool], object]] = {

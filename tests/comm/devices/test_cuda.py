@@ -40,8 +40,7 @@ SENT = {
     "tensor_offset": 0,
 }
 MEMORY = cuda.MemoryHandle(gpu="gpu-1", size_bytes=64, **SENT)
-
-# ---------------------------------------------------------------------- without a GPU
+WRONG = {"storage_handle": 7, "size_bytes": "64", "event_sync_required": 1, "gpu": None, "new": 0}
 
 
 @needs_no_gpu
@@ -75,9 +74,7 @@ def test_a_gpu_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("pretended")
-def test_this_torch_rebuilds_memory_from_the_fields_that_are_sent(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_torch_rebuilds_memory_from_the_fields_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(inspect.signature(rebuild_cuda_tensor).parameters) == cuda.FIELDS
     assert {"tensor_size", "storage_device", *cuda.TAKEN_OVER, *cuda.FIXED} == set(cuda.FIELDS)
     monkeypatch.setattr(cuda, "rebuild_cuda_tensor", lambda novel: novel)
@@ -87,16 +84,7 @@ def test_this_torch_rebuilds_memory_from_the_fields_that_are_sent(
     CudaDevice(0)  # torch's own, as far as can be seen: a tracer wraps it
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("storage_handle", 7),
-        ("size_bytes", "64"),
-        ("event_sync_required", 1),
-        ("gpu", None),
-        ("strange", 0),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), WRONG.items())
 def test_a_handle_of_another_form_is_refused(field: str, value: object) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(MEMORY)) | {field: value}
     with pytest.raises(PeerError, match="sent no valid MemoryHandle"):
@@ -109,9 +97,7 @@ def test_a_gpu_that_this_process_does_not_see(pretended: CudaDevice) -> None:
         pretended.open(handle)
 
 
-def test_memory_is_rebuilt_from_what_torch_says_of_it(
-    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_rebuilt(pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     said = SENT | {
         "tensor_cls": torch.Tensor,
         "tensor_size": torch.Size([64]),
@@ -134,9 +120,7 @@ def test_memory_is_rebuilt_from_what_torch_says_of_it(
     assert rebuilt == [said]
 
 
-def test_what_cuda_says_against_sharing_is_passed_on(
-    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cuda_refuses_is_said(pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(memory: torch.Tensor) -> None:
         raise RuntimeError("CUDA error: operation not supported")
 
@@ -145,9 +129,7 @@ def test_what_cuda_says_against_sharing_is_passed_on(
         pretended.share(torch.zeros(64, dtype=torch.uint8))
 
 
-def test_work_on_streams_is_ordered_by_events(
-    pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_order_streams(pretended: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """On recorded streams, and with memory that the current stream has used before."""
     pretended.device = torch.device("cpu")
     with recorded_streams() as recorder:
@@ -173,9 +155,6 @@ def test_work_on_streams_is_ordered_by_events(
     assert recorder.races == []
 
 
-# ---------------------------------------------------------------------- on GPUs
-
-
 @pytest.mark.gpu
 @needs_a_gpu
 @pytest.mark.parametrize(
@@ -186,7 +165,5 @@ def test_work_on_streams_is_ordered_by_events(
         (jobs.on_the_cpu, 2),
     ],
 )
-def test_on_gpus(
-    workers: WorkerPool, tmp_path: Path, job: Callable[[str, str], None], ranks: int
-) -> None:
+def test_gpus(workers: WorkerPool, tmp_path: Path, job: Callable[..., None], ranks: int) -> None:
     workers.run(job, ranks, str(tmp_path), "cuda")

@@ -143,12 +143,7 @@ def test_ranks_that_wait_for_each_other_are_noticed() -> None:
     assert all(isinstance(error, DeadlockError) for error in found)
 
 
-# ---------------------------------------------------------------------- what fails
-
-
 class Broken(FakeDevice):
-    """A device that fails when it is to copy."""
-
     def copy(self, *_given: object) -> None:
         raise RuntimeError("out of order")
 

@@ -32,9 +32,7 @@ def test_results_and_refusals(
 
 
 @pytest.mark.parametrize("copies", first_few([7, 0, 1, 60], 0))
-def test_a_rank_that_is_killed_is_named_by_the_others(
-    mortals: Mortals, tmp_path: Path, copies: int
-) -> None:
+def test_a_killed_rank_is_named_by_others(mortals: Mortals, tmp_path: Path, copies: int) -> None:
     ended = mortals.run(jobs.dies, 3, copies, folder=tmp_path)
     assert ended[1].code == -9
     for rank in (0, 2):

@@ -12,7 +12,7 @@ from torch import Tensor
 from syncline.comm.collectives.schedule import Step
 from syncline.comm.devices import DeviceGroup
 from syncline.comm.devices.pipeline import Pipeline
-from tests.comm.devices.fake_device import NOBODY, FakeDevice, FakeGroup, Turns, World
+from tests.comm.devices.fake_device import NONE, FakeDevice, FakeGroup, Line, Turns, World
 from tests.comm.groups.jobs import reduced
 
 
@@ -35,13 +35,11 @@ def given(rank: int, call: Call, number: int) -> Tensor:
 
 
 def expected(ranks: int, call: Call, number: int) -> Tensor:
-    """Return the result, by torch."""
     parts = [given(rank, call, number) for rank in range(ranks)]
     return parts[call.root] if call.collective == "broadcast" else reduced(parts, call.reduction)
 
 
 def start(group: DeviceGroup, tensor: Tensor, call: Call) -> None:
-    """Call a collective."""
     if call.collective == "all-reduce":
         group.all_reduce(tensor, call.reduction)
     elif call.collective == "broadcast":
@@ -50,13 +48,7 @@ def start(group: DeviceGroup, tensor: Tensor, call: Call) -> None:
         group.reduce(tensor, call.reduction, root=call.root)
 
 
-def run(
-    seed: int,
-    ranks: int,
-    job: Callable[[Any, Any], None],
-    *,
-    dropped: tuple[str, int] = NOBODY,
-) -> None:
+def run(seed: int, ranks: int, job: Callable[[Any, Any], None], *, dropped: Line = NONE) -> None:
     """Run a job with a group and a device on every rank; let the devices end their work."""
     world, turns = World(seed, dropped), Turns(ranks, seed)
     for outcome in turns.run(lambda rank: job(FakeGroup(turns, rank), FakeDevice(world))):
@@ -66,13 +58,7 @@ def run(
 
 
 def wrong_results(
-    seed: int,
-    ranks: int,
-    calls: list[Call],
-    *,
-    block_bytes: int,
-    window: int,
-    dropped: tuple[str, int] = NOBODY,
+    seed: int, ranks: int, calls: list[Call], *, block_bytes: int, window: int, dropped: Line = NONE
 ) -> list[str]:
     """Run calls one after the other on all ranks; return which results are wrong."""
     results: list[list[Tensor]] = [[] for _ in range(ranks)]
@@ -101,7 +87,7 @@ def wrong_results(
     ]
 
 
-def wrong_chain(seed: int, *, dropped: tuple[str, int] = NOBODY) -> list[str]:
+def wrong_chain(seed: int, *, dropped: Line = NONE) -> list[str]:
     """Run a program in which rank 1 sends on what it then changes; return who is wrong.
 
     Rank 0 sends its vector three times. Rank 1 takes it, adds it to that, and takes it again, and
@@ -131,7 +117,5 @@ def wrong_chain(seed: int, *, dropped: tuple[str, int] = NOBODY) -> list[str]:
     return [f"rank {rank}" for rank in range(3) if not torch.equal(vectors[rank], results[rank])]
 
 
-def _steps(
-    action: Literal["send", "copy", "reduce"], peer: int, blocks: Iterable[int]
-) -> list[Step]:
-    return [Step(0, action, peer, block, block + 1) for block in blocks]
+def _steps(what: Literal["send", "copy", "reduce"], peer: int, blocks: Iterable[int]) -> list[Step]:
+    return [Step(0, what, peer, block, block + 1) for block in blocks]

@@ -42,7 +42,6 @@ def choices(
 
 @st.composite
 def regions_of(draw: st.DrawFn, collective: str) -> tuple[Region, ...]:
-    """Draw valid regions of a collective."""
     programs = PROGRAMS[collective]  # type: ignore[index]
     starts = sorted(draw(st.sets(st.integers(1, 1 << 40), max_size=5)))
     regions = []

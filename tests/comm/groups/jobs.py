@@ -68,7 +68,6 @@ def joined(
 
 
 def elements(tensor: torch.Tensor) -> Elements:
-    """Return a tensor's elements."""
     name = str(tensor.dtype).removeprefix("torch.")
     return Elements(tensor.data_ptr(), tensor.numel(), name, tensor)
 
@@ -81,10 +80,8 @@ def whole_numbers(
     low = 0 if dtype in (torch.uint8, torch.bool) else -3
     high = 2 if dtype is torch.bool else 4
     shape = shape if isinstance(shape, tuple) else (shape,)
-    drawn = torch.randint(low, high, shape, generator=generator)
-    return (
-        torch.complex(drawn.float(), drawn.flip(0).float()) if dtype.is_complex else drawn.to(dtype)
-    )
+    made = torch.randint(low, high, shape, generator=generator)
+    return torch.complex(made.float(), made.flip(0).float()) if dtype.is_complex else made.to(dtype)
 
 
 def reduced(parts: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
@@ -109,9 +106,6 @@ def choices(collective: str) -> list[Choice | None]:
         blocks = (1, 6) if isinstance(entry, Pipelined) else (None,)
         found += [Choice(name, each) for each in blocks]
     return found
-
-
-# ---------------------------------------------------------------------- right results
 
 
 def run_collective(
@@ -170,7 +164,6 @@ def run_collective(
 
 
 def every_collective(folder: str) -> None:
-    """Run all algorithms, sizes, dtypes and reductions."""
     chance = random.Random(1)
     dtypes, counts = itertools.cycle(DTYPES), itertools.cycle(COUNTS)
     with joined(folder) as group:
@@ -208,7 +201,6 @@ def bits(folder: str) -> None:
 
 
 def require_same_bits(found: torch.Tensor) -> None:
-    """Make sure that all ranks have found the same."""
     own = found.cpu().view(torch.uint8)
     first = own.clone()
     dist.broadcast(first, 0)
@@ -268,9 +260,6 @@ def exchanges(folder: str) -> None:
                 assert torch.equal(taken, whole_numbers(peer, count, torch.int32, group.rank))
 
 
-# ---------------------------------------------------------------------- what goes wrong
-
-
 def said(call: Callable[[], object]) -> tuple[str, str]:
     """Return the class and the text of the error that a call raises."""
     try:
@@ -322,7 +311,6 @@ def _call_and_go_on(group: Group, call: Callable[..., Any], *, pair: bool) -> No
 
 @contextmanager
 def limited(kind: int, most: int) -> Iterator[None]:
-    """Lower a limit of this process."""
     before = resource.getrlimit(kind)
     resource.setrlimit(kind, (most, before[1]))
     try:

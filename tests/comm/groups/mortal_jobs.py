@@ -30,7 +30,6 @@ LONG_S = 3600.0
 
 
 def store_of(place: Place) -> dist.Store:
-    """Return where the ranks meet."""
     return dist.FileStore(str(place.folder / "notes"), place.ranks)
 
 
@@ -50,7 +49,6 @@ def initialize(
 
 
 def all_reduce(group: Group, count: int = 1000) -> Pending:
-    """Begin to add up ones."""
     values = torch.ones(count)
     return group.all_reduce(elements(values))
 

@@ -62,10 +62,8 @@ def _on_each(
 def add_up(groups: Sequence[Group], count: int = 5, **options: Any) -> None:
     """All-reduce something, and make sure of the sum."""
     values = [torch.full((count,), group.rank + 1.0) for group in groups]
-    pending = [
-        group.all_reduce(elements(value), **options)
-        for group, value in zip(groups, values, strict=True)
-    ]
+    pairs = zip(groups, values, strict=True)
+    pending = [group.all_reduce(elements(value), **options) for group, value in pairs]
     for each in pending:
         each.wait(DEADLINE_S)
     total = float(sum(range(len(groups) + 1)))
@@ -83,6 +81,11 @@ class VisitedStore:
     def set(self, key: str, value: str) -> None:
         self._visit(key, value)
         self._set(key, value)
+
+
+def noting(key: str, note: str) -> Callable[[Members, dist.Store], object]:
+    """Return what sets a note of a group in its store."""
+    return lambda members, store: store.set(f"{members.prefix}/{key}", note)
 
 
 FAR = RankCard(host=("b", "n"), name="far", machine="", socket="", nonce="far")

@@ -61,7 +61,6 @@ def train(folder: str, *, killed: bool) -> dict[str, torch.Tensor]:
 
 
 def train_whole(folder: str) -> dict[str, torch.Tensor]:
-    """Train without a break."""
     return train(folder, killed=False)
 
 

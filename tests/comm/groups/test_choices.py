@@ -133,15 +133,11 @@ def test_timings_that_cannot_be(size_bytes: int, rounds_s: tuple[float, ...], sa
         Timing(collective="reduce", size_bytes=size_bytes, algorithm="direct", rounds_s=rounds_s)
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "blocks"), [(0, 1), (1, 1), (64, 1), (65, 2), (1 << 40, MOST_BLOCKS)]
-)
-def test_a_pipeline_is_cut_into_blocks_of_the_size_that_was_measured(
-    size_bytes: int, blocks: int
-) -> None:
+@pytest.mark.parametrize(("size", "cuts"), [(0, 1), (1, 1), (64, 1), (65, 2), (2**40, MOST_BLOCKS)])
+def test_a_pipeline_is_cut_into_blocks_of_the_size_that_was_measured(size: int, cuts: int) -> None:
     cut = region(0, "linear-pipeline", 64)
-    assert cut.choice(size_bytes) == Choice("linear-pipeline", blocks)
-    assert region(0).choice(size_bytes) == Choice("ring")
+    assert cut.choice(size) == Choice("linear-pipeline", cuts)
+    assert region(0).choice(size) == Choice("ring")
 
 
 # ---------------------------------------------------------------------- in the user's cache
@@ -185,9 +181,7 @@ def test_what_was_saved_last_is_found_and_what_was_not_is_not(kept: Path) -> Non
     assert measured_choices(replace(HERE, route="ucx", layout=((0,), (1,)))) is None
 
 
-def test_another_release_is_not_used_and_that_is_said_once(
-    kept: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_release_is_not_used(kept: Path, caplog: pytest.LogCaptureFixture) -> None:
     choices(version="0.0.0").save(kept)
     with caplog.at_level(logging.WARNING, "syncline"):
         assert measured_choices(HERE) is None
@@ -219,9 +213,7 @@ def holds(text: str) -> Callable[[Path], object]:
         (os.mkfifo, "expected a regular file, found a pipe"),  # nobody waits for it
     ],
 )
-def test_a_damaged_file_says_what_to_do(
-    kept: Path, make: Callable[[Path], object], said: str
-) -> None:
+def test_a_damaged_file_is_explained(kept: Path, make: Callable[[Path], object], said: str) -> None:
     make(kept)
     for _ in range(2):
         with pytest.raises(FileError, match=said) as caught:
@@ -230,9 +222,7 @@ def test_a_damaged_file_says_what_to_do(
         assert "delete it, or measure again with 'syncline tune'" in str(caught.value)
 
 
-def test_syncline_tune_waits_for_no_pipe_in_the_cache(
-    kept: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tune_waits_for_no_pipe_in_a_cache(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(kept)
     with pytest.raises(SystemExit, match="2"):
         main(["tune", "--show"])
@@ -259,9 +249,6 @@ def test_a_cache_that_may_not_be_read_holds_nothing(
         "cannot be read: Not a directory; built-in choices are used",
         "cannot be read: Permission denied; built-in choices are used",
     ]
-
-
-# ---------------------------------------------------------------------- sites
 
 
 def test_what_a_site_says_of_itself() -> None:

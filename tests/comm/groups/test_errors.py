@@ -26,7 +26,7 @@ from syncline.comm.groups.ucx import new_worker, packed
 from syncline.errors import PeerError, UserError
 from tests.comm.groups import jobs
 from tests.comm.groups.jobs import elements
-from tests.comm.groups.one_process import FAR, add_up, join_with, joined, on_each
+from tests.comm.groups.one_process import FAR, add_up, join_with, joined, noting, on_each
 from tests.timeouts import DEADLINE_S
 from tests.workers import WorkerPool
 
@@ -39,18 +39,12 @@ MISTAKES: list[tuple[Callable[[Group], object], str]] = [
     (lambda g: g.all_gather(THREE, FOUR), f"expected 6 {OF_EACH}4 of float32"),
     (lambda g: g.reduce_scatter(THREE, THREE), f"expected 6 {OF_EACH}3 of float32"),
     (lambda g: g.all_reduce(Elements(0, 1, "float8")), "float8 cannot .* mean 'float64'.*known: "),
-    (
-        lambda g: g.all_reduce(THREE, reduction="som"),
-        "'som'; did you mean 'sum'.*known: sum, avg, ",
-    ),
+    (lambda g: g.all_reduce(THREE, reduction="sm"), "'sm'; did you mean 'sum'.*known: sum, avg, "),
     (lambda g: g.all_reduce(BOOL, reduction="avg"), "'avg' is for numbers, not for bool"),
     (lambda g: g.all_reduce(THREE, reduction="bor"), "'bor' is for integers .* not for float32"),
     (lambda g: g.broadcast(THREE, root=2), "expected a rank from 0 to 1, found 2"),
     (lambda g: g.reduce(THREE, root=-1), "expected a rank from 0 to 1, found -1"),
-    (
-        lambda g: g.all_reduce(THREE, choice=Choice("rings")),
-        "'rings'; did you mean 'ring'.*known: ",
-    ),
+    (lambda g: g.all_reduce(THREE, choice=Choice("rign")), "'rign'; did you mean 'ring'.*known: "),
     (lambda g: g.all_reduce(THREE, choice=Choice("ring", 3)), "by itself; leave blocks=3 out"),
     (lambda g: g.all_reduce(THREE, choice=Choice("linear-pipeline")), "needs a number of blocks; "),
     (lambda g: g.send(THREE, peer=0), "cannot send to itself, or receive from itself"),
@@ -71,9 +65,7 @@ def test_input_that_cannot_be_used() -> None:
 @pytest.mark.parametrize(
     ("ranks", "route"), [(2, "auto"), (3, "auto"), (2, "tcp"), (3, "tcp"), (3, "mixed"), (3, "ucx")]
 )
-def test_calls_that_differ_are_named_with_their_rank(
-    workers: WorkerPool, tmp_path: Path, ranks: int, route: str
-) -> None:
+def test_calls_that_differ(workers: WorkerPool, tmp_path: Path, ranks: int, route: str) -> None:
     found = workers.run(jobs.mismatch, ranks, str(tmp_path), route)
     for texts in zip(*found, strict=True):
         # Who notices says what both have called; others may learn of it from whoever noticed.
@@ -206,11 +198,8 @@ def test_a_host_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_native, "NativeGroup", lambda *given: native(*given[:-1], 1.0))
     silent = new_worker(1)  # its kernel takes connections, and nobody speaks
     words = "rank 0: rank 1 did not connect through UCX in time; see that rank's output, and wheth"
-    joining = join_with(
-        FAR,
-        lambda members, store: store.set(f"{members.prefix}/ucx/1", packed(silent.address)),
-        transport="shared+ucx",
-    )
+    note = noting("ucx/1", packed(silent.address))
+    joining = join_with(FAR, note, transport="shared+ucx")
     with pytest.raises(PeerError, match=words):
         joining.result()
 

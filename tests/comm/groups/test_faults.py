@@ -28,10 +28,7 @@ TRANSPORTS: tuple[Transport, ...] = ("auto", "tcp", "ucx")
 
 @pytest.mark.parametrize(
     ("route", "seeds"),
-    [
-        ("auto", range(2)),
-        *(pytest.param(route, range(2, 12), marks=pytest.mark.slow) for route in ROUTES),
-    ],
+    [("auto", range(2)), *(pytest.param(r, range(2, 12), marks=pytest.mark.slow) for r in ROUTES)],
 )
 def test_survivors_of_kills_at_random_moments(route: Route, seeds: range) -> None:
     """All survivors hear of it; ``benchmarks/group_faults.py`` measures after how long."""
@@ -55,9 +52,7 @@ def test_ends_with_work_under_way(mortals: Mortals, tmp_path: Path) -> None:
         assert (ended.code, ended.err) == (0, "") or "PeerError: rank" in ended.err
 
 
-def test_a_process_that_ends_leaves_its_group_before_python_goes(
-    mortals: Mortals, tmp_path: Path
-) -> None:
+def test_a_process_that_ends_leaves_before_python_goes(mortals: Mortals, tmp_path: Path) -> None:
     """A thread of the group that went on while Python is taken down would crash the process."""
     other, ending = mortals.run(mortal_jobs.ends_in_its_group, 2, folder=tmp_path)
     assert (ending.code, ending.out, ending.err) == (0, "MainThread\n", "")
@@ -102,10 +97,8 @@ def left() -> Counter[str]:
 @both
 def test_nothing_is_left_of_a_closed_group(transport: Transport) -> None:
     kept = []
-    with joined(
-        transport=transport
-    ):  # what is loaded once, such as a library, is none of a group's
-        pass
+    with joined(transport=transport):
+        pass  # what is loaded once, such as a library, is none of a group's
     before = left()
     for _ in range(5):
         with joined(transport=transport) as groups, ThreadPoolExecutor(2) as pool:
@@ -229,9 +222,7 @@ def test_survivors_go_on_in_a_new_group(transport: Transport) -> None:
 
 @both
 @pytest.mark.parametrize("algorithm", first_few(["minimum-spanning-tree", "ring", "direct"]))
-def test_who_waits_through_others_names_the_silent_rank(
-    transport: Transport, algorithm: str
-) -> None:
+def test_who_waits_through_others_names_a_silent_rank(transport: Transport, algorithm: str) -> None:
     count, silent = 4, 1
     begun = threading.Barrier(count - 1, timeout=DEADLINE_S)
 

@@ -21,7 +21,7 @@ from syncline.comm.groups.shared_buffers import NOTICE
 from syncline.comm.groups.ucx import packed
 from syncline.errors import PeerError
 from tests.comm.groups import jobs
-from tests.comm.groups.one_process import FAR, join_with, joined
+from tests.comm.groups.one_process import FAR, join_with, joined, noting
 
 SEGMENT = re.compile(r"(\w+)-\w+ rw-s \S+ \S+ (\d+) +/memfd:syncline")
 TO_FIRST = 4096
@@ -103,9 +103,7 @@ def test_a_wrong_count_of_what_was_taken() -> None:
     ],
     ids=["short", "long", "no file", "too large", "number"],
 )
-def test_a_wrong_notice_of_a_buffer(
-    monkeypatch: pytest.MonkeyPatch, notice: bytes, files: int
-) -> None:
+def test_a_wrong_notice(monkeypatch: pytest.MonkeyPatch, notice: bytes, files: int) -> None:
     send_fds = socket.send_fds
 
     def wrong(connection: socket.socket, _: list[bytes], descriptors: list[int]) -> int:
@@ -132,10 +130,6 @@ def test_memory_that_may_become_less() -> None:
 def test_a_wrong_address_in_the_store(damage: str) -> None:
     whole = packed(b"an address")
     note = {"bytes": whole[:-2] + "AA", "cut": whole[:8]}.get(damage, damage)
-    joining = join_with(
-        FAR,
-        lambda members, store: store.set(f"{members.prefix}/ucx/1", note),
-        transport="shared+ucx",
-    )
+    joining = join_with(FAR, noting("ucx/1", note), transport="shared+ucx")
     with pytest.raises(PeerError, match="rank 0: a note of rank 1 in the store cannot be read"):
         joining.result()

@@ -19,9 +19,7 @@ from tests.workers import WorkerPool
 
 
 @pytest.mark.parametrize("ranks", first_few([3, 1, 2, 4]))
-def test_every_algorithm_size_dtype_and_reduction(
-    workers: WorkerPool, tmp_path: Path, ranks: int
-) -> None:
+def test_all_algorithms_sizes_and_dtypes(workers: WorkerPool, tmp_path: Path, ranks: int) -> None:
     workers.run(jobs.every_collective, ranks, str(tmp_path))
 
 

@@ -11,22 +11,15 @@ import msgspec
 import pytest
 
 from syncline import _native
-from syncline.comm.groups import tcp
-from syncline.comm.groups.meeting import (
-    HELLO,
-    MAGIC,
-    MOST_UNKNOWN,
-    NONCE_BYTES,
-    PROOF_BYTES,
-    REPLY,
-)
+from syncline.comm.groups import meeting, tcp
+from syncline.comm.groups.meeting import HELLO, MAGIC, MOST_UNKNOWN
 from syncline.comm.groups.rendezvous import RankCard
 from syncline.comm.groups.tcp import Address, Place
 from syncline.errors import PeerError, UserError
-from tests.comm.groups.one_process import FAR, VisitedStore, add_up, join_with, joined
+from tests.comm.groups.one_process import FAR, VisitedStore, add_up, join_with, joined, noting
 from tests.timeouts import DEADLINE_S
 
-NONCE = bytes(NONCE_BYTES)
+NONCE, NO_PROOF = bytes(meeting.NONCE_BYTES), bytes(meeting.PROOF_BYTES)
 
 
 def said(place: tuple[str, int], words: bytes) -> socket.socket:
@@ -41,9 +34,7 @@ STRANGERS = {
     "noise": lambda place: [said(place, b"\xff" * 100_000)],
     "gone": lambda place: [said(place, HELLO.pack(MAGIC, 1, NONCE)).close() or said(place, b"")],
     "of no rank": lambda place: [said(place, HELLO.pack(MAGIC, 7, NONCE))],
-    "without the secret": lambda place: [
-        said(place, HELLO.pack(MAGIC, 1, NONCE) + bytes(PROOF_BYTES))
-    ],
+    "no secret": lambda place: [said(place, HELLO.pack(MAGIC, 1, NONCE) + NO_PROOF)],
 }
 
 
@@ -63,7 +54,7 @@ def test_strangers_are_let_go_and_the_group_forms(kind: str) -> None:
             with visitor, contextlib.suppress(ConnectionResetError):
                 while part := visitor.recv(1000):
                     got += part
-            assert len(got) in (0, REPLY.size)  # a nonce and a proof, of use nowhere else
+            assert len(got) in (0, meeting.REPLY.size)  # a nonce and a proof, of use nowhere else
         add_up(groups, 100_000)
     assert len(places) == 2
     for place in places:  # nobody can come any more
@@ -95,9 +86,7 @@ def closed_port() -> int:
 )
 def test_a_rank_that_cannot_be_reached(place: Place | str, words: str) -> None:
     note = place if isinstance(place, str) else msgspec.json.encode(place).decode()
-    joining = join_with(
-        FAR, lambda members, store: store.set(f"{members.prefix}/tcp/0", note), answering=0
-    )
+    joining = join_with(FAR, noting("tcp/0", note), answering=0)
     with pytest.raises(PeerError, match=words):
         joining.result()
 

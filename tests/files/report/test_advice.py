@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -118,10 +119,8 @@ def face(name: str = "eth0", speed: float | None = 1.25e8, **other: object) -> I
 
 def suspects(net: Network, **changed: object) -> tuple[str, ...]:
     """Return what is said of four hosts, of which the second is changed."""
-    ranks = [
-        RankFacts(rank=n, host=f"host{n}", interface=face(), computing_s=0.09, link_s=0.01)
-        for n in range(4)
-    ]
+    own: Any = {"interface": face(), "computing_s": 0.09, "link_s": 0.01}
+    ranks = [RankFacts(rank=n, host=f"host{n}", **own) for n in range(4)]
     ranks[1] = change(ranks[1], **changed)
     return advice(profile(), net, ranks).suspects
 

@@ -430,8 +430,6 @@ for (const svg of document.querySelectorAll('.curves')) {
 }
 return found;
 """
-
-
 HEIGHTS = """
 return [...document.querySelectorAll('.curves text')].filter(t => t.getClientRects().length)
   .map(t => t.getBoundingClientRect().height);

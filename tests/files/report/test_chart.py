@@ -183,8 +183,5 @@ def test_computing_comes_first_whatever_started_first() -> None:
 
 
 def test_messages_in_flight_together_get_rows_of_their_own() -> None:
-    laid_out = rows(timeline_of(*((COMMUNICATION, start, 10) for start in (0, 5, 10))))
-    assert [(row.name, len(row.spans)) for row in laid_out] == [
-        (COMMUNICATION, 2),
-        ("communication 2", 1),
-    ]
+    found = rows(timeline_of(*((COMMUNICATION, start, 10) for start in (0, 5, 10))))
+    assert [(r.name, len(r.spans)) for r in found] == [(COMMUNICATION, 2), ("communication 2", 1)]

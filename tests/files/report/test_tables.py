@@ -15,12 +15,7 @@ from syncline.files.report import units
 from syncline.files.report.bundle import DOCUMENTS, Bundle
 from syncline.files.report.sections import network_section
 from syncline.files.report.summary import summarise
-from syncline.files.report.tables import (
-    comparison_table,
-    document_table,
-    plan_table,
-    timeline_table,
-)
+from syncline.files.report.tables import document_table
 from syncline.files.report.units import counted, duration, percent, plain, with_noise
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
@@ -67,7 +62,7 @@ def test_planners_are_sorted_and_marked(bundle: Bundle, factor: int, unit: str, 
     slower = tuple(
         change(p, iteration_s=factor * p.iteration_s) for p in bundle.comparison.predictions
     )
-    table = comparison_table(change(bundle.comparison, predictions=slower))
+    table = document_table(change(bundle.comparison, predictions=slower))
     first, _, head, *rows = printed(table).splitlines()
     assert "549 ms" in first
     assert f"iteration, {unit}" in head
@@ -79,19 +74,19 @@ def test_planners_are_sorted_and_marked(bundle: Bundle, factor: int, unit: str, 
 def test_names_are_no_markup_and_do_not_steer_the_terminal(bundle: Bundle) -> None:
     first, *tensors = bundle.plan.tensors
     first = change(first, name="[red]w[/red] :smile: \x1b[31m")
-    text = printed(plan_table(change(bundle.plan, tensors=(first, *tensors))))
+    text = printed(document_table(change(bundle.plan, tensors=(first, *tensors))))
     assert "[red]w[/red] :smile: \\x1b[31m" in text
 
 
 def test_what_is_left_out_is_counted(bundle: Bundle) -> None:
     plan = Plan.merging("separate", bundle.profile, 4, range(len(bundle.profile.gradients)))
-    assert "and 37 more messages" in printed(plan_table(plan))
+    assert "and 37 more messages" in printed(document_table(plan))
 
 
 def test_waits_are_told_where_they_were_noted(bundle: Bundle, overlapped: Bundle) -> None:
-    text = printed(timeline_table(overlapped.timeline_measured), 160)
+    text = printed(document_table(overlapped.timeline_measured), 160)
     assert re.search(r"waiting for messages [\d.]+ ms, link busy [\d.]+ %, idle while a ", text)
-    assert "waiting" not in printed(timeline_table(bundle.timeline_measured), 160)
+    assert "waiting" not in printed(document_table(bundle.timeline_measured), 160)
 
 
 # Numbers are written with a unit and no more digits than they deserve
@@ -123,9 +118,7 @@ def gbit(rate: float) -> str:
         *((plain, 1e-7, "1e-07"), (plain, 179.83, "179.8"), (plain, nan, "NaN")),
     ],
 )
-def test_a_number_has_the_unit_and_the_digits_that_suit_it(
-    write: Callable[[float], str], number: float, text: str
-) -> None:
+def test_a_number_and_its_unit(write: Callable[[float], str], number: float, text: str) -> None:
     assert write(number) == text
 
 

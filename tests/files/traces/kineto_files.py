@@ -251,14 +251,12 @@ def execution_trace(
     return {"schema": schema, "pid": pid, "nodes": nodes}
 
 
-def gloo_job(
-    *, wait_us: int = 300, call_us: int = 20, message_us: int = 250
-) -> tuple[dict[str, Any], int]:
+def gloo_job(*, wait_us: int = 300, call_us: int = 20) -> tuple[dict[str, Any], int]:
     """Return the trace of a job on the CPU, and a step's microseconds.
 
     Each step waits for other workers in an all-to-all, computes two layers of 300 us forward and
-    backward, launches a message after each, by a call that returns after ``call_us``, waits for
-    them, unpacks them, each in 10 us, and updates in 50 us.
+    backward, launches a message of 250 us after each, by a call that returns after ``call_us``,
+    waits for them, unpacks them, each in 10 us, and updates in 50 us.
     """
     events: list[dict[str, Any]] = []
     now = 1000
@@ -282,7 +280,7 @@ def gloo_job(
         for layer in (1, 0):
             now = span("LinearBackward0", now, 300, 2, **{"Sequence number": 2 * step + layer})
             now = span("torch::autograd::AccumulateGrad", now, 5, 2, **sized)
-            free = span("gloo:all_reduce", max(free, now + 10), message_us, 9, **sized)
+            free = span("gloo:all_reduce", max(free, now + 10), 250, 9, **sized)
             now = span("c10d::allreduce_", now, call_us, 2, **sized)
         now = max(now, free)
         for _ in range(2):

@@ -13,7 +13,6 @@ def kineto(*, steps: int = 2) -> bytes:
 
 
 def kineto_of_host() -> bytes:
-    """Return a trace without a device."""
     trace, _ = kineto_files.gloo_job()
     return json.dumps(trace).encode()
 
@@ -24,5 +23,4 @@ def kineto_array() -> bytes:
 
 
 def execution_trace() -> bytes:
-    """Return an execution trace of two iterations."""
     return json.dumps(kineto_files.execution_trace(iterations=2)).encode()

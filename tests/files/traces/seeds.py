@@ -42,7 +42,6 @@ activation_size=[1433.0; 3.0], parameter_size=0.000
 
 
 def layered_profile() -> Profile:
-    """Return a profile of three layers."""
     layers = [
         Layer(name="conv", forward_s=1e-3, weight_s=2e-3, gradient_bytes=4000),
         Layer(name="relu", forward_s=1e-4, weight_s=2e-4),

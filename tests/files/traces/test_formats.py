@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reproduce.inputs import TABLE_VI
 
 from syncline.errors import FileError, UserError
+from syncline.files.traces import trace as trace_module
 from syncline.files.traces.formats import (
     FORMATS,
     Format,
@@ -24,13 +25,7 @@ from syncline.files.traces.formats import (
     read_trace,
     write_trace,
 )
-from syncline.files.traces.trace import (
-    MOST_POINTS,
-    Trace,
-    measured_points,
-    sized_gradient,
-    unique_names,
-)
+from syncline.files.traces.trace import Trace, measured_points, sized_gradient, unique_names
 from syncline.plan.network import PRESETS, Network
 from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
@@ -195,7 +190,7 @@ def test_points_are_means_and_not_too_many() -> None:
     points = measured_points([(100, 1.0), (100, 3.0), (50, 1.0), (0, 9.0), (70, 0.0)])
     assert [(p.size_bytes, p.time_s, p.repetitions) for p in points] == [(50, 1, 1), (100, 2, 2)]
     many = measured_points((4 * i, 1e-3 * i) for i in range(1, 5000))
-    assert len(many) <= MOST_POINTS
+    assert len(many) <= trace_module.MOST_POINTS
     assert sum(p.repetitions for p in many) == 4999
     assert [p.size_bytes for p in many] == sorted(p.size_bytes for p in many)
     for point in many:

@@ -29,14 +29,9 @@ from tests.files.traces.kineto_files import Job, execution_trace, gloo_job
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
 KINETO = SHARED / "kineto"
-DDP, ALONE, LOADED = (
-    f"{name}.json.gz"
-    for name in (
-        "ddp_resnet50_2xA100_rank0",
-        "resnet50_num_workers_0.pt.trace",
-        "resnet50_num_workers_4.pt.trace",
-    )
-)
+DDP = "ddp_resnet50_2xA100_rank0.json.gz"
+ALONE = "resnet50_num_workers_0.pt.trace.json.gz"
+LOADED = "resnet50_num_workers_4.pt.trace.json.gz"
 needs_shared = pytest.mark.skipif(
     not KINETO.is_dir(), reason="the shared profiler traces are not beside the project"
 )
@@ -68,9 +63,6 @@ def sizes_of(trace: KinetoTrace) -> list[int]:
 def needs(profile: Profile) -> list[str]:
     """Return the names of the operations that wait for the gradients."""
     return [profile.operations[g.needed_by or 0].name for g in profile.gradients]
-
-
-# --- what is recovered ---
 
 
 @schemas
@@ -184,9 +176,7 @@ for k in (30, 300):
 
 
 @pytest.mark.parametrize(("was", "change"), WHAT_IFS, ids=str)
-def test_what_if_kernels_or_messages_took_another_time(
-    tmp_path: Path, was: dict[str, int], change: dict[str, int]
-) -> None:
+def test_what_if_times_changed(tmp_path: Path, was: dict[str, int], change: dict[str, int]) -> None:
     job, truth = Job(**was), Job(**was | change)
     trace = read(tmp_path, job)
     assert replay_us(trace) == pytest.approx(job.step_us[-1], rel=0.01)
@@ -211,9 +201,6 @@ def test_merging_launches_changes_the_replay_little(tmp_path: Path) -> None:
         )
         assert after_s == pytest.approx(before_s)
     assert replay_us(trace, merged) == pytest.approx(replay_us(trace, whole), rel=0.02)
-
-
-# --- other streams and other workers ---
 
 
 @pytest.mark.parametrize("kernel_us", [30, 300])
@@ -310,9 +297,6 @@ def test_messages_at_once_take_as_long_as_one_after_another(spans: list[tuple[in
     assert alone[-1][1] == pytest.approx(max(b for _, b in begun), abs=len(spans))
     assert all(after >= start for (start, _), (after, _) in zip(begun, alone, strict=True))
     assert all(stop <= start for (_, stop), (start, _) in itertools.pairwise(alone))
-
-
-# --- narrower answers ---
 
 
 def test_one_gradient_without_a_tensor_takes_the_rest_of_its_message(tmp_path: Path) -> None:
@@ -516,9 +500,6 @@ def test_only_the_last_backward_pass_makes_gradients_final(tmp_path: Path) -> No
     assert len(trace.profile().gradients) == 4
 
 
-# --- several ranks ---
-
-
 def test_ranks_are_aligned_on_the_ends_of_messages(tmp_path: Path) -> None:
     first, second = Job(late_us=70), Job(rank=1, begin_us=9_000_000.0)
     trace = read_kineto([first.write(tmp_path / "0.json"), second.write(tmp_path / "1.json")])
@@ -542,9 +523,6 @@ def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
         read_kineto([one, Job().write(tmp_path / "same.json")])
     with pytest.raises(MismatchError, match="2 and 3 workers"):
         read_kineto([one, Job(rank=1, workers=3).write(tmp_path / "other.json")])
-
-
-# --- joined with an execution trace ---
 
 
 def structure(tmp_path: Path, **options: Any) -> ExecutionTrace:
@@ -582,17 +560,11 @@ def test_every_rank_is_joined_with_its_own_execution_trace(
 ) -> None:
     jobs = [Job(shapes=False, sizes=False, rank=r, pid=pid) for r, pid in enumerate(pids)]
     ranks = [job.write(tmp_path / f"{job.rank}.json") for job in jobs]
-    structures = [
-        structure(tmp_path, pid=pid, elements=1000 * (place + 1))
-        for place, pid in enumerate(et_pids)
-    ]
+    structures = [structure(tmp_path, pid=p, elements=1000 * n) for n, p in enumerate(et_pids, 1)]
     trace = read_kineto(ranks, execution_traces=structures)
     assert [trace.steps[i].parameters[0].elements for i in (0, 3)] == found
     with pytest.raises(MismatchError, match="2 profiler traces and 3 execution traces"):
         read_kineto(ranks, execution_traces=[*structures, structures[0]])
-
-
-# --- real traces ---
 
 
 @cache

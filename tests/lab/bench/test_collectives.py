@@ -23,7 +23,7 @@ from tests.cases import first_few
 from tests.comm.groups.choice_examples import choices
 from tests.lab.testbed.machine import require_namespaces
 
-NOWHERE = Path("nowhere") / "python"
+ABSENT = Path("nowhere") / "python"
 
 
 def request(*contestants: str, **changes: Any) -> BenchmarkRequest:
@@ -37,9 +37,7 @@ def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> N
     told: list[tuple[int, int]] = []
     names = (OURS, ZERO_COPY, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
     benchmark = measure_collectives(
-        request(
-            *names, collective=collective, sizes_bytes=(40, 40_000), pythons={"mpich": NOWHERE}
-        ),
+        request(*names, collective=collective, sizes_bytes=(40, 40_000), pythons={"mpich": ABSENT}),
         progress=lambda _, done, total: told.append((done, total)),
     )
     assert [entry.contestant for entry in benchmark.entries] == [*names[:-1]] * 2
@@ -67,15 +65,12 @@ def test_on_emulated_hosts() -> None:
 
 def test_when_nobody_can_take_part_the_reasons_are_said() -> None:
     with pytest.raises(UserError, match=r"could be measured: open-mpi: no nowhere/python"):
-        measure_collectives(request("open-mpi", pythons={"open-mpi": NOWHERE}))
+        measure_collectives(request("open-mpi", pythons={"open-mpi": ABSENT}))
 
 
 def tune_request(**arguments: Any) -> TuneRequest:
     given = {"collectives": ("all-reduce",), "sizes_bytes": (256, 65536), "workers": (2,)}
     return TuneRequest(**given | {"place": "shared", "lap_s": 1e-3} | arguments)
-
-
-# ---------------------------------------------------------------------- a race
 
 
 def test_each_round_begins_with_another_and_the_hopeless_are_left_out() -> None:
@@ -125,9 +120,6 @@ def test_who_cannot_go_on_is_left_out_and_the_others_are_measured() -> None:
     found = race(["never", "always", "later"], measured, rounds=3, lap_s=1.0, step=lambda: None)
     assert {name: len(laps) for name, (_, laps) in found.items()} == {"always": 3}
     assert (calls.count("never"), calls.count("later")) == (1, 4)
-
-
-# ---------------------------------------------------------------------- real workers
 
 
 def test_every_collective_is_measured_and_groups_find_what_was(tmp_path: Path) -> None:
@@ -201,9 +193,6 @@ def test_no_time_for_anything() -> None:
 def test_requests_that_cannot_be(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         tune_request(**arguments)
-
-
-# ---------------------------------------------------------------------- in words
 
 
 def _timing(algorithm: str, size_bytes: int, seconds: float) -> Timing:

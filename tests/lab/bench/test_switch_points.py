@@ -48,13 +48,7 @@ def all_of(way: Region, sizes: Sequence[int] = SIZES) -> dict[int, Region]:
     return dict.fromkeys(sizes, way)
 
 
-LAYOUTS: tuple[Hosts, ...] = (
-    ((0, 1),),
-    ((0, 1, 2),),
-    ((0,), (1,), (2,)),
-    ((0, 1), (2, 3)),
-    ((0, 2, 3), (1,)),
-)
+LAYOUTS = (((0, 1),), ((0, 1, 2),), ((0,), (1,), (2,)), ((0, 1), (2, 3)), ((0, 2, 3), (1,)))
 
 
 @pytest.mark.parametrize("collective", PROGRAMS)
@@ -85,9 +79,6 @@ def test_what_is_built_in_takes_part(collective: Collective, layout: Hosts, size
 def test_pipelines_are_tried_with_several_blocks() -> None:
     found = [c.block_bytes for c in candidates("broadcast", ((0, 1),)) if "pipe" in c.algorithm]
     assert found == list(BLOCKS_BYTES)
-
-
-# ---------------------------------------------------------------------- where to switch
 
 
 def test_two_lines_that_cross_are_switched_where_they_do() -> None:
@@ -138,10 +129,7 @@ def test_equals_on_a_busy_machine_are_hardly_ever_told_apart() -> None:
     switched = 0
     for _ in range(200):
         measured: Measured = {
-            size: {
-                each: [1e-5 * math.exp(chance.gauss(0, 0.1)) for _ in range(7)]
-                for each in (A, B, C)
-            }
+            size: {c: [1e-5 * math.exp(chance.gauss(0, 0.1)) for _ in range(7)] for c in (A, B, C)}
             for size in SIZES
         }
         switched += regions_of(measured, all_of(A)) != (A,)

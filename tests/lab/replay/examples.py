@@ -13,11 +13,7 @@ from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.transformations import with_compute_scale
 from syncline.plan.timeline import Timeline
 
-ROUNDS_S = {
-    "ddp": (0.130, 0.120, 0.140),
-    "merge": (0.110, 0.100, 0.125),
-    "tictac": (0.104, 0.102, 0.100),
-}
+ROUNDS_S = {"ddp": (0.13, 0.12, 0.14), "merge": (0.11, 0.1, 0.125), "tictac": (0.104, 0.102, 0.1)}
 
 
 def layers(

@@ -13,14 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from syncline.lab.replay.model import (
-    RESERVED,
-    Replayed,
-    ReplayedOptimizer,
-    gradient_value,
-    module_names,
-    renamed_plan,
-)
+from syncline.lab.replay import model
+from syncline.lab.replay.model import Replayed, ReplayedOptimizer, gradient_value, module_names
 from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.profile import Gradient, Profile
 from tests import strategies as some
@@ -39,10 +33,8 @@ def observed(module: Replayed, fake: FakeTime) -> tuple[list[tuple[str, int]], l
     def note(name: str) -> Callable[[nn.Parameter], None]:
         return lambda _: seen.append((name, (fake.now_ns - began_ns) // MS))
 
-    handles = [
-        parameter.register_post_accumulate_grad_hook(note(name))
-        for name, parameter in module.named_parameters()
-    ]
+    named = module.named_parameters()
+    handles = [each.register_post_accumulate_grad_hook(note(name)) for name, each in named]
     handles += [
         owner.register_forward_pre_hook(lambda *_, name=name: called.append(name))
         for name, owner in module.named_modules()
@@ -63,9 +55,7 @@ def replayed(**changes: Any) -> Replayed:
     # What nothing needs is used at the end; then all are called to chain the backward pass.
     [((2, 1, 1, 0), ["a", "b", "c"]), ((1, 0, 2, None), ["b", "c", "a"])],
 )
-def test_gradients_become_ready_in_order_and_in_time(
-    need: tuple[int | None, ...], order: list[str]
-) -> None:
+def test_gradients_come_in_order_in_time(need: tuple[int | None, ...], order: list[str]) -> None:
     fake = FakeTime()
     module = Replayed(layers(need=need), fake.clock())
     seen, called = observed(module, fake)
@@ -137,9 +127,6 @@ def test_a_gradient_that_forward_makes_is_ready_when_backward_begins() -> None:
     assert seen[0] == ("c.weight", 30)
 
 
-# ------------------------------------------------------------------ the optimizer
-
-
 def trained() -> tuple[Replayed, ReplayedOptimizer]:
     module = replayed()
     optimizer = module.optimizer()
@@ -201,9 +188,6 @@ def test_it_holds_no_tensor() -> None:
     assert not any(isinstance(value, torch.Tensor) for value in vars(optimizer).values())
 
 
-# ------------------------------------------------------------------ names
-
-
 def module_of(names: list[str]) -> Replayed:
     profile = some.profile_of([0], [0])
     gradients = tuple(Gradient(name=name, elements=2, ready_after=1) for name in names)
@@ -239,10 +223,8 @@ def test_a_name_gives_way_to_a_submodule_and_one_that_must_change_to_one_that_ca
     assert module_names(["conv1", "conv1.weight"]) == expected
 
 
-PARTS = st.sampled_from(
-    ["a", "b", "", "_", "weight", "weight_", "half", "type", "0", "x y", "work"]
-)
-PATHS = st.lists(PARTS, min_size=1, max_size=4).map(".".join)
+PART = st.sampled_from(["a", "b", "", "_", "weight", "weight_", "half", "type", "0", "x y", "work"])
+PATHS = st.lists(PART, min_size=1, max_size=4).map(".".join)
 
 
 @some.many
@@ -255,8 +237,8 @@ def test_torch_takes_every_name_and_keeps_it(names: list[str]) -> None:
 
 def test_all_attributes_of_the_module_are_reserved() -> None:
     own = set(dir(module_of(["a.b"]))) - {"a"}
-    assert {name for name in own if not name.startswith("_")} <= RESERVED
-    assert {name for name in dir(nn.Module()) if not name.startswith("_")} <= RESERVED
+    assert {name for name in own if not name.startswith("_")} <= model.RESERVED
+    assert {name for name in dir(nn.Module()) if not name.startswith("_")} <= model.RESERVED
 
 
 def test_a_plan_follows() -> None:
@@ -268,6 +250,6 @@ def test_a_plan_follows() -> None:
         messages=(Message(start=0, stop=7),),
     )
     names = module_names([tensor.name for tensor in plan.tensors])
-    renamed = renamed_plan(plan, names)
+    renamed = model.renamed_plan(plan, names)
     assert [t.name for t in renamed.tensors] == ["fc.weight", "conv.weight"]
     assert renamed.messages == plan.messages

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +129,6 @@ def test_a_narrow_screen_gets_fewer_columns(width: int, columns: int) -> None:
     assert all(len(line) <= width for line in lines)
 
 
-# ------------------------------------------------------------------ figures
-
-
 def test_the_figures_of_an_entry() -> None:
     found = entry("ddp")
     assert found.measured_s == 0.130
@@ -153,38 +152,28 @@ def test_the_figures_of_a_replay() -> None:
     assert found.of("wfbp") is None
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"messages": 0}, "replay of 'ddp': messages must be at least 1, found 0"),
-        ({"predicted_s": -1.0}, "predicted_s must be a finite time"),
-        ({"rounds_s": ()}, "no rounds"),
-        ({"settled_s": (0.1,)}, "expected settled_s of 3 rounds, found 1"),
-        ({"iterations_s": ((0.1,), (0.1,), (float("inf"),))}, "iterations_s must be a finite"),
-        ({"rounds_s": (0.0, 0.1, 0.1)}, "must be above 0 s"),
-    ],
-)
-def test_what_no_entry_can_be(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        entry("ddp", **changes)
-
-
 SHORT = entry("ddp", rounds_s=(1.0,), settled_s=(1.0,), idle_s=(0.0,), iterations_s=((1.0,),))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("make", "changes", "said"),
     [
-        ({"entries": ()}, "no entries"),
-        ({"workers": 0}, "replay: workers must be at least 1, found 0"),
-        ({"entries": (entry("ddp"), entry("ddp"))}, "is named twice: ddp, ddp"),
-        ({"entries": (SHORT, entry("merge"))}, "different numbers of rounds"),
-        ({"computation_s": float("nan")}, "computation_s must be a finite time"),
+        (entry, {"messages": 0}, "replay of 'ddp': messages must be at least 1, found 0"),
+        (entry, {"predicted_s": -1.0}, "predicted_s must be a finite time"),
+        (entry, {"rounds_s": ()}, "no rounds"),
+        (entry, {"settled_s": (0.1,)}, "expected settled_s of 3 rounds, found 1"),
+        (entry, {"iterations_s": ((0.1,), (0.1,), (math.inf,))}, "iterations_s must be a finite"),
+        (entry, {"rounds_s": (0.0, 0.1, 0.1)}, "must be above 0 s"),
+        (replay, {"entries": ()}, "no entries"),
+        (replay, {"workers": 0}, "replay: workers must be at least 1, found 0"),
+        (replay, {"entries": (entry("ddp"), entry("ddp"))}, "is named twice: ddp, ddp"),
+        (replay, {"entries": (SHORT, entry("merge"))}, "different numbers of rounds"),
+        (replay, {"computation_s": math.nan}, "computation_s must be a finite time"),
     ],
 )
-def test_what_no_replay_can_be(changes: dict[str, object], said: str) -> None:
+def test_what_cannot_be(make: Callable[..., Any], changes: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        replay(**changes)
+        make(**changes)
 
 
 def test_its_file(tmp_path: Path) -> None:

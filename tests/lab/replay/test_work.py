@@ -71,7 +71,7 @@ def test_computation_alone_takes_what_the_profile_says(profile: Profile, late: l
     assert found == pytest.approx(predict_computation_s(profile, FREE) * 1e9, abs=2)
 
 
-def operation(phase: str, milliseconds: int, name: str = "", **fields: object) -> Operation:
+def op(phase: str, milliseconds: int, name: str = "", **fields: object) -> Operation:
     seconds = milliseconds / 1e3
     return Operation(name=name or phase, phase=phase, duration_s=seconds, **fields)  # type: ignore[arg-type]
 
@@ -91,14 +91,14 @@ def profile_with(*operations: Operation) -> Profile:
 def test_a_host_that_launches_runs_beside_the_device() -> None:
     launched: dict[str, object] = {"name": "launch", "resource": "host"}
     profile = profile_with(
-        operation("data", 4),
-        operation("copy", 1),
-        operation("forward", 2, **launched),
-        operation("forward", 10, after=(2,)),
-        operation("backward", 3, **launched),
-        operation("backward", 20, after=(4,)),
-        operation("update", 1, **launched),
-        operation("update", 5, after=(6,)),
+        op("data", 4),
+        op("copy", 1),
+        op("forward", 2, **launched),
+        op("forward", 10, after=(2,)),
+        op("backward", 3, **launched),
+        op("backward", 20, after=(4,)),
+        op("update", 1, **launched),
+        op("update", 5, after=(6,)),
     )
     fake = FakeTime()
     found = period_ns(Computation(profile, fake.clock()), fake, arrives_ns=None)
@@ -108,15 +108,13 @@ def test_a_host_that_launches_runs_beside_the_device() -> None:
 def test_what_is_read_after_the_update_belongs_to_the_iteration() -> None:
     phases = {"forward": 10, "backward": 20, "finalize": 1, "update": 5, "data": 7}
     fake = FakeTime()
-    work = Computation(profile_with(*map(operation, phases, phases.values())), fake.clock())
+    work = Computation(profile_with(*map(op, phases, phases.values())), fake.clock())
     assert period_ns(work, fake, arrives_ns=30 * MS) == (30 + 30 + 6 + 7) * MS
     assert work.clock.idle_ns == 3 * 30 * MS
 
 
 def passes(update_ms: int) -> Profile:
-    return profile_with(
-        operation("forward", 10), operation("backward", 20), operation("update", update_ms)
-    )
+    return profile_with(op("forward", 10), op("backward", 20), op("update", update_ms))
 
 
 def test_an_update_in_parts_takes_as_long_as_the_whole() -> None:
@@ -165,9 +163,7 @@ def test_what_ran_is_a_timeline() -> None:
 
 def test_a_need_holds_up_just_the_operation_behind_it() -> None:
     profile = profile_with(
-        operation("forward", 10, "first"),
-        operation("forward", 10, "second"),
-        operation("backward", 20),
+        op("forward", 10, "first"), op("forward", 10, "second"), op("backward", 20)
     )
     gradient = msgspec.structs.replace(profile.gradients[0], needed_by=1)
     profile = msgspec.structs.replace(profile, gradients=(gradient,))
@@ -188,9 +184,6 @@ def test_a_need_holds_up_just_the_operation_behind_it() -> None:
         ends.append(work.clock.free_ns())
     assert ends[2] - ends[1] == 46 * MS
     assert predict(profile, network, plan).prediction.iteration_s == pytest.approx(46e-3)
-
-
-# ------------------------------------------------------------------ the clock
 
 
 def started() -> tuple[FakeTime, DeviceClock]:

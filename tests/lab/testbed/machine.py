@@ -20,7 +20,6 @@ SYNCLINE = (sys.executable, "-P", "-c", "from syncline.cli import main; main()")
 
 
 def finished(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
     return subprocess.run(
         list(map(str, command)),
         capture_output=True,

@@ -12,13 +12,11 @@ from syncline.lab.testbed.testbed import delaying, host_links, shaping, switch_l
 
 
 def test_quantities_with_units() -> None:
-    cluster = Cluster.of(
-        hosts=4, rate="1gbit", hosts_rate=["0:100mbit", "3:2.5gbit"], latency="20us"
-    )
-    assert cluster.rate_bytes_per_s == 125e6
-    assert [cluster.rate_of(host) for host in range(4)] == [12.5e6, 125e6, 125e6, 312.5e6]
-    assert cluster.latency_s == pytest.approx(20e-6)
-    assert str(cluster) == (
+    made = Cluster.of(hosts=4, rate="1gbit", hosts_rate=["0:100mbit", "3:2.5gbit"], latency="20us")
+    assert made.rate_bytes_per_s == 125e6
+    assert [made.rate_of(host) for host in range(4)] == [12.5e6, 125e6, 125e6, 312.5e6]
+    assert made.latency_s == pytest.approx(20e-6)
+    assert str(made) == (
         "4 hosts, 1 worker each, links 1 Gbit/s (host0 100 Mbit/s, host3 2.5 Gbit/s), 20 us one way"
     )
     assert str(Cluster(hosts=1, workers_per_host=2)) == "1 host, 2 workers each, links not limited"
@@ -88,9 +86,7 @@ def test_slow_and_unlimited_links_keep_their_packets(rate: str | None, mtu_bytes
         (1, [3], [[3]]),
     ],
 )
-def test_equal_shares_of_processors(
-    hosts: int, processors: list[int], shares: list[list[int]]
-) -> None:
+def test_shares_of_processors(hosts: int, processors: list[int], shares: list[list[int]]) -> None:
     cluster = Cluster(hosts=hosts)
     assert [cluster.processors_of(host, processors) for host in range(hosts)] == shares
 

@@ -20,6 +20,7 @@ from syncline.lab.training.archive import save_archive
 from syncline.lab.training.checkpoint import FILE_NAME, Checkpoint, load_checkpoint, settings_of
 from syncline.lab.training.config import TrainingConfig
 from syncline.lab.training.replica import sgd
+from tests.comm.groups.jobs import limited
 from tests.words import assert_tells
 
 CONFIG = TrainingConfig.of("resnet20", "digits", overrides={"epochs": 5})
@@ -72,17 +73,13 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Monk
     path, content = tmp_path / "checkpoint.pt", {"weights": torch.ones(100_000)}
     save_archive(path, "form", content)
     written = path.read_bytes()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # acts as a full disk does
-    try:
+    with limited(resource.RLIMIT_FSIZE, 10_000):  # acts as a full disk does
         with pytest.raises(FileError, match=r"checkpoint.pt: cannot be written: File too large"):
             save_archive(path, "form", content)
         monkeypatch.setattr(errno, "EDQUOT", errno.EFBIG)
         needed = f": {len(written)} bytes are needed in the folder {tmp_path}; make"
         with pytest.raises(FileError, match=needed):
             save_archive(path, "form", content)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == written
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

@@ -32,7 +32,6 @@ GTOPK: dict[str, Any] = {"compression": "gtopk", "density": 0.02, "density_warmu
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder of images of two classes."""
     draw = random.Random(0)
     for split, images in (("train", 12), ("val", 2)):
         for kind in ("one", "two"):
@@ -111,10 +110,8 @@ def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, folder
 
     # With another number of workers what is left is shared out, and epochs are counted on.
     before = states_in(folder / "parts")
-    shared = [
-        load_state(folder / "parts", names, rank=rank, workers=3, steps_per_epoch=2)
-        for rank in range(3)
-    ]
+    of_three = {"workers": 3, "steps_per_epoch": 2}
+    shared = [load_state(folder / "parts", names, rank=r, **of_three) for r in range(3)]
     assert {state["step"] for state in shared} == {3 * 2}
     for name in before[0]["residuals"]:
         found, expected = (

@@ -37,9 +37,6 @@ def test_cores_are_shared_out_unless_the_user_has_done_it() -> None:
     assert int(threads_a_worker(1, {})["OMP_NUM_THREADS"]) >= 1
 
 
-# ------------------------------------------------------------------ real processes
-
-
 def start(folder: Path, options: str = "") -> subprocess.Popen[str]:
     temporary_of(folder).mkdir()
     command = (*SYNCLINE, "train", "--report", folder / "report", *options.split())
@@ -160,9 +157,6 @@ def test_under_torchrun_the_command_is_a_worker(tmp_path: Path) -> None:
     assert result.stdout.count("resnet20 on digits") == 1
 
 
-# ------------------------------------------------------------------ before a worker is started
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> TrainingConfig:
     return TrainingConfig.of("resnet20", "digits", report=str(tmp_path / "deep" / "report"))
@@ -188,11 +182,6 @@ def test_folders_are_made(config: TrainingConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FileError, match=r"file/ck: --checkpoint needs a folder"):
         check(config, checkpoint=str(tmp_path / "file" / "ck"))
-
-
-def test_the_batch_is_checked(config: TrainingConfig) -> None:
-    with pytest.raises(UserError, match="lower --batch-size"):
-        check(config, workers=2000)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -225,12 +214,11 @@ def test_a_profile_must_fit(config: TrainingConfig, tmp_path: Path) -> None:
         check(config, profile=str(path))
 
 
-def test_a_network_must_fit(config: TrainingConfig, tmp_path: Path) -> None:
-    Network.line(workers=16, a_s=1e-3, b_s_per_byte=1e-9).save(tmp_path / "network.json")
+def test_the_rest_must_fit(config: TrainingConfig, tmp_path: Path) -> None:
+    Network.line(workers=16, a_s=1e-3, b_s_per_byte=1e-9).save(path := tmp_path / "network.json")
     with pytest.raises(MismatchError, match="of 16 workers, this job has 2"):
-        check(config, network=str(tmp_path / "network.json"))
-
-
-def test_a_checkpoint_must_be_there(config: TrainingConfig, tmp_path: Path) -> None:
+        check(config, network=str(path))
     with pytest.raises(FileError, match="expected a checkpoint, found none"):
         check(config, checkpoint=str(tmp_path), resume=True)
+    with pytest.raises(UserError, match="lower --batch-size"):
+        check(config, workers=2000)

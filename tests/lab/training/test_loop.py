@@ -126,10 +126,7 @@ def test_each_rank_keeps_state_of_its_share(trained: Trained) -> None:
 @pytest.mark.parametrize("name", ["digits", "words", "sharded"])
 def test_a_resumed_training_has_the_bits_of_an_unbroken_one(trained: Trained, name: str) -> None:
     both = (checkpoint_of(trained, name), checkpoint_of(trained, f"{name} resumed"))
-    found = [
-        (each.epoch, each.step, each.weights, each.optimizer["state"], each.random_states)
-        for each in both
-    ]
+    found = [(c.epoch, c.step, c.weights, c.optimizer["state"], c.random_states) for c in both]
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 

@@ -28,9 +28,7 @@ def parameters(module: nn.Module) -> int:
         ("resnet50", 224, 1000, 25_557_032),  # 25.56 M
     ],
 )
-def test_image_model_is_as_published(
-    name: str, image_size: int, classes: int, expected: int
-) -> None:
+def test_image_models_as_published(name: str, image_size: int, classes: int, expected: int) -> None:
     model = MODELS[name]
     assert isinstance(model, ImageModel)
     with torch.device("meta"):

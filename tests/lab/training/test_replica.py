@@ -36,14 +36,8 @@ def steps_of(config: TrainingConfig, count: int) -> list[tuple[Batch, ...]]:
 def replica_of(config: TrainingConfig, wrap: Callable[[nn.Module], Any]) -> Replica:
     task = task_of(config)
     ddp = wrap(task.build())
-    return Replica(
-        name="x",
-        ddp=ddp,
-        optimizer=sgd(ddp.module, config),
-        task=task,
-        config=config,
-        worker=worker_of(config),
-    )
+    own: Any = {"config": config, "worker": worker_of(config)}
+    return Replica(name="x", ddp=ddp, optimizer=sgd(ddp.module, config), task=task, **own)
 
 
 def losses_alone_and_beside_another() -> list[list[float]]:
@@ -123,9 +117,6 @@ def test_a_turn_ends_with_nothing_left_to_do(workers: WorkerPool) -> None:
         assert beside_another == (False, True, True)
         assert plain == (False, False, False)
         assert len({weight for *_, weight in found}) == 1
-
-
-# ------------------------------------------------------------------ the learning rate
 
 
 def factors(

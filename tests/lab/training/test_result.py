@@ -135,9 +135,6 @@ def test_replicas_differ_by_what_is_no_number(values: list[float], difference: f
     assert largest_difference(one, other) == largest_difference(other, one) == difference
 
 
-# ------------------------------------------------------------------ rates
-
-
 def steps(seconds: list[float], measuring: set[int], first: set[int]) -> list[StepTime]:
     return [
         StepTime(seconds=s, measuring=i in measuring, first_of_block=i in first)
@@ -174,9 +171,6 @@ def steps_that_end_late_in_turns() -> list[StepTime]:
 def test_a_step_that_ends_late_on_one_worker_is_not_a_longer_one(workers: WorkerPool) -> None:
     for found in workers.run(steps_that_end_late_in_turns, 2):
         assert found == steps([2.0] * 4, measuring={0, 1}, first=set())
-
-
-# ------------------------------------------------------------------ progress
 
 
 NOW = Snapshot(

@@ -16,9 +16,7 @@ from torch.distributed import TCPStore
 
 from tests.lab.testbed.machine import finished
 
-pytestmark = pytest.mark.skipif(
-    os.getuid() != 0, reason="only root can make a network and become another user"
-)
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 VICTIM = """
 import signal, subprocess, sys

@@ -27,7 +27,6 @@ class Instance(NamedTuple):
     curve: IntegerCurve
 
     def tensor_of(self) -> list[int]:
-        """Return the tensor of each element."""
         return [tensor for tensor, count in enumerate(self.elements) for _ in range(count)]
 
     def end_ns(self, messages: Slices, in_flight: int) -> int:

@@ -18,15 +18,13 @@ from syncline.plan.simulator.predict import predict_iteration_s
 Cost = Callable[[int], float]
 
 
-def finish(
-    ready: Sequence[float], sizes: Sequence[int], last_tensors: Sequence[int], cost: Cost
-) -> float:
+def finish(ready: Sequence[float], sizes: Sequence[int], cuts: Sequence[int], cost: Cost) -> float:
     """Return when the last message ends: MG-WFBP, Eq. 7, message by message.
 
     A tensor without elements is in the message of the element before it, whatever the cuts say;
     leading ones are in the first message.
     """
-    ends = set(last_tensors)
+    ends = set(cuts)
     clock: float = 0
     held, wait, cut = 0, 0.0, False  # the bytes of the message and when its last tensor is ready
     for index, size in enumerate(sizes):
@@ -54,7 +52,6 @@ def ready_ns(profile: Profile) -> list[int]:
 
 
 def iteration_s(profile: Profile, network: Network, planner: Planner) -> float:
-    """Return the predicted iteration time of a planner's plan."""
     return predict_iteration_s(profile, network, planner.plan(profile, network))
 
 
@@ -111,7 +108,8 @@ def chain(
     )
 
 
-A_SECOND_AN_ELEMENT = Network.line(workers=2, a_s=0, b_s_per_byte=1 / 4)
+UNIT_LINE = Network.line(workers=2, a_s=0, b_s_per_byte=1 / 4)
+"""A second an element."""
 FIGURE_2 = chain([1, 1, 1], [4, 2, 1], [2, 1, 1])
 """PACE, Fig. 2: AR_1 is long and ready first, AR_3 is needed first."""
 

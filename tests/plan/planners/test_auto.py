@@ -145,7 +145,6 @@ def on(link: Link, workers: int, sparse: SparseSpeeds | None = FREE) -> Network:
 
 
 def suggested(network: Network, profile: Profile = FOUR_LAYERS) -> Suggestion:
-    """Return what is suggested beside the plan that is chosen."""
     found = choose(profile, network).comparison.suggestion
     assert found is not None
     return found

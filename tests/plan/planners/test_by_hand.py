@@ -19,7 +19,7 @@ from syncline.plan.planners.wfbp import Single, Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 from tests import strategies as some
-from tests.plan.planners.instances import A_SECOND_AN_ELEMENT, FIGURE_2, chain, spans
+from tests.plan.planners.instances import FIGURE_2, UNIT_LINE, chain, spans
 
 
 def at_once(elements: list[int], *dtypes: str) -> Profile:
@@ -37,7 +37,10 @@ class Case(NamedTuple):
 
 
 ONE_BY_ONE = [(0, 1), (4, 5), (6, 7), (5, 6), (1, 2), (2, 3), (3, 4)]
+TWO_AT_ONCE = [(0, 1), (1, 2), (4, 5), (6, 7), (5, 6), (2, 3), (3, 4)]
 DEAR = [(0, 4), (4, 6), (6, 8), (6, 8), (4, 6), (0, 4)]
+UP_TO_16, FROM_20 = [(0, 2), (2, 5), (5, 14), (14, 16)], [(0, 2), (2, 7), (7, 13), (13, 16)]
+MIXED = at_once([1, 2, 1, 1], "float32", "float32", "bfloat16", "float32")
 CASES = [
     Case(Wfbp(), FIGURE_2, [(0, 4), (4, 6), (6, 7)], 12),
     Case(Single(), FIGURE_2, [(0, 7)], 14),
@@ -45,19 +48,9 @@ CASES = [
     Case(Wfbp(), chain([1, 1, 1], [3, 0, 5], [1, 1, 1]), [(0, 3), (3, 8)], 13),
     Case(TicTac(), chain([1] * 4, [0, 3, 0, 2], [1, 1, 1, 1]), [(0, 3), (3, 5)], 12),
     # 4 + 4, + 12 would be 20; 12, + 36 would be 48; 36 is over by itself; 4 + 4.
-    Case(
-        Buckets(threshold_bytes=16),
-        at_once([1, 1, 3, 9, 1, 1]),
-        [(0, 2), (2, 5), (5, 14), (14, 16)],
-        17,
-    ),
+    Case(Buckets(threshold_bytes=16), at_once([1, 1, 3, 9, 1, 1]), UP_TO_16, 17),
     # A bucket closes once it holds at least its cap: 4 + 4 = 8; 16 + 4 = 20; 24; 8 + 4 is left.
-    Case(
-        Ddp(first_bucket_bytes=8, bucket_bytes=20),
-        at_once([1, 1, 4, 1, 6, 2, 1]),
-        [(0, 2), (2, 7), (7, 13), (13, 16)],
-        17,
-    ),
+    Case(Ddp(first_bucket_bytes=8, bucket_bytes=20), at_once([1, 1, 4, 1, 6, 2, 1]), FROM_20, 17),
     # AR_1 from 1 to 5; then AR_3, ready since 3, goes before AR_2, ready since 2. f1 needs AR_3 at
     # 6 and runs to 8; f2 needs AR_2 at 8 and runs to 9; f3 to 10.
     Case(TicTac(), FIGURE_2, [(0, 4), (6, 7), (4, 6)], 10),
@@ -71,13 +64,7 @@ CASES = [
     # At 1 two slices of AR_1 leave. Each arrival lets another go: at 2 one of AR_2, ready then.
     # AR_3, ready at 3, is the fourth and arrives at 5, a second later than by itself. AR_2 arrives
     # at 6 and AR_1 at 8: the layers run from 5 to 7, 7 to 8 and 8 to 9.
-    Case(
-        ByteScheduler(partition_elements=1, credit_elements=2),
-        FIGURE_2,
-        [(0, 1), (1, 2), (4, 5), (6, 7), (5, 6), (2, 3), (3, 4)],
-        9,
-        in_flight=2,
-    ),
+    Case(ByteScheduler(partition_elements=1, credit_elements=2), FIGURE_2, TWO_AT_ONCE, 9, 2),
     # Wfbp, in ready order, takes 12: PACE's "25% reduction of DAG execution time".
     Case(Pace(), FIGURE_2, [(0, 1), (4, 5), (6, 7), (5, 6), (1, 4)], 9),
     # 2.5 s of 10 s are sent before the second tensor interrupts: 2.5 of 10 elements, so 2.
@@ -92,12 +79,7 @@ CASES = [
     Case(Horovod(threshold_bytes=12), at_once([1, 2, 1]), [(0, 3), (3, 4)], 5),
     Case(Horovod(threshold_bytes=16), at_once([1, 2, 1]), [(0, 4)], 5),
     # Dtypes are not fused.
-    Case(
-        Horovod(),
-        at_once([1, 2, 1, 1], "float32", "float32", "bfloat16", "float32"),
-        [(0, 3), (3, 4), (4, 5)],
-        5.5,
-    ),
+    Case(Horovod(), MIXED, [(0, 3), (3, 4), (4, 5)], 5.5),
     # Without a cycle, what is ready at once is fused.
     Case(Horovod(cycle_s=0), chain([1, 0, 1], [1, 2, 1], [0, 0, 0]), [(0, 3), (3, 4)], 5),
     Case(Overlap(), at_once([0, 0]), [(0, 0)], 1),
@@ -106,10 +88,10 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.planner.NAME)
 def test_messages_and_time(case: Case) -> None:
-    plan = case.planner.plan(case.profile, A_SECOND_AN_ELEMENT)
+    plan = case.planner.plan(case.profile, UNIT_LINE)
     assert spans(plan) == case.spans
     assert plan.in_flight == case.in_flight
     waits = isinstance(case.planner, TicTac | P3 | ByteScheduler | Pace | Dear | Overlap)
     assert plan.wait == ("need" if waits else "update")
-    found_s = predict_iteration_s(case.profile, A_SECOND_AN_ELEMENT, plan)
+    found_s = predict_iteration_s(case.profile, UNIT_LINE, plan)
     assert found_s == pytest.approx(case.iteration_s, abs=1e-9)

@@ -20,9 +20,10 @@ from syncline.plan.planners.horovod import Buckets, Horovod
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
-from tests.plan.planners.instances import A_SECOND_AN_ELEMENT, chain, chains, spans
+from tests.plan.planners.instances import UNIT_LINE, chain, chains, spans
 
 FREE = Network.line(workers=2, a_s=0, b_s_per_byte=0)
+counts = st.lists(st.integers(0, 300), min_size=1, max_size=40)
 
 
 def torchs_buckets(elements: list[int], first_bytes: int, bucket_bytes: int) -> list[int]:
@@ -35,11 +36,7 @@ def torchs_buckets(elements: list[int], first_bytes: int, bucket_bytes: int) -> 
 
 
 @some.many
-@given(
-    st.lists(st.integers(0, 300), min_size=1, max_size=40),
-    st.integers(1, 1500),
-    st.integers(1, 4000),
-)
+@given(counts, st.integers(1, 1500), st.integers(1, 4000))
 def test_the_buckets_are_torchs(elements: list[int], first: int, cap: int) -> None:
     profile = some.profile_of([1] * len(elements), elements)
     ours = Ddp(first_bucket_bytes=first, bucket_bytes=cap).last_tensors(profile, FREE)
@@ -56,7 +53,7 @@ def test_the_default_caps_are_torchs(elements: list[int]) -> None:
 
 
 @some.many
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.integers(0, 3000))
+@given(counts, st.integers(0, 3000))
 def test_only_one_tensor_exceeds_the_threshold(elements: list[int], threshold: int) -> None:
     profile = some.profile_of([1] * len(elements), elements)
     plan = Buckets(threshold_bytes=threshold).plan(profile, FREE)
@@ -72,14 +69,14 @@ def test_only_one_tensor_exceeds_the_threshold(elements: list[int], threshold: i
 def test_ticks_by_hand() -> None:
     # Ready at 3, 4, 5 and 9.5 s; with cycles of 2 s handed over at 4, 4, 6 and 10.
     profile = chain([1, 1, 1, 4.5], [1, 2, 1, 1], [2, 0, 0, 0])
-    plan = Horovod(cycle_s=2).plan(profile, A_SECOND_AN_ELEMENT)
+    plan = Horovod(cycle_s=2).plan(profile, UNIT_LINE)
     assert plan.messages == (
         Message(start=0, stop=3, delay_s=0),
         Message(start=3, stop=4, delay_s=1),
         Message(start=4, stop=5, delay_s=0.5),
     )
     # Sent from 4 to 7, from 7 to 8 and from 10 to 11.
-    timeline = predict(profile, A_SECOND_AN_ELEMENT, plan).timeline
+    timeline = predict(profile, UNIT_LINE, plan).timeline
     sent = [(s.start_ns / 1e9, s.stop_ns / 1e9) for s in timeline.spans if s.kind == "message"]
     assert [times for times in sent if times[1] > times[0]] == [(4, 7), (7, 8), (10, 11)]
     assert timeline.iteration_ns == 11_000_000_000
@@ -120,7 +117,7 @@ def test_cycle_by_cycle(profile: Profile, cycle_ns: int, threshold_bytes: int) -
 def test_buckets_fill_from_the_input_below_their_size(bucket_bytes: int, stops: list[int]) -> None:
     # In forward order 4, 12, 8 and 4 bytes.
     profile = chain([1] * 4, [1, 2, 3, 1], [1] * 4)
-    plan = Dear(bucket_bytes=bucket_bytes).plan(profile, A_SECOND_AN_ELEMENT)
+    plan = Dear(bucket_bytes=bucket_bytes).plan(profile, UNIT_LINE)
     assert [m.stop for m in plan.messages if m.collective == "reduce-scatter"] == stops
 
 

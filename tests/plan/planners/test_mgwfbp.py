@@ -105,8 +105,6 @@ def test_by_hand_the_chain_that_is_not_optimal() -> None:
 
 
 class Counted(list[float]):
-    """A list that counts how often it is read."""
-
     reads = 0
 
     def __getitem__(self, index: int) -> float:  # type: ignore[override]

@@ -22,15 +22,8 @@ from syncline.plan.simulator.bound import lower_bound_ns, terms
 from syncline.plan.simulator.predict import predict, predict_iteration_s
 from tests import strategies as some
 from tests.cases import first_few
-from tests.plan.planners.exhaustive import (
-    KINDS,
-    Instance,
-    Kind,
-    every_plan,
-    instances,
-    least_end_ns,
-    random_instance,
-)
+from tests.plan.planners import exhaustive
+from tests.plan.planners.exhaustive import Instance, Kind, every_plan, instances, least_end_ns
 from tests.plan.planners.instances import assert_best, chain, chains, iteration_s
 from tests.trace_files import TRACES, all_traces
 
@@ -105,13 +98,13 @@ def test_small_rounds_are_optimal(instance: Instance) -> None:
         assert searched_end_ns(instance, in_flight) == least_end_ns(instance, in_flight)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", exhaustive.KINDS, ids=str)
 def test_the_search_alone_is_nearly_always_optimal(kind: Kind) -> None:
     """Without the exact solution of small rounds, which larger ones cannot have."""
     draw = random.Random(kind.seed)
     missed = 0
     for _ in range(20):
-        instance = random_instance(draw, 9, kind)
+        instance = exhaustive.random_instance(draw, 9, kind)
         for in_flight in (1, 2):
             found = searched_end_ns(instance, in_flight, exact_elements=0)
             best = least_end_ns(instance, in_flight, found)

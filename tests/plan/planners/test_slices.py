@@ -25,14 +25,7 @@ from syncline.plan.planners.wfbp import Wfbp
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 from tests import strategies as some
-from tests.plan.planners.instances import (
-    A_SECOND_AN_ELEMENT,
-    chain,
-    chains,
-    iteration_s,
-    period_ns,
-    spans,
-)
+from tests.plan.planners.instances import UNIT_LINE, chain, chains, iteration_s, period_ns, spans
 
 
 @some.many
@@ -75,7 +68,7 @@ def test_a_tensor_without_elements_goes_with_the_one_before() -> None:
 
 def test_sizes_of_several_dtypes_are_in_bytes() -> None:
     profile = chain([1, 0], [4, 4], [1, 1], ["float64", "float16"])
-    plan = P3(slice_elements=3).plan(profile, A_SECOND_AN_ELEMENT)
+    plan = P3(slice_elements=3).plan(profile, UNIT_LINE)
     bytes_of = dict(zip(plan.messages, plan.message_bytes(), strict=True))
     assert bytes_of[Message(start=0, stop=3)] == 24
     assert bytes_of[Message(start=4, stop=7)] == 6
@@ -107,10 +100,7 @@ def test_too_many_slices() -> None:
     assert len(slices(profile, 10, "p3")) == MOST_SLICES
     said = "p3: slices of 9 elements .* 145636 messages, at most 131072 .* at least 20 elements"
     with pytest.raises(UserError, match=said):
-        P3(slice_elements=9).plan(profile, A_SECOND_AN_ELEMENT)
-
-
-# The priority queue against one that looks at every message each time
+        P3(slice_elements=9).plan(profile, UNIT_LINE)
 
 
 def one(size_bytes: int, ready_ns: int, need: int, tensor: int = 0) -> Slice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -32,21 +33,13 @@ def op(
     )
 
 
-def gradient(
-    elements: int, ready_after: int, needed_by: int | None = None, name: str = "g"
-) -> Gradient:
-    return Gradient(name=name, elements=elements, ready_after=ready_after, needed_by=needed_by)
+def gradient(elements: int, ready: int, needed_by: int | None = None, name: str = "g") -> Gradient:
+    return Gradient(name=name, elements=elements, ready_after=ready, needed_by=needed_by)
 
 
 def job(operations: Sequence[Operation], *gradients: Gradient) -> Profile:
-    return Profile(
-        model="job",
-        device="cuda",
-        workers=1,
-        iterations=1,
-        operations=tuple(operations),
-        gradients=gradients,
-    )
+    given: Any = {"model": "job", "device": "cuda", "workers": 1, "iterations": 1}
+    return Profile(**given, operations=tuple(operations), gradients=gradients)
 
 
 def chain(
@@ -67,9 +60,7 @@ def chain(
     operations = [op("data", io), op("copy", h2d, 0)]
     operations += [op("forward", ns, i + 1, name=f"f{i + 1}") for i, ns in enumerate(forward)]
     for layer in reversed(range(count)):
-        operations.append(
-            op("backward", backward[layer], len(operations) - 1, name=f"b{layer + 1}")
-        )
+        operations += [op("backward", backward[layer], len(operations) - 1, name=f"b{layer + 1}")]
     operations.append(op("update", update, len(operations) - 1))
     gradients = (
         gradient(sizes[layer], 1 + 2 * count - layer, 2 + layer, f"g{layer + 1}")

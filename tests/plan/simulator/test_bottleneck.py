@@ -20,12 +20,7 @@ from tests.words import assert_tells
 GBIT = 125e6
 PLAIN = Change()
 PYTORCH = Change(strategy=STRATEGIES["pytorch"])
-LAYERS = {
-    "conv1": (20, 40_000),
-    "conv2": (20, 60_000),
-    "fc6": (10, 2_500_000),
-    "fc7": (10, 2_000_000),
-}
+NET = {"conv1": (20, 40_000), "conv2": (20, 60_000), "fc6": (10, 2_500_000), "fc7": (10, 2_000_000)}
 """Forward time in milliseconds, and elements: the last two hold nearly all the parameters."""
 
 
@@ -33,9 +28,9 @@ def vgg(*, io_ms: int = 0, ms: int = 10**6) -> Profile:
     """Return a small net; ``ms`` is how many nanoseconds a millisecond of computing takes."""
     operations = [op("data", io_ms * 10**6)] if io_ms else []
     first = len(operations)
-    operations += [op("forward", time * ms, name=name) for name, (time, _) in LAYERS.items()]
+    operations += [op("forward", time * ms, name=name) for name, (time, _) in NET.items()]
     gradients = []
-    for layer, (name, (time, elements)) in reversed(list(enumerate(LAYERS.items()))):
+    for layer, (name, (time, elements)) in reversed(list(enumerate(NET.items()))):
         operations.append(op("backward", 2 * time * ms, name=name))
         gradients += [
             gradient(count, len(operations) - 1, first + layer, f"{name}.{kind}")
@@ -126,9 +121,7 @@ def slow(*stragglers: tuple[int, float]) -> Change:
     ],
     ids=["computing", "ahead", "loaders", "no loader", "straggler", "stragglers", "jitter"],
 )
-def test_what_limits_on_a_fast_network(
-    io_ms: int, workers: int, change: Change, kind: str, facts: list[str]
-) -> None:
+def test_what_limits(io_ms: int, workers: int, change: Change, kind: str, facts: list[str]) -> None:
     limit = found(vgg(io_ms=io_ms), network(400.0, latency_s=0.0, workers=workers), change)
     assert limit.kind == kind
     assert_tells(limit.sentence, f"{kind}-bound", *facts)
@@ -160,9 +153,7 @@ def test_the_exchange_is_named(change: Change, planner: str, said: str) -> None:
         ("fc.bias fc.weight conv.weight", (50, 50, 0), "layer fc"),
     ],
 )
-def test_layers_are_named_in_forward_order(
-    names: str, durations_ns: tuple[int, ...], text: str
-) -> None:
+def test_layers_are_in_forward_order(names: str, durations_ns: tuple[int, ...], text: str) -> None:
     tensors = tuple(Tensor(name=name, elements=1) for name in names.split())
     messages = tuple(Message(start=i, stop=i + 1) for i in range(len(tensors)))
     plan = Plan(planner="p", model="m", workers=2, tensors=tensors, messages=messages)

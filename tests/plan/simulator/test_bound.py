@@ -14,14 +14,8 @@ from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import Terms, least_s_per_byte, lower_bound_ns, terms
 from syncline.plan.simulator.predict import predict_iteration_s
 from tests import strategies as some
-from tests.plan.planners.exhaustive import (
-    KINDS,
-    Instance,
-    Kind,
-    instances,
-    least_end_ns,
-    random_instance,
-)
+from tests.plan.planners import exhaustive
+from tests.plan.planners.exhaustive import Instance, Kind, instances, least_end_ns
 from tests.plan.planners.instances import chains
 
 
@@ -42,11 +36,11 @@ def test_no_plan_undercuts_it(instance: Instance) -> None:
         assert bounds == sorted(bounds)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", exhaustive.KINDS, ids=str)
 def test_it_is_near_the_optimum(kind: Kind) -> None:
     draw = random.Random(kind.seed)
     for _ in range(5):
-        instance = random_instance(draw, 7, kind)
+        instance = exhaustive.random_instance(draw, 7, kind)
         for in_flight in (1, 2):
             best = least_end_ns(instance, in_flight)
             assert best is not None

@@ -24,6 +24,7 @@ from syncline.plan.simulator.contention import (
     fit_contention,
 )
 from syncline.plan.simulator.predict import predict, predict_iteration_s
+from syncline.plan.simulator.transformations import with_compute_scale as slowed
 from tests import strategies as some
 
 NETWORK = Network.line(workers=4, a_s=2e-4, b_s_per_byte=2e-9)
@@ -47,22 +48,12 @@ def under(contention: Contention, network: Network = NETWORK) -> Network:
     return msgspec.structs.replace(network, contention=contention)
 
 
-def measured(profile: Profile, network: Network, plan: Plan, factor: float = 1.0) -> Measured:
-    """Return what a training under ``plan`` would measure, every time ``factor`` times as long."""
+def measured(profile: Profile, network: Network, plan: Plan) -> Measured:
+    """Return what a training under ``plan`` would measure."""
     spans = predict(profile, network, plan).timeline.spans
     computing_ns = sum(s.stop_ns - s.start_ns for s in spans if s.kind in ("forward", "backward"))
-    slowdown_s = computing_ns / 1e9 * factor - profile.phase_s("forward", "backward")
-    return Measured(
-        plan, predict_iteration_s(profile, network, plan) * factor, slowdown_s=max(slowdown_s, 0.0)
-    )
-
-
-def slowed(profile: Profile, factor: float) -> Profile:
-    """Return the profile with operations that take ``factor`` times as long."""
-    operations = tuple(
-        msgspec.structs.replace(o, duration_s=o.duration_s * factor) for o in profile.operations
-    )
-    return msgspec.structs.replace(profile, operations=operations)
+    slower_s = max(computing_ns / 1e9 - profile.phase_s("forward", "backward"), 0.0)
+    return Measured(plan, predict_iteration_s(profile, network, plan), slowdown_s=slower_s)
 
 
 def waiting(profile: Profile, duration_s: float) -> Profile:

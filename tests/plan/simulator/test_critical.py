@@ -98,9 +98,6 @@ def test_a_beginning_without_a_cause_is_our_mistake() -> None:
         critical_tasks(graph, np.array([5]), np.array([6]), 0)
 
 
-# --- simulated iterations ---
-
-
 @st.composite
 def iterations(draw: st.DrawFn) -> Profile:
     """Draw a profile with a batch, layers that need their gradients, and launching by the host."""

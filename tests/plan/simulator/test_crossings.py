@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from syncline.plan.prediction import Prediction
 from syncline.plan.simulator.study import crossings, series
 from syncline.plan.whatif import Crossing, Point, Setting
+from tests.plan.documents import prediction
 
 COMPUTING_S = 0.1
 
@@ -22,18 +22,7 @@ def point(workers: int, bandwidth_gbit_s: float | None = None, **iterations_s: f
         network="n",
         alone_s=COMPUTING_S,
         computing_s=COMPUTING_S,
-        predictions=tuple(
-            Prediction(
-                planner=planner,
-                messages=1,
-                iteration_s=iteration_s,
-                computation_s=COMPUTING_S,
-                communication_s=1.0,
-                exposed_s=iteration_s - COMPUTING_S,
-                lower_bound_s=COMPUTING_S,
-            )
-            for planner, iteration_s in iterations_s.items()
-        ),
+        predictions=tuple(prediction(*each) for each in iterations_s.items()),
     )
 
 
@@ -66,9 +55,7 @@ def test_equals_do_not_overtake() -> None:
 
 def test_one_overtakes_after_another() -> None:
     found = overtakings(
-        point(2, a=0.2, b=0.3, c=0.4),
-        point(4, a=0.3, b=0.25, c=0.4),
-        point(8, a=0.5, b=0.4, c=0.3),
+        point(2, a=0.2, b=0.3, c=0.4), point(4, a=0.3, b=0.25, c=0.4), point(8, a=0.5, b=0.4, c=0.3)
     )
     assert [(c.planner, c.other, c.point) for c in found] == [("b", "a", 1), ("c", "b", 2)]
 

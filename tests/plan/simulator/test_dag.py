@@ -21,6 +21,7 @@ from syncline.plan.simulator.steady import steady_state
 from syncline.plan.simulator.strategy import STRATEGIES, Strategy
 from syncline.plan.simulator.transformations import as_planned, with_compute_scale
 from syncline.plan.simulator.workers import ALIKE, Workers
+from syncline.plan.timeline import COMPUTE
 from tests import strategies as some
 from tests.plan.simulator.chains import (
     CUT,
@@ -94,9 +95,6 @@ def test_the_frameworks_of_the_paper() -> None:
     }
 
 
-# --- messages that wait on need ---
-
-
 def test_need_first_by_hand() -> None:
     """Two layers of 100 bytes; forward 50 each, backward 50 each; the line is 1 ns a byte.
 
@@ -155,9 +153,6 @@ def test_the_one_round_problem_gives_the_period(
         ends.append(max(begin + a, ends[-1]) + message.stop - message.start)
         worst = max(worst, ends[-1] + max(t.tail_ns[i] for i in tensors))
     assert period_ns(profile, line(a), plan) == worst
-
-
-# --- computing ---
 
 
 def test_a_device_and_a_host_that_launches() -> None:
@@ -230,8 +225,8 @@ def test_more_than_the_clock_holds() -> None:
         period_ns(profile, line(0, workers=2048), workers=Workers(spread=0.1))
 
 
-@pytest.mark.parametrize("slow", [1.0, 2.0])
-def test_contention_with_iterations_to_come(slow: float) -> None:
+@pytest.mark.parametrize("workers", [ALIKE, Workers(stragglers=((1, 2.0),))], ids=["alike", "slow"])
+def test_contention_with_iterations_to_come(workers: Workers) -> None:
     """The last iterations of a run have nothing after them that slows them down."""
     operations = [
         op("forward", 1_000, resource="host"),
@@ -243,10 +238,7 @@ def test_contention_with_iterations_to_come(slow: float) -> None:
     profile = job(operations, gradient(1000, 3, 1))
     network = msgspec.structs.replace(line(0, 12), contention=Contention.of_both(2.0))
     plan = plan_of(profile, [(0, 1000)], wait="need")
-    run = {
-        "strategy": STRATEGIES["loop"],
-        "workers": Workers(stragglers=((1, slow),)) if slow > 1 else ALIKE,
-    }
+    run = {"strategy": STRATEGIES["loop"], "workers": workers}
     steady = steady_state(profile, network, plan, **run)  # type: ignore[arg-type]
     assert steady.error_ns == 0
     assert len(steady.ends_ns) == steady.dag.iterations // 2
@@ -255,13 +247,11 @@ def test_contention_with_iterations_to_come(slow: float) -> None:
     assert set(middle.tolist()) == {steady.period_ns}
 
 
-@pytest.mark.parametrize("one_loader", [True, False])
-def test_what_depends_on_a_read_waits_for_it_with_several_loaders(one_loader: bool) -> None:
+@pytest.mark.parametrize("one", [True, False])
+def test_what_depends_on_a_read_waits_for_it_with_several_loaders(one: bool) -> None:
     operations = [op("data", 10), op("data", 1), op("copy", 1, 0), op("backward", 2)]
     profile = job(operations, gradient(1, 3))
-    strategy = Strategy(
-        name="s", prefetch_data=True, prefetch_copy=True, one_loader=one_loader, loaders=2
-    )
+    strategy = Strategy(name="s", prefetch_data=True, prefetch_copy=True, one_loader=one, loaders=2)
     steady = steady_state(profile, line(0), None, strategy=strategy, workers=ALIKE)
     first = [steady.start_ns[steady.dag.slot_tasks(slot)[0, 0]] for slot in range(4)]
     assert first == [0, 0, 10, 11]
@@ -326,10 +316,7 @@ SERVERS = {
     # Each way takes 2 * (3 + 25) + 3 + 12.5.
     "hosts": (served(hosts=2, inside=LINK), 2 * 72),
     "hosts, as algorithm": (served(hosts=2, inside=LINK, algorithm="parameter-server"), 2 * 72),
-    "measured": (
-        Network.line(workers=4, a_s=40 * NS, b_s_per_byte=NS / 4, algorithm="parameter-server"),
-        40 + 100,
-    ),
+    "measured": (msgspec.structs.replace(line(40), algorithm="parameter-server"), 40 + 100),
     "stages": (served(stages=(Stage(at="host", bytes_per_s=4 / NS),)), 4 * 2 * (3 + 25) + 100),
 }
 
@@ -345,13 +332,11 @@ def test_pushes_and_pulls_share_the_links_of_servers_on_the_workers_hosts() -> N
     link = msgspec.structs.replace(LINK, alpha_s=0.0)
     apart, colocated = (
         exchanged_ns(
-            Network.of_link(
-                link, workers=4, algorithm="sharded-parameter-server", colocated=colocated
-            ),
+            Network.of_link(link, workers=4, algorithm="sharded-parameter-server", colocated=same),
             (0, 1600),
             (1600, 3200),
         )
-        for colocated in (False, True)
+        for same in (False, True)
     )
     assert apart == 3 * 400
     assert colocated == pytest.approx(4 * 300, abs=2)
@@ -387,7 +372,12 @@ def test_decoupled_all_reduces_and_delays_at_a_server(
     assert found == 100 + 2 * 4 * (3 + 25) + later_ns
 
 
-# --- other profiles and plans ---
+def test_finalize_and_update_wait_for_all_messages() -> None:
+    operations = [op(phase, 1000) for phase in ("backward", "finalize", "forward", "update")]  # type: ignore[arg-type]
+    profile = job(operations, gradient(1, 0))
+    timeline = predict(profile, line(5000, 0), plan_of(profile, [(0, 1)])).timeline
+    computing = [s for s in timeline.spans if s.lane == COMPUTE and s.kind != "wait"]
+    assert [s.start_ns for s in computing] == [0, 6000, 7000, 8000]
 
 
 def test_empty_gradients_are_updated_too() -> None:

@@ -20,19 +20,7 @@ from syncline.plan.simulator.predict import predict, predict_iteration_s
 from syncline.plan.timeline import COMMUNICATION, COMPUTE, Span, Timeline
 from tests import strategies as some
 from tests.plan.documents import NETWORK, PLAN, PROFILE
-from tests.plan.simulator.chains import (
-    NS,
-    Times,
-    chain,
-    gradient,
-    job,
-    layers,
-    line,
-    op,
-    period_ns,
-    pieces,
-    plan_of,
-)
+from tests.plan.simulator.chains import NS, Times, chain, layers, line, period_ns, pieces, plan_of
 
 phase = st.integers(0, 8000)
 layers_that_send = layers.map(lambda times: (*times[:2], [size + 1 for size in times[2]]))
@@ -79,9 +67,6 @@ def test_dag_model_equation_5_what_is_not_hidden_is_paid(
         hidden = sum(max(min(s.stop_ns, computed) - s.start_ns, 0) for s in sent)
         if after:  # the channel is never idle once the backward pass is over
             assert after + hidden == sum(s.stop_ns - s.start_ns for s in sent)
-
-
-# What always holds
 
 
 anything = given(some.layer_profiles(max_layers=12), some.integer_curves(falls=True), st.data())
@@ -191,16 +176,6 @@ def test_the_timeline_obeys_the_rules(
         assert contention.computing > 1 or took == pytest.approx(alone, abs=1)
 
 
-def test_finalize_and_update_wait_for_all_messages() -> None:
-    operations = [op(phase, 1000) for phase in ("backward", "finalize", "forward", "update")]  # type: ignore[arg-type]
-    profile = job(operations, gradient(1, 0))
-    timeline = predict(profile, line(5000, 0), plan_of(profile, [(0, 1)])).timeline
-    assert [s.start_ns for s in by_lane(timeline)[COMPUTE]] == [0, 6000, 7000, 8000]
-
-
-# Contention
-
-
 def overlapped_ns(transfer_ns: int, compute_ns: int, contention: Contention, a_ns: int = 0) -> int:
     """Return the period of a message that is ready at once and a computation beside it."""
     profile = some.profile_of([0, compute_ns], [transfer_ns // 4])
@@ -209,7 +184,7 @@ def overlapped_ns(transfer_ns: int, compute_ns: int, contention: Contention, a_n
 
 
 @pytest.mark.parametrize(
-    ("transfer_ns", "compute_ns", "a_ns", "computing", "exchange", "expected_ns"),
+    ("transfer_ns", "compute_ns", "a_ns", "computing", "exchange", "total_ns"),
     [
         (1000, 3000, 0, 2.0, 1.0, 3500),  # the message takes 1000, in which 500 are computed
         (3000, 1000, 0, 2.0, 1.0, 3000),
@@ -225,16 +200,11 @@ def overlapped_ns(transfer_ns: int, compute_ns: int, contention: Contention, a_n
     ],
 )
 def test_contention_by_hand(
-    transfer_ns: int,
-    compute_ns: int,
-    a_ns: int,
-    computing: float,
-    exchange: float,
-    expected_ns: int,
+    transfer_ns: int, compute_ns: int, a_ns: int, computing: float, exchange: float, total_ns: int
 ) -> None:
     contention = Contention(computing=computing, exchange=exchange)
     found = overlapped_ns(transfer_ns, compute_ns, contention, a_ns)
-    assert found == pytest.approx(expected_ns, abs=2 if computing == 1.5 else 0)
+    assert found == pytest.approx(total_ns, abs=2 if computing == 1.5 else 0)
 
 
 @some.few
@@ -242,9 +212,6 @@ def test_contention_by_hand(
 def test_contention_of_two_gains_nothing_by_overlapping(transfer_ns: int, compute_ns: int) -> None:
     found = overlapped_ns(transfer_ns, compute_ns, Contention.of_both(2.0))
     assert found == transfer_ns + compute_ns
-
-
-# Plans of other tensors
 
 
 def test_a_plan_for_another_model() -> None:

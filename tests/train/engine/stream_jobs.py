@@ -49,13 +49,9 @@ def clips_and_accumulates(side: Side) -> None:
 def on_streams(
     row: str | None, style: Style, length: int, dropped: Place | None = None
 ) -> dict[str, Any]:
-    """Run a script on recorded streams, and under DDP on the CPU.
+    """Run a row of the table of features on recorded streams, and under DDP on the CPU.
 
-    Args:
-        row: of the table of features; None: the script above.
-        style: of the plan.
-        length: steps.
-        dropped: a place whose waits are left out.
+    Without a row, run the script above. At the place ``dropped`` waits are left out.
     """
     script: Script = clips_and_accumulates if row is None else features()[row].script
     ours, stock = Ours(style), Stock()
@@ -68,8 +64,7 @@ def on_streams(
         with recorded_streams(dropped) as recorder:
             streams = {
                 (engine_executor, "transport_for"): lambda group, _device: CudaDenseTransport(
-                    FakeNccl(group, recorder),  # type: ignore[arg-type]
-                    HOST,
+                    FakeNccl(group, recorder), HOST
                 ),
                 # The host never finds a message complete, so that only events order what follows.
                 (Engine, "arrived"): lambda _engine, _tensor: False,

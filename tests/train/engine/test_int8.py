@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -136,8 +137,7 @@ def test_ranks_are_alike_and_residuals_hold_the_rest(
             assert all(after.equal(before) for after, before in sums)
         return found, residual
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "SEGMENT_BYTES", segment_bytes)
+    with mock.patch.object(ring_module, "SEGMENT_BYTES", segment_bytes):
         found = each(exchanged)
     ranks = range(len(found))
     for averages, _ in found[1:]:
@@ -159,7 +159,6 @@ def test_a_shorter_last_share_holds_nobody_up(each: Each) -> None:
         exchange(RingDenseTransport(group), plan, buffer, torch.int8, torch.zeros(68))
         return buffer
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "SEGMENT_BYTES", 16)
+    with mock.patch.object(ring_module, "SEGMENT_BYTES", 16):
         for average in each(exchanged):
             assert average.sub(4).abs().max() < 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -55,8 +56,7 @@ def test_every_worker_ends_with_the_sums(
             complete()
         return own
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "SEGMENT_BYTES", segment_bytes)
+    with mock.patch.object(ring_module, "SEGMENT_BYTES", segment_bytes):
         found = each(exchanged)
     for own in found:
         assert own.equal(torch.stack(everyones).sum(0).to(dtype) * factor)
@@ -80,8 +80,7 @@ def test_an_all_reduce_gives_all_sums_to_every_worker(
         Ring(group).all_reduce(own, factor, wire, lambda: sent.append("all"))()
         return own, sent
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "SEGMENT_BYTES", segment_bytes)
+    with mock.patch.object(ring_module, "SEGMENT_BYTES", segment_bytes):
         for own, sent in each(exchanged):
             assert own.equal(everyones.sum(0) * factor)
             assert sent == ["all"]
@@ -110,8 +109,6 @@ def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind
         sent, said = list[int](), list[int]()
 
         class Counting:
-            """The group, which counts what is sent."""
-
             def send(self, *arguments: Any) -> Any:
                 sent.append(1)
                 return group.send(*arguments)
@@ -133,8 +130,7 @@ def test_a_worker_says_once_when_all_that_it_sends_is_under_way(each: Each, kind
         }[kind]()()
         return said, len(sent)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ring_module, "SEGMENT_BYTES", 16)  # three segments a share
+    with mock.patch.object(ring_module, "SEGMENT_BYTES", 16):  # three segments a share
         found = each(exchanged)
     all_sent = 3 * (len(found) - 1)
     assert found == [([all_sent], all_sent)] * len(found)

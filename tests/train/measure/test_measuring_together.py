@@ -24,8 +24,6 @@ from syncline.train.measure.probe import Session, between_powers, probe, probe_s
 from syncline.train.measure.profiler import profile
 from tests.workers import WorkerPool
 
-# What workers run.
-
 
 def exchanges() -> dict[str, Any]:
     rank, given = dist.get_rank(), (dist.group.WORLD, torch.device("cpu"))
@@ -65,9 +63,6 @@ def profiles() -> str:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3))
     batches = [(torch.randn(4, 8), torch.randint(3, (4,)))]
     return profile(model, batches, cross_entropy, iterations=3).to_json()
-
-
-# The tests.
 
 
 def test_json_travels_between_ranks(workers: WorkerPool) -> None:

@@ -87,8 +87,10 @@ def test_a_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(waits) == 1
 
 
-def test_phases_in_order_and_positive() -> None:
-    found = profile_of(residual())
+def test_phases_in_order_and_positive_and_hooks_gone_afterwards() -> None:
+    model = residual()
+    found = profile_of(model)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     order = list(dict.fromkeys(o.phase for o in found.operations))
     assert order == ["data", "forward", "backward", "update"]
     assert all(found.phase_s(phase) > 0 for phase in ("forward", "backward", "update"))
@@ -153,22 +155,13 @@ def test_outputs_in_containers_and_losses_as_outputs() -> None:
 
 
 def test_checkpointed_modules_are_counted_once() -> None:
-    found = profile_of(
-        Model(
-            lambda model, x: model.out(checkpoint(model.inner, x, use_reentrant=False)),
-            inner=nn.Sequential(wide(), nn.ReLU()),
-            out=out(),
-        )
-    )
+    def forward(model: Any, x: torch.Tensor) -> torch.Tensor:
+        return model.out(checkpoint(model.inner, x, use_reentrant=False))
+
+    found = profile_of(Model(forward, inner=nn.Sequential(wide(), nn.ReLU()), out=out()))
     runs = [o for o in found.operations if o.name == "inner.0" and o.phase == "forward"]
     assert len(runs) == 1
     assert len(found.gradients) == 4
-
-
-def test_hooks_are_gone_afterwards() -> None:
-    model = residual()
-    profile_of(model)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def test_what_cannot_be_profiled() -> None:

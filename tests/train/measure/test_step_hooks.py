@@ -12,8 +12,6 @@ from syncline.train.measure.step_hooks import StepHooks
 
 
 class Watch:
-    """Counts steps, and may change their arguments."""
-
     def __init__(self, changed: Any = None) -> None:
         self.steps = 0
         self._changed = changed

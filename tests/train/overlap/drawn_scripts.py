@@ -38,11 +38,6 @@ from tests.train.overlap.overlap_rig import STEPS, Side
 from tests.train.overlap.own_optimizers import Clipped, Normed, Signs
 from tests.train.overlap.parts import THREAD_READS, Training, evaluate
 
-__all__ = ["MODELS", "DrawnScript", "drawn"]
-
-
-# ---------------------------------------------------------------------- models
-
 
 class Model(NamedTuple):
     """A model that is drawn, and the arguments that DDP needs for it."""
@@ -87,9 +82,6 @@ MODELS = {
 }
 
 
-# ---------------------------------------------------------------------- optimizers
-
-
 OWN: dict[str, Callable[[Any], Optimizer]] = {
     "own, each by itself": lambda p: Signs(p, lr=0.01),
     "own, all together": lambda p: Normed(p, lr=0.01),
@@ -131,9 +123,6 @@ CHANGES: dict[str, Callable[[Optimizer], None]] = {
     "clipping": partial(_change, "max_norm", 0.05),
     "groups": _split_group,
 }
-
-
-# ---------------------------------------------------------------------- what a script reads
 
 
 def _gathered(parameter: nn.Parameter) -> list[torch.Tensor]:
@@ -226,17 +215,14 @@ ACCUMULATION: dict[str, Callable[[int], bool]] = {
 """In which steps gradients are accumulated."""
 DEEDS = {**READS, **WRITES}
 ALL_DEEDS = {**DEEDS, **GUARDED_READS}
+ZEROS = ("before", "before", "before, in place", "before, model", "after", "after, in place")
 PLACES = ("before the forward pass", "after the forward pass", "after backward", "after step")
-
-
-# ---------------------------------------------------------------------- the script
 
 
 class DrawnScript(SimpleNamespace):
     """A training script; its values say all that was drawn: see :func:`drawn`."""
 
     def __call__(self, side: Side) -> None:
-        """Train."""
         model = MODELS[self.model]
         side.guard = self.guard
         if self.plans != "by hand":
@@ -326,9 +312,8 @@ class DrawnScript(SimpleNamespace):
 def _divisible(gradient: torch.Tensor) -> torch.Tensor:
     """Round a gradient so that a third of it, and sums of thirds, are exact in any order.
 
-    Plans sum in another order than DDP where ranks are three; so they must agree to the last
-    bit all the same. A multiple of 3 with few bits is still exact when it is multiplied by 1/3 as
-    floating-point numbers are.
+    Among three ranks plans sum in another order than DDP. A multiple of 3 with few bits is still
+    exact when it is multiplied by 1/3 as floating-point numbers are.
     """
     if gradient.is_complex():
         return torch.view_as_complex(_divisible(torch.view_as_real(gradient)))
@@ -337,7 +322,6 @@ def _divisible(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def drawn(number: int) -> DrawnScript:
-    """Return the script of a number."""
     random_ = random.Random(number)
     pick = random_.choice
     model = pick(list(MODELS))
@@ -368,9 +352,7 @@ def drawn(number: int) -> DrawnScript:
         model=model,
         optimizers=tuple(pick(known) for _ in range(pick((1, 1, 1, 2)))),  # share the parameters
         scheduler=scheduler,
-        zero=pick(
-            ["before", "before", "before, in place", "before, model", "after", "after, in place"]
-        ),
+        zero=pick(ZEROS),
         micro_batches=pick((1, 1, 1, 2, 3)),
         accumulation=pick(list(ACCUMULATION)),
         no_sync=pick((True, False)),

@@ -8,7 +8,6 @@ says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from tests.pages import DOCS
 from tests.train.overlap import (
@@ -23,8 +22,6 @@ from tests.train.overlap import (
 )
 from tests.train.overlap.loop import REFUSED, ROUNDS, SHARES, TRAINS, Loop
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS
-
-__all__ = ["GROUPS", "features", "section", "table", "write_section"]
 
 PAGE = DOCS / "overlap-features.md"
 SECTION = "(<!-- {0}: begin -->\n)(.*)(<!-- {0}: end -->\n)"
@@ -54,7 +51,6 @@ SHARDED = {
 
 
 def features() -> dict[str, Loop]:
-    """Return all rows by their text."""
     found = {text: row for rows in GROUPS.values() for text, row in rows.items()}
     assert len(found) == sum(map(len, GROUPS.values())), "two rows have the same text"
     return found
@@ -72,18 +68,11 @@ def write_section(name: str, text: str) -> None:
 
 
 def table() -> str:
-    """Return the rows as Markdown."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
-    for happens, meaning in MEANING.items():
-        yield f"- **{happens}**: {meaning}."
-    yield from ("", "With [`shard=True`](sharding.md):", "")
-    for happens, meaning in SHARDED.items():
-        yield f"- **{happens}**: {meaning}."
+    lines = [f"- **{happens}**: {meaning}." for happens, meaning in MEANING.items()]
+    lines += ["", "With [`shard=True`](sharding.md):", ""]
+    lines += [f"- **{happens}**: {meaning}." for happens, meaning in SHARDED.items()]
     for heading, rows in GROUPS.items():
-        yield from ("", f"## {heading}", "")
-        yield from ("| what you do | what happens | sharded |", "|---|---|---|")
-        for text, row in rows.items():
-            yield f"| {text} | {row.happens} | {row.sharded} |"
+        lines += ["", f"## {heading}", ""]
+        lines += ["| what you do | what happens | sharded |", "|---|---|---|"]
+        lines += [f"| {text} | {row.happens} | {row.sharded} |" for text, row in rows.items()]
+    return "\n".join(lines) + "\n"

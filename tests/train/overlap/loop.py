@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from syncline.plan.profile import Norm
 from tests.train.overlap.overlap_models import Net, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, Script, Side
+from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONOUS, Script, Side
 from tests.train.overlap.parts import Part, Training, backward, finish, nothing, step, zero
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -65,7 +65,6 @@ class Loop:
     """Whether values must be near those of DDP, not the same."""
 
     def begin(self, side: Side) -> Training:
-        """Wrap the model and overlap the optimizer."""
         t = Training(side, side.wrap(self.model(), self.loss, **self.ddp), loss_of=self.loss)
         t.optimizer = self.make(t.ddp.parameters())
         self.early(t)
@@ -74,7 +73,6 @@ class Loop:
         return t
 
     def script(self, side: Side) -> None:
-        """Train."""
         if self.whole is not None:
             self.whole(side)
             return
@@ -84,3 +82,7 @@ class Loop:
             for part in parts:
                 part(t)
         self.end(t)
+
+
+no_shards = partial(Loop, OVERLAPS, REFUSED)
+refused = partial(Loop, SYNCHRONOUS, REFUSED)

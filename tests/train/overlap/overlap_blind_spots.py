@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,6 @@ from tests.train.overlap.overlap_models import Net, loss_of
 from tests.train.overlap.overlap_plans import Style
 from tests.train.overlap.overlap_rig import Ours, holding
 from tests.train.overlap.parts import Training, every
-
-__all__ = ["BLIND", "BY_CPP", "NEVER_SEEN", "by_group", "look", "table"]
 
 
 class Case(NamedTuple):
@@ -97,16 +95,11 @@ BY_GROUP = (
     "a process group's own methods: `group.allreduce([p.grad])` (`dist.all_reduce(p.grad)` asks)"
 )
 GUARDED = " (waits with the guard)"
-NEVER_SEEN = frozenset(
-    text
-    for text in (*BLIND, *UNTRIED)
-    if text.startswith(
-        (
-            *("a view of", "the optimizer's state", "`q.data = p`", "`torch.utils.dlpack"),
-            *("a TorchScript module", "a function of a C++ extension"),
-        )
-    )
+UNGUARDED = (
+    *("a view of", "the optimizer's state", "`q.data = p`", "`torch.utils.dlpack"),
+    *("a TorchScript module", "a function of a C++ extension"),
 )
+NEVER_SEEN = frozenset(text for text in (*BLIND, *UNTRIED) if text.startswith(UNGUARDED))
 """Those that the guard does not see either."""
 
 
@@ -123,13 +116,8 @@ def _inside(net: Any) -> torch.Tensor:
 
 
 def table() -> str:
-    """Return the list as Markdown."""
-    return "\n".join(_lines()) + "\n"
-
-
-def _lines() -> Iterator[str]:
-    for text in (*BLIND, BY_GROUP, *UNTRIED):
-        yield f"- {text}" + ("" if text in NEVER_SEEN else GUARDED)
+    texts = (*BLIND, BY_GROUP, *UNTRIED)
+    return "".join(f"- {text}{'' if text in NEVER_SEEN else GUARDED}\n" for text in texts)
 
 
 def _average_gradients(t: Training) -> None:
@@ -169,10 +157,8 @@ def look(guard: bool) -> dict[str, tuple[bool, bool]]:
                 side.synchronize(ddp)
                 settled = read(case).detach().clone()
                 side.synchronize(ddp)
-                found[text] = (
-                    not torch.equal(stale, settled),
-                    torch.equal(settled, read(case).detach()),
-                )
+                again = read(case).detach()
+                found[text] = not torch.equal(stale, settled), torch.equal(settled, again)
         side.close()
     return found
 

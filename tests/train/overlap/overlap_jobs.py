@@ -39,17 +39,12 @@ def beside_stock(
     rows: list[str], style: Style, let_through: float, steps: int = STEPS, **kind: bool
 ) -> list[dict[str, Any]]:
     """Run scripts under DDP and under the engine, and say how they differ."""
-    return [
-        script_beside_stock(
-            row.script,
-            replace(style, norm=row.norm),
-            let_through,
-            near=row.near or kind.get("shard", False),
-            steps=steps,
-            **kind,
-        )
-        for row in map(features().__getitem__, rows)
-    ]
+    results = []
+    for row in map(features().__getitem__, rows):
+        near, planned = row.near or kind.get("shard", False), replace(style, norm=row.norm)
+        how: dict[str, Any] = {"near": near, "steps": steps} | kind
+        results.append(script_beside_stock(row.script, planned, let_through, **how))
+    return results
 
 
 def sharded_beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:

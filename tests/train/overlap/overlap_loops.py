@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from syncline.plan.profile import Norm
-from tests.train.overlap.loop import ADAM, ADAMW, MOMENTUM, REFUSED, SHARES, STATIC, Loop, Make
+from tests.train.overlap.loop import ADAM, MOMENTUM, SHARES, STATIC, Loop, Make, no_shards, refused
 from tests.train.overlap.overlap_models import Net, batch, loss_of
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 from tests.train.overlap.parts import (
@@ -98,9 +98,7 @@ PASSES = {
     "`model.zero_grad()`": Loop(
         zero=lambda t: (t.ddp if t.step % 2 else t.net).zero_grad(set_to_none=t.step % 3 == 0)
     ),
-    "never `zero_grad`: gradients add up": Loop(
-        OVERLAPS, REFUSED, make=partial(SGD, lr=0.01), zero=nothing
-    ),
+    "never `zero_grad`: gradients add up": no_shards(make=partial(SGD, lr=0.01), zero=nothing),
     "`gradient_as_bucket_view=True`": Loop(
         ddp={"gradient_as_bucket_view": True},
         zero=lambda t: t.optimizer.zero_grad(set_to_none=t.step % 2 == 0),
@@ -110,17 +108,15 @@ PASSES = {
         zero=zero_in_place, backward=partial(accumulate, passes=2)
     ),
     "gradient accumulation without `no_sync`": Loop(before=lambda t: t.backward(t.loss(1))),
-    "a `no_sync` pass after the exchanged one, before `step`": Loop(
-        SYNCHRONOUS, REFUSED, before=not_exchanged
-    ),
+    "a `no_sync` pass after the exchanged one, before `step`": refused(before=not_exchanged),
     "several forward passes before one backward pass": Loop(
         backward=lambda t: t.backward(t.loss(0) + t.loss(1))
     ),
     "a forward pass under gradients without a backward pass, in between": Loop(
         after=lambda t: t.note("loss", t.loss(1))
     ),
-    "two backward passes through one graph, the second not exchanged": Loop(
-        SYNCHRONOUS, REFUSED, backward=keep_graph, before=lambda t: t.backward(0.1 * t.kept)
+    "two backward passes through one graph, the second not exchanged": refused(
+        backward=keep_graph, before=lambda t: t.backward(0.1 * t.kept)
     ),
     "`backward` of a penalty beside the model's own": Loop(
         SYNCHRONIZES,
@@ -134,13 +130,11 @@ PASSES = {
     "forward passes in training mode without gradients, in between (rollouts)": Loop(
         SYNCHRONIZES, first=roll_out
     ),
-    "a new optimizer in mid-training, not overlapped": Loop(
-        SYNCHRONOUS,
-        REFUSED,
-        first=once(12, lambda t: setattr(t, "optimizer", SGD(t.parameters, lr=0.05))),
+    "a new optimizer in mid-training, not overlapped": refused(
+        first=once(12, lambda t: setattr(t, "optimizer", SGD(t.parameters, lr=0.05)))
     ),
     "training in `eval` mode": Loop(first=lambda t: t.ddp.train(t.step < 10)),
-    "two steps in a row": Loop(OVERLAPS, REFUSED, after=every(4, step)),
+    "two steps in a row": no_shards(after=every(4, step)),
     "a step without a backward pass before it": Loop(
         SYNCHRONIZES, first=zero, zero=step, after=every(3, step_after_a_forward_pass)
     ),
@@ -255,7 +249,7 @@ CLIPPING = {
     "`GradScaler` with a fused optimizer": scaling(
         SYNCHRONOUS, make=partial(Adam, lr=0.01, fused=True)
     ),
-    "`autocast` of the forward pass to bfloat16": Loop(loss=cast, make=ADAMW),
+    "`autocast` of the forward pass to bfloat16": Loop(loss=cast, make=partial(AdamW, lr=0.01)),
 }
 
 
@@ -461,14 +455,10 @@ def resume(t: Training) -> None:
 def save(t: Training) -> None:
     if t.step % 5 != 4 and t.step != 1:
         return
-    for what in (t.net, t.optimizer, t.net.enter.weight, (t.net, t.optimizer)):
-        loaded = reloaded(what, weights_only=False)
-        if isinstance(loaded, nn.Module):
-            t.note("loaded", loaded.state_dict(), loss_of(loaded, t.step))
-        elif isinstance(loaded, torch.optim.Optimizer):
-            t.note("loaded", loaded.state_dict())
-        else:
-            t.note("loaded", loaded if isinstance(loaded, nn.Parameter) else None)
+    saved = t.net, t.optimizer, t.net.enter.weight, (t.net, t.optimizer)
+    net, optimizer, weight, _ = (reloaded(each, weights_only=False) for each in saved)
+    t.note("loaded", net.state_dict(), loss_of(net, t.step), optimizer.state_dict(), weight)
+    t.note("kind", isinstance(weight, nn.Parameter))
 
 
 def copied(t: Training) -> None:
@@ -525,12 +515,8 @@ SCENARIOS = {
     "inference through `model.module`, under `inference_mode`": Loop(
         make=ADAM, after=every(4, infer)
     ),
-    "`state_dict` of model and optimizer between steps": Loop(
-        OVERLAPS, REFUSED, make=ADAM, after=note_states
-    ),
-    "`load_state_dict` of model and optimizer between steps": Loop(
-        OVERLAPS, REFUSED, make=ADAM, after=resume
-    ),
+    "`state_dict` of model and optimizer between steps": no_shards(make=ADAM, after=note_states),
+    "`load_state_dict` of model and optimizer between steps": no_shards(make=ADAM, after=resume),
     "`torch.save` of the whole model, the wrapper, the optimizer": Loop(
         OVERLAPS, SHARES, make=ADAM, after=save
     ),
@@ -538,15 +524,11 @@ SCENARIOS = {
         OVERLAPS, SHARES, make=ADAM, after=every(5, copied)
     ),
     "an exception in the forward pass, caught": Loop(first=zero, zero=every(5, fail_once)),
-    "`join` in between": Loop(OVERLAPS, REFUSED, first=once(10, partial(join, passes=1, steps=2))),
-    "`join` in between, `static_graph=True`, accumulation from the second step on": Loop(
-        OVERLAPS,
-        REFUSED,
+    "`join` in between": no_shards(first=once(10, partial(join, passes=1, steps=2))),
+    "`join` in between, `static_graph=True`, accumulation from the second step on": no_shards(
         ddp=STATIC,
         first=once(9, partial(join, passes=3, steps=4)),
         backward=lambda t: accumulate(t, min(t.step, 2) + 1),
     ),
-    "`join` and `Join` with `enable=False` around all steps": Loop(
-        OVERLAPS, REFUSED, whole=not_joined
-    ),
+    "`join` and `Join` with `enable=False` around all steps": no_shards(whole=not_joined),
 }

@@ -7,8 +7,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-__all__ = ["CLASSES", "FEATURES", "Net", "batch", "loss_of"]
-
 FEATURES = 12
 CLASSES = 5
 
@@ -28,15 +26,11 @@ class Net(nn.Module):
 
 
 def batch(step: int, micro: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return another batch for every rank, step and part of a step."""
     generator = torch.Generator().manual_seed(1000 * step + 10 * micro + dist.get_rank())
-    return (
-        torch.randn(4, FEATURES, generator=generator),
-        torch.randint(CLASSES, (4,), generator=generator),
-    )
+    inputs = torch.randn(4, FEATURES, generator=generator)
+    return inputs, torch.randint(CLASSES, (4,), generator=generator)
 
 
 def loss_of(model: nn.Module, step: int = 0, micro: int = 0) -> torch.Tensor:
-    """Return a model's loss on a batch."""
     inputs, targets = batch(step, micro)
     return cross_entropy(model(inputs).float(), targets)

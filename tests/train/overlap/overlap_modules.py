@@ -20,8 +20,6 @@ from tests.train.overlap.overlap_models import CLASSES, FEATURES, Net, batch, lo
 from tests.train.overlap.overlap_rig import SYNCHRONOUS, Side
 from tests.train.overlap.parts import Training, accumulate, evaluate, every, finish, zero_in_place
 
-# ---------------------------------------------------------------------- which parameters are used
-
 
 class Branching(nn.Module):
     """Uses one branch or the other, another on every rank, or always the same; one layer never."""
@@ -30,8 +28,7 @@ class Branching(nn.Module):
         super().__init__()
         self.turn = turn
         self.enter = nn.Linear(FEATURES, 16)
-        self.left = nn.Linear(16, 16)
-        self.right = nn.Linear(16, 16)
+        self.left, self.right = nn.Linear(16, 16), nn.Linear(16, 16)
         self.never = nn.Linear(7, 7)
         self.leave = nn.Linear(16, CLASSES)
         self.calls = 0
@@ -51,8 +48,7 @@ class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(40, 16)
-        self.twice = nn.Linear(16, 16)
-        self.norm = nn.LayerNorm(16)
+        self.twice, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
         self.head = nn.Linear(16, 40, bias=False)
         self.head.weight = self.embed.weight
 
@@ -76,21 +72,16 @@ class Checkpointed(Net):
         return self.leave(self.norm(hidden))
 
 
-# ---------------------------------------------------------------------- layers
-
-
 class Convolutions(nn.Module):
     def __init__(self, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
-        self.first = nn.Conv2d(1, 4, 3, padding=1, bias=False)
-        self.norm = norm(4)
+        self.first, self.norm = nn.Conv2d(1, 4, 3, padding=1, bias=False), norm(4)
         self.second = nn.Conv2d(4, 4, 3, padding=1)
         self.leave = nn.Linear(4 * 12, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        image = x.view(-1, 1, 3, 4)
-        hidden = self.second(torch.relu(self.norm(self.first(image))))
-        return self.leave(hidden.flatten(1))
+        hidden = torch.relu(self.norm(self.first(x.view(-1, 1, 3, 4))))
+        return self.leave(self.second(hidden).flatten(1))
 
 
 class Counting(Net):
@@ -107,10 +98,8 @@ class Assorted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv1d(1, 4, 3, padding=1)
-        self.group = nn.GroupNorm(2, 4)
-        self.instance = nn.InstanceNorm1d(4, affine=True)
-        self.act = nn.PReLU(4)
-        self.bag = nn.EmbeddingBag(10, 6)
+        self.group, self.instance = nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)
+        self.act, self.bag = nn.PReLU(4), nn.EmbeddingBag(10, 6)
         self.mix = nn.Bilinear(4, 6, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -120,8 +109,6 @@ class Assorted(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attention whose parent reads its children's weights."""
-
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.enter = nn.Linear(3, 8)
@@ -155,22 +142,16 @@ class Teaching(Attending):
 
 
 class Recurrent(nn.Module):
-    """An LSTM and a GRU: flat weights."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(3, 6, num_layers=2, batch_first=True, bidirectional=True)
-        self.gru = nn.GRU(12, 5, batch_first=True)
-        self.cell = nn.LSTMCell(5, 6)
+        self.gru, self.cell = nn.GRU(12, 5, batch_first=True), nn.LSTMCell(5, 6)
         self.leave = nn.Linear(6, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden, _ = self.lstm(x.view(-1, 4, 3))
         hidden, _ = self.gru(hidden)
         return self.leave(self.cell(hidden[:, -1])[0])
-
-
-# ---------------------------------------------------------------------- weights made of weights
 
 
 def parametrized() -> nn.Module:
@@ -195,12 +176,9 @@ def pruned() -> nn.Module:
 
 
 class Functional(nn.Module):
-    """Reads its layers' parameters without calling them."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.one = nn.Linear(FEATURES, 16)
-        self.two = nn.Linear(16, 16)
+        self.one, self.two = nn.Linear(FEATURES, 16), nn.Linear(16, 16)
         self.bank = nn.ParameterList([torch.randn(16, 16) / 4 for _ in range(3)])
         self.table = nn.ParameterDict({"scale": torch.ones(16), "shift": torch.zeros(16)})
         self.out = nn.Linear(16, CLASSES)
@@ -251,9 +229,6 @@ class Clamping(Net):
         return super().forward(x)
 
 
-# ---------------------------------------------------------------------- sizes and types
-
-
 class Converted(Net):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -268,14 +243,13 @@ class Rotation(nn.Module):
 
     def __init__(self, dtype: torch.dtype = torch.complex64) -> None:
         super().__init__()
-        self.enter = nn.Linear(FEATURES, 20, dtype=dtype)
-        self.hidden = nn.Linear(20, 20, dtype=dtype)
-        self.leave = nn.Linear(20, CLASSES, dtype=dtype)
+        linear = partial(nn.Linear, dtype=dtype)
+        self.enter, self.hidden = linear(FEATURES, 20), linear(20, 20)
+        self.leave = linear(20, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.enter(x.to(self.enter.weight.dtype))
-        kept = torch.relu(hidden.real)
-        return self.leave(self.hidden(kept * hidden)).abs()
+        return self.leave(self.hidden(torch.relu(hidden.real) * hidden)).abs()
 
 
 class Odd(nn.Module):
@@ -283,8 +257,7 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.none = nn.Parameter(torch.zeros(0, FEATURES))
-        self.scale = nn.Parameter(torch.ones(()))
+        self.none, self.scale = map(nn.Parameter, (torch.zeros(0, FEATURES), torch.ones(())))
         self.enter = nn.Linear(FEATURES, 15)
         self.across = nn.Parameter(torch.randn(15, 9).t())
         self.frozen = nn.Linear(9, 9).requires_grad_(requires_grad=False)
@@ -312,11 +285,7 @@ class Synced(torch.autograd.Function):
         dist.all_reduce(total)
         return total
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+    backward = forward
 
 
 class Exchanging(Net):
@@ -328,8 +297,6 @@ class Exchanging(Net):
 
 
 class Outcome(NamedTuple):
-    """What a model may return beside a tensor."""
-
     logits: torch.Tensor
     parts: dict[str, Any]
 
@@ -344,9 +311,6 @@ def with_penalty(model: nn.Module, step: int = 0) -> torch.Tensor:
     outcome = model(inputs)
     penalty = outcome.parts["weights"][0].square().sum()
     return functional.cross_entropy(outcome.logits, targets) + 0.01 * penalty
-
-
-# ---------------------------------------------------------------------- the wrapper itself
 
 
 def attach(t: Training) -> None:
@@ -369,8 +333,7 @@ def note_attached(t: Training) -> None:
 class Around(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = inner
-        self.extra = nn.Linear(2, 2)
+        self.inner, self.extra = inner, nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x) * 2

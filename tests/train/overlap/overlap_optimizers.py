@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from tests.train.overlap.loop import ADAMW, MOMENTUM, REFUSED, Loop, Make
+from tests.train.overlap.loop import ADAMW, MOMENTUM, REFUSED, Loop, Make, no_shards, refused
 from tests.train.overlap.overlap_models import Net
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONOUS
 from tests.train.overlap.own_optimizers import Careful, Clipped, Counting, Noisy, Normed, Signs
@@ -56,8 +56,6 @@ class Matrices(nn.Sequential):
 
 
 class Dropping(Net):
-    """Drops values in the forward pass."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(nn.functional.dropout(x, 0.3))
 
@@ -167,7 +165,6 @@ def set_all(t: Training, **values: Any) -> None:
 
 
 def reload_older(t: Training) -> None:
-    """Load a state that has three steps more than the present one."""
     state = copy.deepcopy(t.optimizer.state_dict())
     for entry in state["state"].values():
         entry["step"] += 3
@@ -190,14 +187,13 @@ def replace_step(t: Training) -> None:
 
 
 CLIPS_LATER: Make = partial(Clipped, warm_up=10)
-refused = partial(Loop, SYNCHRONOUS, REFUSED)
 with_closure: dict[str, Part] = {"zero": nothing, "backward": nothing, "update": step_with_closure}
 SCENARIOS = {
     **{
         name: Loop(make=make, sharded=REFUSED if name == "Adafactor" else "trains")
         for name, make in PLAIN.items()
     },
-    "Muon": Loop(OVERLAPS, REFUSED, make=partial(optim.Muon, lr=0.01), model=Matrices),
+    "Muon": no_shards(make=partial(optim.Muon, lr=0.01), model=Matrices),
     "An optimizer of your own that updates each parameter by itself": Loop(
         make=partial(Signs, lr=0.01)
     ),

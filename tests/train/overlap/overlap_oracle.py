@@ -11,8 +11,6 @@ from torch import nn
 
 from syncline.plan.plan import Message, Plan
 
-__all__ = ["average"]
-
 
 def average(parameters: Mapping[str, nn.Parameter], plan: Plan) -> None:
     """Average the gradients over all ranks, message by message.

@@ -18,8 +18,6 @@ from syncline.plan.profile import Norm
 from syncline.plan.recipe import Rounded
 from syncline.train.measure.profiler import dtype_name
 
-__all__ = ["Style", "plan_of", "ready_order"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
@@ -50,12 +48,9 @@ def ready_order(module: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) ->
     # A copy of a scripted module has no leaves.
     scripted = any(isinstance(child, torch.jit.ScriptModule) for child in module.modules())
     twin = module if scripted else copy.deepcopy(module)
-    exchanged = {
-        name: parameter
-        for name, parameter in twin.named_parameters()
-        if parameter.requires_grad
-        and name not in getattr(module, "_ddp_params_and_buffers_to_ignore", ())
-    }
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    trained = {name: p for name, p in twin.named_parameters() if p.requires_grad}
+    exchanged = {name: p for name, p in trained.items() if name not in ignored}
     order: list[str] = []
     for name, parameter in exchanged.items():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
@@ -70,7 +65,6 @@ def ready_order(module: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) ->
 
 
 def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style) -> Plan:
-    """Return a plan for a model whose gradients become ready in this order."""
     by_name = dict(module.named_parameters())
     tensors = tuple(
         Tensor(name=name, elements=by_name[name].numel(), dtype=dtype_name(by_name[name].dtype))
@@ -81,11 +75,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         spans.reverse()
     elif style.order != "ready":
         random.Random(style.order).shuffle(spans)
-    if style.decoupled:
-        pairs = [(span, "reduce-scatter") for span in spans]
-        pairs += [(span, "all-gather") for span in spans]
-    else:
-        pairs = [(span, "all-reduce") for span in spans]
+    kinds = ["reduce-scatter", "all-gather"] if style.decoupled else ["all-reduce"]
     plan = Plan(
         planner="by hand",
         model=type(module).__name__,
@@ -93,7 +83,7 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
         tensors=tensors,
         messages=tuple(
             Message(start=a, stop=b, collective=kind, delay_s=style.delay_s)  # type: ignore[arg-type]
-            for (a, b), kind in pairs
+            for kind, (a, b) in itertools.product(kinds, spans)
         ),
         wait=style.wait,
         in_flight=style.in_flight,
@@ -103,7 +93,6 @@ def plan_of(module: nn.Module, order: Sequence[str], workers: int, style: Style)
 
 
 def _cuts(tensors: Sequence[Tensor], style: Style) -> list[int]:
-    """Return where messages end, in elements."""
     ends = [0, *itertools.accumulate(tensor.elements for tensor in tensors)]
     if not style.aligned:
         return sorted({*range(0, ends[-1], style.piece_elements), ends[-1]})

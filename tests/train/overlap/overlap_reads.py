@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import linear
 from torch.optim import Adam, AdamW
 
-from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, SHARES, UNUSED, Loop
+from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, SHARES, UNUSED, Loop, no_shards
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS
 from tests.train.overlap.parts import (
     Training,
@@ -27,8 +27,6 @@ from tests.train.overlap.parts import (
     zero,
     zero_in_place,
 )
-
-# ---------------------------------------------------------------------- gradients
 
 
 def note_gradients(t: Training) -> None:
@@ -111,8 +109,6 @@ def hook_gradients(t: Training) -> None:
     t.net.enter.weight.register_hook(lambda g: g * 0.5)
     t.net.leave.weight.register_post_accumulate_grad_hook(clamp)
 
-
-# ---------------------------------------------------------------------- parameters
 
 READS: dict[str, Callable[[Any], Any]] = {
     "arithmetic": lambda t: t * 2,
@@ -197,9 +193,6 @@ def exchange_by_hand(t: Training) -> None:
             p.div_(2)
 
 
-# ---------------------------------------------------------------------- the optimizer
-
-
 def note_state(t: Training) -> None:
     t.note("state", [t.optimizer.state[p]["exp_avg"] for p in t.parameters])
     t.note("class", isinstance(t.optimizer, Adam), type(t.optimizer).__name__)
@@ -252,9 +245,7 @@ SCENARIOS = {
     "`p.grad` read after `step`": Loop(
         SYNCHRONIZES, REFUSED, after=lambda t: t.note("norm", [g.norm() for g in t.gradients])
     ),
-    "`p.grad` read after `step`, every tenth step": Loop(
-        OVERLAPS, REFUSED, after=every(10, note_gradients)
-    ),
+    "`p.grad` read after `step`, every tenth step": no_shards(after=every(10, note_gradients)),
     "`p.grad` changed in place before `step`": Loop(SYNCHRONOUS, before=change_gradients),
     "`p.grad` changed in place after `step`": Loop(
         SYNCHRONIZES, REFUSED, zero=nothing, after=halve_gradients
@@ -265,8 +256,8 @@ SCENARIOS = {
     "gradients zeroed in place, then replaced, after `step`": Loop(
         zero=nothing, after=zero_and_replace
     ),
-    "the gradients of the last step kept, and read after the next": Loop(
-        OVERLAPS, REFUSED, before=keep_gradients, end=note_kept
+    "the gradients of the last step kept, and read after the next": no_shards(
+        before=keep_gradients, end=note_kept
     ),
     "the gradients of two losses kept and combined": Loop(zero=nothing, backward=combine_two),
     "gradients in a flat buffer of your own": Loop(

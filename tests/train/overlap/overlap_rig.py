@@ -27,20 +27,6 @@ from syncline.train.overlap.deferral import Deferral
 from tests.timeouts import DEADLINE_S
 from tests.train.overlap.overlap_plans import Style, plan_of, ready_order
 
-__all__ = [
-    "OVERLAPS",
-    "STEADY",
-    "STEPS",
-    "SYNCHRONIZES",
-    "SYNCHRONOUS",
-    "Ours",
-    "Script",
-    "Side",
-    "Stock",
-    "differences",
-    "holding",
-]
-
 STEADY = 3
 """Steps after which the engine runs: the first two under new buckets are DDP's own."""
 STEPS = STEADY + 20
@@ -85,24 +71,16 @@ class Side:
 
     @property
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps to train."""
         for step in range(self.length):
             self.step = step
             yield step
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
         return dist.get_rank()
 
     def wrap(self, module: nn.Module, loss: Loss, **arguments: Any) -> Any:  # noqa: ARG002 - as ours
-        """Wrap a model.
-
-        Args:
-            module: what to wrap.
-            loss: runs the model; tells in which order its gradients become ready.
-            arguments: for torch's class.
-        """
+        """Wrap a model; ``loss`` runs it and so tells in which order its gradients become ready."""
         ddp = TorchDDP(module, **arguments)
         if self._wire is not None:
             wire = getattr(torch, self._wire)
@@ -111,7 +89,6 @@ class Side:
         return ddp
 
     def overlap(self, ddp: Any, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ARG002 - as ours
-        """Overlap an optimizer, where there is such a thing."""
         return optimizer
 
     def synchronize(self, ddp: Any) -> None:
@@ -150,7 +127,6 @@ class Side:
         self._readers.clear()
 
     def finish(self, ddp: Any, *optimizers: torch.optim.Optimizer) -> None:
-        """Note the final state of a model and its optimizers."""
         self._stop_readers()
         self.note("raised in threads", self._raised[:1])
         for name, parameter in ddp.module.named_parameters() if not self.shard else ():
@@ -169,7 +145,6 @@ class Side:
         return optimizer.state_dict()
 
     def close(self) -> None:
-        """Stop whatever runs on."""
         self._stop_readers()
 
 
@@ -195,14 +170,12 @@ class Ours(Side):
 
     @property
     def happened(self) -> str:
-        """What came of the updates."""
         if not self.deferred:
             return SYNCHRONOUS
         return OVERLAPS if self.under_forward > 0.5 * self.deferred else SYNCHRONIZES
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Count updates."""
         defer, apply, begin = Deferral.defer, Deferral.apply, Deferral.begin_forward
         side, trains = self, False
 
@@ -218,9 +191,8 @@ class Ours(Side):
 
         def counted_apply(self: Deferral, indices: Iterable[int]) -> None:
             chosen = list(indices)
-            side.under_forward += len(chosen) * (
-                side.step >= OBSERVED and self.in_forward and trains
-            )
+            counts = side.step >= OBSERVED and self.in_forward and trains
+            side.under_forward += len(chosen) * counts
             apply(self, chosen)
 
         counted = {"defer": counted_defer, "apply": counted_apply, "begin_forward": noted_begin}
@@ -306,7 +278,6 @@ def _is_near(mine: Any, theirs: Any) -> bool:
 
 
 def differences(ours: Side, theirs: Side) -> list[str]:
-    """Say what two sides noted otherwise; the first few."""
     found = []
     if len(ours.trace) != len(theirs.trace):
         found.append(f"{len(ours.trace)} notes, not {len(theirs.trace)}")
@@ -367,8 +338,6 @@ class HeldTransport:
 
 
 class HeldEngine(Engine):
-    """Holds messages back, for as long as nobody waits for them."""
-
     let_through = 0.0
     """The part of each round's messages that lands before ``backward`` ends."""
 
@@ -378,7 +347,6 @@ class HeldEngine(Engine):
 
     @property
     def at_first(self) -> int:
-        """How many messages land before ``backward`` ends."""
         return round(self.let_through * len(self.plan.messages))
 
     def begin(self, numbers: Iterable[int] = ()) -> None:
@@ -412,11 +380,7 @@ class HeldEngine(Engine):
 
 @contextmanager
 def holding(let_through: float) -> Iterator[None]:
-    """Hold messages back, for as long as nobody waits for them.
-
-    Args:
-        let_through: the part of each round's messages that lands before ``backward`` ends.
-    """
+    """Hold messages back while nobody waits for them, but a part of each round's messages."""
     suspend = Deferral.suspend_gradients
 
     def held_suspend(self: Deferral) -> None:
@@ -425,18 +389,13 @@ def holding(let_through: float) -> Iterator[None]:
         engine.wait(t for t, some in completing if all(m < engine.at_first for m in some))
         suspend(self)
 
-    patches = {
-        (HeldEngine, "let_through"): let_through,
-        (engine_executor, "Engine"): HeldEngine,
-        (Deferral, "suspend_gradients"): held_suspend,
-    }
-    with patched(patches):
+    patches = {(HeldEngine, "let_through"): let_through, (engine_executor, "Engine"): HeldEngine}
+    with patched({**patches, (Deferral, "suspend_gradients"): held_suspend}):
         yield
 
 
 @contextmanager
 def patched(patches: dict[tuple[Any, str], Any]) -> Iterator[None]:
-    """Replace attributes of modules and classes for a while."""
     before = {(owner, name): getattr(owner, name) for owner, name in patches}
     for (owner, name), value in patches.items():
         setattr(owner, name, value)

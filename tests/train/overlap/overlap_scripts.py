@@ -11,9 +11,9 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.train.overlap.loop import REFUSED, Loop
+from tests.train.overlap.loop import Loop, no_shards
 from tests.train.overlap.overlap_models import CLASSES, FEATURES, Net, batch, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, Side
+from tests.train.overlap.overlap_rig import Side
 from tests.train.overlap.parts import reloaded
 
 
@@ -65,9 +65,8 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.rest = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
+        wider, narrower = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.mlp = nn.Sequential(wider, nn.GELU(), narrower)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         normal = self.norm(x)
@@ -193,9 +192,7 @@ def lora(side: Side) -> None:
 
 SCENARIOS = {
     "an image classifier's script: mixup, label smoothing, warm-up, an average of the weights "
-    "every fourth step, evaluation, a checkpoint that is loaded again": Loop(
-        OVERLAPS, REFUSED, whole=imagenet
-    ),
+    "every fourth step, evaluation, a checkpoint that is loaded again": no_shards(whole=imagenet),
     "a language model's script (nanoGPT): `require_backward_grad_sync`, clipping, `GradScaler`, "
     "decay for matrices only, shared embedding": Loop(whole=language, norm="2"),
     "reinforcement learning (PPO): rollouts without gradients, several backward passes and steps "

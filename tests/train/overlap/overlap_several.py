@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, Loop
+from tests.train.overlap.loop import ADAM, MOMENTUM, REFUSED, Loop, no_shards, refused
 from tests.train.overlap.overlap_models import FEATURES, Net, batch, loss_of
-from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
+from tests.train.overlap.overlap_rig import SYNCHRONIZES, Side
 
 
 def generator() -> nn.Module:
@@ -27,12 +27,9 @@ def noise(step: int) -> torch.Tensor:
 
 
 def gan(side: Side, *, freeze: bool = False, both: bool = True) -> None:
-    maker = side.wrap(
-        generator(), lambda m: m(noise(0)).square().sum(), find_unused_parameters=freeze
-    )
-    judge = side.wrap(
-        discriminator(), lambda m: m(batch(0)[0]).square().sum(), find_unused_parameters=freeze
-    )
+    wrap = partial(side.wrap, find_unused_parameters=freeze)
+    maker = wrap(generator(), lambda m: m(noise(0)).square().sum())
+    judge = wrap(discriminator(), lambda m: m(batch(0)[0]).square().sum())
     making = side.overlap(maker, ADAM(maker.parameters()))
     judging: Any = ADAM(judge.parameters())
     judging = side.overlap(judge, judging) if both else judging
@@ -108,12 +105,9 @@ def partly_frozen() -> nn.Module:
 
 
 class Pair(nn.Module):
-    """A body of its own and a head."""
-
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
-        self.body = body
-        self.head = nn.Linear(5, 5)
+        self.body, self.head = body, nn.Linear(5, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.tanh(self.body(x)))
@@ -150,21 +144,21 @@ def nested(side: Side) -> None:
 
 
 SCENARIOS = {
-    "two models with an optimizer each (a GAN)": Loop(OVERLAPS, REFUSED, whole=gan),
+    "two models with an optimizer each (a GAN)": no_shards(whole=gan),
     "a GAN that freezes its discriminator meanwhile, `find_unused_parameters=True`": Loop(
         whole=partial(gan, freeze=True)
     ),
-    "two models, one of them overlapped": Loop(OVERLAPS, REFUSED, whole=partial(gan, both=False)),
-    "one optimizer over two models": Loop(OVERLAPS, REFUSED, whole=partial(over_two, both=True)),
+    "two models, one of them overlapped": no_shards(whole=partial(gan, both=False)),
+    "one optimizer over two models": no_shards(whole=partial(over_two, both=True)),
     "one optimizer over two models, one of them overlapped": Loop(
         whole=partial(over_two, both=False)
     ),
     "two optimizers on one model, both overlapped": Loop(whole=two),
-    "two optimizers on one model, one overlapped and stepped first": Loop(
-        OVERLAPS, REFUSED, whole=partial(two, both=False)
+    "two optimizers on one model, one overlapped and stepped first": no_shards(
+        whole=partial(two, both=False)
     ),
-    "two optimizers on one model, one overlapped and stepped last": Loop(
-        SYNCHRONOUS, REFUSED, whole=partial(two, both=False, last=True)
+    "two optimizers on one model, one overlapped and stepped last": refused(
+        whole=partial(two, both=False, last=True)
     ),
     "two overlapped optimizers on the same parameters": Loop(
         SYNCHRONIZES, whole=partial(two, same=True)

@@ -18,12 +18,10 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel
 
-from tests.train.overlap.loop import ADAM, ADAMW, MAKERS, REFUSED, SHARES, TRAINS, Loop
+from tests.train.overlap.loop import ADAM, ADAMW, MAKERS, REFUSED, SHARES, TRAINS, Loop, no_shards
 from tests.train.overlap.overlap_models import Net
 from tests.train.overlap.overlap_rig import OVERLAPS, SYNCHRONIZES, SYNCHRONOUS, Side
 from tests.train.overlap.parts import THREAD_READS, Part, Training, every
-
-__all__ = ["AT_ANY_TIME", "SCENARIOS", "reads_without_end"]
 
 
 def _safetensors(t: Training) -> Any:
@@ -36,7 +34,6 @@ AT_ANY_TIME = [name for name in READS if name != "p.grad"]
 
 
 def in_a_thread(does: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function returns in another thread."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(does, *args).result()
 
@@ -50,8 +47,7 @@ class Asking(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = Net()
-        self.enter = nn.Linear(12, 12)
+        self.net, self.enter = Net(), nn.Linear(12, 12)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.enter(x)
@@ -77,9 +73,9 @@ def copied_until_the_next_step(side: Side) -> None:
     of_mean = Training(side, mean)
     with ThreadPoolExecutor(3) as pool:
         for step in side.steps:
-            reads = [("p.detach().clone()", t), ("optimizer.state", t)]
-            reads += [("p.detach().clone()", of_mean)]
-            copies = [pool.submit(READS[name], of) for name, of in reads if step % 10 == 0]
+            weights = READS["p.detach().clone()"]
+            reads = [(weights, t), (READS["optimizer.state"], t), (weights, of_mean)]
+            copies = [pool.submit(*each) for each in reads if step % 10 == 0]
             t.optimizer.zero_grad()
             t.backward(t.loss())
             t.note("copies", [each.result() for each in copies])
@@ -154,9 +150,7 @@ SCENARIOS = {
         )
         for name, sharded in AWAITED.items()
     },
-    "the same, every tenth step": Loop(
-        OVERLAPS, REFUSED, make=ADAMW, after=every(10, reading("torch.save"))
-    ),
+    "the same, every tenth step": no_shards(make=ADAMW, after=every(10, reading("torch.save"))),
     "gradients read in a thread before `step`, which the script waits for": Loop(
         SYNCHRONOUS, before=reading("p.grad")
     ),
@@ -170,7 +164,7 @@ SCENARIOS = {
     "weights, state and averages copied in a thread until the next `step`": Loop(
         OVERLAPS, SHARES, whole=copied_until_the_next_step
     ),
-    "`torch.distributed.checkpoint.async_save` after `step`, every tenth step": Loop(
-        OVERLAPS, REFUSED, whole=async_save
+    "`torch.distributed.checkpoint.async_save` after `step`, every tenth step": no_shards(
+        whole=async_save
     ),
 }

@@ -47,8 +47,6 @@ class Blocks(nn.Module):
         return self.leave(hidden)
 
 
-# ---------------------------------------------------------------------- checkpointing
-
 again = partial(checkpoint, use_reentrant=False)
 again_reentrant = partial(checkpoint, use_reentrant=True)
 
@@ -82,8 +80,6 @@ def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
 contexts = partial(torch_checkpoint.create_selective_checkpoint_contexts, policy)
 
 
-# ---------------------------------------------------------------------- compiling
-
 compiled = partial(torch.compile, backend="aot_eager")
 
 
@@ -105,8 +101,6 @@ def compiling(*args: Any, **parts: Any) -> Loop:
 
 
 def with_compiled(middle: Callable[[Any, torch.Tensor], torch.Tensor]) -> nn.Module:
-    """Return a model that calls a compiled function."""
-
     class Inner(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.leave(self.middle(x))
@@ -136,8 +130,7 @@ class Product(nn.Module):
 class Given(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.product = compiled(Product())
-        self.other = Product()
+        self.product, self.other = compiled(Product()), Product()
         self.other.compile(backend="aot_eager", fullgraph=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -174,9 +167,6 @@ def export(t: Training) -> None:
         t.note("exported", program.module()(inputs))
     if t.step % 9 == 5:
         t.note("traced", torch.jit.trace(t.net, inputs)(inputs))
-
-
-# ---------------------------------------------------------------------- transforming
 
 
 class Called(nn.Module):

@@ -36,7 +36,6 @@ class Training:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained."""
         return [p for p in self.ddp.parameters() if p.requires_grad]
 
     @property
@@ -112,19 +111,14 @@ def every(steps: int, part: Part) -> Part:
 
 
 def once(at: int, part: Part) -> Part:
-    """Do something in one step."""
     return lambda t: part(t) if t.step == at else None
 
 
 def reloaded(value: Any, *, weights_only: bool = True) -> Any:
-    """Return what is loaded once a value is saved."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
     return torch.load(file, weights_only=weights_only)
-
-
-# ---------------------------------------------------------------------- what threads may read
 
 
 def _state(state: Mapping[Any, Any]) -> list[Any]:

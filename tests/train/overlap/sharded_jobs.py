@@ -37,7 +37,6 @@ def model_and_optimizer(
     style: Style | None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    """Wrap a model under a plan, or under DDP's buckets; overlap its optimizer."""
     torch.manual_seed(1)
     module = Net()
     arguments: dict[str, Any] = {"cache": False}
@@ -113,14 +112,12 @@ class MasterWeights(Custom):
 def in_16_bits(style: Style) -> tuple[list[str], list[int]]:
     """Train parameters in bfloat16 with state in float32, in shards and whole.
 
-    Returns:
-        What differs by more than a last bit, and the bytes of state that this rank keeps in each.
+    Return what differs by more than a last bit, and the bytes of state on this rank in each.
     """
     states, parameters, kept = [], [], []
     for shard in (True, False):
-        model, optimizer = model_and_optimizer(
-            partial(MasterWeights, lr=0.01), shard=shard, style=style, dtype=torch.bfloat16
-        )
+        how: dict[str, Any] = {"shard": shard, "style": style, "dtype": torch.bfloat16}
+        model, optimizer = model_and_optimizer(partial(MasterWeights, lr=0.01), **how)
         train(model, optimizer, range(STEPS))
         kept.append(sum(v.nbytes for s in optimizer.state.values() for v in s.values()))
         states.append(model.full_state_dict(optimizer) if shard else optimizer.state_dict())
@@ -140,8 +137,6 @@ def in_16_bits(style: Style) -> tuple[list[str], list[int]]:
 
 
 def refusals(folder: str) -> None:
-    """Ask for what cannot be; each is refused with the reason."""
-
     def refused(part: str, action: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         with pytest.raises((FileError, UserError), match=re.escape(part)):
             action(*args, **kwargs)

@@ -17,13 +17,11 @@ from tests.workers import WorkerPool
     ("ranks", "first", "scripts"), first_few([(2, 0, 4), (2, 20, 4), (3, 100, 6)])
 )
 def test_drawn_scripts(workers: WorkerPool, ranks: int, first: int, scripts: int) -> None:
-    numbers = [n for n in range(first, first + 2 * scripts) if drawn(n).plans == "by hand"][
-        :scripts
-    ]
+    by_hand = [n for n in range(first, first + 2 * scripts) if drawn(n).plans == "by hand"]
+    numbers = by_hand[:scripts]
     results = workers.run(overlap_jobs.drawn_beside_stock, ranks, numbers, backend="syncline")
     for number, *everyone in zip(numbers, *results, strict=True):
         for result in everyone:
             assert result["differences"] == [], f"{drawn(number)}\n{result['errors'][0]}"
-            assert result["parameters"] == everyone[0]["parameters"], (
-                f"{drawn(number)}: desynchronized"
-            )
+            same = result["parameters"] == everyone[0]["parameters"]
+            assert same, f"{drawn(number)}: desynchronized"

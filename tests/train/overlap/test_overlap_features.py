@@ -1,4 +1,7 @@
-"""Everything that users do with training ends with DDP's bits, and as its row says."""
+"""Everything that users do with training ends with DDP's bits, and as its row says.
+
+What cannot be seen is what the documentation says, and ``synchronize`` is the cure.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cases import first_few
+from tests.train.overlap import overlap_blind_spots as blind_spots
 from tests.train.overlap import overlap_jobs
 from tests.train.overlap.features import GROUPS, features, section, table, write_section
 from tests.train.overlap.overlap_plans import Style
@@ -113,10 +117,24 @@ def test_bits_with_the_guard(workers: WorkerPool) -> None:
         require_same(rows, results[:-1], happens=True)
 
 
-def test_the_page_has_the_rows() -> None:
+@pytest.mark.parametrize("guard", [False, True])
+def test_blind_spots(workers: WorkerPool, guard: bool) -> None:
+    """Where one is found to see, the list is to be shortened."""
+    for found in workers.run(blind_spots.look, 2, guard):
+        assert found == {
+            text: (not guard or text in blind_spots.NEVER_SEEN, True) for text in blind_spots.BLIND
+        }
+
+
+SECTIONS = {"rows": table, "blind spots": blind_spots.table}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_page_has_them(name: str) -> None:
     """To write them: python -m tests.train.overlap.test_overlap_features"""
-    assert section("rows") == table()
+    assert section(name) == SECTIONS[name]()
 
 
 if __name__ == "__main__":
-    write_section("rows", table())
+    for name, text_of in SECTIONS.items():
+        write_section(name, text_of())

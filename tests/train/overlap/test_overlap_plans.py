@@ -63,8 +63,6 @@ def test_plans_for_which_backward_waits(workers: WorkerPool, name: str) -> None:
     check(workers.run(overlap_jobs.beside_oracle, *arguments, backend="syncline"), SYNCHRONOUS)
 
 
-# ---------------------------------------------------------------------- any plan at all
-
 SIZES = {
     "leave.bias": 5,
     "leave.weight": 100,
@@ -76,11 +74,11 @@ SIZES = {
     "enter.weight": 240,
 }
 TOTAL = sum(SIZES.values())
+TENSORS = tuple(Tensor(name=name, elements=n) for name, n in SIZES.items())
 
 
 @st.composite
 def spans(draw: st.DrawFn, start: int, stop: int, most: int) -> list[tuple[int, int]]:
-    """Draw cuts of a stretch."""
     cuts = draw(st.sets(st.integers(start, stop), max_size=most)) | {start, stop}
     return list(itertools.pairwise(sorted(cuts)))
 
@@ -99,22 +97,13 @@ def plans(draw: st.DrawFn, ranks: int) -> Plan:
         whole += [Message(start=a, stop=b, collective=kind) for a, b in draw(spans(start, stop, 2))]
     messages = draw(st.permutations(whole))
     for start, stop in draw(st.permutations(gathers)):
-        sources = [
-            at
-            for at, m in enumerate(messages)
-            if m.collective == "reduce-scatter" and m.start < stop and start < m.stop
-        ]
-        at = draw(st.integers(max(sources, default=-1) + 1, len(messages)))
+        over = [n for n, m in enumerate(messages) if m.start < stop and start < m.stop]
+        sums = [n for n in over if messages[n].collective == "reduce-scatter"]
+        at = draw(st.integers(max(sums, default=-1) + 1, len(messages)))
         messages.insert(at, Message(start=start, stop=stop, collective="all-gather"))
-    return Plan(
-        planner="drawn",
-        model="Net",
-        workers=ranks,
-        tensors=tuple(Tensor(name=name, elements=n) for name, n in SIZES.items()),
-        messages=tuple(messages),
-        wait=draw(st.sampled_from(["need", "need", "update"])),
-        in_flight=draw(st.integers(1, 4)),
-    )
+    how = {"planner": "drawn", "model": "Net", "workers": ranks, "tensors": TENSORS}
+    how["wait"] = draw(st.sampled_from(["need", "need", "update"]))
+    return Plan(messages=tuple(messages), in_flight=draw(st.integers(1, 4)), **how)
 
 
 @pytest.mark.parametrize("ranks", first_few([2, 3]))

@@ -149,9 +149,8 @@ def test_what_is_measured_and_planned_is_sharded(workers: WorkerPool) -> None:
 
 
 def test_parameters_in_16_bits_and_state_in_float32(workers: WorkerPool) -> None:
-    for differing, (sharded_bytes, whole_bytes) in workers.run(
-        sharded_jobs.in_16_bits, 2, DECOUPLED
-    ):
+    found = workers.run(sharded_jobs.in_16_bits, 2, DECOUPLED)
+    for differing, (sharded_bytes, whole_bytes) in found:
         assert differing == []
         assert sharded_bytes < 0.6 * whole_bytes
 
@@ -175,13 +174,10 @@ def test_common_elements() -> None:
 
 
 def test_a_plan_in_shards_has_all_sums_first() -> None:
-    plan = Plan(
-        planner="p",
-        model="m",
-        workers=2,
-        tensors=(Tensor(name="a", elements=8, dtype="float32"),),
-        messages=(Message(start=4, stop=8), Message(start=0, stop=4, delay_s=1.0)),
-    ).in_shards()
+    tensors = (Tensor(name="a", elements=8, dtype="float32"),)
+    messages = Message(start=4, stop=8), Message(start=0, stop=4, delay_s=1.0)
+    whole = Plan(planner="p", model="m", workers=2, tensors=tensors, messages=messages)
+    plan = whole.in_shards()
     kinds = [m.collective for m in plan.messages]
     assert kinds == ["reduce-scatter"] * 2 + ["all-gather"] * 2
     assert [m.start for m in plan.messages] == [4, 0, 4, 0]

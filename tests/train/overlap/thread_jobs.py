@@ -16,14 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from syncline.errors import SynclineError
 from syncline.train.ddp import planned_training
-from syncline.train.overlap import (
-    averages,
-    deferral,
-    deferred_optimizer,
-    guard,
-    pending,
-    pending_gradients,
-)
+from syncline.train.overlap import pending
 from tests.train.overlap.loop import Loop
 from tests.train.overlap.overlap_jobs import attempted, script_beside_stock
 from tests.train.overlap.overlap_plans import Style
@@ -78,22 +71,18 @@ def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
 
 
 def forward_beside_an_update(mutant: bool) -> list[str]:
-    """Say how training differs whose updates are made by a thread, beside the forward pass.
-
-    Args:
-        mutant: without the lock.
-    """
-    modules = (averages, deferral, deferred_optimizer, guard, pending, pending_gradients)
+    """Say how training differs whose updates a thread makes; the mutant makes them without lock."""
+    modules = [m for n, m in sys.modules.items() if n.startswith("syncline.train.overlap.")]
+    locking = [module for module in modules if mutant and hasattr(module, "UPDATES")]
     pending.keep_updates_whole_in_forks()  # with the real lock
     try:
-        with patched({(module, "UPDATES"): nullcontext() for module in modules if mutant}):
+        with patched({(module, "UPDATES"): nullcontext() for module in locking}):
             found = script_beside_stock(_forward_beside_an_update, Style(), 0.0)
     except (SynclineError, RecursionError) as error:
         if not mutant:
             raise
         return [str(error)]
-    differences: list[str] = found["differences"]
-    return differences
+    return list(found["differences"])
 
 
 def _forward_beside_an_update(side: Side) -> None:

@@ -62,7 +62,6 @@ def marked_memories() -> Iterator[None]:
 
 
 def assert_alike(found: list[Found]) -> None:
-    """Fail unless all ranks have the same parameters."""
     for other in found[1:]:
         assert_same_bits(other["parameters"], found[0]["parameters"])
     assert all(p.isfinite().all() for p in found[0]["parameters"].values())
@@ -160,7 +159,6 @@ def hooked(recipe: Found, steps: int, options: Found | None = None) -> Found:
 
 
 def unhooked(steps: int, momentum: float, channels_last: bool, accumulate: int) -> Found:
-    """Train with DDP's own exchange."""
     net = model(channels_last=channels_last)
     wrapped = DistributedDataParallel(net)
     losses = train(wrapped, range(steps), momentum=momentum, accumulate=accumulate)
@@ -282,7 +280,6 @@ def overshoots(ahead: bool) -> float:
 
 @telling
 def one_ahead_alone() -> str:
-    """Let rank 1 step ahead, and no other."""
     _, wrapped, state = with_the_hook()
     train(wrapped, range(1), ahead=state if dist.get_rank() == 1 else None)
     return "trained"
@@ -290,7 +287,6 @@ def one_ahead_alone() -> str:
 
 @telling
 def ahead_refusals(case: str) -> str:
-    """Step ahead with something that cannot be."""
     net = model()
     state = GTopKState(net, Recipe(density=0.05, dense_names=("*",) if case == "all dense" else ()))
     stepping: Found = {
@@ -308,7 +304,6 @@ def ahead_refusals(case: str) -> str:
 
 @telling
 def refusals(case: str) -> str:
-    """Give, on this rank or another, something that cannot be used."""
     odd = dist.get_rank() == 1
     net: Any = model()
     if case == "half" and odd:
@@ -352,7 +347,6 @@ def freed() -> tuple[bool, bool]:
 
 @telling
 def lost_peer() -> str:
-    """Let rank 1 stop training."""
     _, wrapped, _ = with_the_hook(group=group_that_gives_up(2.0))
     if dist.get_rank() == 1:
         return "absent"

@@ -51,7 +51,6 @@ class Stepping:
         )
 
     def loss(self) -> torch.Tensor:
-        """Take a forward pass."""
         return self.net.train()(torch.randn(6, 3, 8, 8)).square().mean()
 
     @property

@@ -10,6 +10,7 @@ import torch
 from benchmarks.sparse_world import run_in_one_process
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from syncline.errors import InternalError
 from syncline.plan.sparse_costs import SPARSE_ALGORITHMS
@@ -94,51 +95,39 @@ def selections(case: Case, residuals: list[Dense]) -> list[Content]:
     return taken
 
 
-def step(name: str, case: Case, residuals: list[Dense]) -> Dense:
-    """Make one exchange; return what was delivered, the same on all ranks."""
-    outcomes = exchanged(name, case, selections(case, residuals))
-    for outcome, residual in zip(outcomes, residuals, strict=True):
-        assert_same(outcome.delivered, outcomes[0].delivered)
-        residual[outcome.returned.indices] += outcome.returned.values
-    return outcomes[0].delivered.dense()
-
-
-# Conservation
+def kept_and_delivered(name: str, case: Case, steps: int) -> NDArray[np.float64]:
+    """Make some exchanges; return the sum of what ranks keep and of what was delivered to all."""
+    residuals = [np.zeros_like(gradient) for gradient in case.gradients]
+    delivered = np.zeros(len(case.gradients[0]), np.float64)
+    for _ in range(steps):
+        for residual, gradient in zip(residuals, case.gradients, strict=True):
+            residual += gradient
+        outcomes = exchanged(name, case, selections(case, residuals))
+        for outcome, residual in zip(outcomes, residuals, strict=True):
+            assert_same(outcome.delivered, outcomes[0].delivered)
+            residual[outcome.returned.indices] += outcome.returned.values
+        delivered += outcomes[0].delivered.dense()
+    return delivered + np.sum(residuals, axis=0, dtype=np.float64)
 
 
 @every
 @given(case=cases(exact=True), steps=st.integers(1, 4))
 def test_nothing_is_lost_to_the_last_bit(name: str, case: Case, steps: int) -> None:
     """Whole numbers add up without rounding, so what is kept and delivered is exactly all."""
-    residuals = [np.zeros_like(gradient) for gradient in case.gradients]
-    delivered = np.zeros_like(case.gradients[0])
-    for _ in range(steps):
-        for residual, gradient in zip(residuals, case.gradients, strict=True):
-            residual += gradient
-        delivered += step(name, case, residuals)
     expected = steps * np.sum(case.gradients, axis=0)
-    np.testing.assert_array_equal(np.sum(residuals, axis=0) + delivered, expected)
+    np.testing.assert_array_equal(kept_and_delivered(name, case, steps), expected)
 
 
 @every
 @given(case=cases(), steps=st.integers(1, 3))
 def test_nothing_is_lost_but_rounding(name: str, case: Case, steps: int) -> None:
-    residuals = [np.zeros_like(gradient) for gradient in case.gradients]
-    found = np.zeros(len(case.gradients[0]), np.float64)
-    for _ in range(steps):
-        for residual, gradient in zip(residuals, case.gradients, strict=True):
-            residual += gradient
-        found += step(name, case, residuals)
-    found += np.sum(residuals, axis=0, dtype=np.float64)
+    found = kept_and_delivered(name, case, steps)
     expected = steps * np.sum(case.gradients, axis=0, dtype=np.float64)
     magnitudes = steps * np.sum(np.abs(case.gradients), axis=0, dtype=np.float64)
     # Every addition rounds once, of numbers no larger than all magnitudes together.
     additions = 8 * steps * (len(case.gradients) + 4)
     allowed = additions * 2.0**-24 * magnitudes + 1e-37
     np.testing.assert_array_less(np.abs(found - expected), allowed)
-
-
-# What is delivered
 
 
 @given(cases(exact=True))
@@ -191,9 +180,6 @@ def test_what_is_dropped_waits_where_its_index_says() -> None:
     assert returned == [[4, 2, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
 
 
-# Refusals
-
-
 @every
 @pytest.mark.parametrize("ranks", range(1, 17))
 def test_a_refusal_reaches_every_rank(name: str, ranks: int) -> None:
@@ -206,9 +192,6 @@ def test_a_refusal_reaches_every_rank(name: str, ranks: int) -> None:
     everyone = [Refusal(rank, 1, rank) for rank in range(ranks)]
     for outcome in exchanged(name, case, everyone):
         assert outcome.delivered == Refusal(0, 1, 0)
-
-
-# Cost
 
 
 def cost_of(name: str, ranks: int) -> tuple[int, int]:

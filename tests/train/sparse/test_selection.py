@@ -22,8 +22,6 @@ every = pytest.mark.parametrize("instructions", PRESENT)
 
 
 class Selection(NamedTuple):
-    """What the native core says."""
-
     taken: SparseVector
     threshold: int
     finite: bool

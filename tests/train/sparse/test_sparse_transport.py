@@ -42,7 +42,6 @@ def run_on(
 
 
 def exchanges(precision: Precision) -> dict[str, ExchangeOutcome]:
-    """Return what every algorithm delivers and returns on this rank."""
     transport = transport_of()
     return {name: run_on(transport, name, precision) for name in ALGORITHMS}
 
@@ -57,7 +56,6 @@ def differing_exchanges(name: str, differing: int) -> str:
 
 @telling
 def a_rank_that_does_not_come(name: str) -> str:
-    """Exchange where the last rank takes no part."""
     transport = transport_of(timedelta(seconds=1))
     if transport.rank == transport.ranks - 1:
         return "absent"

@@ -63,7 +63,6 @@ def entries_of(dense: Dense) -> SparseVector:
 
 @st.composite
 def sparse_vectors(draw: st.DrawFn, length: int) -> SparseVector:
-    """Draw a sparse vector."""
     return entries_of(draw(dense_vectors(length=length)))
 
 

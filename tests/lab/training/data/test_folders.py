@@ -48,10 +48,8 @@ def test_classes_are_the_sorted_folders(folder: Path) -> None:
 def test_training_windows_depend_on_the_seed_alone(folder: Path) -> None:
     image = Image.effect_noise((64, 48), 80).convert("RGB")
     image.save(folder / "train" / "blue" / "0.png")
-    data = load(folder, RESNET20)
-    first, again, other = (
-        data.train.batch(torch.tensor([0, 1]), augment_seed=s).inputs for s in (1, 1, 2)
-    )
+    train = load(folder, RESNET20).train
+    first, again, other = (train.batch(torch.arange(2), augment_seed=s).inputs for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first[0], other[0])
 
@@ -94,9 +92,6 @@ def test_missing_or_foreign_folders_are_named(folder: Path) -> None:
         load(folder / "empty", RESNET20)
 
 
-# ------------------------------------------------------------------ texts
-
-
 def test_help_text_is_split_in_order() -> None:
     data = load_help_text(Path())
     length = len(data.train) + len(data.validation)
@@ -136,9 +131,6 @@ def test_ptb_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "ptb.train.txt").unlink()
     with pytest.raises(FileError, match=r"ptb.train.txt: no such file; expected ptb.train.txt, "):
         load_ptb(tmp_path)
-
-
-# ------------------------------------------------------------------ names and folders
 
 
 def test_unknown_data_names_the_nearest() -> None:

@@ -100,9 +100,6 @@ def test_load_reads_six_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         load_cifar10(tmp_path, RESNET20)
 
 
-# ------------------------------------------------------------------ digits
-
-
 def test_split_is_stratified_disjoint_and_fixed() -> None:
     train, test = digits().train, digits().test
     assert isinstance(train, MemoryImages)
@@ -131,9 +128,6 @@ def test_training_images_are_normalised() -> None:
     inputs = train.batch(torch.arange(len(train)), augment_seed=None).inputs
     assert abs(float(inputs.mean())) < 1e-3
     assert abs(float(inputs.std()) - 1) < 1e-3
-
-
-# ------------------------------------------------------------------ crops, flips and batches
 
 
 def test_a_crop_is_a_window_of_the_padded_image() -> None:

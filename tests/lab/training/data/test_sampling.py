@@ -24,10 +24,8 @@ from syncline.lab.training.data.sampling import (
 
 
 def shards(samples: int, shape: StepShape, *, seed: int = 0, epoch: int = 0) -> list[torch.Tensor]:
-    return [
-        training_shard(samples, shape, rank=rank, seed=seed, epoch=epoch)
-        for rank in range(shape.workers)
-    ]
+    ranks = range(shape.workers)
+    return [training_shard(samples, shape, rank=r, seed=seed, epoch=epoch) for r in ranks]
 
 
 SHAPES = st.builds(StepShape, st.integers(1, 9), st.integers(1, 12), st.integers(1, 4))
