@@ -225,7 +225,7 @@ def test_without_torchs_autoload_the_package_registers_it() -> None:
 # ------------------------------------------------------------------ DistributedDataParallel
 
 
-def test_a_newer_torch_trains_as_stock_ddp(workers: WorkerPool) -> None:
+def test_a_newer_torch_trains_as_ddp(workers: WorkerPool) -> None:
     for result in workers.run(jobs.trains_under, 2, "2.16.0"):
         assert result["differing"] == []
         assert result["phase"] == "steady"

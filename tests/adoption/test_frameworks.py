@@ -34,7 +34,7 @@ SYNCHRONOUS_UNDER_RUN = {"compiled"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", KINDS)
-def test_bits_are_those_of_stock_ddp(framework: str, tmp_path: Path) -> None:
+def test_bits_are_those_of_ddp(framework: str, tmp_path: Path) -> None:
     train(framework, tmp_path)
     train(framework, tmp_path, *RUN)
     digests = {}

@@ -146,7 +146,7 @@ def late_messages() -> Iterator[None]:
         yield
 
 
-def beside_stock(kind: str, script: dict[str, bool], style: Style) -> dict[str, Any]:
+def beside_ddp(kind: str, script: dict[str, bool], style: Style) -> dict[str, Any]:
     """Train under a plan, whose messages are late on a GPU, and under DDP; compare."""
     ours, stock = Ours(style), Stock()
     # A norm by messages is added up in another order.

@@ -44,7 +44,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize(WAY, [*HERE, *ON_GPUS])
 @pytest.mark.parametrize(("script", "norm"), SCRIPTS)
-def test_bits_are_those_of_stock_ddp_however_late_messages_are(
+def test_bits_are_those_of_ddp_however_late_messages_are(
     workers: WorkerPool,
     kind: str,
     backend: str,
@@ -53,7 +53,7 @@ def test_bits_are_those_of_stock_ddp_however_late_messages_are(
     norm: Norm | None,
 ) -> None:
     style = Style(piece_elements=20_000, norm=norm)
-    for found in workers.run(jobs.beside_stock, ranks, kind, script, style, backend=backend):
+    for found in workers.run(jobs.beside_ddp, ranks, kind, script, style, backend=backend):
         assert found["differences"] == []
         if not script:
             assert found["happened"] == OVERLAPS
@@ -63,7 +63,7 @@ def test_bits_are_those_of_stock_ddp_however_late_messages_are(
 @pytest.mark.parametrize(WAY, ON_GPUS)
 def test_bits_of_compiled_modules(workers: WorkerPool, kind: str, backend: str, ranks: int) -> None:
     given = kind, {"compiled": True}, Style(piece_elements=20_000)
-    for found in workers.run(jobs.beside_stock, ranks, *given, backend=backend):
+    for found in workers.run(jobs.beside_ddp, ranks, *given, backend=backend):
         assert found["differences"] == []
 
 

@@ -156,7 +156,7 @@ def differing(*pairs: tuple[TorchDDP, torch.optim.Optimizer]) -> list[str]:
     return [name for name in mine if not torch.equal(mine[name], theirs[name])]
 
 
-def compare_with_stock(model: str, optimizer: str, options: dict[str, Any]) -> dict[str, Any]:
+def compare_with_ddp(model: str, optimizer: str, options: dict[str, Any]) -> dict[str, Any]:
     """Train twins under both classes through every stage; say whether all bits agree."""
     how = {name: options.pop(name) for name in ("accumulate", "bf16") if name in options}
     twins = Twins(MODELS[model](), OPTIMIZERS[optimizer], **options)

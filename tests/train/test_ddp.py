@@ -55,7 +55,7 @@ WFBP = {"planner": "wfbp"}
 def test_bits_agree_with_ddp(
     workers: WorkerPool, model: str, optimizer: str, options: dict[str, object]
 ) -> None:
-    for result in workers.run(jobs.compare_with_stock, 2, model, optimizer, options):
+    for result in workers.run(jobs.compare_with_ddp, 2, model, optimizer, options):
         assert result["differences"] == []
         assert result["phases"][-1] == "steady"
         assert options["planner"] == "auto" or result["run"].decision == "planned"

@@ -241,7 +241,7 @@ def test_nothing_is_lost_or_shown_twice(drawn: tuple[list[MessageTimes], list[Wa
             assert active_ns(union(spans)) <= 2 * longest
 
 
-def test_stock_buckets_are_shown_from_when_the_one_before_was_done() -> None:
+def test_buckets_of_ddp_are_shown_from_when_the_one_before_was_done() -> None:
     stamps = ((1, 130, 175), (0, 125, 160))
     exchanges = [BucketStamps(n, START + began, [START + ended]) for n, began, ended in stamps]
     timeline = timeline_of(STEPPED, exchanges, UPDATE, CpuClock())

@@ -322,7 +322,7 @@ def test_what_is_predicted_is_what_runs(deferring: Deferring, wait: str) -> None
         (0.150, 0.0, 1.0, 1.0),
     ],
 )
-def test_stock_ddp_is_predicted_as_it_was_measured(
+def test_ddp_is_predicted_as_it_was_measured(
     stock_s: float, slowdown_s: float | None, computing: float, exchange: float
 ) -> None:
     run = Run(network=replace(NETWORK, contention=Contention.of_both(1.25)))

@@ -35,7 +35,7 @@ from tests.train.overlap.overlap_rig import (
 from tests.train.overlap.parts import backward, step, zero
 
 
-def beside_stock(
+def beside_ddp(
     rows: list[str], style: Style, let_through: float, steps: int = STEPS, **kind: bool
 ) -> list[dict[str, Any]]:
     """Run scripts under DDP and under the engine, and say how they differ."""
@@ -43,39 +43,39 @@ def beside_stock(
     for row in map(features().__getitem__, rows):
         near, planned = row.near or kind.get("shard", False), replace(style, norm=row.norm)
         how: dict[str, Any] = {"near": near, "steps": steps} | kind
-        results.append(script_beside_stock(row.script, planned, let_through, **how))
+        results.append(script_beside_ddp(row.script, planned, let_through, **how))
     return results
 
 
-def sharded_beside_stock(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
+def sharded_beside_ddp(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
     """Do so with sharded optimizers; results may differ by 1e-6, or the reason may be said."""
     results = []
     for row in rows:
         try:
-            results += beside_stock([row], style, let_through, shard=True)
+            results += beside_ddp([row], style, let_through, shard=True)
         except UserError as error:
             results.append({"refused": str(error)})
     return results
 
 
-def guarded_beside_stock(rows: list[str], let_through: float) -> list[dict[str, Any]]:
+def guarded_beside_ddp(rows: list[str], let_through: float) -> list[dict[str, Any]]:
     """Do so with the guard; also one script that needs it."""
-    needing = script_beside_stock(by_group.script, Style(), let_through, guard=True)
-    return [*beside_stock(rows, Style(), let_through, guard=True), needing]
+    needing = script_beside_ddp(by_group.script, Style(), let_through, guard=True)
+    return [*beside_ddp(rows, Style(), let_through, guard=True), needing]
 
 
-def drawn_beside_stock(numbers: list[int]) -> list[dict[str, Any]]:
-    """Run scripts that are drawn at random, as :func:`beside_stock` runs those that are written."""
+def drawn_beside_ddp(numbers: list[int]) -> list[dict[str, Any]]:
+    """Run scripts that are drawn at random, as :func:`beside_ddp` runs those that are written."""
     results = []
     for script in map(drawn, numbers):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tried = partial(attempted, script)
-            results.append(script_beside_stock(tried, script.style, script.let_through))
+            results.append(script_beside_ddp(tried, script.style, script.let_through))
     return results
 
 
-def drawn_under_stock(number: int) -> None:
+def drawn_under_ddp(number: int) -> None:
     """Run a script that is drawn at random under DDP alone; its exceptions are raised."""
     torch.manual_seed(1)
     with warnings.catch_warnings():
@@ -92,7 +92,7 @@ def attempted(script: Script, side: Side) -> None:
         side.error = "".join(traceback.format_exception(error))
 
 
-def script_beside_stock(
+def script_beside_ddp(
     script: Script,
     style: Style,
     let_through: float,

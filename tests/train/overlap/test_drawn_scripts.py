@@ -19,7 +19,7 @@ from tests.workers import WorkerPool
 def test_drawn_scripts(workers: WorkerPool, ranks: int, first: int, scripts: int) -> None:
     by_hand = [n for n in range(first, first + 2 * scripts) if drawn(n).plans == "by hand"]
     numbers = by_hand[:scripts]
-    results = workers.run(overlap_jobs.drawn_beside_stock, ranks, numbers, backend="syncline")
+    results = workers.run(overlap_jobs.drawn_beside_ddp, ranks, numbers, backend="syncline")
     for number, *everyone in zip(numbers, *results, strict=True):
         for result in everyone:
             assert result["differences"] == [], f"{drawn(number)}\n{result['errors'][0]}"

@@ -68,9 +68,9 @@ FEW = 14
 
 
 @pytest.mark.parametrize("rows", first_few(ALL), ids=lambda rows: rows[0])
-def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> None:
+def test_bits_are_those_of_ddp(workers: WorkerPool, rows: list[str]) -> None:
     """With every message on its way when ``step`` is called."""
-    for results in workers.run(overlap_jobs.beside_stock, 2, rows, Style(), HELD):
+    for results in workers.run(overlap_jobs.beside_ddp, 2, rows, Style(), HELD):
         require_same(rows, results, happens=True)
 
 
@@ -78,7 +78,7 @@ def test_bits_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> No
 def test_bits_under_other_plans(workers: WorkerPool, number: int) -> None:
     """With some messages there and some not, in other pieces and other orders; on our backend."""
     rows, (style, let_through) = ALL[number], OTHERS[number % len(OTHERS)]
-    job = overlap_jobs.beside_stock
+    job = overlap_jobs.beside_ddp
     for results in workers.run(job, 2, rows, style, let_through, SHORT, backend="syncline"):
         require_same(rows, results)
 
@@ -96,7 +96,7 @@ def test_bits_in_16_bits_are_those_of_a_hook(
     workers: WorkerPool, rows: list[str], style: Style, let_through: float
 ) -> None:
     """On our backend two ranks add up exactly alike, whole or decoupled."""
-    job, steps = overlap_jobs.beside_stock, STEPS if let_through == HELD else SHORT
+    job, steps = overlap_jobs.beside_ddp, STEPS if let_through == HELD else SHORT
     for results in workers.run(job, 2, rows, style, let_through, steps, backend="syncline"):
         require_same(rows, results, happens=let_through == HELD)
 
@@ -112,7 +112,7 @@ def test_bits_with_the_guard(workers: WorkerPool) -> None:
         "the gradients of the last step kept, and read after the next",
         "the model exported, traced or scripted in between",
     ]
-    for results in workers.run(overlap_jobs.guarded_beside_stock, 2, rows, HELD):
+    for results in workers.run(overlap_jobs.guarded_beside_ddp, 2, rows, HELD):
         assert results[-1]["differences"] == []
         require_same(rows, results[:-1], happens=True)
 

@@ -70,20 +70,20 @@ REASONS = {
 @pytest.mark.parametrize(
     "rows", first_few(chunks(TRIED) + chunks(OTHERS)), ids=lambda rows: rows[0]
 )
-def test_results_are_those_of_stock_ddp(workers: WorkerPool, rows: list[str]) -> None:
-    for results in workers.run(overlap_jobs.sharded_beside_stock, 2, rows, Style(), 0.0):
+def test_results_are_those_of_ddp(workers: WorkerPool, rows: list[str]) -> None:
+    for results in workers.run(overlap_jobs.sharded_beside_ddp, 2, rows, Style(), 0.0):
         require_same(rows, results)
         for row, result in zip(rows, results, strict=True):
             assert result["happened"] == OVERLAPS or row in OTHERS, row
 
 
 def test_a_gradient_that_any_rank_reads_is_gathered(workers: WorkerPool) -> None:
-    for results in workers.run(overlap_jobs.sharded_beside_stock, 2, GATHERED, Style(), 0.0):
+    for results in workers.run(overlap_jobs.sharded_beside_ddp, 2, GATHERED, Style(), 0.0):
         require_same(GATHERED, results)
 
 
 def test_what_cannot_be_right_raises(workers: WorkerPool) -> None:
-    for results in workers.run(overlap_jobs.sharded_beside_stock, 2, [*REASONS], Style(), 0.0):
+    for results in workers.run(overlap_jobs.sharded_beside_ddp, 2, [*REASONS], Style(), 0.0):
         for (row, reason), result in zip(REASONS.items(), results, strict=True):
             assert reason in result.get("refused", ""), row
 
@@ -91,14 +91,14 @@ def test_what_cannot_be_right_raises(workers: WorkerPool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", sorted(t for t, r in features().items() if r.sharded == REFUSED))
 def test_what_is_refused(workers: WorkerPool, row: str) -> None:
-    for (result,) in workers.run(overlap_jobs.sharded_beside_stock, 2, [row], Style(), 0.0):
+    for (result,) in workers.run(overlap_jobs.sharded_beside_ddp, 2, [row], Style(), 0.0):
         assert result.get("refused")
 
 
 def test_three_ranks_and_other_messages(workers: WorkerPool) -> None:
     rows = ["Adam, foreach", "`clip_grad_norm_` with `foreach=True`", "shared and tied parameters"]
     style = Style(decoupled=True, order="7", piece_elements=77, in_flight=3)
-    job = overlap_jobs.sharded_beside_stock
+    job = overlap_jobs.sharded_beside_ddp
     for results in workers.run(job, 3, rows, style, 0.3, backend="syncline"):
         require_same(rows, results)
 

@@ -18,7 +18,7 @@ def test_reads_without_end(workers: WorkerPool, make: str, backend: str) -> None
 
     Which thread makes an update is a matter of luck, and must not count for what ranks agree on.
     """
-    results = workers.run(jobs.reads_beside_stock, 2, make, AT_ANY_TIME, backend=backend)
+    results = workers.run(jobs.reads_beside_ddp, 2, make, AT_ANY_TIME, backend=backend)
     assert [result["differences"] for result in results] == [[], []]
     assert results[0]["parameters"] == results[1]["parameters"]
     assert [result["forced"] for result in results] == [None, None]

@@ -18,7 +18,7 @@ from syncline.errors import SynclineError
 from syncline.train.ddp import planned_training
 from syncline.train.overlap import pending
 from tests.train.overlap.loop import Loop
-from tests.train.overlap.overlap_jobs import attempted, script_beside_stock
+from tests.train.overlap.overlap_jobs import attempted, script_beside_ddp
 from tests.train.overlap.overlap_plans import Style
 from tests.train.overlap.overlap_rig import (
     DEADLINE_S,
@@ -57,7 +57,7 @@ class Halves(Custom):
             halfway()
 
 
-def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
+def reads_beside_ddp(make: str, reads: list[str]) -> dict[str, Any]:
     """Train beside threads that read, under DDP and under the engine."""
     forced: list[Any] = []
 
@@ -66,7 +66,7 @@ def reads_beside_stock(make: str, reads: list[str]) -> dict[str, Any]:
         if isinstance(side, Ours):
             forced.append(planned_training(side.wrapped[0]).reducer.executor.forced_syncs())
 
-    result = script_beside_stock(partial(attempted, script), Style(), 0.3, steps=40)
+    result = script_beside_ddp(partial(attempted, script), Style(), 0.3, steps=40)
     return {**result, "forced": forced[0] if forced else "raised"}
 
 
@@ -77,7 +77,7 @@ def forward_beside_an_update(mutant: bool) -> list[str]:
     pending.keep_updates_whole_in_forks()  # with the real lock
     try:
         with patched({(module, "UPDATES"): nullcontext() for module in locking}):
-            found = script_beside_stock(_forward_beside_an_update, Style(), 0.0)
+            found = script_beside_ddp(_forward_beside_an_update, Style(), 0.0)
     except (SynclineError, RecursionError) as error:
         if not mutant:
             raise
