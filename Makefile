@@ -18,9 +18,10 @@ help:  ## Show the targets
 
 setup: $(READY)  ## Make .venv, build the native core, install everything for development
 
+# Every torch brings the triton that fits it.
 build/constraints.txt: constraints-dev.txt
 	@mkdir -p build
-	sed 's/^torch==.*/torch$(if $(filter newest,$(TORCH)),>=2.11,==$(TORCH).*)/' $< > $@
+	sed -e 's/^torch==.*/torch$(if $(filter newest,$(TORCH)),>=2.11,==$(TORCH).*)/' -e '/^triton==/d' $< > $@
 
 $(READY): pyproject.toml $(CONSTRAINTS) $(NATIVE)
 	@tools/system-packages g++ make python3-venv
