@@ -9,9 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncline.plan.cost import CostCurve
+from syncline.plan.network import Network
 from syncline.plan.planners import PLANNERS
 from syncline.plan.profile import Profile
-from syncline.plan.simulator.bound import Terms, least_s_per_byte, lower_bound_ns, terms
+from syncline.plan.simulator.bound import (
+    Terms,
+    least_s_per_byte,
+    lower_bound_ns,
+    network_bound_ns,
+    terms,
+)
 from syncline.plan.simulator.predict import predict_iteration_s
 from tests import strategies as some
 from tests.plan.planners import exhaustive
@@ -31,9 +38,10 @@ def test_no_plan_undercuts_it(instance: Instance) -> None:
     for in_flight in (1, 2):
         best = least_end_ns(instance, in_flight)
         assert best is not None
-        bounds = [bound_ns(instance, decoupled=True), bound_ns(instance)]
-        bounds += [bound_ns(instance, in_flight=in_flight), best]
-        assert bounds == sorted(bounds)
+        kinds = [(True, None), (True, in_flight), (False, in_flight)]
+        bounds = [bound_ns(instance, decoupled=d, in_flight=f) for d, f in kinds]
+        assert [*bounds, best] == sorted([*bounds, best])
+        assert bounds[0] <= bound_ns(instance) <= bounds[-1]
 
 
 @pytest.mark.parametrize("kind", exhaustive.KINDS, ids=str)
@@ -72,6 +80,29 @@ def test_many_tensors_are_bounded() -> None:
     round_ = Terms(list(range(count)), [10] * count, [0] * count, base_ns=0)
     bound = lower_bound_ns(round_, CostCurve.line(5e-9, 1e-9), decoupled=False)
     assert 0.99 * 10 * count < bound <= 10 * count + 5
+
+
+def test_a_dip_in_the_curve_of_single_messages_leaves_the_rate_of_the_link() -> None:
+    """Messages of 139 KB take no longer than empty ones, but each of them pays for that."""
+    # All-reduces between four emulated hosts at 2.5 Gbit/s, alone and two at a time.
+    alone = [(0, 3.87e-3, 0.0), (1, 4.5e-3, 1.4e-8), (139_022, 3.87e-3, 1e-9)]
+    alone += [(908_093, 6.3e-3, 4.5e-9), (3_632_373, 1.85e-2, 4.94e-9)]
+    two = [
+        (0, 0.0, 0.0),
+        (1, 5.1e-3, 3.6e-9),
+        (741_455, 5.9e-3, 4.67e-9),
+        (8 << 20, 4.2e-2, 4.9e-9),
+    ]
+    network = Network(
+        name="measured",
+        workers=4,
+        all_reduce=CostCurve.of_rows(alone),
+        pipelined=CostCurve.of_rows(two),
+    )
+    round_ = Terms([0], [438_000_000], [0], base_ns=1_200_000_000)
+    for decoupled in (False, True):
+        bound = network_bound_ns(round_, network, decoupled=decoupled)
+        assert bound > 438_000_000 * 4.7
 
 
 @some.many

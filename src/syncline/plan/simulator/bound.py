@@ -101,10 +101,10 @@ def lower_bound_ns(
     times; the page "Algorithms and costs" has the proof. If all-reduces may be ``decoupled``, it is
     ``T(0) / 2`` plus the schedule, and at least ``ready + T(0) + tail`` of every gradient.
 
-    With one in flight (``in_flight=1``, and none decoupled) every message also pays for its
-    latency. Then, for any ``q``, no plan sends the gradients whose tails are at least ``q`` sooner
-    than the best merge of whole tensors in ready order, and a tail of ``q`` follows. The bound is
-    the largest over up to 64 ``q``.
+    With one in flight (``in_flight=1``) every message also pays for its latency, so the schedule is
+    also one of least whole costs. If none is decoupled, for any ``q`` no plan sends the gradients
+    whose tails are at least ``q`` sooner than the best merge of whole tensors in ready order, and a
+    tail of ``q`` follows; the bound is the largest over up to 64 ``q``.
 
     The bound, in nanoseconds, is at least ``terms.base_ns``. It is for exact costs; the simulator
     rounds each message to a nanosecond.
@@ -113,17 +113,25 @@ def lower_bound_ns(
     sequencing problem*, 1982, uses the preemptive schedule in this way.
     """
     ready_ns, size_bytes, tail_ns, base_ns = terms
-    rate_ns = least_s_per_byte(curve, sum(size_bytes)) * NS_PER_S
+    total_bytes = sum(size_bytes)
+    rate = least_s_per_byte(curve, total_bytes)
     latency_ns = round(curve.latency_s * NS_PER_S)
-    transmission_ns = [math.floor(rate_ns * size) for size in size_bytes]
-    end_ns = _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
-    if not decoupled:
-        one_by_one_ns = 0
-        if in_flight == 1:
-            one_by_one_ns = _one_by_one_ns(terms, curve.latency_s, rate_ns / NS_PER_S)
-        return max(base_ns, latency_ns + end_ns, one_by_one_ns)
-    alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
-    return max(base_ns, latency_ns // 2 + end_ns, latency_ns + alone_ns)
+
+    def end_ns(s_per_byte: float) -> int:
+        transmission_ns = [math.floor(s_per_byte * NS_PER_S * size) for size in size_bytes]
+        return _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
+
+    ends_ns = [base_ns]
+    if in_flight == 1 and total_bytes:
+        ends_ns.append(end_ns(curve.cheapest_s(total_bytes) / total_bytes))
+        if not decoupled:
+            ends_ns.append(_one_by_one_ns(terms, curve.latency_s, rate))
+    if decoupled:
+        alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
+        ends_ns += [latency_ns // 2 + end_ns(rate), latency_ns + alone_ns]
+    else:
+        ends_ns.append(latency_ns + end_ns(rate))
+    return max(ends_ns)
 
 
 def network_bound_ns(
@@ -135,9 +143,12 @@ def network_bound_ns(
     gathers follow all sums.
     """
     bounds_ns = []
-    for curve in (network.all_reduce, network.pipelined):
+    # Without a curve for several in flight, these cost as much as one, but for the latency.
+    one = None if network.pipelined is None else 1
+    for curve, in_flight in ((network.all_reduce, one), (network.pipelined, None)):
         if curve is not None:
-            bound_ns = lower_bound_ns(terms, curve, decoupled=decoupled or norm or sharded)
+            halves = decoupled or norm or sharded
+            bound_ns = lower_bound_ns(terms, curve, decoupled=halves, in_flight=in_flight)
             if norm or sharded:
                 bound_ns = max(bound_ns, _after_sums_ns(terms, curve, norm=norm, sharded=sharded))
             bounds_ns.append(bound_ns)
