@@ -39,13 +39,15 @@ def exchange(
     buffer: torch.Tensor,
     wire: torch.dtype,
     residual: torch.Tensor | None = None,
+    *,
+    normed: bool = True,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Average a buffer in place; return this rank's sums there, and as they were when gathered."""
     sums: list[tuple[torch.Tensor, torch.Tensor]] = []
     for message, shares in zip(plan.messages, shares_of(plan), strict=True):
         here = slice(message.start, message.stop)
         kept = None if residual is None else residual[here]
-        given = Slice(buffer[here], wire, message.collective, shares, kept)
+        given = Slice(buffer[here], wire, message.collective, shares, kept, normed)
         transport.prepare(given)
         transport.send(given, [], lambda: None).wait()
         if message.collective == "reduce-scatter":

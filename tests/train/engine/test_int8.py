@@ -114,10 +114,17 @@ def test_zeros_leave_their_residuals() -> None:
     together=st.booleans(),
     segment_bytes=st.sampled_from([64, 500, 1 << 20]),
     rings=st.booleans(),
+    normed=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_ranks_are_alike_and_residuals_hold_the_rest(
-    each: Each, lengths: list[int], together: bool, segment_bytes: int, rings: bool, seed: int
+    each: Each,
+    lengths: list[int],
+    together: bool,
+    segment_bytes: int,
+    rings: bool,
+    normed: bool,
+    seed: int,
 ) -> None:
     """However messages are cut: sums of averages and residuals are those of the gradients."""
     steps, total = 3, sum(lengths)
@@ -132,9 +139,10 @@ def test_ranks_are_alike_and_residuals_hold_the_rest(
         plan = plan_of([total], [*rows_to(ends, "reduce-scatter"), *gathered], group.size())
         residual, found = torch.zeros(total), [gradient_of(rank, step) for step in range(steps)]
         for buffer in found:
-            sums = exchange(transport, compressed(plan, "int8"), buffer, torch.int8, residual)
+            lossy = compressed(plan, "int8")
+            sums = exchange(transport, lossy, buffer, torch.int8, residual, normed=normed)
             # Norms are computed from the sums, before they are gathered.
-            assert all(after.equal(before) for after, before in sums)
+            assert all(after.equal(before) for after, before in sums) or not normed
         return found, residual
 
     with mock.patch.object(ring_module, "SEGMENT_BYTES", segment_bytes):

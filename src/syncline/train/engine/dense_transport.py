@@ -66,9 +66,8 @@ class Slice:
     collective: MessageCollective
     shares: Shares  # the workers' shares, empty for an all-reduce; see ``layout``
     residual: torch.Tensor | None = None  # in int8: what rounding has lost, of the elements' shape
+    normed: bool = False  # whether a norm is taken of sums before they are gathered
     sent: torch.Tensor = field(init=False)  # what the backend sums: the elements, or a cast copy
-    encoded: list[list[torch.Tensor]] = field(default_factory=list)
-    """In int8: by worker, the encoded segments of its share; none for this worker."""
 
     def __post_init__(self) -> None:
         self.sent = self.elements
@@ -114,16 +113,11 @@ class DenseTransport:
         Before a sum it is divided by the number of workers. That takes several per cent of the time
         of sending it, so it should be done while another message is in flight.
         """
-        elements = given.elements
+        if given.collective == "all-gather" or given.residual is not None:
+            return  # 8 bits are encoded by :meth:`send`, while the first segments are under way
         # The reducer multiplies before it sums. So must we, or results differ in the last bit.
-        if given.collective == "all-gather":
-            return
-        if given.residual is not None:
-            self._encode(given, given.residual)
-            return
-        if self.sends_ring(given.collective, casts=given.casts):
-            return
-        given.sent = scaled(elements, self._factor, given.wire)
+        if not self.sends_ring(given.collective, casts=given.casts):
+            given.sent = scaled(given.elements, self._factor, given.wire)
 
     # ``after`` is for devices: on the CPU the content is complete already.
     def send(self, given: Slice, after: Any, on_sent: Callable[[], None]) -> Work:  # noqa: ARG002
@@ -169,18 +163,6 @@ class DenseTransport:
         work = self.group.allgather([[keepalive(row) for row in rows]], [keepalive(sent)])
         return Work(work.wait)
 
-    def _encode(self, given: Slice, residual: torch.Tensor) -> None:
-        """Divide a slice, add its residual, and encode the other workers' shares."""
-        for worker, pieces in enumerate(given.shares):
-            parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
-            encoded = []
-            for part, kept in parts:
-                if worker == self.rank:
-                    int8.take(part, kept, self._factor)
-                else:
-                    encoded.append(int8.encode(part, kept, self._factor))
-            given.encoded.append(encoded)
-
     def _scatter(self, given: Slice, _: Callable[[], None]) -> Work:
         """Send every worker its share, and sum what arrives; it sends as many bytes as a ring."""
         if given.residual is not None:
@@ -208,20 +190,21 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _round_own(self, given: Slice, residual: torch.Tensor) -> None:
-        """Round the sums of this worker's share as the all-gather will, so that norms agree."""
-        pieces = given.shares[self.rank]
-        parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
-        for part, kept in parts:
-            int8.encode(part, kept)
-
     def _scatter_encoded(self, given: Slice, residual: torch.Tensor) -> Work:
         own = segments(given.elements, given.shares[self.rank])
         sizes = list(map(int8.encoded_bytes, own))
-        given_bytes = [sum(map(len, parts)) for parts in given.encoded]
+        encoded: list[torch.Tensor] = [given.elements.new_empty(0, dtype=torch.uint8)]
+        given_bytes = [0] * self.workers
+        for worker, pieces in enumerate(given.shares):
+            parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
+            for part, kept in parts:
+                if worker == self.rank:
+                    int8.take(part, kept, self._factor)
+                else:
+                    encoded.append(int8.encode(part, kept, self._factor))
+                    given_bytes[worker] += len(encoded[-1])
         taken_bytes = [sum(sizes) * (worker != self.rank) for worker in range(self.workers)]
-        nothing = given.elements.new_empty(0, dtype=torch.uint8)
-        sent = torch.cat([nothing, *(part for parts in given.encoded for part in parts)])
+        sent = torch.cat(encoded)
         arrived = sent.new_empty(sum(taken_bytes))
         work = self.group.alltoall_base(
             keepalive(arrived), keepalive(sent), taken_bytes, given_bytes
@@ -235,6 +218,14 @@ class DenseTransport:
             self._round_own(given, residual)
 
         return Work(complete)
+
+    def _round_own(self, given: Slice, residual: torch.Tensor) -> None:
+        """Round the sums of this worker's share as the all-gather will, so that norms agree."""
+        if given.normed:
+            pieces = given.shares[self.rank]
+            parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
+            for part, kept in parts:
+                int8.encode(part, kept)
 
     def _gather(self, given: Slice, _: Callable[[], None]) -> Work:
         """Send every worker all shares, each padded to the longest."""
@@ -291,7 +282,7 @@ class RingDenseTransport(DenseTransport):
         ring, elements, shares, residual = self._ring, given.elements, given.shares, given.residual
         if residual is None:
             return Work(ring.reduce_scatter(elements, shares, self._factor, given.wire, on_sent))
-        scatter = ring.scatter_encoded(given.encoded, segments(elements, shares[self.rank]))
+        scatter = ring.scatter_encoded(elements, residual, shares, self._factor)
         on_sent()
 
         def complete() -> None:

@@ -349,7 +349,8 @@ class MessageThreads:
         if message.wire == "int8":
             assert self._residual is not None
             residual = self._residual[message.start : message.stop]
-        return Slice(elements, wire, message.collective, self._shares[number], residual)
+        shares, normed = self._shares[number], self.plan.norm is not None
+        return Slice(elements, wire, message.collective, shares, residual, normed)
 
     def _agree(self, round_: Round) -> bool:
         """Gather gradients, not parameters, if any rank needs them; return False if closing."""

@@ -9,7 +9,7 @@ hosts at 1 Gbit/s. Its all-reduce adds up 16-bit elements one by one, and rounds
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,7 @@ class Ring:
         """
         first, *later = self._handed_round(buffer, shares)
         wire = wire or buffer.dtype
-        sent = [part.to(wire) for part in first]
+        sent = (part.to(wire) for part in first)
         return self._pass_on(sent, [(parts, _put) for parts in later], wire, on_sent)
 
     def all_reduce(
@@ -99,33 +99,37 @@ class Ring:
         return self._pass_on(sent, [*steps, *((parts, _put) for parts in later)], wire, on_sent)
 
     def scatter_encoded(
-        self, encoded: Sequence[Sequence[torch.Tensor]], own: Sequence[torch.Tensor]
+        self, buffer: torch.Tensor, residual: torch.Tensor, shares: Shares, factor: float
     ) -> Callable[[], None]:
-        """Begin to send every worker its share in 8 bits, and to add what arrives for this one's.
+        """Do the same as :meth:`reduce_scatter` in 8 bits, for contiguous float32.
 
-        A ring would round the partial sums at every hop. Instead every worker sends to all others
-        at once, a segment to each in turn. Sending whole shares one after the other was up to a
-        quarter slower beside a second message: workers fell out of step, and links idled.
-
-        Args:
-            encoded: of each worker, the segments of its share as :func:`.int8.encode` returns them;
-                empty for this worker.
-            own: the segments of this worker's share, complete once the returned function ends.
+        Residuals are added to the elements that are sent, and become their rounding errors. A ring
+        would round the partial sums at every hop. Instead every worker sends to all others at once,
+        a segment to each in turn, and encodes a segment while those before it are under way.
+        Sending whole shares one after the other was up to a quarter slower beside a second message:
+        workers fell out of step, and links idled.
         """
         tag = next(self._begun) % TAGS
         peers = [(self._rank + step) % self.workers for step in range(1, self.workers)]
+        own, *others = [
+            list(zip(segments(buffer, pieces), segments(residual, pieces), strict=True))
+            for pieces in (shares[worker] for worker in (self._rank, *peers))
+        ]
         receiving = [
             (self.group.recv([keepalive(arrived)], peer, tag), part, arrived)
-            for part in own
+            for part, _ in own
             for peer in reversed(peers)
             for arrived in (int8.space_for(part),)
         ]
-        sending = [
-            self.group.send([keepalive(part)], peer, tag)
-            for parts in itertools.zip_longest(*(encoded[peer] for peer in peers))
-            for peer, part in zip(peers, parts, strict=True)
-            if part is not None
-        ]
+        sending = []
+        for pieces in itertools.zip_longest(*others):
+            for peer, piece in zip(peers, pieces, strict=True):
+                if piece is not None:
+                    part, kept = piece
+                    encoded = int8.encode(part, kept, factor)
+                    sending.append(self.group.send([keepalive(encoded)], peer, tag))
+        for part, kept in own:
+            int8.take(part, kept, factor)
 
         def complete() -> None:
             for work, part, arrived in receiving:
@@ -154,7 +158,7 @@ class Ring:
             int8.decode(arrived, part)
             return arrived
 
-        sent = list(map(int8.encode, first, kept))
+        sent = map(int8.encode, first, kept)
         return self._pass_on(sent, [(parts, put) for parts in later], torch.int8, on_sent)
 
     def gather_rows(self, own: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
@@ -183,15 +187,15 @@ class Ring:
 
     def _sums(
         self, buffer: torch.Tensor, shares: Shares, factor: float, wire: torch.dtype
-    ) -> tuple[list[torch.Tensor], list[Step]]:
+    ) -> tuple[Iterable[torch.Tensor], list[Step]]:
         """Return what a reduce-scatter sends first, and its steps."""
         # This worker's own share arrives last, with what all others have added.
         order = [(self._rank - 1 - step) % self.workers for step in range(self.workers)]
         first, *later = [segments(buffer, shares[worker]) for worker in order]
-        sent = [scaled(part, factor, wire) for part in first]
         if not later:  # a single worker
-            for part, rounded in zip(first, sent, strict=True):
-                part.copy_(rounded)
+            for part in first:
+                part.copy_(scaled(part, factor, wire))
+        sent = (scaled(part, factor, wire) for part in first)
         last = len(later) - 1
         return sent, [
             (parts, partial(add_scaled, factor=factor, last=number == last))
@@ -200,14 +204,15 @@ class Ring:
 
     def _pass_on(
         self,
-        sent: Sequence[torch.Tensor],
+        sent: Iterable[torch.Tensor],
         steps: Sequence[Step],
         wire: torch.dtype,
         on_sent: Callable[[], None],
     ) -> Callable[[], None]:
         """Send the first segments, and pass on what arrives in each step but the last.
 
-        All are sent in the type ``wire``; ``torch.int8`` is encoded.
+        All are sent in the type ``wire``; ``torch.int8`` is encoded. Each of the first is made
+        while those before it are under way.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
