@@ -18,7 +18,7 @@ help:  ## Show the targets
 
 setup: $(READY)  ## Make .venv, build the native core, install everything for development
 
-# Every torch brings the triton that fits it.
+# Torch for CUDA requires its own release of triton; with torch for the CPU, pip takes the newest.
 build/constraints.txt: constraints-dev.txt
 	@mkdir -p build
 	sed -e 's/^torch==.*/torch$(if $(filter newest,$(TORCH)),>=2.11,==$(TORCH).*)/' -e '/^triton==/d' $< > $@

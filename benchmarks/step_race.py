@@ -39,7 +39,7 @@ from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.transformations import with_sharding
 from syncline.train.trials import CALIBRATION_PARTS
 
-__all__ = ["Race", "planned", "spoken"]
+__all__ = ["Race", "networks_of", "planned", "spoken"]
 
 TURN_S = 1.0
 """What a turn takes beside its iterations. This and what follows is for saying how long all takes,
@@ -172,8 +172,9 @@ class Race:
         """Return a cell with its network as it is in a training, which a run of `train` measures.
 
         Computing is emulated, so messages do not slow it. But what is not emulated, such as the
-        copies and casts of gradients, may slow messages where hosts share cores: DDP's reducer
-        tells of its own; few and many parts of the engine's, in each type of the contestants.
+        copies and casts of gradients, may slow messages where hosts share cores. DDP shows this for
+        the reducer's messages; plans of few and of many parts show it for the engine's, in each
+        contestant's type.
         """
         stock = Ddp().plan(profile, measured.network)
         wires = dict.fromkeys((None, *(wire_of(n) for n in self._contestants if n in OURS)))
@@ -271,9 +272,9 @@ def planned(
 ) -> tuple[dict[str, Plan], dict[str, Forecast]]:
     """Return the plan of each planner, and what it is predicted to take.
 
-    ``networks`` are those of :func:`networks_of`; None serves the types that are missing, too.
-    Plans are made for the network as it was probed. Where hosts share cores, what slows messages is
-    their number, which a factor does not tell a planner.
+    ``networks`` are those of :func:`networks_of`; that of None also serves types that were not
+    calibrated. Plans are made for the network as it was probed. Where hosts share cores, what slows
+    messages is their number, which a factor does not tell a planner.
     """
     plans, forecasts = {}, {}
     for name in names:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["first_few"]
-
 
 def first_few(cases: Iterable[Any], count: int = 1) -> list[Any]:
     """Return cases for ``pytest.mark.parametrize``: the first ``count``, and the others as slow."""

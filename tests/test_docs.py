@@ -48,9 +48,6 @@ def tool(path: str) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / path))
 
 
-# ---------------------------------------------------------------------- links
-
-
 @pages
 def test_relative_links_exist(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -67,9 +64,6 @@ def test_relative_links_exist(page: Path) -> None:
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings}
-
-
-# ---------------------------------------------------------------------- the command line
 
 
 def command_lines(page: Path) -> list[list[str]]:
@@ -168,9 +162,6 @@ def test_outputs_are_those_of_the_commands(
     assert compared == 4
 
 
-# ---------------------------------------------------------------------- formulas and figures
-
-
 def test_the_cost_table_is_that_of_the_code() -> None:
     compared = set()
     for cell, *formulas in table_rows(text_of("algorithms.md"), 3):
@@ -255,9 +246,6 @@ def test_the_phases_are_those_of_the_policy() -> None:
     parts = trials.CALIBRATION_PARTS
     assert f"{parts[0]}, then {parts[1]} of equal size" in text
     assert f"the newest {MOST_KEPT} are" in text
-
-
-# ---------------------------------------------------------------------- names
 
 
 @pytest.mark.parametrize("page", ["choosing-a-planner.md", "algorithms.md"])

@@ -148,6 +148,7 @@ def test_advice_is_given_and_training_goes_on(stock: Any, tmp_path: Path) -> Non
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_the_script_ends_once_advice_was_given(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

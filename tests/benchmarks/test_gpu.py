@@ -25,6 +25,7 @@ def measured(folder: str) -> dict[str, list[dict[str, Any]]]:
     return {"steps": gpu.step_rows(CPU, 16, rounds=1), "pipeline": found}
 
 
+@pytest.mark.slow
 def test_iterations_and_collectives_are_measured(workers: WorkerPool, tmp_path: Path) -> None:
     for found in workers.run(measured, 2, str(tmp_path)):
         names = [row["name"].split(", ", 1)[1] for row in found["steps"]]

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-__all__ = ["KINDS", "Command", "Kind"]
 
 NETWORK = "10gbe-k80"
 Command = tuple[str, Sequence[str] | Callable[[], None]]

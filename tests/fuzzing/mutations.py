@@ -18,8 +18,6 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from syncline.files.traces import chakra_nodes
 from syncline.files.traces.chakra_nodes import is_metadata
 
-__all__ = ["mutated"]
-
 ARCHIVE = b"PK"
 NUMBERS = (
     b"-1 0 1 -0.0 nan inf -inf 1e309 1e-320 1e18 4611686018427387905 9223372036854775808 "

@@ -30,8 +30,6 @@ from syncline.errors import InternalError, SynclineError, UserError
 from tests.fuzzing.files import Kind
 from tests.fuzzing.mutations import mutated
 
-__all__ = ["DEADLINE_S", "MEMORY_BYTES", "Finding", "Outcome", "fuzz"]
-
 DEADLINE_S = 10.0
 MEMORY_BYTES = 2 << 30
 LONGEST_ERROR = 2000

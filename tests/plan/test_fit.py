@@ -351,7 +351,7 @@ def test_noise_of_small_messages_leaves_the_rate_of_large_ones(times_ms: tuple[f
 def test_beyond_the_largest_size_two_at_once_are_as_slow_as_one(
     alone_ns: float, expected_ns: float
 ) -> None:
-    """Small messages between four emulated hosts that share two cores take 5 ms of any size."""
+    """Small messages of four hosts that share two cores take 5 ms, whatever their size."""
     sizes = [1 << n for n in (8, 10, 12, *range(14, 24))]
     times_ms = (*[5.0] * 9, 6.5, 11.1, 21.0, 41.6)
     two = [(size, ms / 1e3) for size, ms in zip(sizes, times_ms, strict=True)]

@@ -58,9 +58,6 @@ def times_of(
     return simulate_chunks(algorithm, fabric, size_bytes=size_bytes, order=order)  # type: ignore[arg-type]
 
 
-# ---------------------------------------------------------------------- against the formulas
-
-
 def formula_s(algorithm: str, ranks: int, size_bytes: int) -> float:
     costs = {"alpha_s": ALPHA_S, "beta_s_per_byte": BETA, "gamma_s_per_byte": GAMMA}
     return all_reduce_line(algorithm, workers=ranks, **costs).seconds(size_bytes)
@@ -128,9 +125,6 @@ def test_many_ranks(ranks: int) -> None:
     assert total_s == pytest.approx(formula_s("ring", ranks, 1 << 26), rel=1e-4)
 
 
-# ---------------------------------------------------------------------- contention
-
-
 HOSTS = Fabric.of_hosts(2, 4, inside=WIRE, between=WIRE)
 MIXED = msgspec.structs.replace(HOSTS, hosts=(0, 1) * 4)
 """Every transfer of a ring leaves its host."""
@@ -181,9 +175,6 @@ def test_a_straggling_link() -> None:
     for order, transfers in (("ready", 8), ("program", 9)):
         tree_s = times_of("binary-tree", slow, order=order).total_s
         assert tree_s == pytest.approx(transfers * alone_s(SIZE_BYTES))
-
-
-# ---------------------------------------------------------------------- the run
 
 
 def test_two_ranks_by_hand() -> None:

@@ -109,9 +109,6 @@ def test_halving_and_doubling_apart(power: int) -> None:
     assert cost("all-gather", "recursive-doubling", ranks) == replace(half, added=Fraction(0))
 
 
-# ---------------------------------------------------------------------- the linear pipeline
-
-
 @each(
     (collective, ranks, blocks)
     for collective in ("broadcast", "reduce", "all-reduce")
@@ -127,9 +124,6 @@ def test_the_linear_pipeline(collective: Collective, ranks: int, blocks: int) ->
     )
 
 
-# ---------------------------------------------------------------------- double binary trees
-
-
 @each((ranks,) for ranks in (3, 4, 7, 16, 33, 64))
 def test_the_double_trees_send_everything_twice(ranks: int) -> None:
     """MG-WFBP, Table 2 prints b = beta + gamma; with many blocks it is 2 beta + gamma."""
@@ -142,9 +136,6 @@ def test_the_double_trees_send_everything_twice(ranks: int) -> None:
     for collective in ("broadcast", "reduce"):
         one_way = cost(collective, "double-binary-trees", ranks, blocks)
         assert blocks <= one_way.latencies < blocks + filling
-
-
-# ---------------------------------------------------------------------- the page
 
 
 def test_the_table_of_counted_costs() -> None:
@@ -165,9 +156,6 @@ def test_the_table_of_counted_costs() -> None:
                 counted = [float(found.latencies), float(found.transmitted), float(found.added)]
                 assert counted == pytest.approx(expected), (collective, algorithm, ranks)
     assert compared == {name for name in NAMES if name[1] != "double-binary-trees"}
-
-
-# ---------------------------------------------------------------------- the model
 
 
 def test_a_step_lasts_as_long_as_its_busiest_port() -> None:

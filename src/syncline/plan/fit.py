@@ -165,7 +165,7 @@ def fit_pipelined(points: Sequence[Measurement], alone: CostCurve) -> CostCurve:
     largest message by ``CREDIBLE_GAIN``. The hidden latency is the extra time of a message
     ``alone``: the median over the sizes at which it is visible. If a larger message took less time,
     that counts as noise. Beyond the largest size, where latencies no longer matter, a byte costs at
-    least what it costs ``alone``, unless it cost less at that size.
+    least what it costs ``alone`` or, if that is less, that size's mean cost per byte.
     """
     occupied = fit_cost_curve(_non_decreasing(points)).curve
     largest_bytes = max(p.size_bytes for p in points)

@@ -14,8 +14,6 @@ from syncline.errors import UserError
 from tests.comm.collectives.programs import expected, promised
 from tests.comm.collectives.well_formed import well_formed
 
-__all__ = ["Verified", "execute", "verify"]
-
 V = TypeVar("V")
 
 

@@ -9,8 +9,6 @@ from reproduce.dependencies import rows_and_blocks
 from syncline.comm.collectives.schedule import Schedule
 from syncline.errors import UserError
 
-__all__ = ["well_formed"]
-
 
 def well_formed(schedule: Schedule) -> Schedule:
     """Return the program, whose rows make sense.

@@ -47,6 +47,7 @@ def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> N
     assert told[-1] == (13, 14)
 
 
+@pytest.mark.slow
 def test_over_tcp_those_that_share_memory_are_absent() -> None:
     names = (OURS, ZERO_COPY, TORCH, f"{OURS}:linear-pipeline")
     benchmark = measure_collectives(request(*names, place="tcp"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from syncline.plan.cost import CostCurve
 from syncline.plan.network import Network
 from syncline.plan.planners import PLANNERS
+from syncline.plan.planners.decoupled import plan_decoupled
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.bound import (
     Terms,
@@ -66,6 +68,21 @@ def test_no_planner_undercuts_it(profile: Profile, curve: some.IntegerCurve) -> 
         period_ns = predict_iteration_s(profile, network, plan) * 1e9
         # Parts of odd costs, and shares of the update, are rounded to a nanosecond each.
         assert bound <= period_ns + len(plan.messages) + len(profile.operations), planner.NAME
+
+
+@some.many
+@given(chains(), some.integer_curves(falls=True), some.integer_curves(falls=True))
+def test_no_plan_undercuts_that_of_a_network_with_two_curves(
+    profile: Profile, alone: some.IntegerCurve, two: some.IntegerCurve
+) -> None:
+    network = msgspec.structs.replace(alone.network(profile.workers), pipelined=two.curve())
+    plans = [planner.plan(profile, network) for planner in PLANNERS.values()]
+    plans += [plan_decoupled("x", profile, network, in_flight=n) for n in (1, 2)]
+    for plan in plans:
+        decoupled = any(message.collective != "all-reduce" for message in plan.messages)
+        bound = network_bound_ns(terms(profile), network, decoupled=decoupled)
+        period_ns = predict_iteration_s(profile, network, plan) * 1e9
+        assert bound <= period_ns + 2 * len(plan.messages) + len(profile.operations), plan.planner
 
 
 def test_it_is_exact_for_one_tensor() -> None:

@@ -144,9 +144,6 @@ def between_devices(folder: str) -> dict[str, bool]:
     return same
 
 
-# ---------------------------------------------------------------------- one thing each
-
-
 def small(
     group: Group, lr: float = 0.1, **options: Any
 ) -> tuple[nn.Module, BspSgd, Callable[[], None]]:

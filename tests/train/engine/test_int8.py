@@ -156,6 +156,22 @@ def test_ranks_are_alike_and_residuals_hold_the_rest(
     assert float((delivered + kept - expected / len(ranks)).abs().max()) < 1e-5
 
 
+@pytest.mark.parametrize("each", [1], indirect=True)
+@pytest.mark.parametrize("transport", [DenseTransport, RingDenseTransport])
+def test_a_single_worker_rounds_as_several_do(each: Each, transport: type[DenseTransport]) -> None:
+    rows = [(0, 300, "reduce-scatter"), (0, 300, "all-gather")]
+    plan = compressed(plan_of([300], rows, 1), "int8")
+
+    def exchanged(_: int, group: dist.ProcessGroup) -> torch.Tensor:
+        buffer = drawn(300, 1, 1.0)
+        exchange(transport(group), plan, buffer, torch.int8, torch.zeros(300), normed=False)
+        return buffer
+
+    expected = drawn(300, 1, 1.0)
+    int8.encode(expected, torch.zeros(300))
+    assert same_bits(each(exchanged)[0], expected)
+
+
 @pytest.mark.parametrize("each", [9], indirect=True)
 def test_a_shorter_last_share_holds_nobody_up(each: Each) -> None:
     """Nine ranks, of which the last has one segment to add and the others two."""

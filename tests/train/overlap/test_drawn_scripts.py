@@ -14,7 +14,7 @@ from tests.workers import WorkerPool
 
 
 @pytest.mark.parametrize(
-    ("ranks", "first", "scripts"), first_few([(2, 0, 4), (2, 20, 4), (3, 100, 6)])
+    ("ranks", "first", "scripts"), first_few([(2, 0, 2), (2, 10, 6), (3, 100, 6)])
 )
 def test_drawn_scripts(workers: WorkerPool, ranks: int, first: int, scripts: int) -> None:
     by_hand = [n for n in range(first, first + 2 * scripts) if drawn(n).plans == "by hand"]

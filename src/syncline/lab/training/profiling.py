@@ -56,7 +56,7 @@ def run_profiling(config: TrainingConfig, store: str | None = None) -> None:
     The curve is fitted to the times of these messages and to those of the network probe.
     """
     assert config.steps is not None
-    doing, rank = f"while profiling with --timeout {config.timeout_s:g}", os.environ.get("RANK")
+    doing, rank = f"while profiling (--timeout {config.timeout_s:g})", os.environ.get("RANK")
     telling = telling_lost_peers(doing, rank=rank, then="profile again")
     with telling, process_group(config, store) as worker:
         found, exchange, singles = _profile(config, worker, config.steps)

@@ -28,7 +28,7 @@ def run_worker(config: TrainingConfig, store: str | None = None) -> None:
     if not sys.stderr.isatty():
         # One line per epoch then says what runs, and the summary what was decided.
         logger.setLevel(logging.WARNING)
-    with telling_lost_peers(f"while training with --timeout {config.timeout_s:g}", rank=rank):
+    with telling_lost_peers(f"while training (--timeout {config.timeout_s:g})", rank=rank):
         run = train(config, TrainingProgress(sys.stderr) if first else None, store)
     if first:
         print(summary_json(config, run) if config.json else summary_text(config, run), flush=True)

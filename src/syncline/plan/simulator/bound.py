@@ -101,10 +101,10 @@ def lower_bound_ns(
     times; the page "Algorithms and costs" has the proof. If all-reduces may be ``decoupled``, it is
     ``T(0) / 2`` plus the schedule, and at least ``ready + T(0) + tail`` of every gradient.
 
-    With one in flight (``in_flight=1``) every message also pays for its latency, so the schedule is
-    also one of least whole costs. If none is decoupled, for any ``q`` no plan sends the gradients
-    whose tails are at least ``q`` sooner than the best merge of whole tensors in ready order, and a
-    tail of ``q`` follows; the bound is the largest over up to 64 ``q``.
+    With one in flight (``in_flight=1``) every message pays its whole latency, so Jackson's schedule
+    with the least whole costs, ``size * min T(M) / M``, is a bound too. If none is decoupled: for
+    any ``q``, no plan delivers the gradients with tails of at least ``q`` before the best merge of
+    them in ready order does, and a tail of ``q`` follows. The largest for up to 64 ``q`` counts.
 
     The bound, in nanoseconds, is at least ``terms.base_ns``. It is for exact costs; the simulator
     rounds each message to a nanosecond.
@@ -113,25 +113,32 @@ def lower_bound_ns(
     sequencing problem*, 1982, uses the preemptive schedule in this way.
     """
     ready_ns, size_bytes, tail_ns, base_ns = terms
-    total_bytes = sum(size_bytes)
-    rate = least_s_per_byte(curve, total_bytes)
+    rate = least_s_per_byte(curve, sum(size_bytes))
     latency_ns = round(curve.latency_s * NS_PER_S)
-
-    def end_ns(s_per_byte: float) -> int:
-        transmission_ns = [math.floor(s_per_byte * NS_PER_S * size) for size in size_bytes]
-        return _preemptive_end_ns(ready_ns, transmission_ns, tail_ns)
-
+    end_ns = _schedule_ns(terms, rate)
     ends_ns = [base_ns]
-    if in_flight == 1 and total_bytes:
-        ends_ns.append(end_ns(curve.cheapest_s(total_bytes) / total_bytes))
+    if in_flight == 1:
+        ends_ns.append(_whole_costs_ns(terms, curve))
         if not decoupled:
             ends_ns.append(_one_by_one_ns(terms, curve.latency_s, rate))
     if decoupled:
         alone_ns = max(r + q for r, q in zip(ready_ns, tail_ns, strict=True))
-        ends_ns += [latency_ns // 2 + end_ns(rate), latency_ns + alone_ns]
+        ends_ns += [latency_ns // 2 + end_ns, latency_ns + alone_ns]
     else:
-        ends_ns.append(latency_ns + end_ns(rate))
+        ends_ns.append(latency_ns + end_ns)
     return max(ends_ns)
+
+
+def _schedule_ns(terms: Terms, s_per_byte: float) -> int:
+    """Return the end of Jackson's schedule of all gradients, the tails included."""
+    transmission_ns = [math.floor(s_per_byte * NS_PER_S * size) for size in terms.size_bytes]
+    return _preemptive_end_ns(terms.ready_ns, transmission_ns, terms.tail_ns)
+
+
+def _whole_costs_ns(terms: Terms, curve: CostCurve) -> int:
+    """Return the bound with one message in flight, which pays its whole latency."""
+    total_bytes = sum(terms.size_bytes)
+    return _schedule_ns(terms, curve.cheapest_s(total_bytes) / total_bytes) if total_bytes else 0
 
 
 def network_bound_ns(
@@ -140,18 +147,22 @@ def network_bound_ns(
     """Return a lower bound on the period of any plan on a network; see :func:`lower_bound_ns`.
 
     With ``norm``, every update waits for a norm of all gradients; if plans are ``sharded``, all
-    gathers follow all sums.
+    gathers follow all sums. Of the curves for one message in flight and for several, the one with
+    the smaller bound counts.
     """
     bounds_ns = []
-    # Without a curve for several in flight, these cost as much as one, but for the latency.
-    one = None if network.pipelined is None else 1
-    for curve, in_flight in ((network.all_reduce, one), (network.pipelined, None)):
-        if curve is not None:
-            halves = decoupled or norm or sharded
-            bound_ns = lower_bound_ns(terms, curve, decoupled=halves, in_flight=in_flight)
-            if norm or sharded:
-                bound_ns = max(bound_ns, _after_sums_ns(terms, curve, norm=norm, sharded=sharded))
-            bounds_ns.append(bound_ns)
+    for curve in (network.all_reduce, network.pipelined):
+        if curve is None:
+            continue
+        halves = decoupled or norm or sharded
+        bound_ns = lower_bound_ns(terms, curve, decoupled=halves)
+        if norm or sharded:
+            bound_ns = max(bound_ns, _after_sums_ns(terms, curve, norm=norm, sharded=sharded))
+        # Without a curve of their own, messages in flight together cost as much, but their latency
+        # is hidden.
+        if curve is network.all_reduce and network.pipelined is not None:
+            bound_ns = max(bound_ns, _whole_costs_ns(terms, curve))
+        bounds_ns.append(bound_ns)
     return min(bounds_ns)
 
 

@@ -67,7 +67,8 @@ class Slice:
     shares: Shares  # the workers' shares, empty for an all-reduce; see ``layout``
     residual: torch.Tensor | None = None  # in int8: what rounding has lost, of the elements' shape
     normed: bool = False  # whether a norm is taken of sums before they are gathered
-    sent: torch.Tensor = field(init=False)  # what the backend sums: the elements, or a cast copy
+    sent: torch.Tensor = field(init=False)
+    """What the backend sums: the elements or a cast copy; in int8, the others' encoded shares."""
 
     def __post_init__(self) -> None:
         self.sent = self.elements
@@ -82,9 +83,10 @@ class DenseTransport:
     """Exchanges slices in place: every worker ends with the average over all workers.
 
     Slices of float32 may be sent in 16 or 8 bits. They are divided before they are cast, so a sum
-    overflows only if the average does. All workers end with the same bits: a reduce-scatter rounds
-    each worker's share to what the all-gather sends. In 8 bits, every worker's gradients are
-    rounded once, and added in float32.
+    overflows only if the average does. All workers end with the same bits: in 16 bits, a
+    reduce-scatter rounds each worker's share to what the all-gather sends. In 8 bits, every
+    worker's gradients are rounded once and added in float32; the all-gather rounds the sums, or the
+    reduce-scatter if a norm is taken of them.
 
     Nobody else may use the process group, because collectives are issued in the same order on all
     ranks. Its methods are called directly, so that messages in flight can end after the user has
@@ -113,11 +115,13 @@ class DenseTransport:
         Before a sum it is divided by the number of workers. That takes several per cent of the time
         of sending it, so it should be done while another message is in flight.
         """
-        if given.collective == "all-gather" or given.residual is not None:
-            return  # 8 bits are encoded by :meth:`send`, while the first segments are under way
+        if given.collective == "all-gather" or self.sends_ring(given.collective, casts=given.casts):
+            return
         # The reducer multiplies before it sums. So must we, or results differ in the last bit.
-        if not self.sends_ring(given.collective, casts=given.casts):
+        if given.residual is None:
             given.sent = scaled(given.elements, self._factor, given.wire)
+        else:
+            given.sent = self._encoded(given, given.residual)
 
     # ``after`` is for devices: on the CPU the content is complete already.
     def send(self, given: Slice, after: Any, on_sent: Callable[[], None]) -> Work:  # noqa: ARG002
@@ -190,11 +194,9 @@ class DenseTransport:
 
         return Work(complete)
 
-    def _scatter_encoded(self, given: Slice, residual: torch.Tensor) -> Work:
-        own = segments(given.elements, given.shares[self.rank])
-        sizes = list(map(int8.encoded_bytes, own))
-        encoded: list[torch.Tensor] = [given.elements.new_empty(0, dtype=torch.uint8)]
-        given_bytes = [0] * self.workers
+    def _encoded(self, given: Slice, residual: torch.Tensor) -> torch.Tensor:
+        """Divide a slice and add its residual; return the other workers' shares, encoded."""
+        encoded = [given.elements.new_empty(0, dtype=torch.uint8)]
         for worker, pieces in enumerate(given.shares):
             parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
             for part, kept in parts:
@@ -202,12 +204,21 @@ class DenseTransport:
                     int8.take(part, kept, self._factor)
                 else:
                     encoded.append(int8.encode(part, kept, self._factor))
-                    given_bytes[worker] += len(encoded[-1])
-        taken_bytes = [sum(sizes) * (worker != self.rank) for worker in range(self.workers)]
-        sent = torch.cat(encoded)
-        arrived = sent.new_empty(sum(taken_bytes))
+        return torch.cat(encoded)
+
+    def _scatter_encoded(self, given: Slice, residual: torch.Tensor) -> Work:
+        own = segments(given.elements, given.shares[self.rank])
+        sizes = list(map(int8.encoded_bytes, own))
+        given_bytes = [
+            sum(map(int8.encoded_bytes, segments(given.elements, pieces)))
+            for pieces in given.shares
+        ]
+        given_bytes[self.rank] = 0
+        taken_bytes = [sum(sizes)] * self.workers
+        taken_bytes[self.rank] = 0
+        arrived = given.sent.new_empty(sum(taken_bytes))
         work = self.group.alltoall_base(
-            keepalive(arrived), keepalive(sent), taken_bytes, given_bytes
+            keepalive(arrived), keepalive(given.sent), taken_bytes, given_bytes
         )
 
         def complete() -> None:
@@ -220,7 +231,7 @@ class DenseTransport:
         return Work(complete)
 
     def _round_own(self, given: Slice, residual: torch.Tensor) -> None:
-        """Round the sums of this worker's share as the all-gather will, so that norms agree."""
+        """If a norm is taken of them, round this worker's sums as the all-gather will."""
         if given.normed:
             pieces = given.shares[self.rank]
             parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)

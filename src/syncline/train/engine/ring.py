@@ -101,11 +101,12 @@ class Ring:
     def scatter_encoded(
         self, buffer: torch.Tensor, residual: torch.Tensor, shares: Shares, factor: float
     ) -> Callable[[], None]:
-        """Do the same as :meth:`reduce_scatter` in 8 bits, for contiguous float32.
+        """Begin to sum a buffer in 8 bits, each worker its own share, for contiguous float32.
 
-        Residuals are added to the elements that are sent, and become their rounding errors. A ring
-        would round the partial sums at every hop. Instead every worker sends to all others at once,
-        a segment to each in turn, and encodes a segment while those before it are under way.
+        Residuals are added first. Those of elements that are sent become their rounding errors;
+        those of this worker's own share become zero, and its sums are not rounded. A ring would
+        round the partial sums at every hop. Instead every worker sends to all others at once, a
+        segment to each in turn, and encodes a segment while the ones before it are being sent.
         Sending whole shares one after the other was up to a quarter slower beside a second message:
         workers fell out of step, and links idled.
         """
@@ -195,6 +196,7 @@ class Ring:
         if not later:  # a single worker
             for part in first:
                 part.copy_(scaled(part, factor, wire))
+            return (), []
         sent = (scaled(part, factor, wire) for part in first)
         last = len(later) - 1
         return sent, [
@@ -211,8 +213,8 @@ class Ring:
     ) -> Callable[[], None]:
         """Send the first segments, and pass on what arrives in each step but the last.
 
-        All are sent in the type ``wire``; ``torch.int8`` is encoded. Each of the first is made
-        while those before it are under way.
+        All are sent in the type ``wire``; ``torch.int8`` is encoded. Each first segment is made
+        while the ones before it are being sent.
         """
         tag = next(self._begun) % TAGS
         after, before = (self._rank + 1) % self.workers, (self._rank - 1) % self.workers
@@ -227,7 +229,8 @@ class Ring:
             for part in parts
             for arrived in (_space_for(part, wire, take),)
         ]
-        sending = [send(part) for part in sent] if steps else []  # a single worker sends nothing
+        # A single worker sends nothing, but rounds its own elements, too.
+        sending = [send(part) for part in sent if steps]
         unsent = sum(len(parts) for parts, _ in steps[:-1])
         if not unsent:
             on_sent()

@@ -173,7 +173,7 @@ def telling_lost_peers(
 ) -> Iterator[None]:
     """Turn the loss of a peer, which torch reports in many ways, into a :class:`PeerError`.
 
-    ``rank`` is for use without a process group, and ``then`` is what the user is to do.
+    ``rank`` is for use without a process group, and ``then`` says what the user should do next.
     """
     try:
         yield
