@@ -150,4 +150,4 @@ def test_a_command_that_cannot_be_run_leaves_no_worker(bed: Testbed) -> None:
     before = descendants(os.getpid())
     with pytest.raises(UserError, match="'no-such' on host0 cannot be run"):
         bed.run(["no-such"])
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before  # others may end meanwhile
