@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from syncline.comm.groups import Choice, Elements, Group
 from syncline.errors import MismatchError, PeerError, UserError
 from tests.comm.groups.one_process import joined, on_each
+from tests.timeouts import DEADLINE_S
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -84,6 +88,20 @@ def test_a_rank_that_does_not_allocate_is_named_in_time() -> None:
     first, _ = on_each(lambda group: group.close() if group.rank else group.allocate(100))
     with pytest.raises(PeerError, match="rank 1 has left the group"):
         first.result()
+
+
+def test_leaving_ends_the_wait_of_another_thread() -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("/memfd:syncline")
+
+    with ThreadPoolExecutor(1) as pool, joined(timeout_s=2 * DEADLINE_S) as groups:
+        before = mapped()
+        waiting = pool.submit(groups[0].allocate, 100)
+        while mapped() < before + 2:  # by rank 0, and by rank 1, which has been told
+            time.sleep(0.001)
+        groups[0].close()
+        with pytest.raises(PeerError, match="rank 0 itself has left the group"):
+            waiting.result(DEADLINE_S)
 
 
 @pytest.mark.parametrize(

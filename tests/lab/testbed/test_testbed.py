@@ -213,7 +213,7 @@ def test_an_error_inside_ends_the_cluster_too(namespaces: None) -> None:
     with contextlib.suppress(ZeroDivisionError), Testbed(Cluster(hosts=1)) as bed:
         bed.hosts[0].start(["sleep", "1000"])
         raise ZeroDivisionError
-    assert descendants(os.getpid()) == before
+    assert descendants(os.getpid()) <= before
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["the launcher", "process 1"])

@@ -162,6 +162,13 @@ class SharedBuffers:
             self._changed.notify_all()
         self._native.lose(peer, what)
 
+    def abandon(self) -> None:
+        """End all waiting: this rank has left the group, and no peer is heard any more."""
+        with self._changed:
+            for peer in self._peers:
+                self._lost.setdefault(peer.rank, f"rank {self._rank} itself has left the group")
+            self._changed.notify_all()
+
     def _forget(self, number: int) -> None:
         """Stop sharing a buffer. Peers have read everything that this rank sent from it."""
         self._native.forget_arena(OWN, number)

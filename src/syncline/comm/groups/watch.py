@@ -75,6 +75,7 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join()
             os.close(self._stop)
+        self._buffers.abandon()
 
 
 def _received(peer: Introduced) -> tuple[bytes, Sequence[int]]:
