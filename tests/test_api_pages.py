@@ -44,6 +44,7 @@ def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch: Any)
         names = example.globs
 
 
+@pytest.mark.slow
 def test_the_training_script_runs_on_two_workers(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(blocks("training", "python"))
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")

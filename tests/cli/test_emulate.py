@@ -174,6 +174,7 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_table_and_a_report(printed: Printed, profile: Path, tmp_path: Path) -> None:
     report = tmp_path / "report"
     options = ("--planner", "ddp,merge", "--scale-compute", "2", "--report", report)

@@ -78,10 +78,7 @@ def test_the_command_is_listed_without_torch() -> None:
     subprocess.run([sys.executable, "-c", blocked], check=True)
 
 
-# ------------------------------------------------------------------ syncline profile
-
-
-@pytest.mark.parametrize("model", first_few(["resnet20", "lstm"]))
+@pytest.mark.parametrize("model", first_few(["lstm", "resnet20"]))
 def test_a_model_and_its_table(model: str, tmp_path: Path, printed: Printed) -> None:
     table, folder = tmp_path / "table.txt", tmp_path / "run"
     arguments = f"profile --model {model} --iterations 2 --batch-size 4 -o {folder}"

@@ -24,6 +24,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     return folder / "syncline" / "choices"
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_kept_and_used(cache: Path, printed: Printed, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     tuned = printed("tune", *QUICK, "--page", page)

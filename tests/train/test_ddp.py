@@ -127,7 +127,7 @@ def test_a_given_plan_is_used(workers: WorkerPool, check: bool, measured: list[s
             ("clip", "gradients are read before each step"),
             ("clip later", "gradients are read before each step"),
         ],
-        3,
+        2,
     ),
 )
 def test_deferring_is_given_up_where_all_is_read_at_every_step(

@@ -37,6 +37,7 @@ def run(
     return bed.run(["sh", "-c", code], grace_s=grace_s, timeout_s=timeout_s)
 
 
+@pytest.mark.slow
 def test_an_all_reduce_of_two_hosts_with_two_workers_each(namespaces: None) -> None:
     with Testbed(Cluster.of(hosts=2, rate="1gbit", workers_per_host=2)) as bed:
         result = bed.run([sys.executable, "-c", ALL_REDUCE], timeout_s=DEADLINE_S)

@@ -88,6 +88,7 @@ def stopped_and_resumed(
     return whole, runs[0][0]
 
 
+@pytest.mark.slow
 def test_stepping_ahead_is_resumed_bit_for_bit(workers: WorkerPool, folder: Path) -> None:
     ran = stopped_and_resumed(workers, folder, STEPS_PER_EPOCH, **GTOPK, step_ahead=True)
     assert ", stepping ahead: 6 steps, " in summary_text(*ran)

@@ -40,12 +40,14 @@ Kind = torch.dtype
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
 
 
+@pytest.mark.slow
 @given(several_units(), st.data(), st.sampled_from([0.0, 0.5, 0.9]))
 def test_both_take_the_same(rows: Rows, data: st.DataObject, momentum: float) -> None:
     """Entries, and everything that is left: ties, zeros, NaN, infinities, empty parts, all."""
     require_same(TRITON, rows, [data.draw(st.integers(0, 45)) for _ in rows], momentum)
 
 
+@pytest.mark.slow
 @given(dense_vectors(), st.data(), st.sampled_from(KINDS))
 def test_values_of_any_kind(dense: Dense, data: st.DataObject, kind: Kind) -> None:
     """Selection alone, which changes nothing, and gradients of 16 bits added to a residual."""
