@@ -55,7 +55,8 @@ def main() -> None:
     print(f"prediction off by {median([abs(r['prediction_error']) for r in rows]):.1%} (median)")
     settings = {name: vars(arguments)[name] for name in ("hosts", "rate", "steps", "compression")}
     wire = "" if arguments.compression is None else f"_{arguments.compression}"
-    save("training" + wire + "_sharded" * arguments.shard, {"settings": settings, "rows": rows})
+    name = "training" + wire + "_sharded" * arguments.shard
+    save(name, {"settings": settings, "rows": rows}, module="training")
 
 
 def measured(arguments: argparse.Namespace, seed: int, *, shard: bool) -> dict[str, Any]:
