@@ -169,8 +169,6 @@ def test_a_torch_that_takes_no_backend(site: Path, distributed: str | None) -> N
         assert "unexpected keyword argument" in said
 
 
-# ------------------------------------------------------------------ torch itself
-
 BROKEN = """
 import sys
 
@@ -220,9 +218,6 @@ def test_without_torchs_autoload_the_package_registers_it() -> None:
     pytest.importorskip("torch")
     off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert output_of(sys.executable, "-c", UNLOADED, **off) == ""
-
-
-# ------------------------------------------------------------------ DistributedDataParallel
 
 
 def test_a_newer_torch_trains_as_ddp(workers: WorkerPool) -> None:

@@ -162,9 +162,6 @@ def test_a_reader_that_goes_away_ends_the_job() -> None:
     assert not any(map(alive, processes))
 
 
-# ------------------------------------------------------------------ replay
-
-
 QUICK = ("--rounds", "1", "--iterations", "1", "--warmup", "1", "--rate", "1gbit")
 
 

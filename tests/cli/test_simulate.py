@@ -130,9 +130,6 @@ def test_what_compression_would_gain(printed: Printed, profile: Path, link: str,
     assert f"compression: {said}" in " ".join(printed("simulate", profile, link).split())
 
 
-# ------------------------------------------------------------------ plan
-
-
 def test_a_plan_is_shown(printed: Printed, profile: Path) -> None:
     out = printed("plan", profile, "10gbe-k80", "--planner", "merge")
     assert "merge" in out

@@ -84,9 +84,6 @@ def test_a_user_without_a_home(refused: Printed, monkeypatch: pytest.MonkeyPatch
     assert "no home folder" in refused("tune")
 
 
-# ------------------------------------------------------------------ syncline bench
-
-
 BENCH = (
     *("bench", "collectives", "--sizes", "4,4KiB", "--workers", "2", "--lap", "0.001"),
     *("--contestants", "syncline,gloo"),

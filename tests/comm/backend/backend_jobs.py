@@ -307,6 +307,8 @@ def prepared_or_not() -> None:
     Who waits at once and has plain tensors takes a shorter way, which must do the same.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    # Before torch 2.13 it had another name.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     with group_of() as group:
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.int16):
             values = torch.arange(24).view(4, 6) % 5
@@ -315,7 +317,7 @@ def prepared_or_not() -> None:
             whole = torch.empty(6 * ranks, 4, dtype=dtype)
             if rank == 0:
                 whole = torch.empty(4, 6 * ranks, dtype=dtype).t()
-            dist.all_gather_single(whole, given, group=group)
+            gather(whole, given, group=group)
             require_same([whole], [torch.cat(expected)])
             given = given.clone()
             dist.broadcast(given, 1, group=group)
@@ -428,7 +430,8 @@ def sequence_numbers() -> None:
 
 def profiled_operations() -> None:
     """See in the profiler the sizes of each call, and a range for what it began."""
-    with group_of() as group, torch.profiler.profile(record_shapes=True) as profiler:
+    profiling = torch.profiler.profile(record_shapes=True, acc_events=True)
+    with group_of() as group, profiling as profiler:
         given = torch.ones(2, 3)
         work = dist.all_reduce(given, group=group, async_op=True)
         work.wait()
@@ -592,9 +595,6 @@ def initialized_again(folder: str) -> None:
         dist.barrier()
         dist.destroy_process_group()
     initialize("gloo", "store")  # what the pool expects
-
-
-# ---------------------------------------------------------------------- training
 
 
 class Net(nn.Module):

@@ -135,9 +135,6 @@ def own_contestant() -> tuple[Lap, ...]:
     return laps
 
 
-# ------------------------------------------------------------------ what they do
-
-
 PLANNERS = ("wfbp", "p3", "dear")
 """A plan that is buckets, one of pieces by need, and one that is decoupled."""
 OTHERS = ("single", "merge", "horovod", "tictac", "overlap")
