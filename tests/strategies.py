@@ -51,9 +51,10 @@ class IntegerCurve(NamedTuple):
         rows = ((start, cost / NS_PER_S, slope / NS_PER_S) for start, cost, slope in self.segments)
         return CostCurve.of_rows(rows)
 
-    def network(self, workers: int = 4) -> Network:
-        """Return a network that costs this."""
-        return Network(name="random", workers=workers, all_reduce=self.curve())
+    def network(self, workers: int = 4, pipelined: IntegerCurve | None = None) -> Network:
+        """Return a network that costs this, and with two in flight perhaps something else."""
+        two = None if pipelined is None else pipelined.curve()
+        return Network(name="random", workers=workers, all_reduce=self.curve(), pipelined=two)
 
 
 @st.composite

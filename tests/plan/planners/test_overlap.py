@@ -140,7 +140,7 @@ def test_no_other_planner_is_better(profile: Profile, curve: some.IntegerCurve) 
 def test_no_other_planner_is_better_where_two_at_once_were_measured(
     profile: Profile, alone: some.IntegerCurve, two: some.IntegerCurve
 ) -> None:
-    network = msgspec.structs.replace(alone.network(profile.workers), pipelined=two.curve())
+    network = alone.network(profile.workers, two)
     forecast = predict(profile, network, Overlap().plan(profile, network)).prediction
     assert forecast.lower_bound_s <= forecast.iteration_s
     for planner in PUBLISHED:
@@ -156,7 +156,7 @@ def test_decoupled_ones_may_be_sent_in_rows_as_well() -> None:
     """Of a message that nothing hides, an odd nanosecond is saved by rounding two parts."""
     profile = chain([0.0], [1], [0.0])
     two, alone = some.IntegerCurve(((0, 977, 0),)), some.IntegerCurve(((0, 957, 5),))
-    network = msgspec.structs.replace(alone.network(profile.workers), pipelined=two.curve())
+    network = alone.network(profile.workers, two)
     plan = Overlap().plan(profile, network)
     assert [m.collective for m in plan.messages] == ["reduce-scatter", "all-gather"]
     assert plan.in_flight == 2

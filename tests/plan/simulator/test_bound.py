@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,7 +74,7 @@ def test_no_planner_undercuts_it(profile: Profile, curve: some.IntegerCurve) -> 
 def test_no_plan_undercuts_that_of_a_network_with_two_curves(
     profile: Profile, alone: some.IntegerCurve, two: some.IntegerCurve
 ) -> None:
-    network = msgspec.structs.replace(alone.network(profile.workers), pipelined=two.curve())
+    network = alone.network(profile.workers, two)
     plans = [planner.plan(profile, network) for planner in PLANNERS.values()]
     plans += [plan_decoupled("x", profile, network, in_flight=n) for n in (1, 2)]
     for plan in plans:

@@ -150,20 +150,17 @@ def network_bound_ns(
     gathers follow all sums. Of the curves for one message in flight and for several, the one with
     the smaller bound counts.
     """
-    bounds_ns = []
-    for curve in (network.all_reduce, network.pipelined):
-        if curve is None:
-            continue
-        halves = decoupled or norm or sharded
-        bound_ns = lower_bound_ns(terms, curve, decoupled=halves)
+
+    def of(curve: CostCurve) -> int:
+        bound_ns = lower_bound_ns(terms, curve, decoupled=decoupled or norm or sharded)
         if norm or sharded:
             bound_ns = max(bound_ns, _after_sums_ns(terms, curve, norm=norm, sharded=sharded))
-        # Without a curve of their own, messages in flight together cost as much, but their latency
-        # is hidden.
-        if curve is network.all_reduce and network.pipelined is not None:
-            bound_ns = max(bound_ns, _whole_costs_ns(terms, curve))
-        bounds_ns.append(bound_ns)
-    return min(bounds_ns)
+        return bound_ns
+
+    if network.pipelined is None:  # several in flight cost as much, but their latency is hidden
+        return of(network.all_reduce)
+    alone_ns = max(of(network.all_reduce), _whole_costs_ns(terms, network.all_reduce))
+    return min(alone_ns, of(network.pipelined))
 
 
 def _after_sums_ns(terms: Terms, curve: CostCurve, *, norm: bool, sharded: bool) -> int:

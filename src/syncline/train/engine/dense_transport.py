@@ -16,7 +16,7 @@ from syncline.torch_private import all_gather_base
 from syncline.train.engine import int8
 from syncline.train.engine.casts import scaled
 from syncline.train.engine.layout import Shares
-from syncline.train.engine.ring import Ring, segments
+from syncline.train.engine.ring import Ring, paired_segments, segments
 from syncline.train.measure.keepalive import keepalive
 
 
@@ -198,8 +198,7 @@ class DenseTransport:
         """Divide a slice and add its residual; return the other workers' shares, encoded."""
         encoded = [given.elements.new_empty(0, dtype=torch.uint8)]
         for worker, pieces in enumerate(given.shares):
-            parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
-            for part, kept in parts:
+            for part, kept in paired_segments(given.elements, residual, pieces):
                 if worker == self.rank:
                     int8.take(part, kept, self._factor)
                 else:
@@ -234,8 +233,7 @@ class DenseTransport:
         """If a norm is taken of them, round this worker's sums as the all-gather will."""
         if given.normed:
             pieces = given.shares[self.rank]
-            parts = zip(segments(given.elements, pieces), segments(residual, pieces), strict=True)
-            for part, kept in parts:
+            for part, kept in paired_segments(given.elements, residual, pieces):
                 int8.encode(part, kept)
 
     def _gather(self, given: Slice, _: Callable[[], None]) -> Work:

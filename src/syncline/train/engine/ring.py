@@ -113,8 +113,7 @@ class Ring:
         tag = next(self._begun) % TAGS
         peers = [(self._rank + step) % self.workers for step in range(1, self.workers)]
         own, *others = [
-            list(zip(segments(buffer, pieces), segments(residual, pieces), strict=True))
-            for pieces in (shares[worker] for worker in (self._rank, *peers))
+            paired_segments(buffer, residual, shares[worker]) for worker in (self._rank, *peers)
         ]
         receiving = [
             (self.group.recv([keepalive(arrived)], peer, tag), part, arrived)
@@ -270,3 +269,10 @@ def segments(buffer: torch.Tensor, pieces: Sequence[tuple[int, int]]) -> list[to
     for start, stop in pieces:
         found += buffer[start:stop].tensor_split(-(-(stop - start) // most))
     return found
+
+
+def paired_segments(
+    buffer: torch.Tensor, residual: torch.Tensor, pieces: Sequence[tuple[int, int]]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return a share's segments, each with that of its residual."""
+    return list(zip(segments(buffer, pieces), segments(residual, pieces), strict=True))
