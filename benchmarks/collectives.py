@@ -26,7 +26,6 @@ from syncline.lab.bench.result import (
     MPIS,
     OURS,
     TORCH,
-    ZERO_COPY,
     Benchmark,
     CollectiveTimes,
 )
@@ -37,7 +36,6 @@ mpl.use("Agg")
 
 COLOURS = {
     "syncline": "#b8421a",
-    "zero-copy": "#866a00",
     "torch": "#d98c5f",
     "gloo": "#2b62a8",
     "open-mpi": "#3d7d3f",
@@ -81,7 +79,7 @@ QUICK_SIZES = "4,4KiB,16KiB,64KiB,1MiB,4MiB,16MiB,64MiB"
 OTHER_SIZES = "4KiB,64KiB,1MiB,16MiB"
 TCP_SIZES = "4,4KiB,64KiB,1MiB,16MiB"
 LINE_SIZES = "4KiB,64KiB,1MiB,16MiB"
-CONTESTANTS = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
+CONTESTANTS = (OURS, TORCH, GLOO, *MPIS, COPY)
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -163,10 +161,6 @@ def _request(
 def targets(benchmark: Benchmark) -> Iterator[Checked]:
     """Yield the targets that apply, with what was measured."""
     for ours in benchmark.entries:
-        if ours.contestant == ZERO_COPY and ours.size_bytes >= MIB:
-            share = benchmark.of_bound(ours)
-            if share is not None and benchmark.rate_bytes_per_s is None:
-                yield Checked(f"of memcpy speed, zero-copy, {_where(ours)}", 0.8, share)
         if ours.contestant == OURS:
             yield from _against_others(benchmark, ours)
             if benchmark.rate_bytes_per_s == 1e9 / 8:

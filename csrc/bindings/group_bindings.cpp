@@ -36,7 +36,6 @@ namespace nb = nanobind;
 
 namespace {
 
-using syncline::Arenas;
 using syncline::BellSleeper;
 using syncline::Clock;
 using syncline::Doorbell;
@@ -106,8 +105,8 @@ constexpr std::uint32_t ucx_window = 8;
 // A layout for collectives, followed by the same layout for messages between two ranks.
 std::size_t segment_bytes(const SegmentLayout& layout) { return 2 * layout.bytes(); }
 
-// A group of ranks that share memory, or are joined by TCP or UCX, or both. Arenas and segments
-// live as long as it does.
+// A group of ranks that share memory, or are joined by TCP or UCX, or both. Segments live as long
+// as it does.
 class NativeGroup {
   public:
     // `neighbours` are this rank and all others of the host, in order; all other ranks are in
@@ -157,7 +156,7 @@ class NativeGroup {
             const auto join = [&](const std::shared_ptr<Slots>& own_slots, std::size_t start) {
                 return std::make_unique<SharedLink>(layout_, own_, segments[place], own_place,
                                                     static_cast<std::int32_t>(place), own_slots,
-                                                    peer, event, &arenas_, start);
+                                                    peer, event, start);
             };
             auto link = join(slots, 0);
             link->carry_messages(join(message_slots, layout_.bytes()));
@@ -226,17 +225,6 @@ class NativeGroup {
         if (transport_ != nullptr) transport_->close();  // the group may be kept for long
     }
 
-    // Peers forget memory only once all that was sent from it has been read. `peer` is -1 for
-    // memory of this rank.
-    void add_arena(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> arena) {
-        if (peer < 0) {
-            arenas_.own(number, std::move(arena));
-        } else {
-            arenas_.of_peer(peer, number, std::move(arena));
-        }
-    }
-    void forget_arena(std::int32_t peer, std::uint32_t number) { arenas_.forget(peer, number); }
-
   private:
     static syncline::Call call(std::uint64_t count, std::uint8_t dtype, std::uint32_t tag,
                                std::uint8_t kind) {
@@ -269,7 +257,6 @@ class NativeGroup {
 
     SegmentLayout layout_;
     std::shared_ptr<SharedMemory> own_;
-    Arenas arenas_;
     std::shared_ptr<Transport> transport_;
     std::unique_ptr<Group> group_;
 };
@@ -351,15 +338,6 @@ void bind_groups(nb::module_& module) {
         .def("changes", &Program::changes);
     module.def("make_program", &make_program);
     module.def("move", &move);
-    nb::class_<SharedMemory>(module, "SharedMemory")
-        .def(nb::new_([](int descriptor, std::size_t bytes) {
-            return std::make_shared<SharedMemory>(descriptor, bytes);
-        }))
-        .def_prop_ro("address",
-                     [](const SharedMemory& memory) {
-                         return reinterpret_cast<std::uintptr_t>(memory.data());
-                     })
-        .def_prop_ro("bytes", &SharedMemory::bytes);
     nb::class_<Task>(module, "Task").def_prop_ro("done", &Task::done);
     nb::class_<Operation, Task>(module, "Operation");
     nb::class_<Message, Task>(module, "Message").def_prop_ro("peer", &Message::peer);
@@ -387,9 +365,7 @@ void bind_groups(nb::module_& module) {
         .def("idle", &NativeGroup::idle, nb::call_guard<syncline::Unlocked>())
         .def("failed", &NativeGroup::failed, nb::call_guard<syncline::Unlocked>())
         .def("cut_off", &NativeGroup::cut_off, nb::call_guard<syncline::Unlocked>())
-        .def("close", &NativeGroup::close, nb::call_guard<syncline::Unlocked>())
-        .def("add_arena", &NativeGroup::add_arena)
-        .def("forget_arena", &NativeGroup::forget_arena);
+        .def("close", &NativeGroup::close, nb::call_guard<syncline::Unlocked>());
     nb::class_<NativeCall>(module, "NativeCall")
         .def(nb::init<std::shared_ptr<NativeGroup>, std::shared_ptr<Program>, std::uint64_t,
                       std::uint32_t, std::uint8_t, std::uint8_t, std::uint8_t, std::size_t,

@@ -25,6 +25,10 @@ constexpr std::size_t beyond_caches = std::size_t{4} << 20;
 
 std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; }
 
+void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes, bool past) {
+    past ? copy_past_caches(to, from, bytes) : void(std::memcpy(to, from, bytes));
+}
+
 }  // namespace
 
 SharedMemory::SharedMemory(int descriptor, std::size_t bytes) : bytes_(bytes) {
@@ -61,50 +65,10 @@ std::size_t SegmentLayout::slots_offset() const { return channel_offset(peers); 
 
 std::size_t SegmentLayout::bytes() const { return slots_offset() + slots() * fragment_bytes; }
 
-void Arenas::own(std::uint32_t number, std::shared_ptr<SharedMemory> memory) {
-    of_peer(-1, number, std::move(memory));
-}
-
-void Arenas::of_peer(std::int32_t peer, std::uint32_t number,
-                     std::shared_ptr<SharedMemory> memory) {
-    const std::lock_guard lock(mutex_);
-    arenas_.push_back({peer, number, std::move(memory)});
-}
-
-void Arenas::forget(std::int32_t peer, std::uint32_t number) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(arenas_,
-                  [&](const Arena& arena) { return arena.peer == peer && arena.number == number; });
-}
-
-Arenas::Place Arenas::find(const std::byte* data, std::size_t bytes) const {
-    const std::lock_guard lock(mutex_);
-    for (const Arena& arena : arenas_) {
-        if (arena.peer >= 0) continue;
-        const std::byte* begin = arena.memory->data();
-        if (data >= begin && data + bytes <= begin + arena.memory->bytes()) {
-            return {arena.number, static_cast<std::uint64_t>(data - begin)};
-        }
-    }
-    return {};
-}
-
-std::shared_ptr<const std::byte> Arenas::at(std::int32_t peer, Place place,
-                                            std::size_t bytes) const {
-    const std::lock_guard lock(mutex_);
-    for (const Arena& arena : arenas_) {
-        if (arena.peer == peer && arena.number == place.number && bytes <= arena.memory->bytes() &&
-            place.offset <= arena.memory->bytes() - bytes) {
-            return {arena.memory, arena.memory->data() + place.offset};
-        }
-    }
-    return nullptr;
-}
-
 SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                        std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
                        std::int32_t their_place, std::shared_ptr<Slots> slots, std::int32_t peer,
-                       int event, const Arenas* arenas, std::size_t start)
+                       int event, std::size_t start)
     : own_(std::move(own)),
       theirs_(std::move(theirs)),
       fragment_bytes_(layout.fragment_bytes),
@@ -112,7 +76,6 @@ SharedLink::SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory
       slot_count_(layout.slots()),
       peer_(peer),
       event_(event),
-      arenas_(arenas),
       out_(own_->data() + start + layout.channel_offset(their_place)),
       in_(theirs_->data() + start + layout.channel_offset(own_place)),
       out_slots_(own_->data() + start + layout.slots_offset()),
@@ -165,38 +128,25 @@ std::uint32_t SharedLink::put(const std::byte* data, std::size_t bytes, const Ca
     }
     const std::uint32_t slot = slots_->take(content);
     std::byte* to = out_slots_ + slot * fragment_bytes_;
-    to_slots_.write(bytes, [&](bool past) {
-        past ? copy_past_caches(to, data, bytes) : void(std::memcpy(to, data, bytes));
-    });
+    to_slots_.write(bytes, [&](bool past) { copy_bytes(to, data, bytes, past); });
     return slot;
 }
 
-void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
+void SharedLink::send(const std::byte* data, std::size_t bytes, const Call& call, bool,
                       const std::optional<Copies>& copies) {
-    Arenas::Place place =
-        may_borrow && arenas_ != nullptr ? arenas_->find(data, bytes) : Arenas::Place{};
-    if (place.offset % size_of(call.dtype) != 0) place = {};  // elements are read where they lie
     Fragment& line = fragment(out_, sent_);
-    Said said{call, bytes, place.number, 0};
-    if (place.number != 0) {
-        borrowed_ = sent_ + 1;
-        line.offset = place.offset;
-    } else if (bytes <= sizeof line.small) {
+    Said said{call, bytes, 0};
+    if (bytes <= sizeof line.small) {
         if (bytes > 0) std::memcpy(line.small, data, bytes);  // an empty one's address may be null
     } else {
-        said.slot = put(data, bytes, call, copies);
-        held_[sent_ % window_] = said.slot;
+        const std::uint32_t slot = put(data, bytes, call, copies);
+        held_[sent_ % window_] = slot;
+        said.slot = slot;
     }
     line.said = std::bit_cast<SaidWords>(said);
     ++sent_;
     line.number.store(sent_, std::memory_order_release);
     bell_of(*theirs_).ring(event_);
-}
-
-std::uint64_t SharedLink::released() {
-    if (borrowed_ <= taken_) return sent_;
-    look();
-    return borrowed_ <= taken_ ? sent_ : taken_;
 }
 
 bool SharedLink::can_receive() {
@@ -227,41 +177,24 @@ const SharedLink::Said& SharedLink::said() {
 
 const Call* SharedLink::front() { return can_receive() ? &said().call : nullptr; }
 
-void SharedLink::take(const Target& target, const Call& call, const std::byte* data, bool past) {
-    const std::size_t count = target.bytes / size_of(call.dtype);
-    if (count == 0) return;
-    if (target.own == nullptr) {
-        past ? copy_past_caches(target.result, data, target.bytes)
-             : void(std::memcpy(target.result, data, target.bytes));
-    } else if (past) {
-        combine_past_caches(call.reduction, call.dtype, target.result, target.own, data, count);
-    } else {
-        combine(call.reduction, call.dtype, target.result, target.own, data, count);
-    }
-}
-
 void SharedLink::receive(const Target& target, const Call& call) {
     const Said& sent = said();
     require_same(peer_, sent.call, sent.bytes, call, target.bytes);
-    if (sent.arena != 0) {
-        std::atomic_ref offset(fragment(in_, received_).offset);
-        borrow(target, call, {sent.arena, offset.load(std::memory_order_relaxed)});
-    } else {
-        const std::byte* data = place_of(sent);
-        if (target.own == nullptr && call.count * size_of(call.dtype) > beyond_caches) {
-            to_results_.write(target.bytes, [&](bool past) { take(target, call, data, past); });
-        } else {
-            take(target, call, data, false);
-        }
+    const std::byte* data = place_of(sent);
+    const auto copy = [&](bool past) { copy_bytes(target.result, data, target.bytes, past); };
+    if (target.own != nullptr) {
+        combine(call.reduction, call.dtype, target.result, target.own, data,
+                target.bytes / size_of(call.dtype));
+    } else if (bytes_of(call) > beyond_caches) {
+        to_results_.write(target.bytes, copy);
+    } else if (target.bytes > 0) {  // an empty one's address may be null
+        copy(false);
     }
-    // A peer blocks for a borrowed fragment, or because its window is full: then a multiple of half
-    // the window comes soon. Ringing for each fragment would take as long as two small fragments.
-    const bool borrowed = sent.arena != 0;
+    // A peer blocks because its window is full: then a multiple of half the window comes soon.
+    // Ringing for each fragment would take as long as two small fragments.
     ++received_;
     incoming_.taken.store(received_, std::memory_order_release);
-    if (borrowed || received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) {
-        bell_of(*theirs_).ring(event_);
-    }
+    if (received_ % std::max<std::uint64_t>(window_ / 2, 1) == 0) bell_of(*theirs_).ring(event_);
 }
 
 const std::byte* SharedLink::place_of(const Said& said) const {
@@ -271,25 +204,6 @@ const std::byte* SharedLink::place_of(const Said& said) const {
                      std::to_string(said.slot));
     }
     return in_slots_ + said.slot * fragment_bytes_;
-}
-
-void SharedLink::borrow(const Target& target, const Call& call, Arenas::Place place) {
-    const bool aligned = place.offset % size_of(call.dtype) == 0;
-    const auto data = aligned ? arenas_->at(peer_, place, target.bytes) : nullptr;
-    if (data != nullptr) {  // where it goes is most likely memory that peers read, too
-        to_arenas_.write(target.bytes, [&](bool past) { take(target, call, data.get(), past); });
-    }
-    // A peer that has given up may write to its buffer again, or close it, but notifies this rank
-    // before.
-    if (const auto verdict = given_up()) {
-        throw PeerFailure(verdict->culprit, verdict->fault,
-                          "rank " + std::to_string(peer_) + " has given up, in " + describe(call));
-    }
-    if (data == nullptr) {
-        throw faulty(peer_, "a place in a buffer that it shares with this rank",
-                     "byte " + std::to_string(place.offset) + " of number " +
-                         std::to_string(place.number) + ", which this rank does not know");
-    }
 }
 
 void SharedLink::give_up(const Verdict& verdict) {

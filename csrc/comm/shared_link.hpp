@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -19,8 +18,7 @@
 namespace syncline {
 
 // Memory behind a file descriptor, mapped for reading and writing, shared with other processes.
-// Owned by C++, as Program is: the thread that lets it go last may not take Python's lock.
-class SharedMemory : public std::enable_shared_from_this<SharedMemory> {
+class SharedMemory {
   public:
     // Throws std::system_error, and std::length_error if it is smaller, or another process can
     // shrink it: an access would then kill this process.
@@ -50,36 +48,6 @@ struct SegmentLayout {
     [[nodiscard]] std::size_t slots_offset() const;
 };
 
-// Buffers that every rank of the host can read: a fragment from one of them is not copied. Safe to
-// use from several threads.
-class Arenas {
-  public:
-    // Let fragments from this memory go without a copy, under a number that all ranks know.
-    void own(std::uint32_t number, std::shared_ptr<SharedMemory> memory);
-    void of_peer(std::int32_t peer, std::uint32_t number, std::shared_ptr<SharedMemory> memory);
-    // `peer` is -1 for memory of this rank.
-    void forget(std::int32_t peer, std::uint32_t number);
-
-    struct Place {
-        std::uint32_t number = 0;  // 0: in no arena
-        std::uint64_t offset = 0;
-    };
-    [[nodiscard]] Place find(const std::byte* data, std::size_t bytes) const;
-    // The arena stays mapped as long as the result lives, even once it is forgotten. Null if there
-    // is no such arena, or it is too small.
-    [[nodiscard]] std::shared_ptr<const std::byte> at(std::int32_t peer, Place place,
-                                                      std::size_t bytes) const;
-
-  private:
-    struct Arena {
-        std::int32_t peer;  // -1: this rank
-        std::uint32_t number;
-        std::shared_ptr<SharedMemory> memory;
-    };
-    mutable std::mutex mutex_;
-    std::vector<Arena> arenas_;
-};
-
 class SharedLink final : public Link {
   public:
     // `own` and `theirs` are the segments of this rank and of the peer. Places are positions among
@@ -88,7 +56,7 @@ class SharedLink final : public Link {
     SharedLink(const SegmentLayout& layout, std::shared_ptr<SharedMemory> own,
                std::shared_ptr<SharedMemory> theirs, std::int32_t own_place,
                std::int32_t their_place, std::shared_ptr<Slots> slots, std::int32_t peer, int event,
-               const Arenas* arenas, std::size_t start = 0);
+               std::size_t start = 0);
 
     // Let another link between the two, in other parts of the segments, carry messages.
     void carry_messages(std::unique_ptr<Link> messages) { messages_ = std::move(messages); }
@@ -97,7 +65,7 @@ class SharedLink final : public Link {
     [[nodiscard]] bool can_send() override;
     void send(const std::byte* data, std::size_t bytes, const Call& call, bool may_borrow,
               const std::optional<Copies>& copies) override;
-    [[nodiscard]] std::uint64_t released() override;
+    [[nodiscard]] std::uint64_t released() override { return sent_; }
     [[nodiscard]] bool can_receive() override;
     [[nodiscard]] bool has_arrived() override { return can_receive(); }
     [[nodiscard]] const Call* front() override;
@@ -112,9 +80,8 @@ class SharedLink final : public Link {
 
   private:
     // As measured: if the ranks share a cache, a slot that was written past it is read at half the
-    // speed; an arena is not read at once.
+    // speed.
     static constexpr double slots_worth = 4;
-    static constexpr double arenas_worth = 1.5;
     static constexpr double results_worth = 1.5;
 
     // Together with its description, this fills five lines. As measured, they are fetched sooner
@@ -125,8 +92,7 @@ class SharedLink final : public Link {
     struct Said {
         Call call;
         std::uint64_t bytes;
-        std::uint32_t arena;  // 0: in a slot, or beside this if it is small
-        std::uint32_t slot;
+        std::uint64_t slot;  // 0 if it is small: then it lies beside this
     };
     using SaidWords = std::array<std::uint64_t, sizeof(Said) / sizeof(std::uint64_t)>;
     // The description in one line, so that whoever sees it arrive has all of it. A small fragment's
@@ -134,10 +100,7 @@ class SharedLink final : public Link {
     struct Fragment {
         std::atomic<std::uint64_t> number;  // of the fragment that lies here, from 1; written last
         SaidWords said;
-        union {
-            std::uint64_t offset;  // in the arena
-            std::byte small[small_bytes];
-        };
+        std::byte small[small_bytes];
     };
     static_assert(sizeof(Fragment) == 320);
     struct Channel {
@@ -155,11 +118,8 @@ class SharedLink final : public Link {
     // See what the peer has taken.
     void look();
 
-    // Take a fragment from the peer's memory.
-    void borrow(const Target& target, const Call& call, Arenas::Place place);
-    // Where the content of the next fragment lies, which is in no arena.
+    // Where the content of the next fragment lies.
     [[nodiscard]] const std::byte* place_of(const Said& said) const;
-    static void take(const Target& target, const Call& call, const std::byte* data, bool past);
 
     std::shared_ptr<SharedMemory> own_;
     std::shared_ptr<SharedMemory> theirs_;
@@ -168,7 +128,6 @@ class SharedLink final : public Link {
     std::uint32_t slot_count_;
     std::int32_t peer_;
     int event_;
-    const Arenas* arenas_;
     std::byte* out_;  // the channel to the peer, in this rank's segment
     std::byte* in_;   // the channel from the peer, in the peer's
     std::byte* out_slots_;
@@ -179,13 +138,11 @@ class SharedLink final : public Link {
     std::unique_ptr<Link> messages_;
     std::vector<std::optional<std::uint32_t>> held_;  // slots of those sent and not taken
     std::uint64_t sent_ = 0;
-    std::uint64_t taken_ = 0;     // of those sent, as last seen
-    std::uint64_t borrowed_ = 0;  // fragments up to here are in an arena, unless they are taken
+    std::uint64_t taken_ = 0;  // of those sent, as last seen
     std::uint64_t received_ = 0;
     Said said_{};
     std::uint64_t said_number_ = 0;  // the number of the fragment that it describes
     Stores to_slots_{slots_worth};
-    Stores to_arenas_{arenas_worth};
     Stores to_results_{results_worth};
 };
 

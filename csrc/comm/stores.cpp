@@ -11,7 +11,6 @@ namespace syncline {
 
 namespace {
 
-constexpr std::size_t line = 64;
 constexpr std::uint32_t shortest_interval = 16;
 constexpr std::uint32_t longest_interval = 1024;  // 64 MiB of whole fragments
 
@@ -19,6 +18,7 @@ constexpr std::uint32_t longest_interval = 1024;  // 64 MiB of whole fragments
 
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__x86_64__)
+    constexpr std::size_t line = 64;
     const std::size_t head =
         std::min(bytes, (line - reinterpret_cast<std::uintptr_t>(to) % line) % line);
     std::memcpy(to, from, head);
@@ -40,19 +40,6 @@ void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) {
 #else
     std::memcpy(to, from, bytes);
 #endif
-}
-
-void combine_past_caches(Reduction reduction, Dtype dtype, std::byte* result, const std::byte* a,
-                         const std::byte* b, std::size_t count) {
-    alignas(line) std::byte piece[4096];  // stays in the nearest cache
-    const std::size_t element = size_of(dtype);
-    const std::size_t most = sizeof piece / element;
-    for (std::size_t done = 0; done < count; done += most) {
-        const std::size_t now = std::min(most, count - done);
-        const std::size_t at = done * element;
-        combine(reduction, dtype, piece, a + at, b + at, now);
-        copy_past_caches(result + at, piece, now * element);
-    }
 }
 
 bool Stores::next() {

@@ -6,17 +6,11 @@
 #include <cstdint>
 #include <utility>
 
-#include "element.hpp"
-
 namespace syncline {
 
 // memcpy() with stores that go past the caches. What is written is seen by other threads once
 // something stored after it is.
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes);
-
-// combine() with such stores.
-void combine_past_caches(Reduction reduction, Dtype dtype, std::byte* result, const std::byte* a,
-                         const std::byte* b, std::size_t count);
 
 // Note [stores past the caches]
 //

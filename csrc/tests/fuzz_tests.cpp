@@ -60,7 +60,7 @@ std::uint64_t any_word(Random& random, std::uint64_t before) {
 }
 
 // Collectives and messages until one fails, then the end of the group.
-void take_part(Group& group, std::uint64_t seed, const std::function<std::span<float>()>& buffer) {
+void take_part(Group& group, std::uint64_t seed) {
     Random agreed(seed);  // the same on all ranks
     const std::int32_t ranks = group.ranks();
     const std::int32_t rank = group.rank();
@@ -85,11 +85,9 @@ void take_part(Group& group, std::uint64_t seed, const std::function<std::span<f
                     }
                 }
             } else {
-                std::span<float> work = buffer();
-                if (work.size() < count) work = memory.emplace_back(count);
-                begun.push_back(group.start(
-                    request<float>(shape, rank, ranks, work.first(count), work.first(count)),
-                    agreed() % 2 == 0));
+                const std::span<float> work = memory.emplace_back(count);
+                begun.push_back(group.start(request<float>(shape, rank, ranks, work, work),
+                                            agreed() % 2 == 0));
             }
             if (memory.size() > 50 || agreed() % 2 == 0) {
                 for (const auto& each : begun) group.wait(each, Clock::now() + patience);
@@ -120,10 +118,6 @@ void shared_memory_is_damaged(std::uint64_t seed) {
     const auto window = one_of<std::uint32_t>(random, {2, 8});
     const SegmentLayout layout{ranks, 4096, window};
     Team team(ranks, layout.fragment_bytes, window);
-    std::vector<std::span<float>> shared;
-    for (std::int32_t rank = 0; rank < ranks; ++rank) {
-        shared.emplace_back(reinterpret_cast<float*>(team.arena(rank, 20'000)), 5000);
-    }
     std::atomic<bool> over = false;
     std::jthread hostile([&, seed] {
         Random own(seed + 1);
@@ -151,12 +145,7 @@ void shared_memory_is_damaged(std::uint64_t seed) {
             std::this_thread::sleep_for(std::chrono::microseconds(own() % 300));
         }
     });
-    team.run([&](std::int32_t rank) {
-        Random own(seed + static_cast<std::uint64_t>(rank) + 2);
-        take_part(team.at(rank), seed, [&]() -> std::span<float> {
-            return own() % 2 == 0 ? std::span<float>{} : shared[static_cast<std::size_t>(rank)];
-        });
-    });
+    team.run([&](std::int32_t rank) { take_part(team.at(rank), seed); });
     over = true;
 }
 
@@ -290,7 +279,7 @@ void a_peer_says_anything_over_tcp(std::uint64_t seed) {
         links[1] = std::make_unique<syncline::TcpLink>(transport, own, 1, fragment_bytes);
         Group group(0, std::move(links), std::make_unique<EventSleeper>(transport, nullptr, event),
                     transport, {std::chrono::nanoseconds(0), std::chrono::microseconds(20)});
-        take_part(group, seed, [] { return std::span<float>(); });
+        take_part(group, seed);
     }
     over = true;
     hostile.join();
@@ -397,7 +386,7 @@ void a_stranger_speaks_over_ucx(std::uint64_t seed) {
         links[1] = std::move(link);
         Group group(0, std::move(links), std::make_unique<EventSleeper>(worker, nullptr, -1),
                     worker, {std::chrono::nanoseconds(0), std::chrono::microseconds(20)});
-        take_part(group, seed, [] { return std::span<float>(); });
+        take_part(group, seed);
     });
     over = true;
 }

@@ -328,25 +328,6 @@ void what_goes_past_the_caches_is_the_same() {
         std::memcpy(expected.data() + target, from.data() + source, bytes);
         CHECK(to == expected);
     }
-    for (const Dtype dtype : dtypes) {
-        for (const Reduction reduction : reductions) {
-            if (!syncline::exists(reduction, dtype)) continue;
-            for (const std::size_t count : {0, 1, 7, 512, 2049}) {
-                const std::size_t bytes = count * syncline::size_of(dtype);
-                // Whatever the bits mean: none of them are NaNs, which may differ.
-                std::vector<std::byte> a(bytes, std::byte{1}), b(bytes, std::byte{1}), c(bytes);
-                for (std::size_t i = 0; i < bytes; ++i) a[i] = static_cast<std::byte>(i % 2);
-                syncline::combine_past_caches(reduction, dtype, c.data(), a.data(), b.data(),
-                                              count);
-                // Also in place.
-                syncline::combine_past_caches(reduction, dtype, b.data(), a.data(), b.data(),
-                                              count);
-                std::vector<std::byte> wanted(bytes, std::byte{1});
-                combine(reduction, dtype, wanted.data(), a.data(), wanted.data(), count);
-                CHECK(b == wanted && c == wanted);
-            }
-        }
-    }
 }
 
 void the_faster_stores_are_found() {
@@ -459,26 +440,16 @@ bool correct(const Shape& shape, std::int32_t rank, std::int32_t ranks, std::spa
 struct Way {
     bool in_place;
     bool blocking;
-    bool borrowed;  // from memory that the others can read
 };
 
-constexpr Way ways[] = {{true, true, false}, {true, false, false}, {false, true, false},
-                        {true, true, true},  {true, false, true},  {false, false, true}};
+constexpr Way ways[] = {{true, true}, {true, false}, {false, true}, {false, false}};
 
 template <typename T>
 void run_once(Team& team, const Shape& shape, std::size_t count, const Way& way) {
     const std::int32_t ranks = team.ranks();
-    std::vector<std::span<T>> buffers;
-    std::vector<std::vector<T>> own(static_cast<std::size_t>(ranks));
-    for (std::int32_t rank = 0; rank < ranks; ++rank) {
-        auto& mine = own[static_cast<std::size_t>(rank)];
-        mine.resize(2 * count);
-        T* at = way.borrowed ? reinterpret_cast<T*>(team.arena(rank, 2 * count * sizeof(T) + 64))
-                             : mine.data();
-        buffers.emplace_back(at, 2 * count);
-    }
     team.run([&](std::int32_t rank) {
-        const std::span<T> all = buffers[static_cast<std::size_t>(rank)];
+        std::vector<T> memory(2 * count);
+        const std::span<T> all(memory);
         const std::span<T> input = all.first(count);
         for (std::size_t i = 0; i < count; ++i) input[i] = given<T>(rank, i);
         Operation::Request asked = request<T>(shape, rank, ranks, input, input);
@@ -492,21 +463,15 @@ void run_once(Team& team, const Shape& shape, std::size_t count, const Way& way)
         const Handle handle = team.at(rank).start(std::move(asked), way.blocking);
         team.at(rank).wait(handle, soon());
         if (!correct<T>(shape, rank, ranks, work)) {
-            std::fprintf(stderr, "%s, %d ranks, %zu elements, rank %d%s%s%s\n", shape.name.c_str(),
+            std::fprintf(stderr, "%s, %d ranks, %zu elements, rank %d%s%s\n", shape.name.c_str(),
                          ranks, count, rank, way.in_place ? ", in place" : "",
-                         way.blocking ? ", blocking" : "", way.borrowed ? ", borrowed" : "");
+                         way.blocking ? ", blocking" : "");
             ++failed;
         }
         for (std::size_t i = 0; elsewhere && i < count; ++i) CHECK(input[i] == given<T>(rank, i));
         CHECK(handle->done());
     });
-    for (std::int32_t rank = 0; rank < ranks; ++rank) {
-        CHECK(team.at(rank).idle());
-        for (std::int32_t other = 0; other < ranks; ++other) {
-            team.arenas[static_cast<std::size_t>(other)].forget(
-                other == rank ? -1 : rank, static_cast<std::uint32_t>(rank + 1));
-        }
-    }
+    for (std::int32_t rank = 0; rank < ranks; ++rank) CHECK(team.at(rank).idle());
 }
 
 // With fragments of 4 KiB and two of them under way, 20,000 elements are far above the window.
@@ -518,8 +483,8 @@ void every_shape_gives_the_right_result() {
             if (ranks == 1 && !shape.flows.empty()) continue;
             for (const std::size_t count : {0, 1, 2, 5, 17, 68, 69, 1023, 1024, 20'001}) {
                 for (const Way& way : ways) {
-                    // Large ones in two ways out of six: each takes a thread a rank.
-                    if (count > 1024 && way.blocking != way.borrowed) continue;
+                    // Large ones in two ways out of four: each takes a thread a rank.
+                    if (count > 1024 && way.blocking != way.in_place) continue;
                     run_once<float>(team, shape, count, way);
                 }
             }
@@ -896,47 +861,6 @@ void closing_waits_for_who_sleeps() {
     }
 }
 
-// Also where its owner, or this rank, forgets it meanwhile.
-void memory_stays_mapped_while_it_is_read() {
-    Arenas arenas;
-    arenas.of_peer(1, 7, memory(4096));
-    CHECK(arenas.at(1, {7, 4096}, 1) == nullptr && arenas.at(1, {7, ~0ULL}, 4096) == nullptr);
-    const auto data = arenas.at(1, {7, 4095}, 1);
-    arenas.forget(1, 7);
-    CHECK(arenas.at(1, {7, 4095}, 1) == nullptr);
-    CHECK(*data == std::byte{0});
-}
-
-void a_buffer_may_be_forgotten_while_it_is_read() {
-    Random random(6);
-    for (int round = 0; round < 20; ++round) {
-        Team team(2, 65'536, 8);
-        constexpr std::size_t count = 500'000;
-        team.arena(0, 4 * count);
-        const std::span theirs(reinterpret_cast<float*>(team.arena(1, 4 * count)), count);
-        std::vector<float> ours(count);
-        const int pause_us = uniform(random, 0, 300);
-        std::jthread forgetting;
-        team.run([&](std::int32_t rank) {
-            const std::span<float> work = rank == 0 ? std::span<float>(ours) : theirs;
-            const Outcome end = outcome([&] {
-                const Shape shape = pipelined_broadcast(2, 1, 1);
-                const Handle handle =
-                    team.at(rank).start(request<float>(shape, rank, 2, work, work), true);
-                if (rank == 0) {
-                    forgetting = std::jthread([&] {
-                        std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
-                        team.arenas[0].forget(1, 2);
-                    });
-                }
-                team.at(rank).wait(handle, soon());
-            });
-            CHECK(end.rank == -2 ||
-                  says(end, rank == 0 ? "this rank does not know" : "rank 0 has given up"));
-        });
-    }
-}
-
 // A fork has the group's memory, and shares its files: it must neither use nor close them.
 void a_fork_takes_no_part() {
     Team team(2);
@@ -970,25 +894,6 @@ void a_fork_takes_no_part() {
     team.at(1).wait(start(1, true), soon());
     team.at(0).wait(begun, soon());
     CHECK(work[0][99] == 2.0F && !team.at(0).forked());
-}
-
-// What it has sent lies in memory of its own, to which it may write again.
-void a_buffer_of_a_rank_that_has_given_up_is_not_believed() {
-    Team team(2);
-    const auto buffer = [&](std::int32_t rank) {
-        return std::span(reinterpret_cast<float*>(team.arena(rank, 4000)), 1000);
-    };
-    const std::span<float> ours = buffer(0);
-    const std::span<float> theirs = buffer(1);
-    const auto start = [&](std::int32_t rank, std::span<float> work) {
-        const Shape shape = pipelined_broadcast(2, 1, 1);
-        return team.at(rank).start(request<float>(shape, rank, 2, work, work), true);
-    };
-    const Handle begun = start(1, theirs);
-    CHECK(outcome([&] { team.at(1).wait(begun, Clock::now()); }).rank == -3);
-    std::ranges::fill(theirs, 5.0F);
-    const Outcome end = outcome([&] { team.at(0).wait(start(0, ours), soon()); });
-    CHECK(end.rank == 0 && says(end, "rank 1 has given up"));
 }
 
 // A thread that sleeps for a peer must wake when another fails the group.
@@ -1314,9 +1219,6 @@ int main(int arguments, char** values) {
     programs_are_checked();
     sends_of_the_same_are_known();
     a_slot_is_shared_until_all_have_taken_it();
-    memory_stays_mapped_while_it_is_read();
-    a_buffer_may_be_forgotten_while_it_is_read();
-    a_buffer_of_a_rank_that_has_given_up_is_not_believed();
     an_error_while_driving_fails_the_group();
     closing_waits_for_who_sleeps();
     over_any_link(of_soak / 2);

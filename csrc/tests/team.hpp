@@ -32,7 +32,6 @@
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using syncline::Action;
-using syncline::Arenas;
 using syncline::Call;
 using syncline::Clock;
 using syncline::Dtype;
@@ -253,8 +252,7 @@ inline bool over_tcp = false;
 class Team {
   public:
     explicit Team(std::int32_t ranks, std::size_t fragment_bytes = 4096, std::uint32_t window = 2,
-                  std::chrono::nanoseconds spin = std::chrono::microseconds(20))
-        : arenas(static_cast<std::size_t>(ranks)) {
+                  std::chrono::nanoseconds spin = std::chrono::microseconds(20)) {
         if (over_tcp) {
             connect(ranks, fragment_bytes, spin);
             return;
@@ -271,9 +269,9 @@ class Team {
             for (std::int32_t peer = 0; peer < ranks; ++peer) {
                 if (peer == rank) continue;
                 const auto join = [&](const auto& own_slots, std::size_t start) {
-                    return std::make_unique<SharedLink>(
-                        layout, segments[own], segments[static_cast<std::size_t>(peer)], rank, peer,
-                        own_slots, peer, -1, &arenas[own], start);
+                    return std::make_unique<SharedLink>(layout, segments[own],
+                                                        segments[static_cast<std::size_t>(peer)],
+                                                        rank, peer, own_slots, peer, -1, start);
                 };
                 auto link = join(slots, 0);
                 link->carry_messages(join(message_slots, layout.bytes()));
@@ -288,21 +286,6 @@ class Team {
 
     [[nodiscard]] std::int32_t ranks() const { return static_cast<std::int32_t>(groups.size()); }
     [[nodiscard]] Group& at(std::int32_t rank) { return *groups[static_cast<std::size_t>(rank)]; }
-
-    // Give every rank memory that the others can read, under the number of the rank + 1.
-    std::byte* arena(std::int32_t owner, std::size_t bytes) {
-        const auto shared = memory(bytes);
-        for (std::int32_t rank = 0; rank < ranks(); ++rank) {
-            const auto number = static_cast<std::uint32_t>(owner + 1);
-            Arenas& of = arenas[static_cast<std::size_t>(rank)];
-            if (rank == owner) {
-                of.own(number, shared);
-            } else {
-                of.of_peer(owner, number, shared);
-            }
-        }
-        return shared->data();
-    }
 
     // Run something on a thread for each of the ranks.
     void run(const std::function<void(std::int32_t)>& job) {
@@ -319,8 +302,6 @@ class Team {
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    // Before the groups, which use them to their end.
-    std::vector<Arenas> arenas;
     std::vector<std::shared_ptr<SharedMemory>> segments;
     std::vector<std::unique_ptr<Group>> groups;
     std::vector<int> events;

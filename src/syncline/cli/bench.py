@@ -16,7 +16,7 @@ from syncline.files.report.page import require_place
 from syncline.lab.bench.collectives import measure_collectives
 from syncline.lab.bench.page import print_benchmark, save_report
 from syncline.lab.bench.request import BenchmarkRequest, Local, parse_sizes
-from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, TORCH, ZERO_COPY, all_contestants
+from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, TORCH, all_contestants
 from syncline.lab.processes import ended_by_signals
 
 EPILOG = """\b
@@ -31,7 +31,7 @@ need what 'syncline emulate' needs.
 """
 WORKERS = (2, 3, 4)
 FIELDS = fields_of(BenchmarkRequest)
-DEFAULT = (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, COPY)
+DEFAULT = (OURS, TORCH, GLOO, *MPIS, COPY)
 
 
 @click.group()

@@ -7,17 +7,16 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from syncline import _native
 from syncline.comm.groups import Group
-from syncline.comm.groups.shared_buffers import NOTICE
+from syncline.comm.groups import group as group_module
 from syncline.comm.groups.ucx import packed
 from syncline.errors import PeerError
 from tests.comm.groups import jobs
@@ -61,8 +60,7 @@ WORDS = {
     "collective": (of_fragments(24), U8, 99, "all-reduce .*, found an unknown coll"),
     "dtype": (of_fragments(25), U8, 99, "all-reduce .*, found .* of an unknown dtype"),
     "bytes": (of_fragments(32), U64, 2**40, "[0-9]+ bytes in all-reduce .*, found 1"),
-    "buffer": (of_fragments(40), U32, 7, "a place in a buffer .* found byte .* number 7"),
-    "slot": (of_fragments(44), U32, 2**31 - 1, "a slot below [0-9]+, found 2147483647"),
+    "slot": (of_fragments(40), U64, 2**31 - 1, "a slot below [0-9]+, found 2147483647"),
 }
 
 
@@ -93,37 +91,37 @@ def test_a_wrong_count_of_what_was_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notice", "files"),
-    [
-        (b"no", 0),
-        (b"x" * 900, 1),
-        (NOTICE.pack(1, 4096), 0),
-        (NOTICE.pack(1, 2**40), 1),
-        (NOTICE.pack(2**40, 0), 0),
-    ],
-    ids=["short", "long", "no file", "too large", "number"],
+    ("said", "files"), [(b"no", 0), (b"x" * 5000, 1), (b"goodby", 2)], ids=["short", "long", "cut"]
 )
-def test_a_wrong_notice(monkeypatch: pytest.MonkeyPatch, notice: bytes, files: int) -> None:
-    send_fds = socket.send_fds
+def test_a_wrong_farewell(monkeypatch: pytest.MonkeyPatch, said: bytes, files: int) -> None:
+    """Nor does the other keep the files that come with it."""
 
-    def wrong(connection: socket.socket, _: list[bytes], descriptors: list[int]) -> int:
-        return send_fds(connection, [notice], descriptors * files)
+    def wrong(connection: socket.socket) -> None:
+        socket.send_fds(connection, [said], [0] * files)
 
-    words = "rank 0: rank 1 is faulty: expected a notice of a buffer"
-    with ThreadPoolExecutor(1) as pool, joined() as groups:
-        monkeypatch.setattr(socket, "send_fds", wrong)
-        pool.submit(groups[1].allocate, 4000)
+    words = "rank 0: rank 1 is faulty: expected a notice that it leaves, found b'"
+    with joined() as groups:
+        opened = len(list(Path("/proc/self/fd").iterdir()))
+        with monkeypatch.context() as patched:
+            patched.setattr(group_module, "announce_shutdown", wrong)
+            groups[1].close()
         with pytest.raises(PeerError, match=words):
             groups[0].all_reduce(jobs.elements(torch.ones(10))).wait()
+        assert len(list(Path("/proc/self/fd").iterdir())) == opened - 3
 
 
-def test_memory_that_may_become_less() -> None:
+def test_memory_that_may_become_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """An access to what is gone would end the process."""
-    file = os.memfd_create("any", os.MFD_ALLOW_SEALING)
-    os.ftruncate(file, 8192)
-    with pytest.raises(ValueError, match="8192 bytes that may become fewer"):
-        _native.SharedMemory(file, 8192)
-    os.close(file)
+
+    def unsealed(size_bytes: int) -> int:
+        file = os.memfd_create("any", os.MFD_ALLOW_SEALING)
+        os.ftruncate(file, size_bytes)
+        return file
+
+    monkeypatch.setattr(group_module, "_sealed_memory", unsealed)
+    words = "rank 0 is faulty: expected [0-9]+ bytes .*, found [0-9]+ bytes that may become fewer"
+    with pytest.raises(PeerError, match=words):
+        Group(dist.HashStore(), 0, 1)
 
 
 @pytest.mark.parametrize("damage", ["no base64 at all!", "bytes", "cut"])

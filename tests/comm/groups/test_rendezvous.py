@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from syncline.comm.groups import Group, rendezvous, watch
+from syncline.comm.groups import Group, rendezvous
 from syncline.comm.groups.meeting import HELLO, MAGIC, REPLY, listening_at, listens
 from syncline.comm.groups.messages import take_descriptors
 from syncline.comm.groups.rendezvous import Members, RankCard, Rendezvous
@@ -340,20 +340,6 @@ def test_a_message_whose_descriptors_this_process_cannot_have() -> None:
             pytest.raises(OSError, match="Too many open files"),
         ):
             take_descriptors(second, 2)
-
-
-def test_a_buffer_for_which_there_is_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    with joined() as groups:
-        monkeypatch.setattr(watch, "take_descriptors", refuse)
-        with ThreadPoolExecutor(2) as pool:
-            allocating = [pool.submit(group.allocate, 64) for group in groups]
-        for rank, each in enumerate(allocating):
-            words = f"no descriptor is left for a buffer of rank {1 - rank}: .*Too many open files"
-            with pytest.raises(PeerError, match=words):
-                each.result()
 
 
 def test_addresses_where_nobody_listens() -> None:

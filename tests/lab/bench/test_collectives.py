@@ -15,7 +15,7 @@ from syncline.errors import UserError
 from syncline.lab.bench.collectives import measure_collectives, race
 from syncline.lab.bench.messages import LapTimes
 from syncline.lab.bench.request import BenchmarkRequest, TuneRequest
-from syncline.lab.bench.result import COPY, GLOO, OURS, TORCH, ZERO_COPY
+from syncline.lab.bench.result import COPY, GLOO, OURS, TORCH
 from syncline.lab.bench.tuning import HOPELESS, tune
 from syncline.lab.bench.tuning_report import print_choices, rows_of, save_choices_page
 from syncline.lab.testbed import Cluster
@@ -35,7 +35,7 @@ def request(*contestants: str, **changes: Any) -> BenchmarkRequest:
 @pytest.mark.parametrize("collective", first_few(PROGRAMS))
 def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> None:
     told: list[tuple[int, int]] = []
-    names = (OURS, ZERO_COPY, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
+    names = (OURS, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
     benchmark = measure_collectives(
         request(*names, collective=collective, sizes_bytes=(40, 40_000), pythons={"mpich": ABSENT}),
         progress=lambda _, done, total: told.append((done, total)),
@@ -48,11 +48,11 @@ def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> N
 
 
 @pytest.mark.slow
-def test_over_tcp_those_that_share_memory_are_absent() -> None:
-    names = (OURS, ZERO_COPY, TORCH, f"{OURS}:linear-pipeline")
+def test_over_tcp() -> None:
+    names = (OURS, TORCH, f"{OURS}:linear-pipeline")
     benchmark = measure_collectives(request(*names, place="tcp"))
-    assert [entry.contestant for entry in benchmark.entries] == [names[0], *names[2:]]
-    assert [absent.contestant for absent in benchmark.absent] == [ZERO_COPY]
+    assert [entry.contestant for entry in benchmark.entries] == [*names]
+    assert benchmark.absent == ()
 
 
 def test_on_emulated_hosts() -> None:

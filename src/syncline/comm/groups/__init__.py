@@ -4,7 +4,6 @@ from syncline.comm.groups.choices import Choice, Choices
 from syncline.comm.groups.elements import Elements
 from syncline.comm.groups.group import Group, Pending, Transport
 from syncline.comm.groups.notes import Store
-from syncline.comm.groups.shared_buffers import SharedBuffer
 
 __all__ = [
     "Choice",
@@ -12,7 +11,6 @@ __all__ = [
     "Elements",
     "Group",
     "Pending",
-    "SharedBuffer",
     "Store",
     "Transport",
 ]

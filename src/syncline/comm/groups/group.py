@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
@@ -21,7 +21,6 @@ from syncline.comm.groups.meeting import Connected, Introduced
 from syncline.comm.groups.messages import announce_shutdown, out_of_descriptors, require_descriptors
 from syncline.comm.groups.notes import Store
 from syncline.comm.groups.rendezvous import Reception
-from syncline.comm.groups.shared_buffers import SharedBuffer, SharedBuffers, sealed_memory
 from syncline.comm.groups.site import APART
 from syncline.comm.groups.ucx import addresses, new_worker
 from syncline.comm.groups.watch import Watch
@@ -152,8 +151,8 @@ class Group:
         self.on_failure: Callable[[], str] = str
         """Called when an operation fails on this rank; returns the end of the error message."""
         self._lock = threading.Lock()
-        self._begun: deque[Pending | Callable[[], None]] = deque()
-        """Collectives that may be in flight, in order, and what closes buffers between them."""
+        self._begun: deque[Pending] = deque()
+        """Collectives that may be in flight, in order."""
         self._calls: dict[tuple[object, ...], PreparedCall] = {}
         deadline = time.monotonic() + timeout_s
         with Reception(store, name, rank, ranks, deadline) as reception:
@@ -208,8 +207,7 @@ class Group:
                     CROWDED_SPIN_S if crowded else SPIN_S,
                     max(deadline - time.monotonic(), 0.0),
                 )
-                self._buffers = SharedBuffers(rank, self._peers, self._native)
-                self._watch = Watch(self._peers, self._buffers)
+                self._watch = Watch(self._peers, self._native)
             except _native.LinkFailure as error:
                 what, peer, _ = error.args
                 lost = PeerError(
@@ -368,25 +366,6 @@ class Group:
         """
         return self._message(self._native.receive, result, peer, tag, part_of)
 
-    def allocate(self, size_bytes: int) -> SharedBuffer:
-        """Return memory that the other ranks of this host read in place, without a copy.
-
-        All ranks must call it, with the same size, in the same order. Raise UserError if there is
-        less memory, MismatchError for another size, and PeerError if a rank here is missing.
-        """
-        if self._native.forked:
-            raise _forked(f"rank {self.rank}: a fork of its process allocated a shared buffer")
-        if not self._leave.still_active():
-            raise self._was_closed()
-        group = weakref.ref(self)  # a buffer does not keep its group alive
-
-        def close(forget: Callable[[], None]) -> None:
-            if (kept := group()) is not None:
-                kept._begun.append(forget)
-                kept._forget_done()
-
-        return self._buffers.allocate(size_bytes, self.timeout_s, close)
-
     @property
     def failed(self) -> bool:
         """Whether collectives in flight will never be done."""
@@ -495,16 +474,12 @@ class Group:
         return pending
 
     def _forget_done(self) -> None:
-        """Forget collectives that are done, which refer to the group, and close buffers."""
+        """Forget collectives that are done, which refer to the group."""
         if self._native.forked:
             return  # the fork has no thread that could release the lock
-        done = []
         with self._lock:
-            while self._begun and (not isinstance(self._begun[0], Pending) or self._begun[0].done):
-                done.append(self._begun.popleft())
-        for each in done:
-            if not isinstance(each, Pending):
-                each()
+            while self._begun and self._begun[0].done:
+                self._begun.popleft()
 
     def _wait(self, native: _native.Task, timeout_s: float | None) -> None:
         if timeout_s is None:
@@ -526,15 +501,15 @@ class Group:
 
     def _not_begun(self, error: Exception) -> SynclineError:
         if isinstance(error, _native.LinkFailure) and not self._leave.still_active():
-            return self._was_closed()
+            return UserError(f"rank {self.rank}: this group was closed")
         return self._explained(error)
-
-    def _was_closed(self) -> UserError:
-        return UserError(f"rank {self.rank}: this group was closed")
 
     def _explained(self, error: Exception) -> SynclineError:
         if isinstance(error, _native.Forked):
-            return _forked(error)
+            return UserError(
+                f"{error}; a fork takes no part in the group that its parent joined: call it in "
+                "the parent, or make a new group in the fork"
+            )
         what, _, disagrees = error.args
         what += self.on_failure()
         if disagrees:
@@ -545,13 +520,6 @@ class Group:
     def _require_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
             raise UserError(f"expected a rank from 0 to {self.ranks - 1}, found {rank}")
-
-
-def _forked(what: object) -> UserError:
-    return UserError(
-        f"{what}; a fork takes no part in the group that its parent joined: call it in the parent, "
-        "or make a new group in the fork"
-    )
 
 
 def leaving(owner: object, leave: Callable[..., None], *arguments: object) -> Finalize[None]:
@@ -592,11 +560,23 @@ def _new_segment(ranks: int, rank: int) -> int:
     """Return a descriptor of the memory that this rank shares with the ranks of its host."""
     size_bytes = _native.segment_bytes(ranks, FRAGMENT_BYTES, _window(ranks))
     try:
-        return sealed_memory(size_bytes, os.ftruncate)
+        return _sealed_memory(size_bytes)
     except OSError as error:
         raise UserError(
             f"rank {rank}: {size_bytes} bytes of shared memory cannot be allocated: {error}"
         ) from error
+
+
+def _sealed_memory(size_bytes: int) -> int:
+    """Return a descriptor of unnamed memory, which can neither shrink nor outlive its processes."""
+    descriptor = os.memfd_create("syncline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _scratch(like: Elements) -> Elements:

@@ -8,22 +8,20 @@ import select
 import threading
 from collections.abc import Sequence
 
+from syncline import _native
 from syncline.comm.groups.meeting import Introduced
-from syncline.comm.groups.messages import SHUTDOWN, USED_UP, reason_in, take_descriptors
-from syncline.comm.groups.shared_buffers import SharedBuffers
-
-_NOTHING: tuple[bytes, Sequence[int]] = b"", ()
+from syncline.comm.groups.messages import MOST_BYTES, SHUTDOWN, reason_in
 
 
 class Watch:
-    """A thread that reports peers that have ended or left, and passes on their buffers' notices.
+    """A thread that tells the native group which peers have ended or left.
 
     A process that has died is reported at once, whether or not its parent has waited for it. Raise
     OSError if no thread can be started.
     """
 
-    def __init__(self, peers: Sequence[Introduced], buffers: SharedBuffers) -> None:
-        self._buffers = buffers
+    def __init__(self, peers: Sequence[Introduced], native: _native.NativeGroup) -> None:
+        self._native = native
         self.ended: set[int] = set()
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
@@ -47,17 +45,13 @@ class Watch:
                 return
             peers = [self._sources[descriptor] for descriptor in ready]
             for rank, peer in {peer.rank: peer for peer in peers}.items():
-                # The last messages of a process come before its end.
-                spoke = peer.connection.fileno() in ready
-                try:
-                    message, descriptors = _received(peer) if spoke else _NOTHING
-                except OSError as error:
-                    self._lose(peer, f"no descriptor is left for a buffer of rank {rank}: {error}")
-                    continue
+                # The last message of a process comes before its end.
+                message = _received(peer) if peer.connection.fileno() in ready else b""
                 if message.startswith(SHUTDOWN):
                     self._lose(peer, f"rank {rank} has left the group{reason_in(message)}")
                 elif message:
-                    self._buffers.take(rank, message, descriptors)
+                    expected = f"expected a notice that it leaves, found {message[:32]!r}"
+                    self._lose(peer, f"rank {rank} is faulty: {expected}")
                 else:
                     # A peer closes its end of the connection just before its process ends.
                     self.ended.add(rank)
@@ -67,7 +61,7 @@ class Watch:
         for descriptor in (peer.process, peer.connection.fileno()):
             self._poll.unregister(descriptor)
             del self._sources[descriptor]
-        self._buffers.lose(peer.rank, what)
+        self._native.lose(peer.rank, what)
 
     def close(self) -> None:
         """End the thread; from itself too, if the group is collected there."""
@@ -75,18 +69,15 @@ class Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join()
             os.close(self._stop)
-        self._buffers.abandon()
 
 
-def _received(peer: Introduced) -> tuple[bytes, Sequence[int]]:
-    """Return a message and its files; an empty one if the peer has ended. Raises EMFILE."""
+def _received(peer: Introduced) -> bytes:
+    """Return a message without the files that come with it; an empty one if the peer has ended."""
     for _ in range(2):
         try:
-            return take_descriptors(peer.connection, 1)
+            return peer.connection.recv(MOST_BYTES)
         except ConnectionResetError:
             continue  # it closed with something unread; its earlier messages come next
-        except OSError as error:
-            if error.errno in USED_UP:
-                raise
+        except OSError:
             break
-    return _NOTHING
+    return b""

@@ -19,13 +19,11 @@ from syncline.lab.bench.result import (
     MPIS,
     OURS,
     PREFIX,
-    ZERO_COPY,
     Absent,
     Benchmark,
     CollectiveTimes,
     whole_size,
 )
-from syncline.lab.testbed import Cluster
 from syncline.lab.workers import Progress
 from syncline.train.measure.machine import machine_name
 
@@ -161,11 +159,6 @@ class _Teams:
 @contextlib.contextmanager
 def _teams(request: BenchmarkRequest, workers: int) -> Iterator[_Teams]:
     teams = _Teams(workers)
-    if ZERO_COPY in request.contestants:
-        if request.place == "tcp":
-            teams.leave_out(ZERO_COPY, "needs shared memory inside a host")
-        elif isinstance(request.place, Cluster) and request.place.workers_per_host < 2:
-            teams.leave_out(ZERO_COPY, "hosts share no memory")
     with (
         meeting(request.place, workers, choices="measured", timeout_s=request.timeout_s) as at,
         contextlib.ExitStack() as stack,

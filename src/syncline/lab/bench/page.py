@@ -16,7 +16,7 @@ from syncline.files.report import terminal, units
 from syncline.files.report.chart import Axis, Line, line_chart
 from syncline.files.report.markup import Column, Html, note, section, table, tag, titled, typeset
 from syncline.files.report.page import page, save_page
-from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, ZERO_COPY, Benchmark, CollectiveTimes
+from syncline.lab.bench.result import COPY, GLOO, MPIS, OURS, Benchmark, CollectiveTimes
 
 
 def binary_size(size_bytes: float) -> str:
@@ -119,7 +119,7 @@ def _terminal_rows(benchmark: Benchmark, workers: int) -> Table:
     return terminal.table(columns, mine, folds=False)
 
 
-COLOURS = {OURS: "c-0", ZERO_COPY: "c-4", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
+COLOURS = {OURS: "c-0", GLOO: "c-1", MPIS[0]: "c-2", MPIS[1]: "c-3", COPY: "c-5"}
 """Colours of the contestants that are drawn; the lines of more would overlap."""
 
 

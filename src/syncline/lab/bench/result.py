@@ -12,7 +12,6 @@ from syncline.plan.document import Document, Value
 from syncline.plan.quantities import LARGEST_BYTES, require_finite, require_time
 
 OURS = "syncline"  # a Syncline group that chooses the algorithm itself
-ZERO_COPY = "zero-copy"  # such a group, on buffers of ``Group.allocate``
 TORCH = "torch"  # ``torch.distributed`` with backend ``syncline``
 GLOO = "gloo"  # ``torch.distributed`` with backend ``gloo``
 COPY = "memcpy"  # no collective: every rank copies a vector
@@ -23,7 +22,7 @@ PREFIX = f"{OURS}:"  # precedes the name of a forced algorithm
 def all_contestants(collective: Collective) -> tuple[str, ...]:
     """Return all contestants of a collective, in the order of the table."""
     forced = (PREFIX + algorithm for algorithm in PROGRAMS[collective])
-    return (OURS, ZERO_COPY, TORCH, GLOO, *MPIS, *forced, COPY)
+    return (OURS, TORCH, GLOO, *MPIS, *forced, COPY)
 
 
 def require_contestants(collective: Collective, names: Sequence[str]) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncline.comm.collectives import Collective
-from syncline.comm.groups import Elements, Group, SharedBuffer
+from syncline.comm.groups import Elements, Group
 from syncline.errors import InternalError, SynclineError, UserError
 from syncline.lab.bench.messages import LapTimes, Order, Ready, Refused, Setup
-from syncline.lab.bench.result import COPY, ELEMENT_BYTES, GLOO, OURS, TORCH, ZERO_COPY
+from syncline.lab.bench.result import COPY, ELEMENT_BYTES, GLOO, OURS, TORCH
 from syncline.lab.workers import leave, serve
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class Vectors:
 
     given: Vector
     result: Vector
-    shared: SharedBuffer | None = None  # the buffer of both, to close; None: memory of this process
 
 
 def sizes_of(collective: Collective, ranks: int, size_bytes: int) -> tuple[int, int]:
@@ -74,19 +73,10 @@ Contestant = Callable[[Order], tuple[Vectors, Run]]
 
 
 def memory_of(order: Order, ranks: int) -> Vectors:
-    """Return memory of this process for an order."""
+    """Return memory for an order."""
     given, result = sizes_of(order.collective, ranks, order.size_bytes)
     vector = np.zeros(given, np.float32)
     return Vectors(vector, vector if given == result else np.zeros(result, np.float32))
-
-
-def shared_memory_of(order: Order, group: Group) -> Vectors:
-    """Return memory for an order that all ranks of the host have mapped."""
-    given, result = sizes_of(order.collective, group.ranks, order.size_bytes)
-    total = given if given == result else given + result
-    buffer = group.allocate(total * ELEMENT_BYTES)
-    whole = np.frombuffer(buffer.memory, np.float32)
-    return Vectors(whole[:given], whole[total - result :], buffer)
 
 
 def by_memcpy(order: Order) -> tuple[Vectors, Run]:
@@ -96,9 +86,9 @@ def by_memcpy(order: Order) -> tuple[Vectors, Run]:
     return Vectors(source, target), lambda: np.copyto(target, source)
 
 
-def by_group(group: Group, order: Order, *, zero_copy: bool = False) -> tuple[Vectors, Run]:
-    """Measure a group's collective; with ``zero_copy`` peers read the memory where it is."""
-    vectors = shared_memory_of(order, group) if zero_copy else memory_of(order, group.ranks)
+def by_group(group: Group, order: Order) -> tuple[Vectors, Run]:
+    """Measure a group's collective."""
+    vectors = memory_of(order, group.ranks)
     collective = getattr(group, order.collective.replace("-", "_"))
     given, result = _elements(vectors.given), _elements(vectors.result)
     if order.collective in ("reduce-scatter", "all-gather"):
@@ -157,23 +147,19 @@ class Member(NamedTuple):
 def lap(member: Member, order: Order) -> LapTimes:
     """Run a collective as often as ordered, after checking its result once."""
     vectors, run = member.contestants[order.contestant](order)
-    try:
-        vectors.given.fill(member.rank + 1)
+    vectors.given.fill(member.rank + 1)
+    run()
+    if order.contestant != COPY:
+        require_result(order.collective, vectors, member.rank, member.ranks)
+    vectors.given.fill(0)  # otherwise repeated sums in place would overflow
+    for _ in range(math.ceil(order.iterations * WARM_SHARE)):
         run()
-        if order.contestant != COPY:
-            require_result(order.collective, vectors, member.rank, member.ranks)
-        vectors.given.fill(0)  # otherwise repeated sums in place would overflow
-        for _ in range(math.ceil(order.iterations * WARM_SHARE)):
-            run()
-        member.barrier()
-        cpu_s, began_s = time.process_time(), time.perf_counter()
-        for _ in range(order.iterations):
-            run()
-        took = LapTimes(wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s)
-        member.barrier()
-    finally:
-        if vectors.shared is not None:
-            vectors.shared.close()
+    member.barrier()
+    cpu_s, began_s = time.process_time(), time.perf_counter()
+    for _ in range(order.iterations):
+        run()
+    took = LapTimes(wall_s=time.perf_counter() - began_s, cpu_s=time.process_time() - cpu_s)
+    member.barrier()
     return took
 
 
@@ -204,7 +190,6 @@ def torch_member(setup: Setup, rank: int) -> tuple[Member, Ready]:
     element = _elements(np.zeros(1, np.float32))
     contestants: dict[str, Contestant] = {
         OURS: partial(by_group, group),
-        ZERO_COPY: partial(by_group, group, zero_copy=True),
         TORCH: partial(by_torch, ours),
         GLOO: partial(by_torch, gloo),
         COPY: by_memcpy,

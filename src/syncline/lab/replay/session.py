@@ -6,11 +6,11 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from syncline.comm.groups.shared_buffers import available_bytes
 from syncline.errors import MismatchError, UserError, quoted
 from syncline.files.report.units import size
 from syncline.lab.processes import run_folder
@@ -167,12 +167,20 @@ def replay(request: ReplayRequest, *, progress: Progress | None = None) -> Repla
 def require_memory(profile: Profile, workers: int) -> None:
     """Raise a UserError if all workers' gradients do not fit into memory."""
     needed = workers * (COPIES * profile.gradient_bytes + WORKER_BYTES)
-    available = available_bytes()
+    available = _available_bytes()
     if needed > available:
         raise UserError(
             f"{workers} workers with {size(profile.gradient_bytes)} of gradients each need about "
             f"{size(needed)} of memory, and {size(available)} are free; emulate fewer hosts"
         )
+
+
+def _available_bytes() -> int:
+    """Return how much memory this machine has left."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager
