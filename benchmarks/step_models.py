@@ -24,10 +24,12 @@ __all__ = [
     "NOMINAL_S",
     "Layer",
     "Model",
+    "bert",
     "convolution",
     "linear",
     "norm",
     "profile_of",
+    "resnet",
 ]
 
 NOMINAL_S = 1.2
@@ -203,7 +205,8 @@ def _embedding(name: str, rows: int, width: int, places: int, *, block: str) -> 
 # --- models ---
 
 
-def _resnet(name: str, title: str, depths: tuple[int, ...]) -> Model:
+def resnet(name: str, title: str, depths: tuple[int, ...]) -> Model:
+    """Return a ResNet with bottleneck blocks, by their number in each stage."""
     layers = [
         convolution("conv1", 3, 64, 7, 112, block="stem"),
         norm("bn1", 64, 112**2, block="stem"),
@@ -296,8 +299,9 @@ def vgg16() -> Model:
     )
 
 
-def _bert_base() -> Model:
-    width, tokens = 768, 128
+def bert(name: str, title: str, *, width: int, depth: int) -> Model:
+    """Return a BERT encoder of so many layers."""
+    tokens = 128
     block = "embeddings"
     layers = [
         _embedding("embeddings.word_embeddings", 30522, width, tokens, block=block),
@@ -306,7 +310,7 @@ def _bert_base() -> Model:
         norm("embeddings.LayerNorm", width, tokens, block=block),
     ]
     scores = 2 * tokens * tokens * width  # queries by keys, and weights by values
-    for number in range(12):
+    for number in range(depth):
         block = f"encoder.layer.{number}"
         own = f"{block}.attention.self"
         layers += [
@@ -321,10 +325,10 @@ def _bert_base() -> Model:
         ]
     layers.append(linear("pooler.dense", width, width, block="pooler"))
     return Model(
-        name="bert",
-        title="BERT-base",
+        name=name,
+        title=title,
         layers=tuple(layers),
-        source="J. Devlin et al., BERT, NAACL 2019: base, uncased vocabulary, 128 tokens, without "
+        source="J. Devlin et al., BERT, NAACL 2019: uncased vocabulary, 128 tokens, without "
         "heads; names as in transformers",
     )
 
@@ -360,11 +364,11 @@ def _lstm() -> Model:
 MODELS: dict[str, Model] = {
     model.name: model
     for model in (
-        _resnet("resnet50", "ResNet-50", (3, 4, 6, 3)),
-        _resnet("resnet152", "ResNet-152", (3, 8, 36, 3)),
+        resnet("resnet50", "ResNet-50", (3, 4, 6, 3)),
+        resnet("resnet152", "ResNet-152", (3, 8, 36, 3)),
         _densenet201(),
         vgg16(),
-        _bert_base(),
+        bert("bert", "BERT-base", width=768, depth=12),
         _lstm(),
     )
 }

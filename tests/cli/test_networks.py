@@ -154,8 +154,9 @@ def test_points_as_benchmarks_print_them(tmp_path: Path, printed: str) -> None:
 
 @pytest.mark.parametrize("text", ["10gbit", "a=1e-3,b=1e-9"])
 def test_contention_is_said_of_any_network(text: str) -> None:
-    network = network_argument(f"{text},contention=1.5,jobs=3")
+    network = network_argument(f"{text},contention=1.5,jobs=3,message-cost=50us")
     assert (network.contention.exchange, network.jobs) == (1.5, 3)
+    assert network.contention.handling_s(4) == pytest.approx(200e-6)
     with pytest.raises(UserError, match="contention must be at least 1"):
         network_argument(f"{text},contention=0.5")
 

@@ -21,6 +21,7 @@ from syncline.plan.document import Document
 from syncline.plan.network import Network
 from syncline.plan.planners import PLANNERS
 from syncline.plan.planners.ddp import Ddp
+from syncline.plan.prediction import Prediction
 from syncline.plan.profile import Profile
 from syncline.plan.simulator.predict import predict_iteration_s
 
@@ -134,14 +135,15 @@ def with_clipping(profile: Profile, *, clip: bool) -> Profile:
     return msgspec.structs.replace(profile, norm="2") if clip else profile
 
 
-def echo_gain(profile: Profile, network: Network, name: str, iteration_s: float) -> None:
+def echo_gain(profile: Profile, network: Network, found: Prediction) -> None:
     """Print how a predicted iteration compares with DDP's default buckets."""
     if network.density is not None:
         return  # the network has no cost of DDP's dense messages
     ddp_s = predict_iteration_s(profile, network, Ddp().plan(profile, network))
     click.echo(
-        f"\npredicted: {terminal.plain(name)} {units.duration(iteration_s)} an iteration, DDP's "
-        f"default buckets {units.duration(ddp_s)}: {ddp_s / iteration_s:.2f} times as fast"
+        f"\npredicted: {terminal.plain(found.planner)} {units.duration(found.iteration_s)} an "
+        f"iteration (90 % interval: {units.between(found.interval_s)}), DDP's default buckets "
+        f"{units.duration(ddp_s)}: {ddp_s / found.iteration_s:.2f} times as fast"
     )
 
 

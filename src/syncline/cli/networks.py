@@ -39,14 +39,15 @@ NETWORK_HELP = (
 STAGES: dict[str, Literal["host", "switch"]] = {"staging": "host", "switch": "switch"}
 """Key that gives the rate of a stage -> where the stage is."""
 
-LINE_FORM = "a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME][,jobs=N][,contention=FACTOR]"
+COMMON_FORM = "[,jobs=N][,contention=FACTOR][,message-cost=TIME]"
+LINE_FORM = f"a=SECONDS,b=SECONDS_PER_BYTE[,workers=N][,algorithm=NAME]{COMMON_FORM}"
 LINK_FORM = (
     "bandwidth=RATE[,latency=TIME][,workers=N][,algorithm=NAME][,density=SHARE]"
     "[,hosts=HOSTSxWORKERS[,inside-bandwidth=RATE][,inside-latency=TIME]][,servers=N]"
     "[,servers-on=workers]"
-    "[,staging=RATE][,switch=RATE][,jobs=N][,contention=FACTOR]"
+    f"[,staging=RATE][,switch=RATE]{COMMON_FORM}"
 )
-POINTS_FORM = "points=FILE,workers=N[,algorithm=NAME][,jobs=N][,contention=FACTOR]"
+POINTS_FORM = f"points=FILE,workers=N[,algorithm=NAME]{COMMON_FORM}"
 BENCHMARK_HEADER = re.compile(r"#\s*size\s+(count\s+type|avg latency\s*\(us\))", re.IGNORECASE)
 """The comment with which nccl-tests and OSU's benchmarks name their columns."""
 MOST_POINTS_BYTES = 1 << 20  # the largest file of points that is read
@@ -202,10 +203,10 @@ def _columns(path: str) -> tuple[list[int], list[float]]:
 
 def _with_common_properties(network: Network, values: dict[str, Any]) -> Network:
     """Return the network with the jobs and contention that were given."""
-    changes: dict[str, Any] = {"jobs": values.get("jobs", network.jobs)}
-    if "contention" in values:
-        changes["contention"] = Contention.of_both(values["contention"])
-    return msgspec.structs.replace(network, **changes)
+    factor, per_message_s = values.get("contention", 1.0), values.get("message-cost", 0.0)
+    given = Contention(computing=factor, exchange=factor, per_message_s=per_message_s)
+    jobs = values.get("jobs", network.jobs)
+    return msgspec.structs.replace(network, jobs=jobs, contention=given)
 
 
 def _line(text: str) -> Network:
@@ -293,6 +294,7 @@ def _values(text: str, form: str, readers: dict[str, Callable[[str], Any]]) -> d
         "algorithm": algorithm_named,
         "jobs": _count,
         "contention": _number,
+        "message-cost": parse_duration,
     }
     values: dict[str, Any] = {}
     for part in text.split(","):

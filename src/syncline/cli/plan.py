@@ -12,7 +12,7 @@ from syncline.cli.networks import NETWORK_HELP, network_argument
 from syncline.files.report.tables import document_table
 from syncline.plan.planners import PLANNERS, planned, planner_named
 from syncline.plan.profile import Profile
-from syncline.plan.simulator.predict import predict_iteration_s
+from syncline.plan.simulator.predict import predict
 from syncline.plan.simulator.transformations import with_sharding
 
 
@@ -60,7 +60,6 @@ def plan(
         click.echo(made.to_json(), nl=False)
     else:
         Console(highlight=False).print(document_table(made))
-        predicted_s = predict_iteration_s(trained, exchange, made)
-        arguments.echo_gain(measured, exchange, made.planner, predicted_s)
+        arguments.echo_gain(measured, exchange, predict(trained, exchange, made).prediction)
         if output is not None:
             click.echo(f"plan written to {Path(output)}")

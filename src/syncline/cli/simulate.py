@@ -174,8 +174,7 @@ def simulate(
     else:
         _print(output)
         if isinstance(output, Comparison):
-            chosen_s = {each.planner: each.iteration_s for each in output.predictions}
-            arguments.echo_gain(loaded, net, output.chosen, chosen_s[output.chosen])
+            arguments.echo_gain(loaded, net, output.of(output.chosen))
     for note in notes if isinstance(output, Comparison) else ():
         click.echo(f"note: {terminal.plain(note)}", err=as_json)
     if as_json:

@@ -87,6 +87,7 @@ class Scale(Value, frozen=True, kw_only=True):
     workers: int
     ddp_s: float
     overlap_s: float
+    interval_s: tuple[float, float] | None = None  # 90 % prediction interval of ``overlap_s``
 
     def __post_init__(self) -> None:
         require_count("advice: workers", self.workers)

@@ -113,6 +113,8 @@ class Prediction(Value, frozen=True, kw_only=True):
     """max(computation, least communication): no schedule can be faster."""
     error_s: float = 0.0
     """Standard error of ``iteration_s`` if simulated iterations differ; else 0."""
+    interval_s: tuple[float, float] | None = None
+    """The ends of the 90 % prediction interval of ``iteration_s``; None in older files."""
     sharing: Sharing | None = None
     """Set if other jobs share the links. Then ``iteration_s`` is a mean over their offsets, and the
     bound is that of a job alone."""
@@ -122,8 +124,11 @@ class Prediction(Value, frozen=True, kw_only=True):
         if self.messages < 0:
             raise UserError(f"{where}: messages is negative: {self.messages}")
         for field in self.__struct_fields__:
-            if field.endswith("_s"):
+            if field.endswith("_s") and field != "interval_s":
                 require_finite(f"{where}: {field}", getattr(self, field))
+        low_s, high_s = self.interval_s or (0.0, 0.0)
+        require_finite(f"{where}: interval_s", low_s)
+        require_finite(f"{where}: interval_s", high_s - low_s)
         if 0 < self.iteration_s * NS_PER_S < 0.5:
             raise UserError(
                 f"{where}: iteration_s is {self.iteration_s} s, shorter than a nanosecond"

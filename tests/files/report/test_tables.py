@@ -63,8 +63,9 @@ def test_planners_are_sorted_and_marked(bundle: Bundle, factor: int, unit: str, 
         change(p, iteration_s=factor * p.iteration_s) for p in bundle.comparison.predictions
     )
     table = document_table(change(bundle.comparison, predictions=slower))
-    first, _, head, *rows = printed(table).splitlines()
+    first, _, above, head, *rows = printed(table).splitlines()
     assert "549 ms" in first
+    assert "90 %" in above
     assert f"iteration, {unit}" in head
     assert rows[0].split()[:3] == ["*", "merge", merge]
     others = ["mgwfbp", "pace", "ddp", "wfbp", "single"]

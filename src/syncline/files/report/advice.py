@@ -170,8 +170,14 @@ def _scaling(network: Network, simulator: WhatIfSimulator, scale: float) -> Iter
     counts = {max(network.workers // 2, 2), *(network.workers * n for n in (1, 2, 4, 8, 16))}
     for workers in sorted(counts):
         point = simulator.point(Change(workers=workers))
-        ddp_s, overlap_s = (prediction.iteration_s * scale for prediction in point.predictions)
-        yield Scale(workers=workers, ddp_s=ddp_s, overlap_s=overlap_s)
+        ddp, overlap = point.predictions
+        low_s, high_s = overlap.interval_s or (overlap.iteration_s,) * 2
+        yield Scale(
+            workers=workers,
+            ddp_s=ddp.iteration_s * scale,
+            overlap_s=overlap.iteration_s * scale,
+            interval_s=(low_s * scale, high_s * scale),
+        )
 
 
 def _suspects(network: Network, ranks: Sequence[RankFacts]) -> Iterator[str]:
@@ -265,6 +271,7 @@ def print_advice(console: Console, found: Advice) -> None:
         Column("workers", lambda row: str(row.workers), numeric=True),
         Column("DDP", lambda row: units.duration(row.ddp_s), numeric=True),
         Column("with overlap", lambda row: units.duration(row.overlap_s), numeric=True),
+        Column("90 % interval", lambda row: units.between(row.interval_s), numeric=True),
     ]
     if found.scaling:
         console.print(terminal.below(terminal.table(scaling, found.scaling)))

@@ -52,9 +52,9 @@ def planners_section(planners: summary.PlannerTable | None) -> Html | None:
         Column("Planner", lambda row: [row.planner, chosen if row.chosen else None]),
         Column("", lambda row: _planner_bar(row, longest_s), wide=True, css="bar"),
         Column(f"Iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
+        Column("90 % interval", lambda r: time.between(r.interval_s), numeric=True, wide=True),
         Column("Messages", lambda row: str(row.messages), numeric=True, wide=True),
         Column("Exposed, ms", lambda row: f"{row.exposed_s * 1e3:.1f}", numeric=True),
-        Column("of comm.", lambda r: units.percent(r.exposed_fraction), numeric=True, wide=True),
         Column("Above bound", lambda row: units.percent(row.distance_to_bound), numeric=True),
     ]
     marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)

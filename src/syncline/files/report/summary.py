@@ -48,9 +48,9 @@ class PlannerRow(Value, frozen=True):
     computation_s: float
     communication_s: float
     exposed_s: float
-    exposed_fraction: float
     lower_bound_s: float
     distance_to_bound: float
+    interval_s: tuple[float, float] | None
 
 
 class PlannerTable(Value, frozen=True):

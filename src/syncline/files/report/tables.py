@@ -38,9 +38,9 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         Column("", lambda row: "*" if row.chosen else ""),
         Column("planner", lambda row: row.planner),
         Column(f"iteration, {time.name}", lambda row: time.text(row.iteration_s), numeric=True),
+        Column("90 %\ninterval", lambda row: time.between(row.interval_s), numeric=True),
         Column("messages", lambda row: str(row.messages), numeric=True),
         Column("exposed, ms", lambda row: f"{row.exposed_s * 1e3:.1f}", numeric=True),
-        Column("of comm.", lambda row: units.percent(row.exposed_fraction), numeric=True),
         Column("above bound", lambda row: error(row.distance_to_bound), numeric=True),
     ]
     marked = next((index for index, row in enumerate(planners.rows) if row.chosen), None)

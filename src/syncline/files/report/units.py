@@ -47,6 +47,18 @@ def with_noise(seconds: float, noise_s: float) -> str:
     return f"{seconds / factor:.{decimals}f} ± {noise_s / factor:.{decimals}f} {unit}"
 
 
+def between(ends_s: tuple[float, float] | None) -> str:
+    """Return an interval of durations, such as ``"462 to 531 ms"``; empty where it is not known."""
+    if ends_s is None:
+        return ""
+    factor, unit = _scale(ends_s[1], _TIMES)
+    return f"{' to '.join(_ends(ends_s, factor))} {unit}"
+
+
+def _ends(ends_s: tuple[float, float], factor: float) -> list[str]:
+    return [_significant(end_s / factor, 3) for end_s in ends_s]
+
+
 def size(size_bytes: float | None) -> str:
     """Return a number of bytes, such as ``"102 MB"`` (10^6 bytes); empty where it is not known."""
     if size_bytes is None:
@@ -119,3 +131,7 @@ class TimeUnit:
     def text(self, seconds: float) -> str:
         """Return the number alone, with as many decimals as the rest of the column."""
         return f"{seconds / self._factor:.{self._decimals}f}"
+
+    def between(self, ends_s: tuple[float, float] | None) -> str:
+        """Return the ends of an interval, a dash between them; empty where it is not known."""
+        return "" if ends_s is None else "\u2013".join(_ends(ends_s, self._factor))

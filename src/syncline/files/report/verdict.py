@@ -220,6 +220,8 @@ def _predicted_figures(bundle: Bundle) -> Iterator[KeyFigure]:
         note = f"an iteration under {planner}"
         if run and run.prediction_error is not None:
             note = f"{units.percent(run.prediction_error, signed=True)} against the measurement"
+        elif prediction and prediction.iteration_s == predicted_s and prediction.interval_s:
+            note += f"; 90 % interval: {units.between(prediction.interval_s)}"
         yield KeyFigure("predicted", "Predicted", predicted_s, "s", note=note)
     if prediction:
         note = f"{units.percent(prediction.exposed_fraction)} of the communication is not hidden"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from syncline.errors import UserError, quoted
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
@@ -15,6 +17,8 @@ from syncline.plan.simulator.predict import predict_iteration_s
 LARGEST_FACTOR = 16.0  # largest factor by which the link may be slower or faster than given
 STEPS = 64  # factors that are tried first, evenly spread on a logarithmic scale
 PRECISION = 1e-4  # of the logarithm of the factor
+CALIBRATED = 1.3
+"""Nine of ten exchanges over a calibrated link take what its formula says within this factor."""
 LEAST_EFFECT = 0.01
 """If a network twice as slow changes the times by a smaller share, they cannot calibrate it."""
 
@@ -100,7 +104,8 @@ def calibrated(
             f"{' and '.join(map(str, measured_s))} workers, so these iterations say nothing about "
             "the network; give one at more workers"
         )
-    return Calibration(_slower(network, factor), factor, found)
+    link = msgspec.structs.replace(_slower(network, factor), known_within=CALIBRATED)
+    return Calibration(link, factor, found)
 
 
 def _slower(network: Network, factor: float) -> Network:

@@ -18,6 +18,7 @@ from syncline.plan.quantities import NS_PER_S
 from syncline.plan.simulator.analysis import ready_ns, waits
 from syncline.plan.simulator.bound import least_s_per_byte, network_bound_ns, terms
 from syncline.plan.simulator.dag import Dag
+from syncline.plan.simulator.interval import interval_s
 from syncline.plan.simulator.layout import Slot
 from syncline.plan.simulator.messages import MessageTask
 from syncline.plan.simulator.steady import Steady, steady_state
@@ -61,7 +62,9 @@ def predict(
     profile = with_gathering(profile, network, plan)
     steady = simulate_plan(profile, network, plan, strategy=strategy, workers=workers)
     computation_s = predict_computation_s(profile, network, strategy=strategy, workers=workers)
-    prediction = prediction_of(profile, network, plan, steady, computation_s, strategy=strategy)
+    prediction = prediction_of(
+        profile, network, plan, steady, computation_s, strategy=strategy, workers=workers
+    )
     timeline = Timeline(
         name=plan.planner,
         source="predicted",
@@ -124,21 +127,33 @@ def prediction_of(
     computation_s: float,
     *,
     strategy: Strategy,
+    workers: Workers,
 ) -> Prediction:
     """Return the figures of the run ``steady`` of a plan; for the arguments see :func:`predict`."""
     iteration_s = steady.period_ns / NS_PER_S
+    messages = (task for task in steady.dag.messages if task.lane != "delay")
+    communication_s = math.fsum(task.duration_ns for task in messages) / NS_PER_S
     bound_s = max(computation_s, communication_bound_s(profile, network, plan, steady, strategy))
     return Prediction(
         planner=plan.planner,
         messages=len(plan.messages),
         iteration_s=iteration_s,
         computation_s=computation_s,
-        communication_s=math.fsum(t.duration_ns for t in steady.dag.messages if t.lane != "delay")
-        / NS_PER_S,
+        communication_s=communication_s,
         exposed_s=max(iteration_s - computation_s, 0.0),
         # The clock rounds each task to a nanosecond, which can bring the sum below the bound.
         lower_bound_s=min(bound_s, iteration_s),
         error_s=steady.error_ns / NS_PER_S,
+        interval_s=interval_s(
+            iteration_s,
+            computation_s,
+            communication_s,
+            profile=profile,
+            network=network,
+            plan=plan,
+            strategy=strategy,
+            workers=workers,
+        ),
         sharing=None
         if steady.alone_ns is None
         else Sharing(

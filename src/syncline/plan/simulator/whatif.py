@@ -194,7 +194,9 @@ class WhatIfSimulator:
             plan = self.planners[name](seen, network)
             run = with_gathering(profile, network, plan)
             steady = simulate_plan(run, network, plan, strategy=strategy, workers=workers)
-            prediction = prediction_of(run, network, plan, steady, computation_s, strategy=strategy)
+            prediction = prediction_of(
+                run, network, plan, steady, computation_s, strategy=strategy, workers=workers
+            )
             yield Planned(run, network, plan, steady, prediction)
 
     def _computation_s(self, change: Change, profile: Profile, network: Network) -> float:

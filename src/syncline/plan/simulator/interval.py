@@ -1,0 +1,75 @@
+"""The 90 % prediction interval of an iteration's time."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from syncline.plan.network import Network
+from syncline.plan.plan import Plan
+from syncline.plan.profile import Profile
+from syncline.plan.quantities import NS_PER_S
+from syncline.plan.simulator.steady import steady_state
+from syncline.plan.simulator.strategy import Strategy
+from syncline.plan.simulator.transformations import with_compute_scale
+from syncline.plan.simulator.workers import Workers
+
+SIMULATED = 1.08
+"""Nine of ten iterations take what is simulated within this factor, if the profile, the network and
+the contention were measured."""
+NOMINAL = 2.1
+"""Nine of ten exchanges over a link of which only the nominal rate is known take at most this many
+times what the formula says."""
+LARGEST = 2.0  # logarithm of the largest factor that is told; beyond it, nothing is known
+NINE_OF_TEN = 1.645  # standard errors to either side
+
+
+def interval_s(
+    iteration_s: float,
+    computation_s: float,
+    communication_s: float,
+    *,
+    profile: Profile,
+    network: Network,
+    plan: Plan,
+    strategy: Strategy,
+    workers: Workers,
+) -> tuple[float, float]:
+    """Return the ends of the interval that holds nine of ten measured iterations.
+
+    The times are the prediction's. The page "Algorithms and costs" says what the factors rest on.
+    """
+    noise, misfit = 0.0, network.fit_error or 0.0
+    if (baseline := profile.baseline) is not None and baseline.iteration_s > 0:
+        noise = NINE_OF_TEN * baseline.noise_s / baseline.iteration_s
+    shared = math.exp(min(math.hypot(math.log(SIMULATED), noise, misfit), LARGEST))
+    known = 1.0 if network.is_measured else network.known_within
+    less, more = (1.0, NOMINAL) if known is None else (1 / known, known)
+
+    def simulated_s(exchange: float, computing: float) -> float:
+        if exchange == 1:
+            return iteration_s * computing
+        slower = with_compute_scale(profile, computing)
+        net = _costing(network, exchange)
+        steady = steady_state(slower, net, plan, strategy=strategy, workers=workers)
+        return steady.period_ns / NS_PER_S
+
+    shortest_s = simulated_s(less, 1 / shared)
+    if network.contention_under(by_need=plan.wait == "need").fitted:
+        return min(shortest_s, iteration_s), max(simulated_s(more, shared), iteration_s)
+    # Computing and messages may slow each other so much that nothing is gained by overlapping them.
+    longest_s = computation_s * shared + communication_s * more
+    return min(shortest_s, iteration_s), max(longest_s, iteration_s * shared)
+
+
+def _costing(network: Network, factor: float) -> Network:
+    """Return the network with messages that take ``factor`` times as long."""
+    curves = {name: getattr(network, name) for name in ("all_reduce", "pipelined", "whole")}
+    return msgspec.structs.replace(
+        network,
+        **{
+            name: curve and curve.rebased(curve.latency_s * factor, factor)
+            for name, curve in curves.items()
+        },
+    )
