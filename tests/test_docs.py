@@ -123,7 +123,7 @@ def test_the_picture_of_gains_shows_what_the_page_says() -> None:
         gains = [point.gain for point in points if point.rate == rate]
         least_and_most = dict.fromkeys((f"{min(gains):.2f}", f"{max(gains):.2f}"))
         assert f"{' to '.join(least_and_most)} times as fast at {named}/s" in text
-    assert len(points) == 25
+    assert len(points) == 24
 
 
 def test_the_recipes_for_clusters_can_be_read() -> None:
