@@ -36,7 +36,7 @@ from benchmarks.step_race import planned
 from benchmarks.testbed_rates import measured as reached_rates
 from syncline.lab.bench.collectives import measure_collectives
 from syncline.lab.bench.request import PLACES, BenchmarkRequest
-from syncline.lab.bench.result import GLOO, MPIS, OURS, ZERO_COPY
+from syncline.lab.bench.result import GLOO, MPIS, OURS
 from syncline.lab.testbed import Cluster, Testbed
 
 __all__ = ["PARTS", "main"]
@@ -209,7 +209,7 @@ def part_a(small: bool) -> list[Step]:
 
     first: list[Step] = [(f"TCP at {rate}", 6.0, shaping(rate)) for rate in rates]
     if small:
-        tiny = Training("gpt-tiny", 2, "1gbit", batch=2, clip=True, seconds=10.0, rounds=2)
+        tiny = Training("gpt-tiny", 2, "1gbit", batch=2, clip=True, seconds=4.0, rounds=2)
         return [*first, tiny.step(), bert("1gbit", 2, 15.0)]
     trainings = [
         Training("gpt-30m", 4, "10gbit", batch=4),
@@ -272,7 +272,7 @@ NCCL = (ALONE, "ddp", "ddp-100mb", "ddp-bf16", "syncline", "overlap")
 def part_b(small: bool) -> list[Step]:
     """Return what overlap gives over NCCL."""
     if small:
-        tiny = Training("gpt-tiny", 2, "1gbit", 2, "cuda", contestants=NCCL, seconds=8.0, rounds=2)
+        tiny = Training("gpt-tiny", 2, "1gbit", 2, "cuda", contestants=NCCL, seconds=6.0, rounds=2)
         return [tiny.step()]
     gpt = Training("gpt2-small", 2, "5gbit", 32, "cuda", "bfloat16", contestants=NCCL)
     images = Training("resnet50", 2, "5gbit", 64, "cuda", "float16", contestants=NCCL)
@@ -316,10 +316,10 @@ def part_d(small: bool) -> list[Step]:
         ]
 
     sparse = (ALONE, "ddp", "gtopk", "topk")
-    model, batch = ("gpt-tiny", 2) if small else ("gpt-30m", 32)
+    model, batch, seconds = ("gpt-tiny", 2, 6.0) if small else ("gpt-30m", 32, 15.0)
     rates = ("1gbit",) if small else ("1gbit", "10gbit")
     trainings = [
-        Training(model, 2, rate, batch, "cuda", contestants=sparse, seconds=15.0, rounds=3)
+        Training(model, 2, rate, batch, "cuda", contestants=sparse, seconds=seconds, rounds=3)
         for rate in rates
     ]
     return [("selection", 15.0, select), *(training.step() for training in trainings)]
@@ -338,7 +338,7 @@ def part_e(small: bool) -> list[Step]:
                     sizes_bytes=sizes,
                     workers=(count,),
                     place=place,
-                    contestants=(OURS, ZERO_COPY, GLOO, *MPIS),
+                    contestants=(OURS, GLOO, *MPIS),
                     lap_s=0.02,
                     timeout_s=max(settings.left_s, 1.0),
                 )

@@ -37,8 +37,9 @@ SHARDED_WORKERS = (2, 4)
 LARGEST_DIFFERENCE = 1e-4
 GRACE_S = 60.0
 """How long the workers that are left may take to notice, and a training to make a step."""
-AT_MOST_S = 1.0
-"""A kill comes at most so long after the first step of an attempt: that is about 40 steps."""
+MOST_STEPS = 40
+"""A kill comes within so many steps of an attempt, or a moment later."""
+MOMENT_S = 0.05
 
 
 class Job:
@@ -80,14 +81,15 @@ class Job:
         path = self.folder / "progress"
         return int(path.read_text() or 0) if path.exists() else 0
 
-    def wait_until_moving(self) -> None:
-        """Return when the present attempt has made a step, or ended."""
+    def wait_until_moving(self, steps: int) -> None:
+        """Return when the present attempt has made so many steps, or ended."""
         path = self.folder / "progress"
         path.unlink(missing_ok=True)
-        deadline = time.monotonic() + GRACE_S
-        while not path.exists() and self.running:
+        deadline, first = time.monotonic() + GRACE_S, 0
+        while self.running and not 0 < first <= self.progress - steps + 1:
+            first = first or self.progress
             if time.monotonic() > deadline:
-                raise RuntimeError(f"attempt {self._attempt} made no step in {GRACE_S} s")
+                raise RuntimeError(f"attempt {self._attempt} made no {steps} steps in {GRACE_S} s")
             time.sleep(0.005)
 
     @property
@@ -142,7 +144,9 @@ def undisturbed(steps: int, *, shard: bool) -> list[Any]:
         return job.finish()
 
 
-def disturbed(steps: int, kills: int, seed: int, *, shard: bool) -> dict[str, Any]:
+def disturbed(
+    steps: int, kills: int, seed: int, *, shard: bool, most_steps: int = MOST_STEPS
+) -> dict[str, Any]:
     """Train with kills; return what it has come to and what happened."""
     chance = random.Random(seed)
     happened = []
@@ -151,8 +155,8 @@ def disturbed(steps: int, kills: int, seed: int, *, shard: bool) -> dict[str, An
         job = Job(Path(folder), steps, shard=shard)
         job.start()
         while len(happened) < kills:
-            job.wait_until_moving()
-            time.sleep(chance.uniform(0, AT_MOST_S))
+            job.wait_until_moving(chance.randint(1, most_steps))
+            time.sleep(chance.uniform(0, MOMENT_S))
             if not job.running:
                 raise RuntimeError(
                     f"the training of {steps} steps was over after {len(happened)} kills"

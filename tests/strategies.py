@@ -27,8 +27,8 @@ few = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-many = settings(few, max_examples=150 if LARGE else 40)
-costly = settings(many, max_examples=150 if LARGE else 10)
+many = settings(few, max_examples=100 if LARGE else 40)
+costly = settings(many, max_examples=60 if LARGE else 10)
 """For examples that take long, such as those that every planner plans."""
 
 seconds = st.floats(0, 1000, allow_nan=False)

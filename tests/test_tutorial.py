@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from tests.pages import code_blocks, text_of
 from tests.programs import output_of
 from tests.timeouts import JOB_DEADLINE_S
 
-STEPS = r"range\(600\)"
+STEPS = "range(600)"
 
 
 def blocks(language: str) -> list[str]:
@@ -45,23 +44,19 @@ def carried_out(folder: Path, script: str) -> str:
     return output_of(*program, sys.executable, command[-1], cwd=folder, timeout_s=JOB_DEADLINE_S)
 
 
-@pytest.fixture(autouse=True)
-def _hosts() -> None:
+def shortened(steps: int) -> str:
+    script = blocks("python")[0]
+    assert script.count(STEPS) == 1
+    return script.replace(STEPS, f"range({steps})")
+
+
+@pytest.mark.slow
+def test_training_says_what_it_gained(tmp_path: Path) -> None:
     require_namespaces()
-
-
-@pytest.mark.slow
-def test_the_scripts_run_for_a_few_steps(tmp_path: Path) -> None:
-    script, count = re.subn(STEPS, "range(4)", blocks("python")[0])
-    assert count == 1
-    assert "ms a step" in carried_out(tmp_path, script)
-    assert "times as fast" in carried_out(tmp_path, changed(script))
+    assert "ms a step" in carried_out(tmp_path, shortened(4))
+    # To measure DDP takes at most 66 steps; the others are for planning, and for trying the plan.
+    assert "times as fast as DDP" in carried_out(tmp_path, changed(shortened(150)))
     assert (tmp_path / "report" / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_the_whole_training_says_what_it_gained(tmp_path: Path) -> None:
-    assert "times as fast as DDP" in carried_out(tmp_path, changed(blocks("python")[0]))
     record = Run.load(tmp_path / "report" / "run.json")
     assert record.workers == 2
     assert record.baseline is not None

@@ -16,10 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncline.torch_entry import LAUNCHED
 from syncline.torch_private import uncompiled
 from syncline.train.ddp import DistributedDataParallel
+from syncline.train.launched.conversion import prepare
+from syncline.train.launched.request import OFF
 from syncline.train.log import logger
+from tests.adoption import unmodified
+from tests.mortal import Place
+from tests.timeouts import TIMEOUT
 from tests.train.overlap.overlap_plans import Style, plan_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -73,18 +77,21 @@ class Overlapping(logging.Handler):
 
 
 def train_all(train: Callable[[str, str, Path], None]) -> None:
-    """Train each kind of ``SCRIPT FOLDER KIND...`` with DDP and with Syncline.
+    """Call ``train(kind, which, folder)`` for each of ``SCRIPT FOLDER KIND...``, in three ways.
 
     All share the processes, which take longer to import a framework than to train, and their group.
-    Under ``syncline run``, train as with DDP only.
-
-    Args:
-        train: is given the kind; ``"stock"``, ``"syncline"`` or, under ``syncline run``, ``"run"``;
-            and a folder of its own.
+    ``syncline run`` has started them, switched off; the last trainings, ``"run"``, switch it on. A
+    kind that is sharded differs from another one with Syncline alone.
     """
     folder, *kinds = sys.argv[1:]
-    for kind in kinds:
-        for which in ("run",) if LAUNCHED in os.environ else ("stock", "syncline"):
+    for which in ("stock", "syncline", "run"):
+        if which == "run":
+            del os.environ[OFF]
+            prepare.cache_clear()
+            prepare()
+        for kind in kinds:
+            if kind.startswith("sharded") and which != "syncline":
+                continue
             own = Path(folder, kind, which)
             own.mkdir(parents=True, exist_ok=True)
             train(kind, which, own)
@@ -102,3 +109,14 @@ def write(
     noted["norm"] = float(flat.double().norm())
     digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()
     Path(folder, f"{rank}.json").write_text(json.dumps({"digest": digest, **noted}))
+
+
+def alone(place: Place, kind: str) -> None:
+    """Train a kind of the unmodified script in a fork, which need not import torch."""
+    dist.init_process_group("gloo", f"file://{place.folder}/meet", TIMEOUT, place.ranks, place.rank)
+    unmodified.train(str(place.folder), kind)
+
+
+def outcomes(folder: Path, kind: str = "") -> list[dict[str, Any]]:
+    """Return what each process has noted."""
+    return [json.loads((folder / f"{kind}{rank}.json").read_text()) for rank in range(2)]

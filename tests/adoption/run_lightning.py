@@ -89,15 +89,15 @@ def train(kind: str, which: str, folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     model = {"manual": Manual, "compiled": Silent}.get(kind, Plain)()
-    shard = kind in ("sharded", "sharded resumed")
+    shard = kind.startswith("sharded")
     strategy: Any = "ddp"
     if which == "syncline":
         strategy = SynclineStrategy(**planned(model), shard=shard)
-    data = TensorDataset(torch.randn(1600, WIDTH))
+    data = TensorDataset(torch.randn(960 if kind == "swa" else 1600, WIDTH))
     watch = Watch()
     callbacks: list[Any] = [watch]
     options: dict[str, Any] = {"max_epochs": 1}
-    if kind in ("automatic", "resumed") or shard:
+    if kind.startswith("automatic") or shard:
         options |= {"gradient_clip_val": 100.0, "val_check_interval": 20}
         options["max_epochs"] = 2 if kind.endswith("resumed") else 1
         callbacks.append(ModelCheckpoint(folder, filename="saved", save_on_train_epoch_end=True))
@@ -121,7 +121,7 @@ def train(kind: str, which: str, folder: Path) -> None:
         **options,
     )
     batches, check = DataLoader(data, 16), DataLoader(TensorDataset(data.tensors[0][:64]), 16)
-    saved = folder.parents[1] / ("sharded" if shard else "automatic") / which / "saved.ckpt"
+    saved = folder.parents[1] / kind.removesuffix(" resumed") / which / "saved.ckpt"
     trained: Any = torch.compile(model, backend="eager") if kind == "compiled" else model
     trainer.fit(trained, batches, check, ckpt_path=saved if kind.endswith("resumed") else None)
     noted = {"wrapper": watch.kind, "steps": trainer.global_step}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,23 @@ from syncline.plan.run import Run
 from syncline.torch_entry import LAUNCHED
 from syncline.train.launched.conversion import repeated_blocks
 from syncline.train.launched.request import Request
-from tests.adoption.outcome import TORCHRUN, ended
+from tests.adoption.outcome import TORCHRUN, alone, ended, outcomes
+from tests.adoption.unmodified import Subclass
+from tests.mortal import Mortals
 
 SCRIPT = Path(__file__).with_name("unmodified.py")
 OPTIONS = ["--cache", "none", "--no-check", "--planner", "tictac"]
 RUN = [*TORCHRUN, "-m", "syncline.run", *OPTIONS]
-KINDS = ("plain", "hook", "subclass", "gan")
+KINDS = ("plain", "hook", "subclass", "gan", "compiled")
+Ranks = list[dict[str, Any]]
+Stock = Callable[[str], Ranks]
 
 
-def start(folder: Path, command: list[str], *kinds: str, **environment: str) -> tuple[Any, str]:
+def start(folder: Path, command: list[str], *kinds: str) -> tuple[dict[str, Ranks], str]:
     """Train kinds; return what each rank came to, by kind, and what was printed."""
     folder.mkdir()
-    said = ended([*command, SCRIPT, folder, *kinds], **environment).stderr
-    found = {
-        kind: [json.loads((folder / f"{kind}-{rank}.json").read_text()) for rank in range(2)]
-        for kind in kinds
-    }
-    return found, said
+    said = ended([*command, SCRIPT, folder, *kinds]).stderr
+    return {kind: outcomes(folder, f"{kind}-") for kind in kinds}, said
 
 
 def layer() -> nn.Module:
@@ -45,70 +46,68 @@ def layer() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the plain kind comes to without Syncline."""
-    found, _ = start(tmp_path_factory.mktemp("alone") / "stock", TORCHRUN, "plain")
-    return found["plain"]
+def stock(mortals: Mortals, tmp_path_factory: pytest.TempPathFactory) -> Stock:
+    """Return what a kind comes to without Syncline."""
+
+    @functools.cache
+    def of(kind: str) -> Ranks:
+        folder = tmp_path_factory.mktemp("alone")
+        ranks = mortals.run(alone, 2, kind, folder=folder)
+        assert [rank.code for rank in ranks] == [0, 0], ranks
+        return outcomes(folder, f"{kind}-")
+
+    return of
 
 
-def test_bits_are_those_of_the_script_alone(stock: Any, tmp_path: Path) -> None:
+def test_bits_are_those_of_the_script_alone(stock: Stock, tmp_path: Path) -> None:
     report = tmp_path / "report"
     ours, said = start(tmp_path / "run", [*RUN, "--report", str(report)], "plain")
-    assert {rank["class"] for rank in stock} == {"torch.nn.parallel.distributed"}
+    assert {rank["class"] for rank in stock("plain")} == {"torch.nn.parallel.distributed"}
     assert {rank["class"] for rank in ours["plain"]} == {"syncline.train.ddp"}
-    assert {rank["digest"] for rank in stock} == {rank["digest"] for rank in ours["plain"]}
+    assert {rank["digest"] for rank in stock("plain")} == {r["digest"] for r in ours["plain"]}
     assert all(all(rank["same"]) for rank in ours["plain"])
     assert "was not converted" not in said
     assert Run.load(report / "run.json").deferred
 
 
 @pytest.mark.slow
-def test_models_that_cannot_be_converted_and_several_train_as_alone(tmp_path: Path) -> None:
+def test_models_that_cannot_be_converted_and_several_train_as_alone(
+    stock: Stock, tmp_path: Path
+) -> None:
+    """Here the launcher is started by it."""
     report = tmp_path / "report"
-    stock, _ = start(tmp_path / "stock", TORCHRUN, *KINDS)
-    ours, said = start(tmp_path / "run", [*RUN, "--report", str(report)], *KINDS)
+    run = [sys.executable, "-m", "syncline.run", *OPTIONS, "--report", str(report)]
+    ours, said = start(tmp_path / "run", [*run, "-m", *TORCHRUN[2:]], *KINDS)
+    known = {"torch.nn.parallel.distributed", Subclass.__module__}
     for kind in KINDS:
-        assert {rank["class"] for rank in stock[kind]} <= {"torch.nn.parallel.distributed", MAIN}
-        assert {rank["digest"] for rank in stock[kind]} == {r["digest"] for r in ours[kind]}, kind
+        assert {rank["class"] for rank in stock(kind)} <= known
+        assert {rank["digest"] for rank in stock(kind)} == {r["digest"] for r in ours[kind]}, kind
         assert all(all(rank["same"]) for rank in ours[kind]), kind
-    assert {rank["class"] for rank in ours["plain"] + ours["gan"]} == {"syncline.train.ddp"}
+    converted = ours["plain"] + ours["gan"] + ours["compiled"]
+    assert {rank["class"] for rank in converted} == {"syncline.train.ddp"}
     assert {rank["class"] for rank in ours["hook"]} == {"torch.nn.parallel.distributed"}
-    assert {rank["class"] for rank in ours["subclass"]} == {MAIN}
+    assert {rank["class"] for rank in ours["subclass"]} == {"__main__"}
     lines = [line for line in said.splitlines() if "was not converted" in line]
     assert len(lines) == 2
     assert "the wrapped model has a communication hook" in lines[0]
     assert "found a Subclass" in lines[1]
+    assert "updates are synchronous: the whole model is compiled" in said
     # One report a model: the plain one, and the two of the GAN.
     runs = [Run.load(Path(f"{report}{n}") / "run.json") for n in ("", "-2", "-3")]
     assert runs[0].deferred
     assert {run.decision for run in runs} <= {"planned", "ddp"}
 
 
-MAIN = "__main__"
-
-
 @pytest.mark.slow
-def test_launchers_can_be_started_by_it_and_it_can_be_switched_off(tmp_path: Path) -> None:
-    run = [sys.executable, "-m", "syncline.run", *OPTIONS, "-m", *TORCHRUN[2:]]
-    ours, _ = start(tmp_path / "run", run, "plain")
-    off, _ = start(tmp_path / "off", run, "plain", SYNCLINE="0")
-    assert {rank["class"] for rank in ours["plain"]} == {"syncline.train.ddp"}
-    assert {rank["class"] for rank in off["plain"]} == {"torch.nn.parallel.distributed"}
-    assert ours["plain"][0]["digest"] == off["plain"][0]["digest"]
-
-
-@pytest.mark.slow
-def test_blocks_are_compiled_instead_of_the_whole(tmp_path: Path) -> None:
+def test_blocks_are_compiled_instead_of_the_whole(stock: Stock, tmp_path: Path) -> None:
     """With a backend that changes no number, bits stay; updates overlap, and names are short."""
-    stock, _ = start(tmp_path / "stock", TORCHRUN, "compiled")
-    whole, said = start(tmp_path / "whole", RUN, "compiled")
-    assert "updates are synchronous: the whole model is compiled" in said
     report = ["--compile-blocks", "--report", str(tmp_path / "report")]
     blocks, said = start(tmp_path / "blocks", [*RUN, *report], "compiled")
     assert "synchronous" not in said
     assert Run.load(tmp_path / "report" / "run.json").deferred
-    assert len({found["compiled"][0]["digest"] for found in (stock, whole, blocks)}) == 1
-    assert stock["compiled"][0]["names"][0] == "_orig_mod.0.weight"
+    whole = stock("compiled")
+    assert len({rank["digest"] for rank in whole + blocks["compiled"]}) == 1
+    assert whole[0]["names"][0] == "_orig_mod.0.weight"
     assert blocks["compiled"][0]["names"][0] == "0.weight"
 
 
@@ -128,11 +127,11 @@ def test_repeated_blocks(model: nn.Module, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_advice_is_given_and_training_goes_on(stock: Any, tmp_path: Path) -> None:
+def test_advice_is_given_and_training_goes_on(stock: Stock, tmp_path: Path) -> None:
     folder = tmp_path / "advice"
     command = [*TORCHRUN, "-m", "syncline.advise", "--continue", "-o", str(folder)]
     observed, said = start(tmp_path / "observed", command, "plain")
-    assert observed["plain"][0]["digest"] == stock[0]["digest"]
+    assert observed["plain"][0]["digest"] == stock("plain")[0]["digest"]
     assert "trying" not in said
     found = Advice.load(folder / "advice.json")
     assert (found.workers, found.is_measured) == (2, True)

@@ -112,9 +112,7 @@ def digest(*models: nn.Module) -> str:
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
-if __name__ == "__main__":
-    folder, *kinds = sys.argv[1:]
-    dist.init_process_group("gloo")
+def train(folder: str, *kinds: str) -> None:
     for name in kinds:
         torch.manual_seed(0)
         found = {"gan": gan, "compiled": compiled}.get(name, plain)(name)
@@ -122,3 +120,8 @@ if __name__ == "__main__":
     # Models keep Gloo's threads, which abort an interpreter that exits while they release tensors.
     gc.collect()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    train(*sys.argv[1:])

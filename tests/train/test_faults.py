@@ -297,19 +297,17 @@ def test_a_model_is_copied(run: Run, undisturbed_values: Values) -> None:
 
 @pytest.mark.slow
 def test_killed_workers_resume_bit_for_bit() -> None:
-    steps = 150
-    found = disturbed(steps, kills=3, seed=1, shard=False)
+    found = disturbed(90, kills=3, seed=1, shard=False, most_steps=20)
     assert len(found["kills"]) == 3
     for kill in found["kills"]:
         for line in kill["said"]:
             assert "PeerError: rank " in line
-    assert found["ends"] == undisturbed(steps, shard=False)
+    assert found["ends"] == undisturbed(90, shard=False)
 
 
 @pytest.mark.slow
 def test_killed_workers_resume_with_another_number_of_ranks() -> None:
-    steps = 150
-    found = disturbed(steps, kills=3, seed=1, shard=True)
+    found = disturbed(90, kills=3, seed=1, shard=True, most_steps=20)
     assert [kill["ranks"] for kill in found["kills"]] == [4, 2, 4]
-    (whole,) = undisturbed(steps, shard=True)
+    (whole,) = undisturbed(90, shard=True)
     assert largest_difference(found["ends"][0], whole) < LARGEST_DIFFERENCE

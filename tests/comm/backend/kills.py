@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from benchmarks.ranks import on_host
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +30,7 @@ from syncline.comm.groups import Transport
 from tests.comm.backend.lost_peer_jobs import Net, sgd, step
 from tests.comm.groups.mortal_jobs import initialize
 from tests.mortal import POLL_S, Ended, Mortals, Place
+from tests.timeouts import give_up
 
 Wrapper = Literal["torch", "syncline"]
 Route = Literal["shared", "tcp", "mixed", "gloo"]
@@ -39,7 +41,8 @@ MOST_STEPS = 120
 """By then, ours has left DDP's buckets."""
 LONGEST_S = 0.03
 """A few steps."""
-TIMEOUT_S: dict[How, float] = {"SIGKILL": 60.0, "SIGSTOP": 12.0}
+TIMEOUT_S: dict[How, float] = {"SIGKILL": 60.0, "SIGSTOP": 3.0}
+"""Of waits; where a rank is stopped, of those that begin after the steps that it makes at least."""
 VARIANTS: tuple[dict[str, bool], ...] = (
     {},
     {"static_graph": True},
@@ -167,7 +170,7 @@ def trains_until_it_ends(place: Place, given: dict[str, Any]) -> None:
     (place.folder / f"process-{place.rank}").write_text(str(os.getpid()))
     going = Going(place, kill) if place.rank == kill.victim else None
     with on_host(place.rank % 2) if kill.route == "mixed" else nullcontext():
-        timeout = timedelta(seconds=TIMEOUT_S[kill.how])
+        timeout = timedelta(seconds=TIMEOUT_S["SIGKILL"])
         initialize(place, TRANSPORTS.get(kill.route, "auto"), timeout)
         if going is not None:
             going.done(0)
@@ -175,6 +178,8 @@ def trains_until_it_ends(place: Place, given: dict[str, Any]) -> None:
         optimizer = sgd(model)
         for steps in itertools.count(1):
             step(model, optimizer)
+            if steps == kill.steps:
+                give_up(dist.group.WORLD, TIMEOUT_S[kill.how])
             if going is not None:
                 going.done(steps)
 

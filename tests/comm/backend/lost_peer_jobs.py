@@ -26,7 +26,7 @@ How = Literal["dies", "is silent"]
 Case = Iterator[None]
 VICTIM = 1
 WIDTH = 64
-SHORT = timedelta(seconds=1)
+SHORT = timedelta(seconds=0.3)
 """The timeout once a rank is silent."""
 
 

@@ -23,7 +23,7 @@ def test_after_a_kill(mortals: Mortals, tmp_path: Path, wrapper: Wrapper, number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["shared", "tcp", "mixed"])
+@pytest.mark.parametrize("route", ["shared", "mixed"])
 @pytest.mark.parametrize("wrapper", BOTH)
 def test_after_a_silence(mortals: Mortals, tmp_path: Path, wrapper: Wrapper, route: Route) -> None:
     kill = Kill(wrapper=wrapper, route=route, how="SIGSTOP")

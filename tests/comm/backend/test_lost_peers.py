@@ -13,6 +13,8 @@ from tests.mortal import Ended, Mortals
 FIRST = ["DDP", "hook, PowerSGD", "future, then then", "functional, several", "new_group"]
 """Those that wait in different places of torch."""
 DIES = [*FIRST, *(name for name in jobs.CASES if name not in FIRST)]
+OVER_TCP = ["DDP", "DDP, buffers", "DDP, first step", "join", "FSDP2", "ours", *FIRST[1:4]]
+"""The tests of kills draw more trainings over TCP."""
 
 
 def names_the_victim(ended: Ended, words: str) -> None:
@@ -43,7 +45,7 @@ def test_a_peer_of_another_host_dies_before_a_group(mortals: Mortals, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["dies", "is silent"])
-@pytest.mark.parametrize("name", [*jobs.TRAININGS, *FIRST[2:4]])
+@pytest.mark.parametrize("name", OVER_TCP)
 def test_a_peer_of_another_host(mortals: Mortals, tmp_path: Path, name: str, how: str) -> None:
     survivor, _ = mortals.run(jobs.loses_a_peer, 2, name, how, "tcp", folder=tmp_path)
     names_the_victim(survivor, "has ended" if how == "dies" else "did not")

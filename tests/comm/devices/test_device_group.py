@@ -46,7 +46,7 @@ def jobs(draw: st.DrawFn) -> tuple[int, list[Call]]:
     return ranks, draw(st.lists(call, min_size=1, max_size=4))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     job=jobs(),

@@ -136,22 +136,18 @@ def test_8_bits_are_resumed_also_by_more_workers(workers: WorkerPool, folder: Pa
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_is_the_same_bit_for_bit(folder: Path) -> None:
-    def start(name: str, *more: str) -> subprocess.Popen[str]:
+def test_killed_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, folder: Path) -> None:
+    def start(*more: str) -> subprocess.Popen[str]:
         options = (
             f"train --data imagefolder --data-dir {folder} --lr 0.01 --epochs 8 --batch-size 4 "
             "--compression gtopk --density 0.05 --no-check "
-            f"--checkpoint {folder / name} --report {folder / 'report'}"
+            f"--checkpoint {folder / 'parts'} --report {folder / 'report'}"
         )
-        return started(*SYNCLINE, *options.split(), *more, session=True)
+        return started(*SYNCLINE, *options.split(), *more, session=True, OMP_NUM_THREADS="1")
 
-    def ended(process: subprocess.Popen[str]) -> None:
-        output, errors = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, errors
-        assert "compression" in output
-
-    ended(start("whole"))
-    killed, parts = start("parts"), folder / "parts"
+    whole = config_of(folder, "whole", epochs=8, compression="gtopk", density=0.05)
+    workers.run(train_all, 2, whole)
+    killed, parts = start(), folder / "parts"
     wait_until(lambda: (parts / FILE_NAME).exists() or killed.poll() is not None, "a checkpoint")
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate(timeout=DEADLINE_S)
@@ -159,7 +155,10 @@ def test_killed_and_resumed_is_the_same_bit_for_bit(folder: Path) -> None:
     for name in left:
         (parts / name).write_bytes(b"half")
     (mine := parts / "compression-notes.pt").write_bytes(b"the user's")
-    ended(start("parts", "--resume"))
+    resumed = start("--resume")
+    output, errors = resumed.communicate(timeout=DEADLINE_S)
+    assert resumed.returncode == 0, errors
+    assert "compression" in output
     assert not any((parts / name).exists() for name in left)
     mine.unlink()
     require_equal(folder / "whole", parts)

@@ -47,12 +47,12 @@ def beside_ddp(
     return results
 
 
-def sharded_beside_ddp(rows: list[str], style: Style, let_through: float) -> list[dict[str, Any]]:
+def sharded_beside_ddp(rows: list[str], style: Style, *how: Any) -> list[dict[str, Any]]:
     """Do so with sharded optimizers; results may differ by 1e-6, or the reason may be said."""
     results = []
     for row in rows:
         try:
-            results += beside_ddp([row], style, let_through, shard=True)
+            results += beside_ddp([row], style, *how, shard=True)
         except UserError as error:
             results.append({"refused": str(error)})
     return results
