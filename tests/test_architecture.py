@@ -24,6 +24,7 @@ RUNTIME = (
     | BACKEND
     | {"comm.backend", "files.traces", "files.report", "train.measure", "train.sparse"}
 )
+TRAINING = RUNTIME - {"comm.collectives", "comm.groups", "comm.devices", "comm.backend"}
 LAB = RUNTIME | {"train", "lab.processes", "lab.workers"}
 COMMANDS = LAB | {
     *("lab.training", "lab.testbed", "lab.replay", "lab.bench", "train.launched"),
@@ -43,12 +44,12 @@ ALLOWED: dict[str, set[str]] = {
     "comm.backend": BACKEND,
     "files.traces": DATA,
     "files.report": TOOLS | {"files.traces"},
-    "train": RUNTIME,
+    "train": TRAINING,
     "train.measure": TOOLS | {"torch_private"},
     "train.sparse": TOOLS | {"train.measure", "torch_private"},
-    "train.launched": RUNTIME | {"train"},
-    "hooks": RUNTIME,
-    "integrations": RUNTIME | {"train", "train.launched"},
+    "train.launched": TRAINING | {"train"},
+    "hooks": TRAINING,
+    "integrations": TRAINING | {"train", "train.launched"},
     "lab.processes": BOTTOM,
     "lab.workers": BOTTOM | {"lab.processes"},
     "lab.testbed": DATA | {"lab.processes"},

@@ -123,6 +123,21 @@ def test_planning_and_reading_reports_never_import_torch(block: str, check: str)
     python(IMPORT_ALL.format(block=block, check=check))
 
 
+TRAINING = """
+import sys, syncline
+from pathlib import Path
+assert syncline.DistributedDataParallel
+files = {name: m.__file__ for name, m in sys.modules.items() if name.startswith("syncline.")}
+assert {name.split(".")[1] for name in files} & {"comm", "files", "lab", "cli"} == set(), files
+text = "".join(Path(file).read_text() for file in files.values() if file.endswith(".py"))
+assert len(text.splitlines()) <= 26_000
+"""
+
+
+def test_training_loads_nothing_of_other_rooms() -> None:
+    python(TRAINING)
+
+
 COMMANDS = """
 import os, sys; {block}
 os.chdir(sys.argv[1])

@@ -8,6 +8,7 @@ has made them.
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import io
 import os
 import secrets
@@ -15,6 +16,7 @@ import stat
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,6 +100,23 @@ def replace_file(path: Path, partial: str, write: Callable[[BinaryIO], object]) 
         with suppress(FileNotFoundError):
             os.unlink(partial, dir_fd=folder)
         _replace(folder, name, partial, status, write)
+
+
+@lru_cache(maxsize=1)
+def release() -> str:
+    """Return the version of Syncline that runs."""
+    return importlib.metadata.version("syncline")
+
+
+def user_cache(*inside: str) -> Path | None:
+    """Return a path in the user's folder for caches, or that folder; None: there is no home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(cache).is_absolute():  # the XDG standard says to ignore others
+        return Path(cache, *inside)
+    try:
+        return Path.home().joinpath(".cache", *inside)
+    except RuntimeError:
+        return None
 
 
 def require_own_folder(folder: Path) -> None:

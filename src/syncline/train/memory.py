@@ -17,10 +17,9 @@ from typing import ClassVar
 import torch
 import torch.distributed as dist
 
-from syncline.comm.groups.choices import release, user_cache
 from syncline.errors import FileError
 from syncline.plan.document import Document
-from syncline.plan.files import write_atomically
+from syncline.plan.files import release, user_cache, write_atomically
 from syncline.train.log import logger
 from syncline.train.stages import Findings, Settings
 from syncline.train.wrapped import Wrapped

@@ -7,8 +7,9 @@ import datetime as dt
 from hypothesis import strategies as st
 
 from syncline.comm.collectives import PROGRAMS, Pipelined
-from syncline.comm.groups.choices import Choices, Region, Regions, Timing, release
+from syncline.comm.groups.choices import Choices, Region, Regions, Timing
 from syncline.comm.groups.site import Site
+from syncline.plan.files import release
 
 HERE = Site(route="auto", layout=((0, 1),), machines=("a",), names=("here",))
 DATE = dt.datetime(2026, 11, 21, 20, 19, tzinfo=dt.UTC)

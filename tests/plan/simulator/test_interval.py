@@ -44,14 +44,12 @@ def predicted(profile: Profile, network: Network) -> Prediction:
 
 
 def factors(found: Prediction) -> tuple[float, float]:
-    """Return how far the prediction is from both ends."""
     assert found.interval_s is not None
     low_s, high_s = found.interval_s
     return found.iteration_s / low_s, high_s / found.iteration_s
 
 
 def measured(**others: Any) -> Network:
-    """Return a network whose exchange was measured, and whose contention was fitted."""
     return msgspec.structs.replace(GIVEN, points=POINTS, **{"contention": FITTED, **others})
 
 
@@ -72,11 +70,8 @@ def test_noise_and_a_poor_fit_widen_it() -> None:
     noisy = msgspec.structs.replace(
         PROFILE, baseline=Baseline(iteration_s=0.4, noise_s=0.02, iterations=30)
     )
-    found = [
-        factors(predicted(PROFILE, measured()))[1],
-        factors(predicted(noisy, measured()))[1],
-        factors(predicted(noisy, measured(fit_error=0.1)))[1],
-    ]
+    cases = ((PROFILE, 0.0), (noisy, 0.0), (noisy, 0.1))
+    found = [factors(predicted(profile, measured(fit_error=e)))[1] for profile, e in cases]
     assert found == sorted(set(found))
     assert math.log(found[2]) == pytest.approx(math.hypot(math.log(SIMULATED), 0.08225, 0.1))
 

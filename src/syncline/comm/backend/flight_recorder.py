@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from syncline import _native
-from syncline.comm.groups.choices import user_cache
 from syncline.errors import UserError
-from syncline.plan.files import write_atomically
+from syncline.plan.files import user_cache, write_atomically
 
 DEFAULT_ENTRIES = 2000  # as many as NCCL keeps
 FORMAT_VERSION = "2.10"  # the version of NCCL's format that torch's analyser reads

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
-import importlib.metadata
 import itertools
 import logging
 import os
@@ -21,6 +20,7 @@ from syncline.comm.groups.notes import Notes, unreadable
 from syncline.comm.groups.site import Hosts, Site
 from syncline.errors import FileError, MismatchError, UserError, quoted, unknown
 from syncline.plan.document import Document, Value
+from syncline.plan.files import release, user_cache
 from syncline.plan.quantities import LARGEST_BYTES, require_time
 
 SMALL_SHARED_BYTES = 64 * 1024  # up to this size latencies cost more than bytes, in shared memory
@@ -163,23 +163,6 @@ def require_algorithm(
 AGAIN = "measure again with 'syncline tune'"
 
 logger = logging.getLogger("syncline")
-
-
-@lru_cache(maxsize=1)
-def release() -> str:
-    """Return the version of Syncline that runs."""
-    return importlib.metadata.version("syncline")
-
-
-def user_cache(*inside: str) -> Path | None:
-    """Return a path in the user's folder for caches, or that folder; None: there is no home."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(cache).is_absolute():  # the XDG standard says to ignore others
-        return Path(cache, *inside)
-    try:
-        return Path.home().joinpath(".cache", *inside)
-    except RuntimeError:
-        return None
 
 
 def choices_folder() -> Path | None:

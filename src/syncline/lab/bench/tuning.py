@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from syncline.comm.collectives import Collective
 from syncline.comm.groups import Choice, Choices
-from syncline.comm.groups.choices import Region, Timing, release
+from syncline.comm.groups.choices import Region, Timing
 from syncline.comm.groups.site import Site
 from syncline.errors import PeerError, UserError
 from syncline.lab.bench.collectives import TRIALS, Reported, race
@@ -18,6 +18,7 @@ from syncline.lab.bench.request import TuneRequest, name_of_place
 from syncline.lab.bench.result import OURS, whole_size
 from syncline.lab.bench.switch_points import built_in_candidate, candidates, regions_of
 from syncline.lab.workers import Progress
+from syncline.plan.files import release
 from syncline.train.measure.machine import machine_name
 
 HOPELESS = 4.0  # an algorithm this many times slower than the fastest in all trials is dropped
