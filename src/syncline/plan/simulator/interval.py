@@ -21,6 +21,9 @@ the contention were measured."""
 NOMINAL = 2.1
 """Nine of ten exchanges over a link of which only the nominal rate is known take at most this many
 times what the formula says."""
+LARGEST_MISFIT = 0.1
+"""A fit's mean error counts up to here: small messages, which cost little, weigh in it as much as
+large ones."""
 LARGEST = 2.0  # logarithm of the largest factor that is told; beyond it, nothing is known
 NINE_OF_TEN = 1.645  # standard errors to either side
 
@@ -40,7 +43,7 @@ def interval_s(
 
     The times are the prediction's. The page "Algorithms and costs" says what the factors rest on.
     """
-    noise, misfit = 0.0, network.fit_error or 0.0
+    noise, misfit = 0.0, min(network.fit_error or 0.0, LARGEST_MISFIT)
     if (baseline := profile.baseline) is not None and baseline.iteration_s > 0:
         noise = NINE_OF_TEN * baseline.noise_s / baseline.iteration_s
     shared = math.exp(min(math.hypot(math.log(SIMULATED), noise, misfit), LARGEST))
