@@ -346,6 +346,15 @@ class Network(Document, frozen=True, kw_only=True):
         )
         return msgspec.structs.replace(self, all_reduce=all_reduce, pipelined=pipelined)
 
+    def faster(self, factor: float) -> Network:
+        """Return the network on which every message costs ``factor`` times less."""
+        curves = {name: getattr(self, name) for name in ("all_reduce", "pipelined", "whole")}
+        scaled = {
+            name: curve and curve.rebased(curve.latency_s / factor, 1 / factor)
+            for name, curve in curves.items()
+        }
+        return msgspec.structs.replace(self, issue_gap_s=self.issue_gap_s / factor, **scaled)
+
     def with_workers(self, workers: int, *, algorithm: str | None = None) -> Network:
         """Return this network's prediction for another worker count; see :meth:`replace`."""
         return self.replace(workers=workers, algorithm=algorithm)

@@ -171,12 +171,12 @@ def _scaling(network: Network, simulator: WhatIfSimulator, scale: float) -> Iter
     for workers in sorted(counts):
         point = simulator.point(Change(workers=workers))
         ddp, overlap = point.predictions
-        low_s, high_s = overlap.interval_s or (overlap.iteration_s,) * 2
+        ends_s = overlap.interval_s
         yield Scale(
             workers=workers,
             ddp_s=ddp.iteration_s * scale,
             overlap_s=overlap.iteration_s * scale,
-            interval_s=(low_s * scale, high_s * scale),
+            interval_s=ends_s and (ends_s[0] * scale, ends_s[1] * scale),
         )
 
 

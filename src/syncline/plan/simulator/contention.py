@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncline.plan.cost import CostCurve
 from syncline.plan.network import Contention, Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import COMPUTING, WAIT, Operation, Profile
@@ -63,7 +62,7 @@ def corrected_by_baseline(
 
     def over_s(faster: float) -> float:
         slowed = msgspec.structs.replace(network, contention=Contention(computing=computing))
-        predicted_s = predict_iteration_s(profile, _faster(slowed, faster), baseline.plan)
+        predicted_s = predict_iteration_s(profile, slowed.faster(faster), baseline.plan)
         return predicted_s - baseline.iteration_s
 
     longer_s = over_s(1.0)
@@ -71,23 +70,8 @@ def corrected_by_baseline(
     if over_s(1.0) > EXACT * baseline.iteration_s:
         faster = _root(lambda faster: -over_s(faster), TOLERANCE * baseline.iteration_s)
         if faster < LARGEST:  # otherwise messages are not the reason
-            network = _faster(network, faster)
+            network = network.faster(faster)
     return profile, network, baseline
-
-
-def _faster(network: Network, factor: float) -> Network:
-    """Return the network on which every message costs ``factor`` times less."""
-
-    def scaled(curve: CostCurve | None) -> CostCurve | None:
-        return None if curve is None else curve.rebased(curve.latency_s / factor, 1 / factor)
-
-    return msgspec.structs.replace(
-        network,
-        all_reduce=scaled(network.all_reduce),
-        pipelined=scaled(network.pipelined),
-        whole=scaled(network.whole),
-        issue_gap_s=network.issue_gap_s / factor,
-    )
 
 
 def _changed(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.profile import Profile
@@ -54,7 +52,7 @@ def interval_s(
         if exchange == 1:
             return iteration_s * computing
         slower = with_compute_scale(profile, computing)
-        net = _costing(network, exchange)
+        net = network.faster(1 / exchange)
         steady = steady_state(slower, net, plan, strategy=strategy, workers=workers)
         return steady.period_ns / NS_PER_S
 
@@ -64,15 +62,3 @@ def interval_s(
     # Computing and messages may slow each other so much that nothing is gained by overlapping them.
     longest_s = computation_s * shared + communication_s * more
     return min(shortest_s, iteration_s), max(longest_s, iteration_s * shared)
-
-
-def _costing(network: Network, factor: float) -> Network:
-    """Return the network with messages that take ``factor`` times as long."""
-    curves = {name: getattr(network, name) for name in ("all_reduce", "pipelined", "whole")}
-    return msgspec.structs.replace(
-        network,
-        **{
-            name: curve and curve.rebased(curve.latency_s * factor, factor)
-            for name, curve in curves.items()
-        },
-    )
