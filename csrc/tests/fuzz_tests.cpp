@@ -86,8 +86,8 @@ void take_part(Group& group, std::uint64_t seed) {
                 }
             } else {
                 const std::span<float> work = memory.emplace_back(count);
-                begun.push_back(group.start(request<float>(shape, rank, ranks, work, work),
-                                            agreed() % 2 == 0));
+                begun.push_back(
+                    group.start(request<float>(shape, rank, ranks, work, work), agreed() % 2 == 0));
             }
             if (memory.size() > 50 || agreed() % 2 == 0) {
                 for (const auto& each : begun) group.wait(each, Clock::now() + patience);
