@@ -55,7 +55,7 @@ def test_bits_are_those_of_ddp(framework: str, tmp_path: Path) -> None:
             assert (rank["overlapped"] >= 20) == (kind not in WARNINGS), (kind, rank)
         if kind in WARNINGS:
             (said,) = ours[0]["warned"]
-            assert said.startswith(WARNINGS[kind])
+            assert WARNINGS[kind] in said
             assert said.endswith("block.compile()")
     if framework == "lightning":
         assert digests["automatic resumed"] != digests["automatic"]

@@ -20,7 +20,7 @@ from syncline.plan.advice import Advice
 from syncline.plan.recipe import Recipe
 from syncline.plan.run import Run
 from syncline.torch_entry import LAUNCHED
-from syncline.train.launched.conversion import repeated_blocks
+from syncline.train.compilation import repeated_blocks
 from syncline.train.launched.request import Request
 from tests.adoption.outcome import TORCHRUN, alone, ended, outcomes
 from tests.adoption.unmodified import Subclass

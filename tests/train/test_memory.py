@@ -143,7 +143,7 @@ def test_what_cannot_be_used_is_said_in_a_line(
     assert phases[0] == "measuring DDP"
     assert len(lines) == warnings
     for line in lines[:1]:
-        assert line.startswith("the saved plan is not used: ")
+        assert line.startswith("syncline: the saved plan is not used: ")
         assert str(path) in line
 
 

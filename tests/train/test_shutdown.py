@@ -1,11 +1,11 @@
 """Tests of ``syncline.train.shutdown``; tests of lost peers are in ``test_faults``."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.mortal import Mortals, script
-from tests.words import assert_tells
 
 ENDS_WITH_A_THREAD_THAT_HOLDS_A_WORK = """
 import threading
@@ -42,23 +42,45 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 {before}
 model = DistributedDataParallel(torch.nn.Linear(4, 4), cache=False)
 for _ in range(3):
-    model(torch.ones(2, 4)).sum().backward()
+    with {around}:
+        model(torch.ones(2, 4)).sum().backward()
+{after}
 """
+BEGINS = "syncline: measuring the first iterations"
+UNDECIDED = "syncline: training ended after 3 iterations, while measuring DDP: .* profile= and"
+SECOND = "other = DistributedDataParallel(torch.nn.Bilinear(4, 4, 1)); other(*torch.ones(2, 2, 4))"
+OF_TWO = [
+    f"syncline: Bilinear: {BEGINS[10:]}",
+    "syncline: Bilinear: training",
+    "syncline: Linear: t",
+]
 
 
 @pytest.mark.parametrize(
-    ("before", "facts"),
+    ("before", "around", "after", "expected"),
     [
-        ("", ["measuring the first iterations", "after 3 iterations, while measuring DDP: "]),
-        ("logging.basicConfig(level='WARNING')", []),
-        ("logging.getLogger('syncline').setLevel('WARNING')", []),
-        ("logging.disable()", []),
+        ("", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
+        ("logging.basicConfig()", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
+        (
+            "logging.basicConfig(level=20)",
+            "torch.enable_grad()",
+            "",
+            [f"INFO:syncline:{BEGINS}", ""],
+        ),
+        ("logging.basicConfig(level='ERROR')", "torch.enable_grad()", "", []),
+        ("logging.getLogger('syncline').setLevel('WARNING')", "torch.enable_grad()", "", []),
+        ("logging.disable()", "torch.enable_grad()", "", []),
+        ("", "model.no_sync()", "", [BEGINS, "syncline: training ended without an exchange"]),
+        ("", "torch.enable_grad()", "raise SystemExit(1)", [BEGINS, UNDECIDED]),
+        ("__import__('sys').excepthook = print", "torch.enable_grad()", "1 / 0", [BEGINS]),
+        ("", "torch.enable_grad()", SECOND, [BEGINS, *OF_TWO]),
     ],
 )
 def test_a_training_that_ends_undecided_says_so_unless_logging_says_otherwise(
-    mortals: Mortals, tmp_path: Path, before: str, facts: list[str]
+    mortals: Mortals, tmp_path: Path, before: str, around: str, after: str, expected: list[str]
 ) -> None:
-    [ended] = mortals.run(script, 1, TRAINS.format(before=before), folder=tmp_path)
-    assert ended.code == 0
-    for line, fact in zip(ended.err.splitlines(), facts, strict=True):
-        assert_tells(line, "syncline: ", fact)
+    text = TRAINS.format(before=before, around=around, after=after)
+    [ended] = mortals.run(script, 1, text, folder=tmp_path)
+    assert (ended.code != 0) == (after[:1] in ("r", "1"))
+    for line, start in zip(ended.err.splitlines(), expected, strict=True):
+        assert re.match(start, line)

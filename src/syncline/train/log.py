@@ -6,25 +6,36 @@ import logging
 import sys
 
 import torch.distributed as dist
+from torch import nn
 
 logger = logging.getLogger("syncline")
+_models: set[str] = set()
+"""The classes of the models that messages were about, in this process."""
+
+
+def about(model: nn.Module, text: str) -> str:
+    """Return a message about a model: with its class if this process trains several."""
+    name = type(model).__name__
+    _models.add(name)
+    return text if len(_models) == 1 else f"{name}: {text}"
 
 
 def warn(text: str) -> None:
     """Log a warning on rank 0; the other ranks would log the same."""
     if not dist.is_initialized() or dist.get_rank() == 0:
-        logger.warning(text)
+        logger.warning("syncline: %s", text)
 
 
 def announce(text: str) -> None:
     """Show the user a message; call on one rank.
 
-    If the program has not configured ``logging``, which then shows only warnings, the text is
-    printed to standard error. A handler, a level of the logger ``syncline`` or ``logging.disable``
-    counts as configuration.
+    If the program has not set a level for ``logging``, which then shows only warnings, the text is
+    printed to standard error. The level of the logger ``syncline``, one of the root logger other
+    than the default, or ``logging.disable`` decides instead.
     """
     unset = logger.level == logging.NOTSET and logger.manager.disable < logging.INFO
-    if logger.hasHandlers() or not unset:
-        logger.info(text)
-    else:
+    if unset and logger.getEffectiveLevel() == logging.WARNING:
         print(f"syncline: {text}", file=sys.stderr, flush=True)
+    else:
+        # Also with the logger's name, since many programs' formats leave it out.
+        logger.info("syncline: %s", text)

@@ -14,8 +14,9 @@ import torch
 
 from syncline.errors import UserError
 from syncline.torch_private import disable_dynamo, is_compiled, is_joining, is_tensor_parallel
+from syncline.train.compilation import why_not_compiled
 from syncline.train.executor import Executor
-from syncline.train.log import warn
+from syncline.train.log import about, warn
 from syncline.train.measure.exchange import telling_lost_peers
 from syncline.train.measure.observer import tensors_in
 from syncline.train.measure.step_hooks import before_steps
@@ -33,7 +34,6 @@ from syncline.train.requirements import (
     require_outermost,
     require_same_ranks,
     require_shardable,
-    why_not_compiled,
 )
 from syncline.train.stage_runner import StageRunner
 from syncline.train.stages import Findings, Settings, Stage
@@ -63,7 +63,7 @@ class UnplannedTraining:
         """Whether our ``join`` context has ended, and no other one has begun since."""
         self._unexchanged = UnexchangedWatch(wrapped)
         if why is not None:
-            warn(f"training with DDP's buckets: {why}")
+            warn(about(wrapped.module, f"training with DDP's buckets: {why}"))
 
     @property
     def begun(self) -> bool:
@@ -321,4 +321,4 @@ class PlannedTraining(UnplannedTraining):
         defers = any(optimizer.why_not is None for optimizer in self.wrapped.optimizers)
         if defers and reason not in (None, self._reported_synchronous):
             self._reported_synchronous = reason
-            warn(f"overlap: updates are synchronous: {reason}")
+            warn(about(self.wrapped.module, f"overlap: updates are synchronous: {reason}"))

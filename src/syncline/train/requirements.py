@@ -242,19 +242,3 @@ def why_untried() -> str | None:
     if untried(torch.__version__) is None:
         return None
     return f"torch {torch.__version__} is newer than those that Syncline was tried with; {advice()}"
-
-
-def why_not_compiled(module: nn.Module) -> str:
-    """Say why a model that is compiled as a whole makes synchronous steps, and what to do."""
-    blocks = "model.children()"
-    most = sum(p.numel() for p in module.parameters()) / 2
-    for name, inner in module.named_modules():
-        held = sum(p.numel() for p in inner.parameters())
-        if isinstance(inner, nn.ModuleList | nn.Sequential) and len(inner) > 1 and held > most:
-            blocks, most = ".".join(["model", *name.split(".")]), held
-    blocks = blocks.replace("._orig_mod", "").rstrip(".")
-    return (
-        "the whole model is compiled, so that every gradient comes at the end of the backward pass "
-        "and no part of the model can wait for its own; compile it block by block instead, before "
-        f"it is wrapped: for block in {blocks}: block.compile()"
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import weakref
 from collections import deque
@@ -14,8 +16,9 @@ from msgspec.structs import replace
 from syncline.plan.plan import Plan
 from syncline.plan.recipe import Rounded
 from syncline.plan.run import PhaseSpan
+from syncline.torch_entry import LAUNCHED
 from syncline.train.engine.layout import needs_engine
-from syncline.train.log import announce
+from syncline.train.log import about, announce
 from syncline.train.measure.exchange import gather_numbers
 from syncline.train.measure.statistics import median, typical
 from syncline.train.measured_iterations import MeasuredIterations
@@ -111,6 +114,23 @@ class StageRunner:
         self.progress = self._progress()
         if dist.get_rank(self._job.group) == 0:
             Finalize(None, _report_undecided, (weakref.ref(self),), exitpriority=0)
+
+    def report_undecided(self) -> None:
+        """Say what was missing for a decision, and what to do."""
+        text = (
+            f"training ended after {self.progress.iteration} iterations, while {self.stage.name}: "
+            "Syncline had not decided yet how to exchange gradients. A longer training decides it"
+        )
+        if self.tuning.saves:
+            text += ", and the next start then runs the plan at once"
+        if LAUNCHED not in os.environ:
+            text += "; profile= and network= of an earlier run skip the longest measurements"
+        if self.progress.iteration == 0:
+            text = (
+                "training ended without an exchange of gradients, so nothing was planned; a "
+                "backward pass under no_sync() exchanges nothing"
+            )
+        announce(about(self._job.module, text))
 
     def end_iteration(self) -> None:
         """Call when a backward pass is over and its gradients are averaged, on all ranks."""
@@ -245,11 +265,6 @@ def _report_undecided(runner_of: weakref.ref[StageRunner]) -> None:
     runner = runner_of()
     if runner is None or runner.tuning.findings.decision != "undecided":
         return
-    if runner.progress.iteration == 0:
-        return
-    announce(
-        f"training ended after {runner.progress.iteration} iterations, while {runner.stage.name}: "
-        "Syncline had not decided yet how to exchange gradients. A longer training decides it, and "
-        "the next start then runs the plan at once; profile= and network= of an earlier run skip "
-        "the longest measurements"
-    )
+    failed = getattr(sys, "last_value", None) is not None  # its traceback says what was wrong
+    if not failed:
+        runner.report_undecided()

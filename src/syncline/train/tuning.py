@@ -20,7 +20,7 @@ from syncline.plan.run import Event
 from syncline.plan.timeline import Timeline
 from syncline.train.engine.recording import recorded_timeline
 from syncline.train.experiments import Steps
-from syncline.train.log import announce, logger
+from syncline.train.log import about, announce, logger
 from syncline.train.measure.statistics import median
 from syncline.train.memory import Memory
 from syncline.train.policy import Policy
@@ -55,6 +55,11 @@ class Tuning:
         self.measured_timeline: Timeline | None = None
         self.events: list[Event] = []
         self.iteration = 0
+
+    @property
+    def saves(self) -> bool:
+        """Whether the decision is saved for the next start."""
+        return self._memory is not None
 
     def snapshot(self) -> Self:
         """Return a copy that later decisions do not change."""
@@ -119,13 +124,14 @@ class Tuning:
         return msgspec.to_builtins(_Answer(step=step, findings=changed, log_lines=log_lines))
 
     def _report(self, log_lines: Sequence[LogLine]) -> None:
-        for text, level, is_for_users in log_lines:
-            self.events.append(Event(iteration=self.iteration, text=text))
+        for found, level, is_for_users in log_lines:
+            text = about(self._job.module, found)
+            self.events.append(Event(iteration=self.iteration, text=found))
             if self._measurements.rank == 0:
                 if is_for_users and level < logging.WARNING:
                     announce(text)
                 else:
-                    logger.log(level, "iteration %d: %s", self.iteration, text)
+                    logger.log(level, "syncline: iteration %d: %s", self.iteration, text)
 
     def _keep_timeline(self, result: StageResult) -> None:
         """Keep this rank's timeline of the most typical recorded iteration."""

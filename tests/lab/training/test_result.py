@@ -29,7 +29,7 @@ from syncline.lab.training.result import (
 )
 from syncline.plan.prediction import Suggestion
 from syncline.plan.run import Rate, Run
-from syncline.train.log import announce, logger
+from syncline.train.log import announce
 from tests.lab.testbed.machine import wait_until
 from tests.words import assert_tells
 from tests.workers import WorkerPool
@@ -218,7 +218,6 @@ def test_a_terminal_gets_a_live_line_and_its_cursor_back() -> None:
 def test_what_is_announced_goes_above_the_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(logger, "hasHandlers", lambda: False)  # pytest has some
     progress = TrainingProgress(sys.stderr)
     announce("measuring [red]")
     progress.close()

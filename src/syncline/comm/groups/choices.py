@@ -234,8 +234,8 @@ def _read(path: Path, changed_ns: int) -> Choices | None:
     choices = load_kept(path)
     if choices.release != release():
         logger.warning(
-            f"{path} was measured with release {choices.release}, this is {release()}: built-in "
-            f"choices are used; {AGAIN}"
+            f"syncline: {path} was measured with release {choices.release}, this is {release()}: "
+            f"built-in choices are used; {AGAIN}"
         )
         return None
     return choices

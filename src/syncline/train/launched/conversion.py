@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from syncline.errors import MismatchError, UserError
 from syncline.torch_private import TorchDDP, disable_dynamo
+from syncline.train.compilation import compile_blocks
 from syncline.train.launched.request import Request
 
 if TYPE_CHECKING:
     from syncline.train.launched.observation import Observation
 
-LEAST_SHARE = 0.5
-"""Repeated blocks must hold this share of the parameters: what lies outside is not compiled."""
 LIGHTNING = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
 
 
@@ -40,7 +38,7 @@ def prepare() -> None:
         return
     _Conversion(request).prepare()
     if request.compile_blocks:
-        _compile_blocks()
+        compile_blocks()
 
 
 class _Conversion:
@@ -166,44 +164,3 @@ def expect_manual_backward(strategy: Any, loss: Any) -> None:
         and not strategy.lightning_module.automatic_optimization
     ):
         model.expect_backward(loss)
-
-
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the members of each module list or sequence of a single class, outermost first.
-
-    Empty if they hold less than half of the model's parameters.
-    """
-    found: dict[nn.Module, None] = {}
-    inside: set[nn.Module] = set()
-    for module in model.modules():
-        if module in inside or not isinstance(module, nn.ModuleList | nn.Sequential):
-            continue
-        blocks = list(module)
-        if len(blocks) < 2 or len({type(block) for block in blocks}) > 1:
-            continue
-        if all(next(block.children(), None) is None for block in blocks):
-            continue  # single layers, such as those of a head
-        found |= dict.fromkeys(blocks)
-        inside |= {inner for block in blocks for inner in block.modules()}
-    held = {id(p): p.numel() for block in found for p in block.parameters()}
-    whole = {id(p): p.numel() for p in model.parameters()}
-    return list(found) if sum(held.values()) >= LEAST_SHARE * sum(whole.values()) > 0 else []
-
-
-def _compile_blocks() -> None:
-    """Let ``torch.compile`` of a model with repeated blocks compile these, and return the model.
-
-    If a model is compiled as a whole, all gradients come at the end of the backward pass, so there
-    is nothing to overlap. Blocks that are compiled one by one yield theirs as they are ready. Sums
-    may have another order than in the whole, so the last bits differ. Parameters keep their names.
-    """
-    stock = torch.compile
-
-    @functools.wraps(stock)
-    def compile(model: Any = None, **options: Any) -> Any:  # noqa: A001 - as torch's
-        blocks = repeated_blocks(model) if isinstance(model, nn.Module) else []
-        for block in blocks:
-            block.compile(**options)
-        return model if blocks else stock(model, **options)
-
-    torch.compile = compile

@@ -154,8 +154,8 @@ def selection_on(device: torch.device) -> TorchMemory:
         found.largest(torch.ones(2, device=device), 1)
     except Exception as error:  # from Triton, its compiler, or the C compiler that it needs
         logger.warning(
-            "the largest gradients are selected by torch.topk, which is slower: Triton's kernels "
-            "cannot be used here (%s: %s)",
+            "syncline: the largest gradients are selected by torch.topk, which is slower: Triton's "
+            "kernels cannot be used here (%s: %s)",
             type(error).__name__,
             error,
         )
