@@ -164,28 +164,3 @@ def push_rounds(workers: int, servers: int) -> int:
         sent |= set(pairs)
     assert len(sent) == workers * servers
     return rounds
-
-
-def butterfly_rounds(workers: int) -> int:
-    """Return the rounds until all have a merge of every worker's part, no part merged twice."""
-    whole = 1 << (workers.bit_length() - 1)
-    have = [{i} for i in range(workers)]
-    rounds = 0
-    if whole < workers:
-        for i in range(whole, workers):
-            have[i - whole] |= have[i]
-        rounds += 1
-    distance = 1
-    while distance < whole:
-        merged = []
-        for i in range(whole):
-            assert not have[i] & have[i ^ distance], "a part is merged twice"
-            merged.append(have[i] | have[i ^ distance])
-        have[:whole] = merged
-        rounds, distance = rounds + 1, 2 * distance
-    if whole < workers:
-        for i in range(whole, workers):
-            have[i] = have[i - whole]
-        rounds += 1
-    assert all(parts == set(range(workers)) for parts in have)
-    return rounds

@@ -242,7 +242,6 @@ def test_links_are_busy_without_latencies_adding_and_hosts(algorithm: str) -> No
         ({"density": 0.1}, "ring sends every element"),
         ({"hosts": 9, "inside": LINK}, "8 workers cannot be on 9 hosts"),
         ({"hosts": 4}, "need a link inside a host"),
-        ({"algorithm": "gtop-k", "hosts": 4, "inside": LINK}, "has no form for hosts"),
         ({"servers": 2}, "servers were given, but ring does not count them"),
         ({"algorithm": "parameter-server", "servers": 0}, "servers must be at least 1, found 0"),
         ({"algorithm": "sharded-parameter-server", "servers": 2}, "does not count them"),

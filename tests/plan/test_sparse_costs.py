@@ -13,12 +13,11 @@ from syncline import _native
 from syncline.errors import UserError
 from syncline.plan import sparse_costs
 from syncline.plan.cost import CostCurve
-from syncline.plan.exchange import Exchange, Link
+from syncline.plan.exchange import Exchange, Link, Stage
 from syncline.plan.network import Network
 from syncline.plan.planners.merge import Merge
-from syncline.plan.sparse_costs import SPARSE_ALGORITHMS, SparseSpeeds, coded_index_bytes
+from syncline.plan.sparse_costs import SparseSpeeds, coded_index_bytes
 from tests import strategies as some
-from tests.plan import steps
 
 ALPHA, BETA = 0.436e-3, 9e-9  # gTop-k, section IV.C, in seconds
 SPEEDS = SparseSpeeds(
@@ -43,12 +42,31 @@ def test_table_1(workers: int) -> None:
     assert line("gtop-k-butterfly", workers).seconds(size) == pytest.approx(gtop_k / 2)
 
 
-def test_rounds_are_counted() -> None:
-    for workers in range(2, 40):
-        tree, butterfly = steps.binomial_broadcast(workers), steps.butterfly_rounds(workers)
-        assert SPARSE_ALGORITHMS["top-k"](workers)[:2] == steps.bruck_all_gather(workers)
-        assert SPARSE_ALGORITHMS["gtop-k"](workers)[:2] == (2 * tree, 2 * tree)
-        assert SPARSE_ALGORITHMS["gtop-k-butterfly"](workers)[:2] == (butterfly, butterfly)
+@pytest.mark.parametrize(
+    ("algorithm", "workers", "rounds"),
+    [
+        ("top-k", 8, [(1, 1, 2), (2, 4, 8), (0, 16, 32)]),
+        ("gtop-k", 8, [(1, 0, 0), (1, 0, 0), (0, 1, 1), (0, 1, 1), (1, 0, 0), (1, 0, 0)]),
+        ("gtop-k-butterfly", 8, [(1, 0, 0), (1, 0, 0), (0, 4, 8)]),
+        ("gtop-k-butterfly", 6, [(1, 1, 1), (1, 0, 0), (0, 2, 4), (1, 1, 1)]),
+    ],
+)
+def test_workers_of_a_host_share_its_link(
+    algorithm: str, workers: int, rounds: list[tuple[int, int, int]]
+) -> None:
+    assert list(sparse_costs.rounds_over_hosts(algorithm, workers, 2)) == rounds
+    link = Link(alpha_s=ALPHA, beta_s_per_byte=BETA, gamma_s_per_byte=0.0)
+    here = Link(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=0.0)
+    own = {"algorithm": algorithm, "workers": workers, "link": link, "density": 0.001}
+    found = Exchange(
+        **own, hosts=2, inside=here, stages=(Stage(at="switch", bytes_per_s=1 / BETA),)
+    )
+    # Each vector is 2e5 bytes of values and indices, and all of a round pass the switch.
+    slowest = [
+        1e-6 + w * 2e-5 if not e else ALPHA + max(w * 2e-5, e * 2e5 * BETA) for w, _, e in rounds
+    ]
+    assert found.curve().seconds(10**8) == pytest.approx(sum(slowest))
+    assert Exchange(**own, hosts=workers, inside=here).curve() == Exchange(**own).curve()
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,8 @@ from syncline.plan.sparse_costs import (
     SparseSpeeds,
     coded_index_bytes,
     computing_line,
+    rounds_over_hosts,
+    sent_share_of,
     sparse_line,
 )
 
@@ -214,12 +216,6 @@ class Exchange(Value, frozen=True, kw_only=True):
             )
         if self.inside is None:
             raise UserError("workers on hosts need a link inside a host; give its costs too")
-        if sparse:
-            known = ", ".join((*DENSE_ALGORITHMS, *SERVER_ALGORITHMS))
-            raise UserError(
-                f"{self.algorithm} has no form for hosts of several workers; leave the hosts out, "
-                f"or choose one of {known}"
-            )
 
     def curve(self) -> CostCurve:
         """Return the cost as a function of the bytes of the dense message."""
@@ -234,6 +230,8 @@ class Exchange(Value, frozen=True, kw_only=True):
             return msgspec.structs.replace(self, stages=switches).curve()
         if self.algorithm in SPARSE_ALGORITHMS:
             assert self.density is not None
+            if self.workers_a_host > 1:
+                return self._sparse_over_hosts(sent_share_of(self.density, self.index_bytes))
             return sparse_line(
                 self.algorithm,
                 workers=self.workers,
@@ -256,6 +254,21 @@ class Exchange(Value, frozen=True, kw_only=True):
         if self.algorithm in FLAT:  # staging is one more stage of the pipeline
             curve = curve.at_least(curve.latency_s, self._staging_s_per_byte)
         return curve
+
+    def _sparse_over_hosts(self, sent_share: float) -> CostCurve:
+        link, inside, switch = self.link, self.inside or _FREE, self._switch_bytes_per_s
+        rounds = []
+        for each in rounds_over_hosts(self.algorithm, self.workers, self._ends):
+            within_s = each.inside * sent_share * inside.beta_s_per_byte
+            curve = CostCurve.line(inside.alpha_s if each.inside else 0.0, within_s)
+            if each.across:
+                curve = curve.at_least(
+                    link.alpha_s, each.across * sent_share * link.beta_s_per_byte
+                )
+            if each.across and switch is not None:
+                curve = curve.at_least(link.alpha_s, each.everywhere * sent_share / switch)
+            rounds.append(curve)
+        return CostCurve.in_turn(rounds)
 
     def choices(self) -> tuple[Exchange, ...]:
         """Return the exchanges among which the library chooses by size: several, or only itself."""

@@ -8,7 +8,9 @@ worker on which they take longest. The page "Algorithms and costs" has the formu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from syncline.errors import UserError, require_known
@@ -73,6 +75,59 @@ SPARSE_ALGORITHMS: dict[str, Callable[[int], SparseWork]] = {
 }
 
 
+Sends = list[tuple[int, int]]
+"""Who sends to whom at the same time."""
+
+
+def sends(algorithm: str, workers: int) -> Iterator[tuple[int, Sends]]:
+    """Yield the rounds of an exchange: how many vectors each sender sends, and to whom."""
+    doublings = [1 << bit for bit in range(doubling_rounds(workers))]
+    if algorithm == "top-k":
+        for apart in doublings:
+            count = min(apart, workers - apart)
+            yield count, [(rank, (rank - apart) % workers) for rank in range(workers)]
+        return
+    paired = 1 << (workers.bit_length() - 1)
+    surplus = workers - paired
+    if algorithm == "gtop-k":
+        before = [[(k, k - apart) for k in range(apart, workers, 2 * apart)] for apart in doublings]
+        pairs = []
+    else:
+        before = [[(2 * k + 1, 2 * k) for k in range(surplus)]] if surplus else []
+        ranks = [2 * k if k < surplus else k + surplus for k in range(paired)]
+        doublings = [apart for apart in doublings if apart < paired]
+        pairs = [[(ranks[k], ranks[k ^ apart]) for k in range(paired)] for apart in doublings]
+    after = [[(receiver, sender) for sender, receiver in each] for each in reversed(before)]
+    for each in (*before, *pairs, *after):
+        yield 1, each
+
+
+class HostRound(NamedTuple):
+    """One round of an exchange between workers of several hosts, in vectors of k entries."""
+
+    inside: int  # vectors from one worker to another of its host; 0 if there are none
+    across: int  # vectors that the busiest host sends or receives
+    everywhere: int  # vectors that all hosts send
+
+
+@lru_cache
+def rounds_over_hosts(algorithm: str, workers: int, hosts: int) -> tuple[HostRound, ...]:
+    """Return what each round sends inside hosts and between them; O(P log P) for P workers.
+
+    Workers are spread evenly, in the order of ranks. Those of a host share its link.
+    """
+    found = []
+    for count, pairs in sends(algorithm, workers):
+        ends = [(sender * hosts // workers, to * hosts // workers) for sender, to in pairs]
+        crossing = [(sender, to) for sender, to in ends if sender != to]
+        busy = Counter(sender for sender, _ in crossing) | Counter(to for _, to in crossing)
+        inside = count if len(crossing) < len(ends) else 0
+        found.append(
+            HostRound(inside, count * max(busy.values(), default=0), count * len(crossing))
+        )
+    return tuple(found)
+
+
 def coded_index_bytes(density: float) -> float:
     """Return an upper bound on the mean bytes of a coded index (``train.sparse.wire``)."""
     return min(float(INDEX_BYTES), CODED_INDEX_BYTES + 4 / (ESCAPE * density))
@@ -96,11 +151,16 @@ def sparse_line(
     work = _work_of(algorithm, workers, density)
     if workers == 1:
         return CostCurve.line(0.0, 0.0)
-    sent_share = density * (1 + index_bytes / VALUE_BYTES)
+    sent_share = sent_share_of(density, index_bytes)
     link = CostCurve.line(work.latencies * alpha_s, work.vectors * sent_share * beta_s_per_byte)
     if switch_bytes_per_s is not None:
         link = link.at_least(link.latency_s, work.sent * sent_share / switch_bytes_per_s)
     return link
+
+
+def sent_share_of(density: float, index_bytes: float) -> float:
+    """Return the bytes of a sparse vector over those of the dense message."""
+    return density * (1 + index_bytes / VALUE_BYTES)
 
 
 def computing_line(

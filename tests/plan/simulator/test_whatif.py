@@ -264,9 +264,6 @@ def test_a_sparse_exchange_of_narrow_elements_still_sends_whole_indices() -> Non
 
 
 def test_what_the_network_refuses() -> None:
-    hosts = Network.of_link(LINK, workers=16, hosts=4, inside=LINK)
-    with pytest.raises(UserError, match="has no form for hosts"):
-        simulator(network=hosts).point(Change(density=0.001))
     with pytest.raises(UserError, match="needs a density"):
         simulator().point(Change(algorithm="gtop-k"))
 
