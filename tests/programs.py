@@ -11,10 +11,7 @@ from tests.timeouts import DEADLINE_S
 
 
 def ran(
-    *command: str | Path,
-    cwd: Path | None = None,
-    timeout_s: float = DEADLINE_S,
-    **environment: str,
+    *command: str | Path, cwd: Path | None = None, timeout_s: float = DEADLINE_S, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, in this environment and more, and return how it ended."""
     return subprocess.run(

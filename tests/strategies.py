@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, settings
@@ -12,7 +13,7 @@ from syncline.plan.cost import CostCurve
 from syncline.plan.network import Contention, Link, Measurement, Network
 from syncline.plan.plan import Message, Plan, Tensor
 from syncline.plan.prediction import Comparison, Prediction
-from syncline.plan.profile import Baseline, Gradient, Operation, Profile
+from syncline.plan.profile import Baseline, Gradient, Operation, Phase, Profile
 from syncline.plan.quantities import BYTES_PER_ELEMENT
 from syncline.plan.run import Event, Rate, Run
 from syncline.plan.timeline import Span, Timeline
@@ -97,6 +98,18 @@ def profile_of(
             for i, count in enumerate(elements)
         ),
     )
+
+
+def in_sequence(
+    steps: Iterable[tuple[str, Phase, float]], gradients: Iterable[Gradient]
+) -> Profile:
+    """Return a profile of operations that follow each other: their names, phases and seconds."""
+    operations = tuple(
+        Operation(name=name, phase=phase, duration_s=seconds, after=(i - 1,) if i else ())
+        for i, (name, phase, seconds) in enumerate(steps)
+    )
+    parts = {"operations": operations, "gradients": tuple(gradients)}
+    return Profile(model="chain", device="cpu", workers=2, iterations=1, **parts)
 
 
 @st.composite

@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from syncline.plan.profile import ACCUMULATING, Gradient, Operation, Phase, Profile
+from syncline.plan.profile import ACCUMULATING, Gradient, Phase, Profile
 from syncline.plan.run import Rate
 from syncline.train import rank_measurements
 from syncline.train.rank_measurements import RankMeasurements, StageResult
@@ -24,20 +24,13 @@ from syncline.train.stages import (
     Typical,
     last_batch_s,
 )
+from tests.strategies import in_sequence
 from tests.train.jobs import plain_plan
 
 
 def profile(*operations: tuple[str, Phase, float]) -> Profile:
-    return Profile(
-        model="chain",
-        device="cpu",
-        workers=2,
-        iterations=1,
-        operations=tuple(
-            Operation(name=name, phase=phase, duration_s=s, after=(i - 1,) if i else ())
-            for i, (name, phase, s) in enumerate(operations)
-        ),
-        gradients=(Gradient(name="w", elements=1, ready_after=len(operations) - 1),),
+    return in_sequence(
+        operations, [Gradient(name="w", elements=1, ready_after=len(operations) - 1)]
     )
 
 

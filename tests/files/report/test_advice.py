@@ -19,8 +19,9 @@ from syncline.plan.cost import CostCurve
 from syncline.plan.network import Link, Measurement, Network
 from syncline.plan.planners.auto import choose
 from syncline.plan.planners.ddp import Ddp
-from syncline.plan.profile import WAIT, Baseline, Gradient, Operation, Profile
+from syncline.plan.profile import WAIT, Baseline, Gradient, Profile
 from syncline.plan.simulator.predict import predict_iteration_s
+from tests.strategies import in_sequence
 
 LAYERS = 6
 change = msgspec.structs.replace
@@ -36,20 +37,11 @@ def profile(*, elements: int = 2_000_000, waiting_s: float = 0.0) -> Profile:
         (WAIT, "finalize", waiting_s),
         ("update", "update", 0.002),
     ]
-    made = Profile(
-        model="Equal",
-        device="cpu",
-        workers=4,
-        iterations=9,
-        operations=tuple(
-            Operation(name=name, phase=phase, duration_s=seconds, after=(i - 1,) if i else ())
-            for i, (name, phase, seconds) in enumerate(steps)
-        ),
-        gradients=tuple(
-            Gradient(name=name, elements=elements, ready_after=2 * LAYERS - n, needed_by=1 + n)
-            for n, name in reversed(list(enumerate(layers)))
-        ),
+    gradients = (
+        Gradient(name=name, elements=elements, ready_after=2 * LAYERS - n, needed_by=1 + n)
+        for n, name in reversed(list(enumerate(layers)))
     )
+    made = change(in_sequence(steps, gradients), model="Equal", workers=4)
     as_it_is_s = predict_iteration_s(made, network(), Ddp().plan(made, network()))
     baseline = Baseline(iteration_s=as_it_is_s, noise_s=0.001, iterations=20)
     return change(made, baseline=baseline)

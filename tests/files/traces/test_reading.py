@@ -178,8 +178,7 @@ MANY = [{"name": f"a::{i}, {{", "args": {"at: ": [i]}} for i in range(100)]
 
 
 @pytest.mark.parametrize(
-    "twice",
-    ['{"a": 1, "a": 1}', '{"a": 1, "a": {":": ":"}}', '{"b": {"a": 1, "a": "\\u003a"}}'],
+    "twice", ['{"a": 1, "a": 1}', '{"a": 1, "a": {":": ":"}}', '{"b": {"a": 1, "a": "\\u003a"}}']
 )
 def test_a_name_that_occurs_twice_is_refused_among_many_elements(twice: str) -> None:
     """They are decoded at once, by a decoder that takes the last value."""

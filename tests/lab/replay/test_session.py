@@ -86,8 +86,7 @@ def test_a_replay_that_takes_too_long_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "ended"),
-    [(signal.SIGINT, KeyboardInterrupt()), (signal.SIGTERM, SystemExit(143))],
+    ("number", "ended"), [(signal.SIGINT, KeyboardInterrupt()), (signal.SIGTERM, SystemExit(143))]
 )
 def test_signals_end_it(number: int, ended: BaseException) -> None:
     def send(*_: object) -> None:

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from syncline.plan.network import Network
 from syncline.plan.plan import Plan
 from syncline.plan.planners import Planner
-from syncline.plan.profile import Gradient, Operation, Profile
+from syncline.plan.profile import Gradient, Profile
 from syncline.plan.quantities import BYTES_PER_ELEMENT
 from syncline.plan.simulator.bound import terms
 from syncline.plan.simulator.predict import predict_iteration_s
+from tests.strategies import in_sequence
 
 Cost = Callable[[int], float]
 
@@ -85,27 +86,18 @@ def chain(
         dtypes: of each gradient; float32 if not given.
     """
     layers = len(forward_s)
-    times = [("forward", s) for s in forward_s] + [("backward", s) for s in backward_s]
-    return Profile(
-        model="chain",
-        device="cpu",
-        workers=2,
-        iterations=1,
-        operations=tuple(
-            Operation(name=phase, phase=phase, duration_s=s, after=(i - 1,) if i else ())
-            for i, (phase, s) in enumerate(times)
-        ),
-        gradients=tuple(
-            Gradient(
-                name=f"g{layers - 1 - i}",
-                elements=count,
-                dtype=dtypes[i] if dtypes else "float32",
-                ready_after=layers + i,
-                needed_by=layers - 1 - i,
-            )
-            for i, count in enumerate(elements)
-        ),
+    steps = [("f", "forward", s) for s in forward_s] + [("b", "backward", s) for s in backward_s]
+    gradients = (
+        Gradient(
+            name=f"g{layers - 1 - i}",
+            elements=count,
+            dtype=dtypes[i] if dtypes else "float32",
+            ready_after=layers + i,
+            needed_by=layers - 1 - i,
+        )
+        for i, count in enumerate(elements)
     )
+    return in_sequence(steps, gradients)
 
 
 UNIT_LINE = Network.line(workers=2, a_s=0, b_s_per_byte=1 / 4)

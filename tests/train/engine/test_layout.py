@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from syncline.plan.plan import Message, Plan
-from syncline.train.engine.layout import (
-    BucketLayout,
-    difference_from_plan,
-    needs_engine,
-    shares_of,
-)
+from syncline.train.engine.layout import BucketLayout, difference_from_plan, needs_engine, shares_of
 from tests.strategies import many
 from tests.train.engine.plans import plan_of
 from tests.train.jobs import plain_plan

@@ -381,8 +381,7 @@ SCENARIOS = {
         model=Convolutions, ddp={"forward_sync_buffers": False}
     ),
     "BatchNorm with momentum None, evaluation in between": Loop(
-        model=lambda: Convolutions(partial(nn.BatchNorm2d, momentum=None)),
-        after=every(4, evaluate),
+        model=lambda: Convolutions(partial(nn.BatchNorm2d, momentum=None)), after=every(4, evaluate)
     ),
     "channels-last memory format": Loop(
         model=lambda: Convolutions().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
