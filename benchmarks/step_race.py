@@ -110,6 +110,8 @@ class Race:
             hidden = HIDDEN_BY_OURS if name in OURS else HIDDEN_BY_PEERS
             iteration_s = (1 - hidden) * (cell.profile().computation_s + whole_s)
         iterations: int = self._arguments.iterations + self._arguments.warmup
+        if name in OURS:
+            iterations *= 2  # until the plan runs, it trains for about as many again
         return TURN_S + iterations * iteration_s
 
     def run(self, cell: Cell) -> None:
