@@ -199,7 +199,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
         "recipe": msgspec.to_builtins(Recipe(density=0.1)),
         "ranks": 1,
         "rank": 0,
-        "step": 5,
+        "step": 0,
         "scale": 1.0,
         "residuals": {"w": torch.zeros(3)},
         "velocities": {},
