@@ -45,10 +45,10 @@ demo: setup  ## Train ResNet-20 on two emulated hosts, Syncline and DDP in turns
 test test test-slow: export PYTHONDONTWRITEBYTECODE =
 
 test: setup test-tools  ## Run the Python tests
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
 
 test-slow: setup test-tools  ## Run the large variants of the Python tests, and all examples
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile large -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile large -n 3 --dist loadfile
 
 # With another environment's torch, where there is a GPU: PYTHON=...; see docs/gpu.md.
 GPU_PYTHON = $(if $(filter-out file default,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
