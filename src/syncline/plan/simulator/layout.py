@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from syncline.plan.profile import WAITS, Profile
@@ -25,10 +26,11 @@ class IterationLayout(NamedTuple):
     slots: tuple[Slot, ...]
     before_exchange: int  # how many slots come before the messages in the list of tasks
     edges: tuple[tuple[int, int], ...]  # (slot, slot that waits for it)
-    slot_of: dict[int, int]  # slot of each operation that is run
-    update_before: dict[int, int]  # slot of the deferred update before each operation that has one
+    slot_of: Mapping[int, int]  # slot of each operation that is run
+    update_before: Mapping[int, int]  # slot of the update before each operation that has one
 
 
+@lru_cache(maxsize=8)  # a search simulates hundreds of plans of one profile
 def layout_of(profile: Profile, strategy: Strategy, *, on_need: bool) -> IterationLayout:
     """Lay out a profile's operations; with ``on_need`` each follows the updates it needs."""
     updates = profile.deferred_updates_ns() if on_need else {}
