@@ -144,7 +144,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     gradients = tuple(
         Gradient(
             name=f"{i} {draw(names)}",
-            elements=draw(st.integers(0, 1 << 40)),
+            elements=draw(st.integers(0, 1 << 34)),
             dtype=draw(st.sampled_from(sorted(BYTES_PER_ELEMENT))),
             ready_after=after,
             needed_by=draw(st.none() | st.integers(0, len(operations) - 1)),
