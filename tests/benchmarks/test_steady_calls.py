@@ -18,6 +18,7 @@ def _alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_little_is_added_to_torch_s_class() -> None:
     """A change that adds calls to every iteration shows here: 85 of ours and 162 in all today."""
     stock, kept = (counted(name, operations=False).totals for name in (STOCK, KEPT))

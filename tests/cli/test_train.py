@@ -78,7 +78,7 @@ def test_the_command_is_listed_without_torch() -> None:
     subprocess.run([sys.executable, "-c", blocked], check=True)
 
 
-@pytest.mark.parametrize("model", first_few(["lstm", "resnet20"]))
+@pytest.mark.parametrize("model", first_few(["lstm", "resnet20"], 0))
 def test_a_model_and_its_table(model: str, tmp_path: Path, printed: Printed) -> None:
     table, folder = tmp_path / "table.txt", tmp_path / "run"
     arguments = f"profile --model {model} --iterations 2 --batch-size 4 -o {folder}"

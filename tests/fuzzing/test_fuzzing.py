@@ -65,6 +65,7 @@ BROKEN = {
 """What a command does that it must not, by what is said of it."""
 
 
+@pytest.mark.slow
 def test_what_a_command_must_not_do_is_seen(tmp_path: Path) -> None:
     calls = list(BROKEN.values())
 

@@ -17,6 +17,7 @@ from torch import nn
 from syncline.plan.plan import Plan
 from syncline.plan.run import Run
 from syncline.train.ddp import DistributedDataParallel
+from tests.cases import first_few
 from tests.train import jobs
 from tests.train.models import Plain
 from tests.workers import WorkerPool
@@ -80,17 +81,11 @@ def starts_another(folder: str, other: dict[str, Any], keeps: bool) -> list[str]
     return start(folder, **other)[0]
 
 
-@pytest.mark.parametrize(
-    ("other", "keeps"),
-    [
-        ({"model": Wider}, True),
-        ({"samples": 4}, True),
-        ({"planner": "merge"}, True),
-        ({"overlaps": False}, True),
-        ({}, False),
-    ],
-    ids=str,
-)
+OTHERS = ({"samples": 4}, {"model": Wider}, {"planner": "merge"}, {"overlaps": False})
+CASES = first_few([({}, False), *((other, True) for other in OTHERS)], 2)
+
+
+@pytest.mark.parametrize(("other", "keeps"), CASES, ids=str)
 def test_another_training_is_measured_anew(
     workers: WorkerPool, tmp_path: Path, other: dict[str, Any], keeps: bool
 ) -> None:
@@ -105,17 +100,11 @@ def starts_once(folder: str) -> tuple[list[str], list[str]]:
     return phases, [each.getMessage() for each in records if each.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize(
-    ("damage", "warnings"),
-    [
-        ("cut", 1),
-        ("other key", 1),
-        ("other kind", 1),
-        ("a pipe", 2),  # that somebody has put there stays in the way
-        ("a link", 1),
-        ("no plan", 0),
-    ],
-)
+DAMAGES = [("a pipe", 2), ("cut", 1), ("other key", 1), ("other kind", 1), ("a link", 1)]
+"""A pipe that somebody has put there stays in the way."""
+
+
+@pytest.mark.parametrize(("damage", "warnings"), first_few([*DAMAGES, ("no plan", 0)], 2))
 def test_what_cannot_be_used_is_said_in_a_line(
     workers: WorkerPool, tmp_path: Path, damage: str, warnings: int
 ) -> None:

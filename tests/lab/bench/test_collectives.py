@@ -32,7 +32,7 @@ def request(*contestants: str, **changes: Any) -> BenchmarkRequest:
     return BenchmarkRequest(**given | {"contestants": contestants, "lap_s": 1e-3} | changes)
 
 
-@pytest.mark.parametrize("collective", first_few(PROGRAMS))
+@pytest.mark.parametrize("collective", first_few(PROGRAMS, 0))
 def test_every_contestant_has_a_turn_in_every_round(collective: Collective) -> None:
     told: list[tuple[int, int]] = []
     names = (OURS, TORCH, GLOO, f"{OURS}:direct", COPY, "mpich")
@@ -55,6 +55,7 @@ def test_over_tcp() -> None:
     assert benchmark.absent == ()
 
 
+@pytest.mark.slow
 def test_on_emulated_hosts() -> None:
     require_namespaces()
     cluster = Cluster.of(hosts=2, rate="1gbit")
@@ -170,6 +171,7 @@ def test_a_damaged_cache_can_be_measured_again() -> None:
     assert again.site == found.site
 
 
+@pytest.mark.slow
 def test_no_time_for_anything() -> None:
     with pytest.raises(UserError, match=r"no time to measure anything within 0\.0001 s; allow"):
         tune(tune_request(deadline_s=1e-4))

@@ -125,6 +125,7 @@ def test_stopped_and_resumed_is_the_same_bit_for_bit(workers: WorkerPool, folder
     assert [state["step"] for state in states_in(folder / "parts")] == [4 * 2] * 3
 
 
+@pytest.mark.slow
 def test_8_bits_are_resumed_also_by_more_workers(workers: WorkerPool, folder: Path) -> None:
     ran = stopped_and_resumed(workers, folder, STEPS_PER_EPOCH, compression="int8")
     assert "int8: 6 steps, " in summary_text(*ran)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from syncline.errors import UserError
 from syncline.lab.training.group import pick_device, started_by_launcher
 from syncline.train.measure.exchange import is_lost_peer
+from tests.cases import first_few
 from tests.lab.testbed.machine import finished
 
 
@@ -54,7 +55,7 @@ print((before_bytes - resident_bytes()) >> 20)
 """
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("kept", first_few([True, False]))
 def test_freed_memory_is_kept(kept: bool) -> None:
     # A process of its own, whose malloc may be changed.
     ended = finished(sys.executable, "-c", RESIDENT.format(kept=kept))

@@ -78,7 +78,7 @@ def test_three_ranks_and_momentum(workers: WorkerPool) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["find_unused_parameters", "static_graph", "gradient_as_bucket_view"]
+    "option", first_few(["gradient_as_bucket_view", "find_unused_parameters", "static_graph"])
 )
 def test_options_of_torch_s_class(workers: WorkerPool, option: str) -> None:
     model = "unused" if option == "find_unused_parameters" else "plain"
@@ -112,7 +112,7 @@ def test_a_compressed_plan_stays_if_it_is_faster(workers: WorkerPool, stays: boo
         }
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("wire", first_few(["int8", "bfloat16", "float16"]))
 def test_torch_s_hook_stays_where_it_is_the_fastest(workers: WorkerPool, wire: str) -> None:
     found = workers.run(jobs.decides_for_a_hook, 2, wire)
     hook = "bfloat16" if wire == "int8" else wire
@@ -121,7 +121,7 @@ def test_torch_s_hook_stays_where_it_is_the_fastest(workers: WorkerPool, wire: s
     assert_alike(found)
 
 
-@pytest.mark.parametrize("unit", ["layer", "model", "int8"])
+@pytest.mark.parametrize("unit", first_few(["layer", "int8", "model"], 2))
 def test_what_no_rank_uses_in_a_step_keeps_its_residual(workers: WorkerPool, unit: str) -> None:
     """DDP would not hand it what the exchange delivers."""
     given = unit if unit == "int8" else {"density": 0.1, "unit": unit}

@@ -98,6 +98,7 @@ def test_what_is_refused(workers: WorkerPool, rows: list[str]) -> None:
             assert result.get("refused"), row
 
 
+@pytest.mark.slow
 def test_three_ranks_and_other_messages(workers: WorkerPool) -> None:
     rows = ["Adam, foreach", "`clip_grad_norm_` with `foreach=True`", "shared and tied parameters"]
     style = Style(decoupled=True, order="7", piece_elements=77, in_flight=3)

@@ -11,7 +11,7 @@ from tests.train.overlap.overlap_threads import AT_ANY_TIME
 from tests.workers import WorkerPool
 
 
-@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("make", first_few(MAKERS))
 @pytest.mark.parametrize("backend", first_few(["gloo", "syncline"], 1))
 def test_reads_without_end(workers: WorkerPool, make: str, backend: str) -> None:
     """Of everything, each in a thread of its own; some messages are there when ``step`` is called.
