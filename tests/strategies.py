@@ -127,7 +127,7 @@ def layer_profiles(draw: st.DrawFn, *, max_layers: int = 10, min_elements: int =
 
 
 @st.composite
-def profiles(draw: st.DrawFn) -> Profile:
+def profiles(draw: st.DrawFn, most_elements: int = 1 << 40) -> Profile:
     """Draw any valid profile: a DAG, several dtypes, tensors without elements."""
     early = draw(st.lists(st.sampled_from(PHASES), min_size=1, max_size=6))
     late = draw(st.sampled_from([(), ("update",), ("finalize", "update")]))
@@ -144,7 +144,7 @@ def profiles(draw: st.DrawFn) -> Profile:
     gradients = tuple(
         Gradient(
             name=f"{i} {draw(names)}",
-            elements=draw(st.integers(0, 1 << 34)),
+            elements=draw(st.integers(0, most_elements)),
             dtype=draw(st.sampled_from(sorted(BYTES_PER_ELEMENT))),
             ready_after=after,
             needed_by=draw(st.none() | st.integers(0, len(operations) - 1)),

@@ -227,7 +227,7 @@ def test_a_newer_torch_trains_as_ddp(workers: WorkerPool) -> None:
         assert not result["deferred"]
         assert result["compression"].startswith("gradients cannot be compressed here: torch 2.16.0")
         (said,) = result["said"]
-        assert "training with DDP's buckets: torch 2.16.0 is newer than those" in said
+        assert said.startswith("training with DDP's buckets: torch 2.16.0 is newer than those")
         assert f"is for torch{TORCH}: install one of these" in said
 
 

@@ -63,7 +63,7 @@ class Overlapping(logging.Handler):
         super().__init__(logging.WARNING)
         self.steps = 0
         self.warned: list[str] = []
-        logger.addHandler(self)
+        logger.logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.warned.append(record.getMessage())
@@ -103,7 +103,7 @@ def write(
     folder: Path, rank: int, module: nn.Module, overlapping: Overlapping, **noted: Any
 ) -> None:
     """Write the digest of a model's parameters and what else was noted."""
-    logger.removeHandler(overlapping)
+    logger.logger.removeHandler(overlapping)
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     noted |= {"overlapped": overlapping.steps, "warned": overlapping.warned}
     noted["norm"] = float(flat.double().norm())

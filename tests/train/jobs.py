@@ -262,11 +262,11 @@ def logged() -> Iterator[list[logging.LogRecord]]:
     records: list[logging.LogRecord] = []
     keep = logging.Handler()
     keep.emit = records.append  # type: ignore[method-assign]
-    logger.addHandler(keep)
+    logger.logger.addHandler(keep)
     try:
         yield records
     finally:
-        logger.removeHandler(keep)
+        logger.logger.removeHandler(keep)
 
 
 def a_bug_of_rank_0_ends_all_ranks() -> None:

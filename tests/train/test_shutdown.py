@@ -34,6 +34,7 @@ def test_threads_release_what_they_hold_before_the_interpreter_exits(
 
 TRAINS = """
 import logging
+import os
 import torch
 import torch.distributed as dist
 from syncline.train.ddp import DistributedDataParallel
@@ -47,12 +48,15 @@ for _ in range(3):
 {after}
 """
 BEGINS = "syncline: measuring the first iterations"
-UNDECIDED = "syncline: training ended after 3 iterations, while measuring DDP: .* profile= and"
+ENDED = "syncline: training ended after 3 iterations, while measuring DDP: .* training decides it"
+UNDECIDED = f"{ENDED}; profile= and"
+AS_RECORDS = [f"INFO:syncline:{line}" for line in (BEGINS, UNDECIDED)]
+FAILS = ("raise SystemExit(1)", "1 / 0")
 SECOND = "other = DistributedDataParallel(torch.nn.Bilinear(4, 4, 1)); other(*torch.ones(2, 2, 4))"
 OF_TWO = [
     f"syncline: Bilinear: {BEGINS[10:]}",
     "syncline: Bilinear: training",
-    "syncline: Linear: t",
+    "syncline: Linear: training ended after 3",
 ]
 
 
@@ -61,18 +65,14 @@ OF_TWO = [
     [
         ("", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
         ("logging.basicConfig()", "torch.enable_grad()", "", [BEGINS, UNDECIDED]),
-        (
-            "logging.basicConfig(level=20)",
-            "torch.enable_grad()",
-            "",
-            [f"INFO:syncline:{BEGINS}", ""],
-        ),
+        ("logging.basicConfig(level=20)", "torch.enable_grad()", "", AS_RECORDS),
         ("logging.basicConfig(level='ERROR')", "torch.enable_grad()", "", []),
         ("logging.getLogger('syncline').setLevel('WARNING')", "torch.enable_grad()", "", []),
         ("logging.disable()", "torch.enable_grad()", "", []),
         ("", "model.no_sync()", "", [BEGINS, "syncline: training ended without an exchange"]),
-        ("", "torch.enable_grad()", "raise SystemExit(1)", [BEGINS, UNDECIDED]),
-        ("__import__('sys').excepthook = print", "torch.enable_grad()", "1 / 0", [BEGINS]),
+        ("", "torch.enable_grad()", FAILS[0], [BEGINS, UNDECIDED]),
+        ("__import__('sys').excepthook = print", "torch.enable_grad()", FAILS[1], [BEGINS]),
+        ("os.environ['SYNCLINE_RUN'] = ''", "torch.enable_grad()", "", [BEGINS, f"{ENDED}$"]),
         ("", "torch.enable_grad()", SECOND, [BEGINS, *OF_TWO]),
     ],
 )
@@ -81,6 +81,6 @@ def test_a_training_that_ends_undecided_says_so_unless_logging_says_otherwise(
 ) -> None:
     text = TRAINS.format(before=before, around=around, after=after)
     [ended] = mortals.run(script, 1, text, folder=tmp_path)
-    assert (ended.code != 0) == (after[:1] in ("r", "1"))
+    assert ended.code == int(after in FAILS)
     for line, start in zip(ended.err.splitlines(), expected, strict=True):
         assert re.match(start, line)

@@ -90,7 +90,11 @@ def test_an_exchange_that_was_not_measured_counts_as_far_as_it_is_exposed(rate: 
         measured(known_within=0.5)
 
 
-@given(some.layer_profiles(), st.sampled_from([GIVEN, PRESETS["1gbit"], measured()]), st.booleans())
+@given(
+    some.profiles(most_elements=1 << 26),
+    st.sampled_from([GIVEN, PRESETS["1gbit"], measured()]),
+    st.booleans(),
+)
 def test_the_prediction_lies_in_its_interval(
     profile: Profile, network: Network, overlaps: bool
 ) -> None:
