@@ -44,11 +44,14 @@ demo: setup  ## Train ResNet-20 on two emulated hosts, Syncline and DDP in turns
 # The tests start hundreds of processes, which would all compile the same modules without a cache.
 test test test-slow: export PYTHONDONTWRITEBYTECODE =
 
+# Three processes keep two cores busy, since ranks wait for each other much of the time.
+TESTS = $(BIN)/python -m pytest -n 3 --dist loadfile
+
 test: setup test-tools  ## Run the Python tests
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
+	$(TESTS) -m "not slow"
 
 test-slow: setup test-tools  ## Run the large variants of the Python tests, and all examples
-	$(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile large -n 3 --dist loadfile
+	$(TESTS) -m "slow or hypothesis" --hypothesis-profile large
 
 # With another environment's torch, where there is a GPU: PYTHON=...; see docs/gpu.md.
 GPU_PYTHON = $(if $(filter-out file default,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(BIN)/python),$(PYTHON)))
