@@ -256,7 +256,8 @@ class Exchange(Value, frozen=True, kw_only=True):
         return curve
 
     def _sparse_over_hosts(self, sent_share: float) -> CostCurve:
-        link, inside, switch = self.link, self.inside or _FREE, self._switch_bytes_per_s
+        link, inside, switch = self.link, self.inside, self._switch_bytes_per_s
+        assert inside is not None
         rounds = []
         for each in rounds_over_hosts(self.algorithm, self.workers, self._ends):
             within_s = each.inside * sent_share * inside.beta_s_per_byte
@@ -265,8 +266,8 @@ class Exchange(Value, frozen=True, kw_only=True):
                 curve = curve.at_least(
                     link.alpha_s, each.across * sent_share * link.beta_s_per_byte
                 )
-            if each.across and switch is not None:
-                curve = curve.at_least(link.alpha_s, each.everywhere * sent_share / switch)
+                if switch is not None:
+                    curve = curve.at_least(link.alpha_s, each.everywhere * sent_share / switch)
             rounds.append(curve)
         return CostCurve.in_turn(rounds)
 

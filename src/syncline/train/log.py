@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-logger = logging.getLogger("syncline")
+
+class _Named(logging.LoggerAdapter[logging.Logger]):
+    """Begins messages with the logger's name, which many programs' formats leave out."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        return f"{self.logger.name}: {msg}", kwargs
+
+
+logger = _Named(logging.getLogger("syncline"), {})
 _models: set[str] = set()
 """The classes of the models that messages were about, in this process."""
 
@@ -23,7 +35,7 @@ def about(model: nn.Module, text: str) -> str:
 def warn(text: str) -> None:
     """Log a warning on rank 0; the other ranks would log the same."""
     if not dist.is_initialized() or dist.get_rank() == 0:
-        logger.warning("syncline: %s", text)
+        logger.warning("%s", text)
 
 
 def announce(text: str) -> None:
@@ -33,9 +45,9 @@ def announce(text: str) -> None:
     printed to standard error. The level of the logger ``syncline``, one of the root logger other
     than the default, or ``logging.disable`` decides instead.
     """
-    unset = logger.level == logging.NOTSET and logger.manager.disable < logging.INFO
-    if unset and logger.getEffectiveLevel() == logging.WARNING:
+    own = logger.logger
+    unset = own.level == logging.NOTSET and own.manager.disable < logging.INFO
+    if unset and own.getEffectiveLevel() == logging.WARNING:
         print(f"syncline: {text}", file=sys.stderr, flush=True)
     else:
-        # Also with the logger's name, since many programs' formats leave it out.
-        logger.info("syncline: %s", text)
+        logger.info("%s", text)

@@ -66,7 +66,7 @@ class Memory:
         except FileNotFoundError:
             return None
         except (FileError, OSError) as error:
-            logger.warning("syncline: the saved plan is not used: %s", error)
+            logger.warning("the saved plan is not used: %s", error)
             return None
         found = remembered.findings
         fits = found.baseline is not None and (found.plan is None or found.planned is not None)
@@ -91,7 +91,7 @@ class Memory:
             for each in old[:-MOST_KEPT]:
                 each.unlink(missing_ok=True)
         except (FileError, OSError) as error:
-            logger.warning("syncline: the plan is not saved for the next start: %s", error)
+            logger.warning("the plan is not saved for the next start: %s", error)
 
 
 def _key(job: Wrapped, settings: Settings, batch: int | None) -> str:

@@ -117,15 +117,17 @@ class StageRunner:
 
     def report_undecided(self) -> None:
         """Say what was missing for a decision, and what to do."""
-        text = (
-            f"training ended after {self.progress.iteration} iterations, while {self.stage.name}: "
-            "Syncline had not decided yet how to exchange gradients. A longer training decides it"
-        )
-        if self.tuning.saves:
-            text += ", and the next start then runs the plan at once"
-        if LAUNCHED not in os.environ:
-            text += "; profile= and network= of an earlier run skip the longest measurements"
-        if self.progress.iteration == 0:
+        done = self.progress.iteration
+        if done:
+            text = (
+                f"training ended after {done} iterations, while {self.stage.name}: Syncline had "
+                "not decided yet how to exchange gradients. A longer training decides it"
+            )
+            if self.tuning.saves:
+                text += ", and the next start then runs the plan at once"
+            if LAUNCHED not in os.environ:
+                text += "; profile= and network= of an earlier run skip the longest measurements"
+        else:
             text = (
                 "training ended without an exchange of gradients, so nothing was planned; a "
                 "backward pass under no_sync() exchanges nothing"

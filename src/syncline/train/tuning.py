@@ -124,14 +124,14 @@ class Tuning:
         return msgspec.to_builtins(_Answer(step=step, findings=changed, log_lines=log_lines))
 
     def _report(self, log_lines: Sequence[LogLine]) -> None:
-        for found, level, is_for_users in log_lines:
-            text = about(self._job.module, found)
-            self.events.append(Event(iteration=self.iteration, text=found))
+        for text, level, is_for_users in log_lines:
+            self.events.append(Event(iteration=self.iteration, text=text))
             if self._measurements.rank == 0:
+                line = about(self._job.module, text)
                 if is_for_users and level < logging.WARNING:
-                    announce(text)
+                    announce(line)
                 else:
-                    logger.log(level, "syncline: iteration %d: %s", self.iteration, text)
+                    logger.log(level, "iteration %d: %s", self.iteration, line)
 
     def _keep_timeline(self, result: StageResult) -> None:
         """Keep this rank's timeline of the most typical recorded iteration."""

@@ -27,7 +27,7 @@ class IterationLayout(NamedTuple):
     before_exchange: int  # how many slots come before the messages in the list of tasks
     edges: tuple[tuple[int, int], ...]  # (slot, slot that waits for it)
     slot_of: Mapping[int, int]  # slot of each operation that is run
-    update_before: Mapping[int, int]  # slot of the update before each operation that has one
+    update_before: Mapping[int, int]  # slot of the deferred update before an operation, if any
 
 
 @lru_cache(maxsize=8)  # a search simulates hundreds of plans of one profile
