@@ -122,6 +122,7 @@ def serve_jobs(path: str, rank: int) -> None:
     import torch.distributed as dist
 
     import syncline  # noqa: F401 - the backend of its name
+    from syncline.train import log
 
     if not sys.warnoptions:
         warnings.simplefilter("error")
@@ -139,8 +140,9 @@ def serve_jobs(path: str, rank: int) -> None:
                 timeout=TIMEOUT,
             )
             torch.manual_seed(0)
-            # Nothing that one test has found is remembered in another.
+            # Nothing that one test has found or trained is remembered in another.
             os.environ["XDG_CACHE_HOME"] = f"{job.store}-cache"
+            log._models.clear()
             called = getattr(importlib.import_module(job.module), job.name)
             result = called(*pickle.loads(job.arguments))
             # NCCL warns if it has to guess the device.
